@@ -1,0 +1,57 @@
+"""The `headway` command: finds the subcommands that the installed packages contribute and runs one.
+
+A subcommand is an entry point of the group `headway.commands`: a function that takes the arguments
+after its name and returns an exit status. Only the chosen one is imported, so that `headway --help`
+costs nothing and a missing extra is reported by name.
+"""
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+
+from headway import __version__
+
+GROUP = "headway.commands"
+EXTRA_OF_PACKAGE = {
+    "headway_runtime": "runtime",
+    "headway_gateway": "gateway",
+    "headway_operator": "operator",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `headway SUBCOMMAND ...` and return its exit status (2 for a usage error)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage(commands))
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"headway {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in commands:
+        print(f"headway: unknown command {name!r}\n\n{_usage(commands)}", file=sys.stderr)
+        return 2
+    return _run(commands[name], rest)
+
+
+def _run(entry: EntryPoint, arguments: list[str]) -> int:
+    try:
+        function = entry.load()
+    except ModuleNotFoundError as error:
+        extra = EXTRA_OF_PACKAGE.get(entry.module.partition(".")[0])
+        if extra is None or (error.name or "").startswith("headway"):
+            raise
+        print(
+            f"headway {entry.name} needs {error.name!r}, which is not installed; "
+            f"remedy: pip install 'headway[{extra}]'",
+            file=sys.stderr,
+        )
+        return 2
+    return int(function(arguments))
+
+
+def _usage(commands: dict[str, EntryPoint]) -> str:
+    lines = [f"headway {__version__}", "", "usage: headway COMMAND [OPTIONS]", "", "commands:"]
+    lines += [f"  {name:<10} headway {name} --help" for name in sorted(commands)]
+    return "\n".join(lines)
