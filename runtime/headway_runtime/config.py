@@ -1,0 +1,79 @@
+"""What is fixed when an engine starts (`EngineConfig`) and what may move while it runs (`Limits`).
+
+Imports no torch: the HTTP process and the simulator read it too. Nothing here is ever mutated; a
+change of limits makes a new `Limits`, checked against the `Envelope` that was allocated at start.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headway_runtime.errors import LimitRangeError
+
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+LoadFormat = Literal["auto", "dummy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The live batch limits. Lowering one drains; it never preempts.
+
+    max_num_seqs: sequences that may run at once.
+    max_num_batched_tokens: tokens (prefill plus decode) that one step may compute.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The ranges inside which `Limits` may move; buffers and KV blocks are sized for the upper ends."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    def check(self, limits: Limits) -> None:
+        """Raise LimitRangeError unless `limits` lies inside; tokens must also cover one per sequence."""
+        if not 1 <= limits.max_num_seqs <= self.max_num_seqs:
+            raise LimitRangeError("max_num_seqs", limits.max_num_seqs, 1, self.max_num_seqs)
+        if not limits.max_num_seqs <= limits.max_num_batched_tokens <= self.max_num_batched_tokens:
+            raise LimitRangeError(
+                "max_num_batched_tokens",
+                limits.max_num_batched_tokens,
+                limits.max_num_seqs,
+                self.max_num_batched_tokens,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The SLO targets against which the engine keeps exact counters; None means no target."""
+
+    ttft_milliseconds: float | None = None
+    tpot_milliseconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine needs, resolved once (defaults applied, sources turned into folders).
+
+    model_path: folder with config.json, *.safetensors and tokenizer.json.
+    kv_cache_memory_bytes: memory for KV blocks, all layers together.
+    max_waiting: bound on requests that wait; one more is refused with QueueFullError.
+    long_prefill_share: the largest share of a step's token budget that one prompt may take while others wait.
+    """
+
+    model_path: str
+    device: Device
+    dtype: Dtype
+    load_format: LoadFormat
+    max_model_len: int
+    block_size: int
+    kv_cache_memory_bytes: int
+    envelope: Envelope
+    limits: Limits
+    max_waiting: int
+    num_threads: int
+    long_prefill_share: float = 1.0
+    seed: int = 0

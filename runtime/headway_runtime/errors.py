@@ -1,0 +1,64 @@
+"""Every error the runtime raises on purpose, in one tree.
+
+    HeadwayRuntimeError
+    ├── ConfigError               a flag or config value is wrong; the process does not start
+    ├── ModelLoadError            the model's files are missing, damaged or of an unknown architecture
+    ├── InvalidRequestError       the client's fault: becomes HTTP 400 with `param`
+    │   └── ContextLengthError    prompt (plus one token) can never fit
+    ├── LimitRangeError           an admin change outside the envelope: HTTP 422
+    ├── QueueFullError            the bound on waiting requests is reached: HTTP 503 with Retry-After
+    └── EngineDeadError           the engine process has ended: HTTP 500, then the server exits
+
+Bugs are `assert` or built-in exceptions, never these.
+"""
+
+
+class HeadwayRuntimeError(Exception):
+    """Base of the tree; `str()` names the field, the value and the remedy."""
+
+
+class ConfigError(HeadwayRuntimeError):
+    """A flag, environment variable or config value is not usable."""
+
+
+class ModelLoadError(HeadwayRuntimeError):
+    """The model cannot be read: which file or config field, and why."""
+
+
+class InvalidRequestError(HeadwayRuntimeError):
+    """A request the client must change. `param` is the request field at fault, if one is; `code` is OpenAI's word."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt leaves no room for one generated token, or can never fit the KV cache."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class LimitRangeError(HeadwayRuntimeError):
+    """A live limit outside its envelope. Names field, value and range."""
+
+    def __init__(self, field: str, value: object, low: float, high: float) -> None:
+        super().__init__(f"{field}={value!r} is outside [{low}, {high}]; choose a value inside that range")
+        self.field = field
+        self.value = value
+        self.low = low
+        self.high = high
+
+
+class QueueFullError(HeadwayRuntimeError):
+    """`max_waiting` requests wait already. `retry_after_seconds` is an estimate for the client."""
+
+    def __init__(self, num_waiting: int, retry_after_seconds: int) -> None:
+        super().__init__(f"{num_waiting} requests wait already; retry in {retry_after_seconds} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class EngineDeadError(HeadwayRuntimeError):
+    """The engine process ended; no further request can be served by this server."""

@@ -1,0 +1,74 @@
+"""A request as the engine sees it, and what comes back: token ids in, token ids out.
+
+Knows nothing of HTTP, text or torch. Times are seconds of `time.monotonic()`, which all processes of
+one machine share; the engine is told them and reads no clock.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every accepted request gets exactly one."""
+
+    STOP = "stop"  # end-of-sequence or a stop token
+    LENGTH = "length"  # max_tokens or max_model_len reached
+    ABORT = "abort"  # the client went away or asked for the end
+    ERROR = "error"  # the engine could not go on with it
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Checked at the edge; the engine trusts it.
+
+    temperature: 0 means greedy. top_k: 0 means all. top_p: 1.0 means all.
+    seed: same seed and prompt give the same tokens at any batch size; None draws one per request at the edge.
+    max_tokens: tokens to generate at most (already clipped to max_model_len).
+    stop_token_ids: end-of-sequence ids included unless the client said ignore_eos.
+    num_logprobs: how many best log-probabilities to return per token; None for none, 0 for the chosen one only.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate.
+
+    received_at: when the first byte of the request was read, less what a gateway says it waited before.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities (natural logarithm, of the model's own distribution) at one generated position."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step did for one request: its new tokens, and the end if this was it.
+
+    num_cached_tokens counts prompt tokens whose KV was not computed for this request; it is set on the first output.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    error: str | None = None
