@@ -1,0 +1,54 @@
+# Developer and user commands. Each target sets up what it needs on a machine with Python >= 3.11, git and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := operator,runtime,gateway,dev
+SOURCES := operator runtime tests e2e benchmarks
+
+.PHONY: help install quickstart up test lint e2e format crds clean
+
+help: ## list the commands
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed ## make .venv with the headway command on it
+
+# uv comes from the package registry like everything else; its version is the pinned one.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "headway needs Python >= 3.11, $(PYTHON) is $$($(PYTHON) --version); remedy: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) \
+	  || { echo "cannot make a virtual environment; remedy: install your system's python3-venv package"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+quickstart: install ## serve the bundled model, break its latency target, watch Headway repair it
+	$(BIN)/python -m e2e.quickstart
+
+up: install ## serve the bundled model until stopped
+	$(BIN)/headway up -f e2e/manifests/quickstart.yaml
+
+test: install lint ## everything that needs no cluster
+	$(BIN)/pytest
+
+lint: install
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/headway crds --check
+
+e2e: install ## a real Kubernetes on this machine, real pods, real load (Linux, root)
+	$(BIN)/pytest e2e
+
+format: install ## format and fix what can be fixed
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+crds: install ## write crds/ and the chart's copy from the models
+	$(BIN)/headway crds
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
