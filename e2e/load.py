@@ -1,0 +1,119 @@
+"""A closed-loop load for demonstrations and end-to-end tests: N users who each wait for their answer.
+
+It measures what a client sees (time to first token, failures) and nothing else; it is light enough to
+share two cores with what it measures, and no benchmark: that is `headway bench`'s work.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request as its client saw it. Times are `time.monotonic()` seconds; `error` is "" on success."""
+
+    sent_at: float
+    ttft_seconds: float | None
+    finished_at: float
+    num_chunks: int
+    error: str
+
+
+@dataclass(slots=True)
+class Load:
+    """A running load: `outcomes` grows as requests end; `stop()` lets every request in hand finish."""
+
+    base_url: str
+    model: str
+    prompts: Sequence[str]
+    max_tokens: int
+    timeout_seconds: float = 120.0
+    outcomes: list[Outcome] = field(default_factory=list)
+    sent: int = 0
+    _users: list[asyncio.Task[None]] = field(default_factory=list)
+    _stopping: bool = False
+    _session: aiohttp.ClientSession | None = None
+
+    async def start(self, users: int) -> None:
+        """Add `users` users, spread over half a second so that they do not march in step."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=self.timeout_seconds)
+            )
+        for number in range(users):
+            self._users.append(asyncio.create_task(self._user(number, 0.5 * number / users)))
+
+    async def stop(self) -> None:
+        """Send nothing more, wait for the answers that are due, close the connections."""
+        self._stopping = True
+        await asyncio.gather(*self._users)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _user(self, number: int, delay_seconds: float) -> None:
+        await asyncio.sleep(delay_seconds)
+        for turn in itertools.count(number):
+            if self._stopping:
+                return
+            await self.request(self.prompts[turn % len(self.prompts)])
+
+    async def request(self, prompt: str) -> Outcome:
+        """Send one streamed chat request, record and return how it went."""
+        assert self._session is not None, "start() first"
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": self.max_tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        self.sent += 1
+        sent_at = time.monotonic()
+        ttft: float | None = None
+        num_chunks = 0
+        error = "the stream ended without [DONE]"
+        try:
+            async with self._session.post(f"{self.base_url}/chat/completions", json=body) as response:
+                if response.status != 200:
+                    error = f"HTTP {response.status}: {(await response.text())[:200]}"
+                else:
+                    async for line in response.content:
+                        if not line.startswith(b"data: "):
+                            continue
+                        if line.startswith(b"data: [DONE]"):
+                            error = ""
+                            break
+                        if line.startswith(b'data: {"error"'):
+                            error = json.loads(line[6:])["error"]["message"]
+                            break
+                        num_chunks += 1
+                        ttft = time.monotonic() - sent_at if ttft is None else ttft
+        except (aiohttp.ClientError, TimeoutError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        outcome = Outcome(sent_at, ttft, time.monotonic(), num_chunks, error)
+        self.outcomes.append(outcome)
+        return outcome
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """The requests that did not end as they should."""
+        return [outcome for outcome in self.outcomes if outcome.error]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of `values` do not exceed; values must not be empty."""
+    ordered = sorted(values)
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[max(0, int(rank) - 1)]
+
+
+def ttft_milliseconds(outcomes: Sequence[Outcome], since: float, until: float, percent: float = 95) -> float | None:
+    """The TTFT percentile, in ms, of requests *sent* in [since, until); None when none of them got a token."""
+    seen = [o.ttft_seconds for o in outcomes if since <= o.sent_at < until and o.ttft_seconds is not None]
+    return 1000 * percentile(seen, percent) if seen else None
