@@ -1,0 +1,180 @@
+"""What `/admin/sample` of a replica and of a gateway look like on the wire, version 1, and how each is read.
+
+Pure. A sample is taken whole or not at all: one of another version, or that contradicts itself, is refused by
+name, so that the controller holds instead of deciding on half a truth.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from headway_operator.errors import ScrapeError
+from headway_operator.state import GatewaySample, Histogram, Limits, ReplicaSample, Targets
+
+SAMPLE_VERSION = 1
+REPLICA_COUNTERS = frozenset(
+    (
+        *("received", "finished", "aborted", "rejected", "errors"),
+        *("ttft_met", "ttft_missed", "tpot_met", "tpot_missed"),
+        *("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps"),
+    )
+)
+GATEWAY_COUNTERS = frozenset(
+    ("received", "forwarded", "finished", "rejected", "retried", "failed", "client_aborted")
+)
+HISTOGRAMS = frozenset(("ttft", "queue", "prefill", "tpot", "step"))
+
+Wire = TypeVar("Wire")
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0)]
+
+
+class _Limits(Struct, frozen=True):
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
+
+
+class _Targets(Struct, frozen=True):
+    epoch: Count
+    ttft_milliseconds: Annotated[float, Meta(gt=0)] | None = None
+    tpot_milliseconds: Annotated[float, Meta(gt=0)] | None = None
+
+
+class _ReplicaGauges(Struct, frozen=True):
+    running: Count
+    waiting: Count
+    oldest_waiting_seconds: Amount
+    kv_blocks_used: Count
+    kv_blocks_total: Positive
+
+
+class _Edges(Struct, frozen=True):
+    first_milliseconds: Annotated[float, Meta(gt=0)]
+    ratio: Annotated[float, Meta(gt=1)]
+    count: Annotated[int, Meta(ge=1, le=1000)]
+
+
+class _Histogram(Struct, frozen=True):
+    first: Count
+    counts: list[Count]
+    sum: Amount
+
+
+class _ReplicaWire(Struct, frozen=True):
+    instance: Annotated[str, Meta(min_length=1, max_length=64)]
+    uptime_seconds: Amount
+    limits: _Limits
+    envelope: _Limits
+    targets: _Targets
+    draining: bool
+    gauges: _ReplicaGauges
+    counters: dict[str, Count]
+    edges: _Edges
+    histograms: dict[str, _Histogram]
+
+
+class _GatewayGauges(Struct, frozen=True):
+    waiting: Count
+    oldest_waiting_seconds: Amount
+    in_flight: Count
+    backends: Count
+    backends_ready: Count
+
+
+class _GatewayWire(Struct, frozen=True):
+    kind: Literal["gateway"]
+    instance: Annotated[str, Meta(min_length=1, max_length=64)]
+    uptime_seconds: Amount
+    gauges: _GatewayGauges
+    counters: dict[str, Count]
+
+
+class _Version(Struct, frozen=True):
+    version: int
+
+
+def parse_replica_sample(body: bytes, taken_at: float) -> ReplicaSample:
+    """Read a replica's sample, version 1. Raises ScrapeError for anything else."""
+    wire = _decode(body, _ReplicaWire)
+    _require_names("counters", wire.counters, REPLICA_COUNTERS)
+    _require_names("histograms", wire.histograms, HISTOGRAMS)
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        live, most = getattr(wire.limits, name), getattr(wire.envelope, name)
+        if live > most:
+            raise ScrapeError(f"sample: limits.{name} is {live}, above its envelope's {most}")
+    gauges = wire.gauges
+    if gauges.kv_blocks_used > gauges.kv_blocks_total:
+        raise ScrapeError(
+            f"sample: gauges.kv_blocks_used is {gauges.kv_blocks_used}, "
+            f"more than kv_blocks_total {gauges.kv_blocks_total}"
+        )
+    edges = _edges(wire.edges.first_milliseconds, wire.edges.ratio, wire.edges.count)
+    return ReplicaSample(
+        instance=wire.instance,
+        taken_at=taken_at,
+        limits=Limits(wire.limits.max_num_seqs, wire.limits.max_num_batched_tokens),
+        envelope=Limits(wire.envelope.max_num_seqs, wire.envelope.max_num_batched_tokens),
+        targets=Targets(wire.targets.ttft_milliseconds, wire.targets.tpot_milliseconds),
+        running=gauges.running,
+        waiting=gauges.waiting,
+        oldest_waiting_seconds=gauges.oldest_waiting_seconds,
+        kv_blocks_used=gauges.kv_blocks_used,
+        kv_blocks_total=gauges.kv_blocks_total,
+        draining=wire.draining,
+        counters=wire.counters,
+        histograms={name: _histogram(name, wire.histograms[name], edges) for name in sorted(HISTOGRAMS)},
+    )
+
+
+def parse_gateway_sample(body: bytes, taken_at: float) -> GatewaySample:
+    """Read a gateway's sample, version 1. Raises ScrapeError for anything else."""
+    wire = _decode(body, _GatewayWire)
+    _require_names("counters", wire.counters, GATEWAY_COUNTERS)
+    return GatewaySample(
+        instance=wire.instance,
+        taken_at=taken_at,
+        waiting=wire.gauges.waiting,
+        oldest_waiting_seconds=wire.gauges.oldest_waiting_seconds,
+        in_flight=wire.gauges.in_flight,
+        counters=wire.counters,
+    )
+
+
+def _decode(body: bytes, wire_type: type[Wire]) -> Wire:
+    try:
+        # The version first: fields of another version may mean something else.
+        version = msgspec.json.decode(body, type=_Version).version
+        if version != SAMPLE_VERSION:
+            raise ScrapeError(f"sample: version is {version}, this operator reads {SAMPLE_VERSION}")
+        return msgspec.json.decode(body, type=wire_type)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ScrapeError(f"sample: {error}") from error
+
+
+def _require_names(field: str, got: Mapping[str, object], want: frozenset[str]) -> None:
+    missing = sorted(want - got.keys())
+    if missing:
+        raise ScrapeError(f"sample: {field} lacks {', '.join(missing)}")
+
+
+def _histogram(name: str, wire: _Histogram, edges: tuple[float, ...]) -> Histogram:
+    num_buckets = len(edges) + 1
+    if wire.first + len(wire.counts) > num_buckets:
+        raise ScrapeError(
+            f"sample: histograms.{name} reaches bucket {wire.first + len(wire.counts)}, "
+            f"its edges allow {num_buckets}"
+        )
+    if not math.isfinite(wire.sum) or (wire.sum > 0 and not any(wire.counts)):
+        raise ScrapeError(f"sample: histograms.{name}.sum is {wire.sum!r} over no observation")
+    after = num_buckets - wire.first - len(wire.counts)
+    return Histogram(edges, (0,) * wire.first + tuple(wire.counts) + (0,) * after, wire.sum)
+
+
+@functools.lru_cache(maxsize=16)
+def _edges(first_milliseconds: float, ratio: float, count: int) -> tuple[float, ...]:
+    return tuple(first_milliseconds * ratio**i for i in range(count))
