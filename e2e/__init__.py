@@ -1,0 +1,1 @@
+"""End-to-end tests on a real Kubernetes cluster, and the cluster itself (`e2e.cluster`)."""

