@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.cluster.settings import MODULES, fingerprint
@@ -28,15 +28,28 @@ BUILD_TIMEOUT_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Programs that one Go module provides: program name -> package path."""
+    """Programs that one Go module provides: program name -> package path.
+
+    `variables` are set by the linker; `{version}` in a value stands for the version that `go.mod` requires of
+    `module`.
+    """
 
     name: str
     programs: dict[str, str]
-    version_module: str | None = None
-    version_variable: str | None = None
+    module: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
     tags: str = ""
 
 
+CONTAINERD = "github.com/containerd/containerd/v2"
+KUBERNETES_PROGRAMS = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+)
 GROUPS = {
     group.name: group
     for group in (
@@ -44,36 +57,30 @@ GROUPS = {
             "helm",
             {"helm": "helm.sh/helm/v3/cmd/helm"},
             "helm.sh/helm/v3",
-            "helm.sh/helm/v3/internal/version.version",
+            {
+                "helm.sh/helm/v3/internal/version.version": "{version}",
+                # The Kubernetes that `helm template` and `helm lint` suppose; v1.20 unless told.
+                "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": "1",
+                "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": "36",
+                "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor": "1",
+                "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": "36",
+            },
         ),
         Group("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
         Group("pause", {"pause": "."}),
         Group(
             "containerd",
-            {
-                name: f"github.com/containerd/containerd/v2/cmd/{name}"
-                for name in ("containerd", "containerd-shim-runc-v2", "ctr")
-            },
-            "github.com/containerd/containerd/v2",
-            "github.com/containerd/containerd/v2/version.Version",
+            {name: f"{CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+            CONTAINERD,
+            {f"{CONTAINERD}/version.Version": "{version}"},
             "no_btrfs no_zfs no_devmapper",
         ),
         Group("coredns", {"coredns": "github.com/coredns/coredns"}),
         Group(
             "kubernetes",
-            {
-                name: f"k8s.io/kubernetes/cmd/{name}"
-                for name in (
-                    "kube-apiserver",
-                    "kube-controller-manager",
-                    "kube-scheduler",
-                    "kubelet",
-                    "kube-proxy",
-                    "kubectl",
-                )
-            },
+            {name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES_PROGRAMS},
             "k8s.io/kubernetes",
-            "k8s.io/component-base/version.gitVersion",
+            {"k8s.io/component-base/version.gitVersion": "{version}"},
         ),
     )
 }
@@ -100,19 +107,17 @@ def _built_folder(group: Group, cache: Path) -> Path:
 
 
 def _flags(group: Group) -> list[str]:
-    linker = "-s -w"
-    if group.version_module and group.version_variable:
-        linker += f" -X {group.version_variable}={_required_version(group)}"
+    version = _required_version(group) if group.module else ""
+    settings = [f"-X {name}={value.format(version=version)}" for name, value in group.variables.items()]
+    linker = " ".join(["-s", "-w", *settings])
     return ["-trimpath", "-buildvcs=false", f"-ldflags={linker}", f"-tags={group.tags}"]
 
 
 def _required_version(group: Group) -> str:
     text = (MODULES / group.name / "go.mod").read_text()
-    match = re.search(rf"^\s*{re.escape(group.version_module or '')} (v\S+)", text, re.MULTILINE)
+    match = re.search(rf"^\s*{re.escape(group.module)} (v\S+)", text, re.MULTILINE)
     if match is None:
-        raise ValueError(
-            f"go/{group.name}/go.mod requires no {group.version_module!r}; run `go get` for it there"
-        )
+        raise ValueError(f"go/{group.name}/go.mod requires no {group.module!r}; `go get` it there")
     return match.group(1)
 
 

@@ -61,9 +61,9 @@ def read_settings() -> Settings:
 
 
 def fingerprint(files: Iterable[Path], *words: str) -> str:
-    """Sixteen hex digits that change whenever the name or content of a file or one of the words does."""
+    """Sixteen hex digits that change whenever the place or content of a file or one of the words does."""
     digest = hashlib.sha256("\0".join(words).encode())
     for file in sorted(files):
-        digest.update(f"\0{file.name}\0".encode())
+        digest.update(f"\0{os.path.relpath(file, CHECKOUT)}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]
