@@ -1,0 +1,116 @@
+"""Chat messages to the prompt text that a model was trained on, by the model's own Jinja template.
+
+The template comes with the model, so it runs in Jinja's sandbox: it can change nothing and reach nothing
+but what it is given. Knows nothing of tokens or HTTP.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from headway_runtime.errors import ConfigError, InvalidRequestError
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """One compiled template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """`source` is the template's text. ConfigError if it is not valid Jinja."""
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(
+                f"chat template: not valid Jinja ({error}); correct the model's template"
+            ) from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt, up to where the assistant begins to speak.
+
+        InvalidRequestError, with the template's own words, for messages that it refuses.
+        """
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            ZeroDivisionError,
+            OverflowError,
+        ) as error:
+            raise InvalidRequestError(
+                f"messages: the model's chat template refuses them ({error}); send what it wants",
+                param="messages",
+            ) from error
+
+
+def load_chat_template(
+    model_path: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The model's template: chat_template.jinja, else tokenizer_config.json's (of several, "default")."""
+    path = model_path / "chat_template.jinja"
+    try:
+        return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens)
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); fetch the model's files again") from error
+    source = tokenizer_config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return ChatTemplate(source, special_tokens) if isinstance(source, str) else None
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001 - the filter's signature, as templates call it
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001
+) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML characters, which no model was trained on."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return time.strftime(layout)

@@ -1,0 +1,72 @@
+"""Chat templates: where they are found, what they may do, and how they refuse."""
+
+from pathlib import Path
+
+import pytest
+
+from headway_runtime.chat import ChatTemplate, load_chat_template
+from headway_runtime.errors import ConfigError, InvalidRequestError
+from headway_runtime.tokenizer import Tokenizer
+
+USER = [{"role": "user", "content": 'say "hi" <b>'}]
+
+
+def test_the_prompt_ends_where_the_assistant_begins(model_folder: Path) -> None:
+    tokenizer = Tokenizer(model_folder)
+    template = load_chat_template(model_folder, tokenizer.config, tokenizer.special_tokens)
+    assert template is not None
+    assert template.render(USER) == '<|bos|><|user|>say "hi" <b><|eos|><|assistant|>'
+    assert tokenizer.eos_token_ids == {1}
+
+
+def test_special_tokens_of_a_prompt_are_encoded_once(model_folder: Path) -> None:
+    tokenizer = Tokenizer(model_folder)
+    assert tokenizer.encode("<|bos|>", add_special_tokens=False) == [0]
+
+
+def test_the_template_file_goes_before_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
+    template = load_chat_template(tmp_path, {"chat_template": "from the configuration"}, {})
+    assert template is not None
+    assert template.render(USER) == "from the file"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    template = load_chat_template(tmp_path, {"chat_template": named}, {})
+    assert template is not None
+    assert template.render(USER) == "plain"
+    assert load_chat_template(tmp_path, {}, {}) is None
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    assert ChatTemplate("{{ messages[0].content | tojson }}", {}).render(USER) == '"say \\"hi\\" <b>"'
+
+
+def test_generation_marks_are_their_body() -> None:
+    assert ChatTemplate("{% generation %}{{ 1 + 1 }}{% endgeneration %}", {}).render(USER) == "2"
+
+
+def test_loop_controls_and_the_date_are_there() -> None:
+    source = "{% for m in messages %}{{ strftime_now('%Y') | length }}{% break %}{% endfor %}"
+    assert ChatTemplate(source, {}).render(USER * 2) == "4"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[7].content.roles_must_alternate.x }}",
+        "{{ messages.append('roles must alternate') }}",
+        "{{ ''.__class__.__mro__ }}{{ messages.__class__.__base__.__subclasses__() }}",
+    ],
+)
+def test_a_template_that_refuses_or_reaches_out_is_the_clients_400(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="messages") as caught:
+        ChatTemplate(source, {}).render(USER)
+    assert caught.value.param == "messages"
+
+
+def test_a_broken_template_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match="Jinja"):
+        ChatTemplate("{% for %}", {})
