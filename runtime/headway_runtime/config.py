@@ -59,9 +59,12 @@ class EngineConfig:
     """Everything an engine needs, resolved once (defaults applied, sources turned into folders).
 
     model_path: folder with config.json, *.safetensors and tokenizer.json.
-    kv_cache_memory_bytes: memory for KV blocks, all layers together.
+    kv_cache_memory_bytes: memory for KV blocks, all layers together; None lets the engine choose once the
+        weights are loaded (see `memory.py`).
     max_waiting: bound on requests that wait; one more is refused with QueueFullError.
-    long_prefill_share: the largest share of a step's token budget that one prompt may take while others wait.
+    long_prefill_share: the largest share of a step's token budget that one prompt may take while others
+        want some of it.
+    seed: for weights of the dummy load format only; a request brings its own.
     """
 
     model_path: str
@@ -70,10 +73,10 @@ class EngineConfig:
     load_format: LoadFormat
     max_model_len: int
     block_size: int
-    kv_cache_memory_bytes: int
+    kv_cache_memory_bytes: int | None
     envelope: Envelope
     limits: Limits
     max_waiting: int
     num_threads: int
-    long_prefill_share: float = 1.0
+    long_prefill_share: float = 0.5
     seed: int = 0

@@ -1,0 +1,105 @@
+"""The pool of fixed-size KV blocks: which are free, and how often each other one is referred to.
+
+Owns block ids and reference counts only. Knows nothing of tensors, of sequences, or of what a block holds.
+
+Free blocks form a doubly linked list whose links lie in two flat lists indexed by block id. Taking and giving
+back happen at its ends; `share` can also take a block out of the middle, which is what lets a block that was
+given back, and whose KV is still intact, be used again. Blocks are given back at the tail and taken from the
+head, so that the contents longest unused are overwritten first.
+
+Id 0 is the null block. It is never handed out: padding in gathered block tables points at it, and it is
+also the list's sentinel, which spares every special case at the ends.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """num_blocks: blocks that can be handed out; their ids are 1..num_blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, num_blocks
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self._num_references = [0] * (num_blocks + 1)
+        # A ring through the sentinel: 0 -> 1 -> ... -> num_blocks -> 0.
+        self._next = [*range(1, num_blocks + 1), NULL_BLOCK]
+        self._previous = [num_blocks, *range(num_blocks)]
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, each with one reference. The caller has checked num_free."""
+        assert count <= self.num_free, (count, self.num_free)
+        taken = []
+        for _ in range(count):
+            block = self._next[NULL_BLOCK]
+            self._unlink(block)
+            self._num_references[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block: to one in use, or to a free one, which then is free no more."""
+        assert 0 < block <= self.num_blocks, block
+        if self._num_references[block] == 0:
+            self._unlink(block)
+        self._num_references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back one reference to each block of a table, the last block first.
+
+        Last first, because the head of a sequence is what another one may want again.
+        """
+        for block in reversed(blocks):
+            references = self._num_references[block] - 1
+            assert references >= 0, f"block {block} is released more often than it was taken"
+            self._num_references[block] = references
+            if references == 0:
+                self._link_last(block)
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """AssertionError unless, given every live block table, no block is leaked or wrongly shared."""
+        held: Counter[int] = Counter()
+        for table in block_tables:
+            assert len(set(table)) == len(table), f"a table holds a block twice: {table!r}"
+            held.update(table)
+        free = self._walk_free()
+        assert len(free) == self.num_free, f"{len(free)} blocks in the free list, num_free={self.num_free}"
+        assert NULL_BLOCK not in held, "a table holds the null block"
+        for block in range(1, self.num_blocks + 1):
+            references = self._num_references[block]
+            assert references == held[block], f"block {block}: {references} references, {held[block]} holders"
+            assert (references == 0) == (block in free), f"block {block}: {references} references and free"
+
+    def _walk_free(self) -> set[int]:
+        """The ids in the free list, with both directions of every link checked."""
+        seen: set[int] = set()
+        block = NULL_BLOCK
+        while True:
+            following = self._next[block]
+            assert self._previous[following] == block, f"link {block} -> {following} does not lead back"
+            if following == NULL_BLOCK:
+                return seen
+            assert following not in seen, f"block {following} is twice in the free list"
+            seen.add(following)
+            block = following
+
+    def _unlink(self, block: int) -> None:
+        previous, following = self._previous[block], self._next[block]
+        self._next[previous] = following
+        self._previous[following] = previous
+        self.num_free -= 1
+
+    def _link_last(self, block: int) -> None:
+        last = self._previous[NULL_BLOCK]
+        self._next[last] = block
+        self._previous[block] = last
+        self._next[block] = NULL_BLOCK
+        self._previous[NULL_BLOCK] = block
+        self.num_free += 1

@@ -1,0 +1,245 @@
+"""The step loop: schedule, run, commit; and the numbers that fall out of it.
+
+Owns the scheduler, the runner and the order in which they are called. Knows nothing of text, HTTP or other
+processes, starts no thread and reads only the clock it was given. One step is one call of `step`:
+
+    schedule (who computes what) -> runner.execute (tokens) -> commit (state, finished ones leave) -> outputs
+
+Every accepted request gets exactly one output with a finish reason, unless `abort` or `finish` took it out.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway_runtime.batch import Batch, StepResult
+from headway_runtime.config import EngineConfig, Limits, Targets
+from headway_runtime.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from headway_runtime.metrics import EngineMetrics, RejectReason
+from headway_runtime.request import FinishReason, Request, RequestOutput
+from headway_runtime.runner import Runner
+from headway_runtime.scheduler import Progress, Scheduler
+from headway_runtime.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+LONGEST_RETRY_AFTER_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """What one step did. All zero and empty when there was nothing to do.
+
+    outputs: one entry per request that got tokens or ended.
+    num_decodes: sequences that computed a single token; num_prefill_tokens: tokens of all others.
+    """
+
+    outputs: list[RequestOutput]
+    num_prefill_tokens: int = 0
+    num_decodes: int = 0
+    num_preempted: int = 0
+
+
+class Engine:
+    """A model, its KV cache and the requests in it. Not thread-safe: one thread calls everything.
+
+    clock: seconds, the same clock as `now` and `Request.received_at`; it times the steps.
+    Raises ConfigError and ModelLoadError while starting.
+    """
+
+    def __init__(
+        self, config: EngineConfig, metrics: EngineMetrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        config.envelope.check(config.limits)
+        self.config = config
+        self.metrics = metrics
+        self._clock = clock
+        self._runner = Runner(config)
+        self._scheduler = Scheduler(
+            num_blocks=self._runner.num_blocks,
+            block_size=config.block_size,
+            max_model_len=config.max_model_len,
+            limits=config.limits,
+            long_prefill_share=config.long_prefill_share,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        return self._scheduler.limits
+
+    def set_limits(self, limits: Limits) -> None:
+        """Change the live limits from the next step on. LimitRangeError outside the envelope."""
+        self.config.envelope.check(limits)
+        self._scheduler.limits = limits
+
+    @property
+    def targets(self) -> Targets:
+        return self.metrics.targets
+
+    def set_targets(self, targets: Targets) -> None:
+        """Count against other SLO targets from now on."""
+        self.metrics.set_targets(targets)
+
+    @property
+    def max_model_len(self) -> int:
+        return self.config.max_model_len
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no blocks: not yet scheduled, or preempted."""
+        return self._scheduler.num_waiting
+
+    @property
+    def has_work(self) -> bool:
+        return self.num_running + self.num_waiting > 0
+
+    @property
+    def kv_blocks_total(self) -> int:
+        return self._scheduler.pool.num_blocks
+
+    @property
+    def kv_blocks_used(self) -> int:
+        return self._scheduler.pool.num_used
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose KV fits into the cache, all sequences together."""
+        return self.kv_blocks_total * self.config.block_size
+
+    def oldest_waiting_seconds(self, now: float) -> float:
+        """Age of the oldest request that waits, unscheduled, for its first token; 0 if none does."""
+        received_at = self._scheduler.oldest_unanswered_at()
+        return 0.0 if received_at is None else max(0.0, now - received_at)
+
+    def check_integrity(self) -> None:
+        """AssertionError if a KV block or a sequence is lost or held twice."""
+        self._scheduler.check_integrity()
+
+    def add_request(self, request: Request, now: float) -> None:
+        """Accept a request, or raise (and count) ContextLengthError, InvalidRequestError, QueueFullError."""
+        self.metrics.received()
+        try:
+            self._check(request, now)
+        except ContextLengthError:
+            self.metrics.rejected(RejectReason.CONTEXT_LENGTH)
+            raise
+        except InvalidRequestError:
+            self.metrics.rejected(RejectReason.INVALID)
+            raise
+        except QueueFullError:
+            self.metrics.rejected(RejectReason.QUEUE_FULL)
+            raise
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str, now: float) -> bool:
+        """Drop a request whose client is gone; its blocks are free on return. False if it was not live."""
+        return self._take_out(request_id, FinishReason.ABORT, now)
+
+    def finish(self, request_id: str, now: float) -> bool:
+        """End a request normally from outside (a stop string was found). False if it was not live."""
+        return self._take_out(request_id, FinishReason.STOP, now)
+
+    def step(self, now: float) -> StepOutputs:
+        """Compute one step and return what it did; returns at once when nothing can run.
+
+        If the runner fails, the requests of that step end with FinishReason.ERROR and the engine goes on;
+        a device that no longer works makes the runner's exception pass through.
+        """
+        schedule = self._scheduler.schedule(now)
+        for sequence in schedule.admitted:
+            self.metrics.scheduled(now - sequence.request.received_at)
+        for _ in schedule.preempted:
+            self.metrics.preempted()
+        batch = schedule.batch
+        if not batch.chunks:
+            return StepOutputs([], num_preempted=len(schedule.preempted))
+        try:
+            result = self._runner.execute(batch)
+        except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
+            if not self._runner.is_usable():
+                raise
+            logger.exception("a step of %d sequences failed; their requests end", len(batch.chunks))
+            outputs = self._fail(batch, f"{type(error).__name__}: {error}")
+        else:
+            outputs = self._commit(batch, result, now)
+        return StepOutputs(
+            outputs, batch.num_tokens - batch.num_decodes, batch.num_decodes, len(schedule.preempted)
+        )
+
+    def _commit(self, batch: Batch, result: StepResult, started_at: float) -> list[RequestOutput]:
+        ended_at = self._clock()
+        self.metrics.step(ended_at - started_at, batch.num_tokens - batch.num_decodes, batch.num_decodes)
+        for chunk, sample in zip(batch.chunks, result.samples, strict=True):
+            if sample is not None and sample.token_id is None:
+                # What is not finite would reach others through the masked tail of a reused block (0 * nan).
+                self._runner.clear_blocks(chunk.block_table)
+        committed = self._scheduler.commit(batch, result, ended_at)
+        num_generated = sum(one.sample.token_id is not None for one in committed.progress)
+        self.metrics.tokens(prompt_computed=committed.num_prompt_tokens, generated=num_generated)
+        return [self._report(one, ended_at) for one in committed.progress]
+
+    def _report(self, progress: Progress, now: float) -> RequestOutput:
+        sequence, sample = progress.sequence, progress.sample
+        request_id = sequence.request.request_id
+        if sample.token_id is None:
+            self._count_end(sequence, FinishReason.ERROR, now)
+            error = "the model's logits are not finite; check the weights, or serve it with another --dtype"
+            return RequestOutput(request_id, (), FinishReason.ERROR, error=error)
+        if progress.previous_token_at is not None:
+            self.metrics.inter_token(now - progress.previous_token_at)
+        elif sequence.scheduled_at is not None:
+            self.metrics.prefilled(now - sequence.scheduled_at)
+        if progress.finish_reason is not None:
+            self._count_end(sequence, progress.finish_reason, now)
+        logprobs = () if sample.logprobs is None else (sample.logprobs,)
+        return RequestOutput(request_id, (sample.token_id,), progress.finish_reason, logprobs)
+
+    def _fail(self, batch: Batch, error: str) -> list[RequestOutput]:
+        now = self._clock()
+        for chunk in batch.chunks:
+            self._take_out(chunk.request_id, FinishReason.ERROR, now)
+        return [
+            RequestOutput(chunk.request_id, (), FinishReason.ERROR, error=error) for chunk in batch.chunks
+        ]
+
+    def _take_out(self, request_id: str, reason: FinishReason, now: float) -> bool:
+        sequence = self._scheduler.remove(request_id)
+        if sequence is None:
+            return False
+        self._count_end(sequence, reason, now)
+        return True
+
+    def _count_end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self.metrics.finished(reason, now - sequence.request.received_at, sequence.seconds_per_output_token())
+
+    def _check(self, request: Request, now: float) -> None:
+        """Refuse what can never run, and what would wait behind a full queue."""
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens == 0:
+            raise InvalidRequestError("prompt is empty; send at least one token", param="prompt")
+        if num_tokens >= self.max_model_len:
+            raise ContextLengthError(
+                f"prompt has {num_tokens} tokens, but the context of {self.max_model_len} tokens must hold "
+                "it and at least one generated token; shorten the prompt",
+                param="prompt",
+            )
+        vocab_size = self._runner.vocab_size
+        if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab_size:
+            raise InvalidRequestError(
+                f"prompt holds a token id outside [0, {vocab_size - 1}]; use this model's tokenizer",
+                param="prompt",
+            )
+        if request.request_id in self._scheduler:
+            raise InvalidRequestError(
+                f"request_id={request.request_id!r} is live already", param="request_id"
+            )
+        if self.num_waiting >= self.config.max_waiting:
+            # A request that came now would wait about as long as the oldest has waited.
+            seconds = math.ceil(self.oldest_waiting_seconds(now))
+            raise QueueFullError(self.num_waiting, min(max(1, seconds), LONGEST_RETRY_AFTER_SECONDS))
