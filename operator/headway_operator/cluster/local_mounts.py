@@ -1,0 +1,73 @@
+"""Gives a Deployment's volumes their counterparts on this machine: a folder for each."""
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headway_operator.cluster.local_workspace import write_atomically
+from headway_operator.errors import ClusterError
+from headway_operator.state import ChildKey, Manifest
+
+Secrets = Mapping[str, Mapping[str, bytes]]
+
+
+def secret_values(manifest: Manifest) -> dict[str, bytes]:
+    """The values of a Secret manifest, as a pod would see them. Raises ClusterError for bad base64."""
+    values = {key: str(value).encode() for key, value in (manifest.get("stringData") or {}).items()}
+    for key, encoded in (manifest.get("data") or {}).items():
+        try:
+            values.setdefault(key, base64.b64decode(encoded, validate=True))
+        except ValueError as error:
+            name = manifest["metadata"]["name"]
+            raise ClusterError(f"Secret {name!r}: data.{key} is not base64: {error}") from error
+    return values
+
+
+def materialise(
+    deployment: Manifest, children: Mapping[ChildKey, Manifest], secrets: Secrets, root: Path
+) -> dict[str, Path]:
+    """Volume name -> folder. ConfigMaps come from the children applied so far, Secrets from `secrets`.
+
+    Raises ClusterError for a volume that has no counterpart here.
+    """
+    name = deployment["metadata"]["name"]
+    folders = {}
+    for volume in deployment["spec"]["template"]["spec"].get("volumes", ()):
+        where = f"Deployment {name!r}: volume {volume['name']!r}"
+        folder = root / name / volume["name"]
+        if "hostPath" in volume:
+            folder = Path(volume["hostPath"]["path"])
+        elif "emptyDir" in volume:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        elif "configMap" in volume:
+            source = volume["configMap"]
+            child = children.get(ChildKey("ConfigMap", source["name"]))
+            if child is None:
+                raise ClusterError(f"{where}: there is no ConfigMap {source['name']!r} in the local world")
+            _write(folder, {key: text.encode() for key, text in child.get("data", {}).items()}, source, where)
+        elif "secret" in volume:
+            source = volume["secret"]
+            values = secrets.get(source["secretName"])
+            if values is None:
+                raise ClusterError(
+                    f"{where}: there is no Secret {source['secretName']!r}; "
+                    "put it into the same file as the InferenceService, as a second document"
+                )
+            _write(folder, values, source, where)
+        else:
+            kind = next(iter(volume.keys() - {"name"}), "nothing")
+            raise ClusterError(f"{where} is a {kind}, which has no counterpart in the local world")
+        folders[volume["name"]] = folder
+    return folders
+
+
+def _write(folder: Path, values: Mapping[str, bytes], source: Mapping[str, Any], where: str) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths = {item["key"]: item["path"] for item in source.get("items", ())} or {key: key for key in values}
+    for key, path in paths.items():
+        if key not in values:
+            raise ClusterError(f"{where}: there is no key {key!r}; known are {', '.join(sorted(values))}")
+        target = folder / path
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(target, values[key])

@@ -1,0 +1,292 @@
+"""One replica or gateway as a child process: start, watch, restart with back-off, drain and stop.
+
+The life of a child, in the order in which `run` goes through it:
+
+1. start: spawn `COMMAND --port-file F --lifeline-fd N` in its own session, its output appended to a log file;
+2. starting: wait for the port file, then ask `/ready` until it says yes or the start-up time is over;
+3. ready: keep asking `/ready` and `/health`; a child that fails `/health` too often is killed;
+4. exit: unless asked to stop, say why it ended (with its last line), wait 1, 2, 4 ... 30 s, go to 1;
+5. stop: say draining, let the gateway see it, SIGTERM, wait out the grace, SIGKILL its process group.
+
+It knows one process; which processes there should be is `local`'s business.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from headway_operator.cluster.local_probe import probe
+from headway_operator.cluster.local_template import ProcessTemplate
+from headway_operator.state import Replica, ReplicaPhase
+
+STARTING_POLL_SECONDS = 0.1
+MAX_READY_POLL_SECONDS = 1.0
+MIN_PROBE_TIMEOUT_SECONDS = 5.0  # a laptop under load answers late; that alone is no reason to leave it out
+FIRST_BACKOFF_SECONDS = 1.0
+MAX_BACKOFF_SECONDS = 30.0
+STEADY_SECONDS = 60.0  # after this long in service the next crash starts from the first back-off again
+DRAIN_NOTICE_SECONDS = 0.3  # the gateway reads its table every 0.1 s
+TAIL_BYTES = 4096
+
+
+class LocalProcess:
+    """Supervises one child, the `number`th of its Deployment.
+
+    `snapshot` tells its state; `on_change` is called whenever that changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        number: int,
+        revision: str,
+        template: ProcessTemplate,
+        folder_of_ports: Path,
+        folder_of_logs: Path,
+        lifeline: int,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.revision = revision
+        self.template = template
+        self.deletion_cost = 0
+        self.phase: ReplicaPhase = "pending"
+        self.port: int | None = None
+        self.pid: int | None = None
+        self.created_at = clock()
+        self.ready_at: float | None = None
+        self.num_restarts = 0
+        self.log_path = folder_of_logs / f"{name}.log"
+        self._reason = ""
+        self._message = ""
+        self._port_path = folder_of_ports / f"{name}.port"
+        self._lifeline = lifeline
+        self._session = session
+        self._clock = clock
+        self._on_change = on_change
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._backoff_seconds = FIRST_BACKOFF_SECONDS
+        self._oom_kills_at_start = 0
+
+    @property
+    def address(self) -> str | None:
+        """Base URL once the port is known."""
+        return None if self.port is None else f"http://127.0.0.1:{self.port}"
+
+    def snapshot(self) -> Replica:
+        """The process as a replica of the service."""
+        return Replica(
+            name=self.name,
+            revision=self.revision,
+            phase=self.phase,
+            address=self.address,
+            created_at=self.created_at,
+            ready_at=self.ready_at,
+            reason=self._reason,
+            message=self._message,
+            num_restarts=self.num_restarts,
+            deletion_cost=self.deletion_cost,
+        )
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ask it to drain and end; `at_once` kills instead. `run` returns when the process is gone."""
+        self._stop.set()
+        if at_once:
+            self._force.set()
+
+    async def run(self) -> None:
+        """Keep the process running until `stop`. Cancelling kills it."""
+        while not self._stop.is_set():
+            try:
+                process, log_offset = await self._start()
+            except OSError as error:
+                self._set("failed", "StartError", f"cannot run {self.template.command[0]!r}: {error}")
+            else:
+                try:
+                    killed_for = await self._watch(process)
+                    if self._stop.is_set():
+                        await self._drain(process)
+                        return
+                    self._explain_exit(process, log_offset, killed_for)
+                finally:
+                    if process.returncode is None:
+                        _kill_group(process)
+                        await process.wait()
+                    self.port = self.pid = None
+                    self._port_path.unlink(missing_ok=True)
+            await self._back_off()
+
+    async def _start(self) -> tuple[asyncio.subprocess.Process, int]:
+        self._port_path.unlink(missing_ok=True)
+        command = (
+            *self.template.command,
+            *("--port-file", str(self._port_path), "--lifeline-fd", str(self._lifeline)),
+        )
+        with self.log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.template.environment},
+                pass_fds=(self._lifeline,),
+                start_new_session=True,  # Ctrl-C reaches the parent only, which then drains its children
+            )
+            offset = log.tell()
+        self.pid = process.pid
+        self._oom_kills_at_start = _num_oom_kills()
+        self._set("starting", self._reason, self._message)
+        return process, offset
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> str:
+        """Follow a running process until it exits or is asked to stop. Returns why it was killed, or ""."""
+        exited = asyncio.create_task(process.wait())
+        probing = asyncio.create_task(self._probe_forever())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({exited, probing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if probing.done() and not exited.done() and not stopping.done():
+                _kill_group(process)
+                await exited
+                return probing.result()
+            return ""
+        finally:
+            for task in (exited, probing, stopping):
+                task.cancel()
+            await asyncio.gather(exited, probing, stopping, return_exceptions=True)
+
+    async def _probe_forever(self) -> str:
+        """Move between starting and ready as the probes say. Returns only to have the process killed: why."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.template.startup_seconds
+        while not await self._is_ready():
+            if loop.time() > deadline:
+                return f"not ready within {self.template.startup_seconds:g} s"
+            await asyncio.sleep(STARTING_POLL_SECONDS)
+        return await self._stay_ready()
+
+    async def _stay_ready(self) -> str:
+        loop = asyncio.get_running_loop()
+        ready, live = self.template.ready, self.template.live
+        num_unready = num_dead = 0
+        next_live = loop.time() + (live.period_seconds if live else 0)
+        while True:
+            await asyncio.sleep(min(ready.period_seconds, MAX_READY_POLL_SECONDS))
+            is_last_chance = num_unready + 1 >= ready.failure_threshold
+            num_unready = 0 if await self._is_ready(tolerate=not is_last_chance) else num_unready + 1
+            if live and loop.time() >= next_live:
+                next_live = loop.time() + live.period_seconds
+                timeout = max(live.timeout_seconds, MIN_PROBE_TIMEOUT_SECONDS)
+                failure = await probe(self._session, f"{self.address}{live.path}", timeout)
+                num_dead = num_dead + 1 if failure else 0
+                if num_dead >= live.failure_threshold:
+                    return f"{live.path} failed {num_dead} times in a row: {failure}"
+
+    async def _is_ready(self, *, tolerate: bool = False) -> bool:
+        """Ask once. tolerate: a ready process that fails this time stays ready."""
+        if self.port is None:
+            self.port = self._read_port()
+        if self.port is None:
+            return False
+        timeout = max(self.template.ready.timeout_seconds, MIN_PROBE_TIMEOUT_SECONDS)
+        failure = await probe(self._session, f"{self.address}{self.template.ready.path}", timeout)
+        if failure is None:
+            if self.ready_at is None:
+                self.ready_at = self._clock()
+            self._set("ready", "", "")
+            return True
+        if not tolerate:
+            self.ready_at = None
+            self._set("starting", "NotReady", failure)
+        return False
+
+    def _read_port(self) -> int | None:
+        try:
+            return int(self._port_path.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    async def _drain(self, process: asyncio.subprocess.Process) -> None:
+        was_ready = self.phase == "ready"
+        self._set("draining", "", "")
+        if was_ready and process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._force.wait(), DRAIN_NOTICE_SECONDS)
+        if process.returncode is None and not self._force.is_set():
+            process.terminate()
+        exited = asyncio.create_task(process.wait())
+        forced = asyncio.create_task(self._force.wait())
+        try:
+            await asyncio.wait(
+                {exited, forced},
+                timeout=self.template.grace_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            forced.cancel()
+            if process.returncode is None:
+                _kill_group(process)
+            await exited
+
+    def _explain_exit(self, process: asyncio.subprocess.Process, log_offset: int, killed_for: str) -> None:
+        last_line = self.tail(log_offset, num_lines=1)
+        if killed_for:
+            reason, cause = "Unhealthy", f"killed because it was {killed_for}"
+        elif process.returncode is not None and process.returncode < 0:
+            name = signal.Signals(-process.returncode).name
+            ran_out = process.returncode == -signal.SIGKILL and _num_oom_kills() > self._oom_kills_at_start
+            reason = "OOMKilled" if ran_out else "CrashLoopBackOff"
+            cause = "killed because memory ran out" if ran_out else f"ended by {name}"
+        else:
+            reason, cause = "CrashLoopBackOff", f"exited with status {process.returncode}"
+        self._set("failed", reason, f"{cause}; last line: {last_line}" if last_line else cause)
+
+    async def _back_off(self) -> None:
+        if self.ready_at is not None and self._clock() - self.ready_at >= STEADY_SECONDS:
+            self._backoff_seconds = FIRST_BACKOFF_SECONDS
+        self.ready_at = None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), self._backoff_seconds)
+        self._backoff_seconds = min(self._backoff_seconds * 2, MAX_BACKOFF_SECONDS)
+        self.num_restarts += 1
+
+    def tail(self, from_offset: int = 0, num_lines: int = 20) -> str:
+        """The last lines of its log that are not blank, of those written after `from_offset`."""
+        try:
+            with self.log_path.open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(from_offset, end - TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+        return "\n".join(lines[-num_lines:])
+
+    def _set(self, phase: ReplicaPhase, reason: str, message: str) -> None:
+        if (phase, reason, message) != (self.phase, self._reason, self._message):
+            self.phase, self._reason, self._message = phase, reason, message
+            self._on_change()
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _num_oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot; 0 where it does not say."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)

@@ -1,0 +1,168 @@
+"""Reads from a Deployment what a kubelet would: what to run, with which environment, grace and probes.
+
+Pure. A field that a process on this machine cannot honour is refused by name, not dropped.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway_operator.errors import ClusterError
+from headway_operator.spec.quantity import parse_quantity
+from headway_operator.state import Manifest
+
+HEADWAY_COMMAND = (sys.executable, "-m", "headway")
+DEFAULT_GRACE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An HTTP probe of a container. The port is the one the process chose."""
+
+    path: str
+    period_seconds: float
+    timeout_seconds: float
+    failure_threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTemplate:
+    """Everything needed to start one process of a Deployment, except its name, port file and lifeline.
+
+    digest changes exactly when the Deployment's pod template does.
+    """
+
+    digest: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    grace_seconds: float
+    ready: Probe
+    startup_seconds: float
+    live: Probe | None
+
+
+def process_template(
+    deployment: Manifest, mounts: Mapping[str, Path], port: int | None = None
+) -> ProcessTemplate:
+    """Read the only container of `deployment`.
+
+    mounts: volume name -> the folder that holds what the volume would. port: bind this one instead of the
+    manifest's. Raises ClusterError for what has no meaning on this machine.
+    """
+    template = deployment["spec"]["template"]
+    pod = template["spec"]
+    where = f"Deployment {deployment['metadata']['name']!r}"
+    containers = pod["containers"]
+    if len(containers) != 1 or pod.get("initContainers"):
+        raise ClusterError(
+            f"{where}: has {len(containers)} containers and {len(pod.get('initContainers', []))} init "
+            "containers; the local world runs exactly one; remove the others from spec.template"
+        )
+    container = containers[0]
+    command = (*container.get("command", HEADWAY_COMMAND), *container.get("args", ()))
+    folders = _mount_folders(container, mounts, where)
+    command = tuple(_inside(argument, folders) for argument in command)
+    num_threads = _num_threads(container, where)
+    environment = {
+        e["name"]: _inside(_environment_value(e, where), folders) for e in container.get("env", ())
+    }
+    if container.get("envFrom"):
+        raise ClusterError(f"{where}: envFrom is not available in the local world; use env with values")
+    if num_threads is not None:
+        environment = {"OMP_NUM_THREADS": str(num_threads)} | environment
+        if "serve" in command and not _has_flag(command, "--num-threads"):
+            command = (*command, "--num-threads", str(num_threads))
+    if port is not None:
+        command = _with_port(command, port)
+    startup = container.get("startupProbe")
+    live = container.get("livenessProbe")
+    return ProcessTemplate(
+        digest=hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16],
+        command=command,
+        environment=environment,
+        grace_seconds=float(pod.get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)),
+        ready=_probe(container.get("readinessProbe") or {}, "/ready", where),
+        startup_seconds=_startup_seconds(startup, where),
+        live=_probe(live, "/health", where) if live else None,
+    )
+
+
+def _probe(manifest: Mapping[str, Any], default_path: str, where: str) -> Probe:
+    if manifest and "httpGet" not in manifest:
+        raise ClusterError(f"{where}: a probe without httpGet is not available in the local world")
+    return Probe(
+        path=manifest.get("httpGet", {}).get("path", default_path),
+        period_seconds=float(manifest.get("periodSeconds", 10)),
+        timeout_seconds=float(manifest.get("timeoutSeconds", 1)),
+        failure_threshold=int(manifest.get("failureThreshold", 3)),
+    )
+
+
+def _startup_seconds(manifest: Mapping[str, Any] | None, where: str) -> float:
+    if not manifest:
+        return math.inf
+    probe = _probe(manifest, "/ready", where)
+    return float(manifest.get("initialDelaySeconds", 0)) + probe.period_seconds * probe.failure_threshold
+
+
+def _mount_folders(
+    container: Mapping[str, Any], mounts: Mapping[str, Path], where: str
+) -> list[tuple[str, str]]:
+    folders = []
+    for mount in container.get("volumeMounts", ()):
+        if mount["name"] not in mounts:
+            raise ClusterError(f"{where}: volume {mount['name']!r} has no counterpart in the local world")
+        folder = mounts[mount["name"]]
+        if "subPath" in mount:
+            folder = folder / mount["subPath"]
+        folders.append((mount["mountPath"].rstrip("/"), str(folder)))
+    return sorted(folders, key=lambda pair: -len(pair[0]))  # the most specific first
+
+
+def _inside(text: str, folders: list[tuple[str, str]]) -> str:
+    """`/mount/x`, `--flag=/mount/x` or `file:///mount/x` with the folder that stands for the mount."""
+    for mount_path, folder in folders:
+        for prefix in ("", text.partition("=")[0] + "=", text.partition("://")[0] + "://"):
+            path = text.removeprefix(prefix)
+            if text.startswith(prefix) and (path == mount_path or path.startswith(mount_path + "/")):
+                return prefix + folder + path.removeprefix(mount_path)
+    return text
+
+
+def _environment_value(variable: Mapping[str, Any], where: str) -> str:
+    if "valueFrom" in variable:
+        raise ClusterError(
+            f"{where}: env {variable['name']!r} takes its value from {sorted(variable['valueFrom'])[0]}, "
+            "which the local world does not have; give a value"
+        )
+    return str(variable.get("value", ""))
+
+
+def _num_threads(container: Mapping[str, Any], where: str) -> int | None:
+    limit = container.get("resources", {}).get("limits", {}).get("cpu")
+    if limit is None:
+        return None
+    try:
+        return max(1, math.ceil(parse_quantity(limit)))
+    except ValueError as error:
+        raise ClusterError(f"{where}: resources.limits.cpu: {error}") from error
+
+
+def _has_flag(command: tuple[str, ...], flag: str) -> bool:
+    return any(argument == flag or argument.startswith(flag + "=") for argument in command)
+
+
+def _with_port(command: tuple[str, ...], port: int) -> tuple[str, ...]:
+    kept: list[str] = []
+    arguments = iter(command)
+    for argument in arguments:
+        if argument == "--port":
+            next(arguments, None)
+        elif not argument.startswith("--port="):
+            kept.append(argument)
+    return (*kept, "--port", str(port))
