@@ -7,27 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Manifest = dict[str, Any]
+from headway_operator.names import ChildKey, ServiceKey
+from headway_operator.spec import Manifest
+
+__all__ = [
+    "Attainment",
+    "ChildKey",
+    "Decision",
+    "Gateway",
+    "GatewaySample",
+    "Histogram",
+    "Limits",
+    "Manifest",
+    "Observed",
+    "Plan",
+    "Rendered",
+    "Replica",
+    "ReplicaPhase",
+    "ReplicaSample",
+    "Revision",
+    "RevisionPin",
+    "Sample",
+    "ServiceKey",
+    "Site",
+    "Targets",
+]
+
 ReplicaPhase = Literal["pending", "starting", "ready", "draining", "failed"]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ServiceKey:
-    """Names one InferenceService."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ChildKey:
-    """Names one child object within the service's namespace."""
-
-    kind: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,10 @@ class Site:
 class Replica:
     """One runtime pod or process as the cluster reports it.
 
-    reason and message carry the real cause when it is not ready (ImagePullBackOff, OOMKilled, Unschedulable,
-    CrashLoopBackOff with its last line).
+    revision: the hash of its revision (the value of its revision label).
+    phase: `pending` not started (unscheduled, pulling), `starting` runs but is not ready, `failed` crashed or
+    cannot start. reason and message carry the real cause when it is not ready (ImagePullBackOff, OOMKilled,
+    Unschedulable, CrashLoopBackOff with its last line).
     """
 
     name: str
@@ -130,9 +138,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """One replica's `/admin/sample`, version 1. `instance` changes when its engine restarts (counters begin anew).
+    """One replica's `/admin/sample`, version 1.
 
-    counters: the named totals since start. histograms: ttft, queue, prefill, tpot, step.
+    instance: changes when its engine restarts (counters begin anew). counters: the named totals since start.
+    histograms: ttft, queue, prefill, tpot, step.
     """
 
     instance: str
@@ -164,7 +173,7 @@ class GatewaySample:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All samples of one pass. A ready replica without a usable sample maps to None, with its error in `errors`."""
+    """All samples of one pass. A ready replica without a usable sample maps to None; `errors` says why."""
 
     taken_at: float
     replicas: Mapping[str, ReplicaSample | None] = field(default_factory=dict)
@@ -187,7 +196,8 @@ class Attainment:
 class Decision:
     """What the controller wants, and why, in one sentence a person can read.
 
-    cause: stable CamelCase reason. blocker: what keeps it from doing more, or "". evidence: the numbers behind it.
+    cause: stable CamelCase reason. blocker: what keeps it from doing more, or "".
+    evidence: the numbers behind it.
     """
 
     at: float
@@ -202,11 +212,38 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class RevisionPin:
+    """What was fixed when the current revision was made; kept in `status.revision`.
+
+    hash: of the rendered runtime pod template; name is NAME-HASH. gateway_hash: of the gateway's.
+    spec_hash: of everything the user wrote that shapes either template. While it stays the same, nothing
+    rolls, whatever images or rendering a newer operator brings.
+    """
+
+    name: str
+    hash: str
+    runtime_image: str
+    gateway_image: str
+    gateway_hash: str
+    spec_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The children a service should have: `manifests` to apply; `keep` also names those left as they are."""
+
+    revision: RevisionPin
+    manifests: tuple[Manifest, ...]
+    keep: frozenset[ChildKey]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What the appliers must do. Everything in it is idempotent.
 
-    scale: revision name -> replicas. patch: replica name -> the body of PATCH /admin/limits that it still lacks.
-    deletion_costs: replica name -> pod-deletion-cost. manifests: children to apply. keep: children not to prune.
+    scale: revision name -> replicas. deletion_costs: replica -> pod-deletion-cost, to be set before `scale`.
+    patch: replica name -> the body of PATCH /admin/limits that it still lacks.
+    manifests: children to apply. keep: children not to prune.
     """
 
     manifests: tuple[Manifest, ...]

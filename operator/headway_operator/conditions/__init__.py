@@ -1,0 +1,6 @@
+"""What the operator says about a service: conditions, status, events. Pure; writes nothing."""
+
+from headway_operator.conditions.events import Event, events
+from headway_operator.conditions.status import refused, status, worth_writing
+
+__all__ = ["Event", "events", "refused", "status", "worth_writing"]

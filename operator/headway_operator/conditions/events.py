@@ -1,0 +1,54 @@
+"""What is worth an event: a condition that flipped or changed its cause, a decision that changed something.
+
+Every event goes with a status that `worth_writing` lets through, so that none is told twice.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Event = tuple[Literal["Normal", "Warning"], str, str]
+
+# Conditions that are worth an event, with the status that is bad news.
+_BAD_NEWS = {"Ready": "False", "SLOMet": "False", "ScalingActive": "False", "Degraded": "True"}
+# Not ready for an everyday cause.
+_EVERYDAY = ("ReplicasStarting", "NoReplicas", "GatewayNotReady", "ScaledToZero", "FixedReplicas")
+
+
+def events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    """(kind, reason, message) of what happened between two statuses."""
+    return (
+        _condition_events(previous, new) + _revision_events(previous, new) + _decision_events(previous, new)
+    )
+
+
+def _condition_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    before = {condition["type"]: condition for condition in previous.get("conditions") or []}
+    result: list[Event] = []
+    for condition in new.get("conditions") or []:
+        name, state, reason = condition["type"], condition["status"], condition["reason"]
+        old = before.get(name, {})
+        is_news = old.get("status") != state or (state == _BAD_NEWS.get(name) and old.get("reason") != reason)
+        # The absence of trouble is no news unless there was trouble.
+        is_first_good = not old and state != _BAD_NEWS.get(name) and name != "Ready"
+        if name not in _BAD_NEWS or not is_news or is_first_good or state == "Unknown":
+            continue
+        is_bad = state == _BAD_NEWS[name] and reason not in _EVERYDAY
+        result.append(
+            ("Warning" if is_bad else "Normal", reason, f"{name} is {state}: {condition['message']}")
+        )
+    return result
+
+
+def _revision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    old, current = ((status.get("revision") or {}).get("name") for status in (previous, new))
+    if current and current != old:
+        return [("Normal", "RevisionMade", f"revision {current} replaces {old or 'nothing'}")]
+    return []
+
+
+def _decision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    old, decision = (status.get("lastDecision") or {} for status in (previous, new))
+    parts = ("replicas", "maxNumSeqs", "maxNumBatchedTokens")
+    if not old or not decision or all(old.get(part) == decision.get(part) for part in parts):
+        return []
+    return [("Normal", decision["cause"], decision["message"])]

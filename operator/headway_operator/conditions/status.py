@@ -1,0 +1,145 @@
+"""The whole status of a service, and when it is worth a write."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from headway_operator import names
+from headway_operator.conditions import rules
+from headway_operator.conditions.condition import Condition, seconds, timestamp, written
+from headway_operator.errors import SpecError
+from headway_operator.plan import wanted_replicas
+from headway_operator.spec import Manifest, Service, generation_of
+from headway_operator.state import Attainment, Decision, Limits, Observed, Rendered, Sample
+
+# Numbers that move with every request are written this often; everything else at once.
+REFRESH_SECONDS = 60.0
+
+
+def status(
+    service: Service, rendered: Rendered, observed: Observed, sample: Sample, decision: Decision, now: float
+) -> dict[str, Any]:
+    """The whole status; `service.status` is the previous one, from which transition times are kept."""
+    wanted = wanted_replicas(service, decision)
+    num_ready = sum(replica.phase == "ready" for replica in observed.replicas)
+    revision = rendered.revision
+    conditions = [
+        rules.ready(service, observed, decision),
+        rules.progressing(service, rendered, observed, decision),
+        rules.slo_met(decision),
+        rules.scaling_active(decision),
+        rules.model_available(observed),
+        rules.degraded(observed, decision),
+    ]
+    limits = _applied_limits(sample, decision)
+    percentile = service.spec.slo.percentile if service.spec.slo else 95
+    return {
+        "observedGeneration": service.generation,
+        "conditions": written(
+            [condition for condition in conditions if condition is not None],
+            service.status.get("conditions") or [],
+            service.generation,
+            now,
+        ),
+        "replicas": len(observed.replicas),
+        "readyReplicas": num_ready,
+        "desiredReplicas": wanted,
+        "selector": names.selector_text(names.component_selector(service.name, names.RUNTIME_COMPONENT)),
+        "url": observed.url,
+        "limits": {
+            "maxNumSeqs": limits.max_num_seqs,
+            "maxNumBatchedTokens": limits.max_num_batched_tokens,
+        },
+        "slo": {
+            "ttftMilliseconds": _latency(decision.ttft, percentile),
+            "tpotMilliseconds": _latency(decision.tpot, percentile),
+        },
+        "revision": {
+            "name": revision.name,
+            "hash": revision.hash,
+            "runtimeImage": revision.runtime_image,
+            "gatewayImage": revision.gateway_image,
+            "gatewayHash": revision.gateway_hash,
+            "specHash": revision.spec_hash,
+        },
+        "lastDecision": {
+            "time": timestamp(decision.at),
+            "replicas": decision.replicas,
+            "maxNumSeqs": decision.limits.max_num_seqs,
+            "maxNumBatchedTokens": decision.limits.max_num_batched_tokens,
+            "cause": decision.cause,
+            "message": decision.message,
+            "blocker": decision.blocker,
+        },
+        "display": {
+            "replicas": f"{num_ready}/{wanted}",
+            "ttft": _display(decision.ttft, percentile),
+            "tpot": _display(decision.tpot, percentile),
+        },
+        "updatedAt": timestamp(now),
+    }
+
+
+def refused(manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
+    """The status of a service whose spec cannot be honoured; what already serves is left as it is."""
+    previous = dict(manifest.get("status") or {})
+    generation = generation_of(manifest)
+    conditions = [Condition("Ready", "False", error.reason, str(error))]
+    return {
+        **previous,
+        "observedGeneration": generation,
+        "conditions": written(conditions, previous.get("conditions") or [], generation, now),
+        "updatedAt": timestamp(now),
+    }
+
+
+def worth_writing(previous: Mapping[str, Any], new: Mapping[str, Any], now: float) -> bool:
+    """Whether `new` says something that `previous` did not, or a minute has passed since that was written."""
+    if "updatedAt" not in previous or now - seconds(previous["updatedAt"]) >= REFRESH_SECONDS:
+        return True
+    return _lasting(previous) != _lasting(new)
+
+
+def _lasting(written_status: Mapping[str, Any]) -> dict[str, Any]:
+    """The status without what moves with every request: measured numbers, sentences and times."""
+    lasting = {
+        key: value
+        for key, value in written_status.items()
+        if key not in ("conditions", "slo", "lastDecision", "display", "updatedAt")
+    }
+    lasting["conditions"] = [
+        [condition.get(key) for key in ("type", "status", "reason", "observedGeneration")]
+        for condition in written_status.get("conditions") or []
+    ]
+    lasting["lastDecision"] = {
+        key: value
+        for key, value in (written_status.get("lastDecision") or {}).items()
+        if key not in ("time", "message")
+    }
+    latencies = written_status.get("slo") or {}
+    lasting["targets"] = {name: (latency or {}).get("target") for name, latency in latencies.items()}
+    return lasting
+
+
+def _applied_limits(sample: Sample, decision: Decision) -> Limits:
+    """What most replicas run with; what was decided while none has said."""
+    applied = Counter(replica.limits for replica in sample.replicas.values() if replica is not None)
+    return applied.most_common(1)[0][0] if applied else decision.limits
+
+
+def _latency(attainment: Attainment, percentile: int) -> dict[str, Any]:
+    num_requests = attainment.met + attainment.missed
+    facts = {
+        "target": attainment.target_milliseconds,
+        "value": None if attainment.p_milliseconds is None else round(attainment.p_milliseconds, 1),
+        "percentile": percentile,
+        "attainment": round(attainment.met / num_requests, 4) if num_requests else None,
+        "verdict": attainment.verdict,
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def _display(attainment: Attainment, percentile: int) -> str:
+    measured = "-" if attainment.p_milliseconds is None else f"{attainment.p_milliseconds:.0f}"
+    target = "-" if attainment.target_milliseconds is None else f"{attainment.target_milliseconds:.0f}"
+    return f"P{percentile} {measured}/{target} ms"

@@ -1,0 +1,46 @@
+"""The pod template of the gateway."""
+
+from typing import Any
+
+from headway_operator import names
+from headway_operator.manifests import pod
+from headway_operator.spec import Service
+from headway_operator.state import Site
+
+RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+
+
+def gateway_template(service: Service, site: Site, image: str) -> dict[str, Any]:
+    """The gateway's pod template."""
+    container = {
+        "name": names.GATEWAY_CONTAINER,
+        "args": gateway_arguments(service, site),
+        "ports": pod.ports(),
+        "readinessProbe": pod.probe("/ready", period_seconds=2, timeout_seconds=5, failure_threshold=3),
+        "livenessProbe": pod.probe("/health", period_seconds=10, timeout_seconds=5, failure_threshold=6),
+        "resources": RESOURCES,
+        "securityContext": pod.CONTAINER_SECURITY,
+        "volumeMounts": pod.volume_mounts(site),
+    }
+    return {
+        "metadata": {"labels": names.component_labels(service.name, names.GATEWAY_COMPONENT)},
+        "spec": {
+            "serviceAccountName": names.gateway(service.name),
+            "enableServiceLinks": False,
+            "securityContext": pod.POD_SECURITY,
+            "terminationGracePeriodSeconds": service.spec.drain_timeout_seconds + pod.GRACE_MARGIN_SECONDS,
+            "containers": [pod.with_image(container, image)],
+            "volumes": pod.volumes(service),
+        },
+    }
+
+
+def gateway_arguments(service: Service, site: Site) -> list[str]:
+    """The arguments of `headway gateway`."""
+    arguments = ["gateway", "--host", pod.host(site), "--port", str(site.bind_port)]
+    if site.kind == "kubernetes":
+        backends = f"{service.key.namespace}/{names.replicas_service(service.name)}"
+        arguments += ["--kubernetes-service", backends]
+    arguments += site.gateway_backend_arguments
+    arguments += ["--drain-timeout-seconds", str(service.spec.drain_timeout_seconds)]
+    return arguments + pod.admin_arguments(service, site)

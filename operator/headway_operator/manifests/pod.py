@@ -1,0 +1,73 @@
+"""What the pods of both components share: the restricted security context, probes, the mounted public key."""
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from headway_operator import names
+from headway_operator.spec import Service
+from headway_operator.state import Site
+
+ADMIN_VOLUME = "admin"
+TEMPORARY_VOLUME = "tmp"
+TEMPORARY_PATH = "/tmp"
+# Beyond the time to drain, for the process to notice the signal and to end.
+GRACE_MARGIN_SECONDS = 15
+
+POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
+
+def host(site: Site) -> str:
+    """The address a process listens on: every interface in a pod, loopback in the local world."""
+    return "0.0.0.0" if site.kind == "kubernetes" else "127.0.0.1"
+
+
+def admin_arguments(service: Service, site: Site) -> list[str]:
+    """Flags that open the admin API to this operator's tokens for this service."""
+    return [
+        "--admin-public-key-file",
+        site.admin_public_key_path,
+        "--admin-audience",
+        names.audience(service.key),
+    ]
+
+
+def probe(path: str, *, period_seconds: int, timeout_seconds: int, failure_threshold: int) -> dict[str, Any]:
+    """An HTTP probe of the container's own port."""
+    return {
+        "httpGet": {"path": path, "port": names.HTTP_PORT},
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": timeout_seconds,
+        "failureThreshold": failure_threshold,
+    }
+
+
+def ports() -> list[dict[str, Any]]:
+    """The one port of either container."""
+    return [{"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"}]
+
+
+def volumes(service: Service) -> list[dict[str, Any]]:
+    """The public key, and room to write where the root file system is read-only."""
+    return [
+        {"name": ADMIN_VOLUME, "configMap": {"name": names.admin_config_map(service.name)}},
+        {"name": TEMPORARY_VOLUME, "emptyDir": {}},
+    ]
+
+
+def volume_mounts(site: Site) -> list[dict[str, Any]]:
+    """Where `volumes` appear."""
+    folder = str(PurePosixPath(site.admin_public_key_path).parent)
+    return [
+        {"name": ADMIN_VOLUME, "mountPath": folder, "readOnly": True},
+        {"name": TEMPORARY_VOLUME, "mountPath": TEMPORARY_PATH},
+    ]
+
+
+def with_image(container: dict[str, Any], image: str) -> dict[str, Any]:
+    """The container with its image; in the local world there is none."""
+    return {**container, "image": image} if image else container

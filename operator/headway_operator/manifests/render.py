@@ -1,0 +1,111 @@
+"""All children of a service, and the pin that keeps an operator upgrade from restarting any pod.
+
+The algorithm:
+
+1. `spec_hash` covers what the user wrote that shapes a template (defaults left out, so that a field added by
+   a newer operator changes nothing). The SLO, replicas, scaling and the lower ends of batching are not in it.
+2. While `spec_hash` equals the pinned one in `status.revision`, the images pinned there are used instead of
+   the site's. Otherwise a new revision is made with the site's images.
+3. A template is rendered and hashed. If a newer operator renders an unchanged spec differently, the hash is
+   not the pinned one: then the Deployment is kept as it is and not applied, as long as it exists.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from headway_operator import names
+from headway_operator.manifests.config_map import admin_config_map
+from headway_operator.manifests.gateway_deployment import gateway_deployment
+from headway_operator.manifests.gateway_template import gateway_template
+from headway_operator.manifests.role import gateway_role
+from headway_operator.manifests.role_binding import gateway_role_binding
+from headway_operator.manifests.runtime_deployment import runtime_deployment
+from headway_operator.manifests.runtime_template import image_of, runtime_template
+from headway_operator.manifests.service import client_service, replicas_service
+from headway_operator.manifests.service_account import gateway_service_account
+from headway_operator.spec import InferenceServiceSpec, Service
+from headway_operator.state import ChildKey, Manifest, Rendered, RevisionPin, Site
+
+# Parts of the spec that never reach a template.
+LIVE_FIELDS: dict[str, Any] = {
+    "slo": True,
+    "replicas": True,
+    "scaling": True,
+    "batching": {"max_num_seqs": {"min"}, "max_num_batched_tokens": {"min"}},
+}
+
+
+def render(service: Service, site: Site, public_key_pem: str, existing: frozenset[ChildKey]) -> Rendered:
+    """Every child of `service`. Raises SpecError for a template that cannot be merged."""
+    spec_hash = hash_spec(service.spec)
+    pin = pin_of(service.status)
+    if pin is not None and pin.spec_hash != spec_hash:
+        pin = None
+    runtime_image = pin.runtime_image if pin else site.runtime_image
+    gateway_image = pin.gateway_image if pin else site.gateway_image
+    runtime = runtime_template(service, site, runtime_image)
+    gateway = gateway_template(service, site, gateway_image)
+    runtime_hash, gateway_hash = content_hash(runtime), content_hash(gateway)
+
+    manifests: list[Manifest] = [
+        admin_config_map(service, public_key_pem),
+        gateway_service_account(service),
+        gateway_role(service),
+        gateway_role_binding(service),
+        replicas_service(service),
+        client_service(service),
+    ]
+    keep = {ChildKey("ConfigMap", names.memory_config_map(service.name))}
+    gateway_key = ChildKey("Deployment", names.gateway(service.name))
+    if pin and pin.gateway_hash != gateway_hash and gateway_key in existing:
+        gateway_hash = pin.gateway_hash
+        keep.add(gateway_key)
+    else:
+        manifests.append(gateway_deployment(service, gateway))
+    if pin and pin.hash != runtime_hash and ChildKey("Deployment", pin.name) in existing:
+        runtime_hash, runtime_image = pin.hash, pin.runtime_image
+        keep.add(ChildKey("Deployment", pin.name))
+    else:
+        runtime_image = image_of(runtime)
+        manifests.append(runtime_deployment(service, runtime, runtime_hash))
+    revision = RevisionPin(
+        name=names.revision(service.name, runtime_hash),
+        hash=runtime_hash,
+        runtime_image=runtime_image,
+        gateway_image=gateway_image,
+        gateway_hash=gateway_hash,
+        spec_hash=spec_hash,
+    )
+    keep |= {ChildKey(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
+    return Rendered(revision, tuple(manifests), frozenset(keep))
+
+
+def hash_spec(spec: InferenceServiceSpec) -> str:
+    """Hash of what the user wrote that shapes a template."""
+    return content_hash(
+        spec.model_dump(mode="json", by_alias=True, exclude=LIVE_FIELDS, exclude_defaults=True)
+    )
+
+
+def content_hash(content: Any) -> str:
+    """A short hash that depends on values only, not on the order of keys."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[: names.HASH_LENGTH]
+
+
+def pin_of(status: Mapping[str, Any]) -> RevisionPin | None:
+    """The pin in a status; None where none was written, or not completely."""
+    written = status.get("revision") or {}
+    wanted = [field.name for field in fields(RevisionPin)]
+    values = {name: written.get(_camel(name)) for name in wanted}
+    if any(value is None for value in values.values()):
+        return None
+    return RevisionPin(**{name: str(value) for name, value in values.items()})
+
+
+def _camel(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)

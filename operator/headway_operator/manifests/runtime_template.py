@@ -1,0 +1,139 @@
+"""The pod template of a runtime revision.
+
+SLO targets and live limits are not in it: they reach a replica by PATCH, so that editing them never restarts
+a pod. What is in it decides the revision's hash.
+"""
+
+from typing import Any
+
+from headway_operator import names
+from headway_operator.errors import SpecError
+from headway_operator.manifests import pod
+from headway_operator.manifests.strategic_merge import merge
+from headway_operator.spec import InferenceServiceSpec, Service, parse_quantity
+from headway_operator.state import Site
+
+API_KEYS_VOLUME = "api-keys"
+API_KEYS_FOLDER = "/etc/headway/api-keys"
+# A replica may load its model for half an hour before it counts as failed.
+STARTUP_PERIOD_SECONDS = 1
+STARTUP_FAILURE_THRESHOLD = 1800
+
+
+def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]:
+    """The pod template without its revision label, the user's template merged in. Raises SpecError."""
+    spec = service.spec
+    if spec.auth is not None and site.kind == "local":
+        raise SpecError(
+            "spec.auth",
+            "a local service cannot read Secrets; remove spec.auth, it is reachable from this machine only",
+            "UnsupportedField",
+        )
+    labels = names.component_labels(service.name, names.RUNTIME_COMPONENT)
+    ours = {
+        "metadata": {"labels": labels},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": pod.POD_SECURITY,
+            "terminationGracePeriodSeconds": spec.drain_timeout_seconds + pod.GRACE_MARGIN_SECONDS,
+            "containers": [pod.with_image(_container(service, site), image)],
+            "volumes": pod.volumes(service) + _api_key_volumes(spec),
+        },
+    }
+    if spec.template is None:
+        return ours
+    _check(spec.template)
+    merged = merge(ours, spec.template)
+    merged["metadata"]["labels"] |= labels
+    return merged
+
+
+def image_of(template: dict[str, Any]) -> str:
+    """The image the runtime container ended up with."""
+    containers = template["spec"]["containers"]
+    return next(str(c.get("image", "")) for c in containers if c["name"] == names.RUNTIME_CONTAINER)
+
+
+def _container(service: Service, site: Site) -> dict[str, Any]:
+    spec = service.spec
+    api_key_mounts = [{"name": API_KEYS_VOLUME, "mountPath": API_KEYS_FOLDER, "readOnly": True}]
+    container: dict[str, Any] = {
+        "name": names.RUNTIME_CONTAINER,
+        "args": runtime_arguments(service, site),
+        "ports": pod.ports(),
+        "startupProbe": pod.probe(
+            "/ready",
+            period_seconds=STARTUP_PERIOD_SECONDS,
+            timeout_seconds=5,
+            failure_threshold=STARTUP_FAILURE_THRESHOLD,
+        ),
+        "readinessProbe": pod.probe("/ready", period_seconds=2, timeout_seconds=5, failure_threshold=3),
+        "livenessProbe": pod.probe("/health", period_seconds=10, timeout_seconds=5, failure_threshold=6),
+        "securityContext": pod.CONTAINER_SECURITY,
+        "volumeMounts": pod.volume_mounts(site) + (api_key_mounts if spec.auth else []),
+    }
+    if site.kind == "kubernetes":
+        # Caches that libraries keep below the home folder go where writing is allowed.
+        container["env"] = [{"name": "HOME", "value": pod.TEMPORARY_PATH}]
+    resources = spec.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return container | ({"resources": resources} if resources else {})
+
+
+def runtime_arguments(service: Service, site: Site) -> list[str]:
+    """The arguments of `headway serve`."""
+    spec = service.spec
+    seqs, tokens = spec.batching.max_num_seqs, spec.batching.max_num_batched_tokens
+    initial_seqs, initial_tokens = spec.batching.initial
+    arguments = ["serve", spec.model.source]
+    arguments += ["--host", pod.host(site), "--port", str(site.bind_port)]
+    arguments += ["--served-model-name", spec.model.served_name or service.name]
+    arguments += ["--dtype", spec.dtype, "--device", spec.device]
+    if spec.model.max_model_len is not None:
+        arguments += ["--max-model-len", str(spec.model.max_model_len)]
+    arguments += ["--max-num-seqs", str(seqs.max), "--max-num-batched-tokens", str(tokens.max)]
+    arguments += ["--initial-max-num-seqs", str(initial_seqs)]
+    arguments += ["--initial-max-num-batched-tokens", str(initial_tokens)]
+    if spec.kv_cache_memory is not None:
+        arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
+    if spec.auth is not None:
+        arguments += ["--api-key-file", f"{API_KEYS_FOLDER}/{spec.auth.api_keys_secret_ref.key}"]
+    arguments += ["--drain-timeout-seconds", str(spec.drain_timeout_seconds)]
+    return arguments + pod.admin_arguments(service, site)
+
+
+def _api_key_volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    if spec.auth is None:
+        return []
+    reference = spec.auth.api_keys_secret_ref
+    items = [{"key": reference.key, "path": reference.key}]
+    return [{"name": API_KEYS_VOLUME, "secret": {"secretName": reference.name, "items": items}}]
+
+
+def _check(template: dict[str, Any]) -> None:
+    """Refuse what would be lost or would escape: other parts than metadata and spec, our own arguments."""
+    _check_fields("spec.template", template, ("metadata", "spec"))
+    _check_fields("spec.template.metadata", template.get("metadata") or {}, ("labels", "annotations"))
+    for field in template:
+        if not isinstance(template[field], dict):
+            raise SpecError(f"spec.template.{field}", f"{template[field]!r} is not an object; write a map")
+    for name in ("containers", "initContainers", "volumes"):
+        _check_named_list(f"spec.template.spec.{name}", (template.get("spec") or {}).get(name) or [])
+    for container in (template.get("spec") or {}).get("containers") or []:
+        if container.get("name") == names.RUNTIME_CONTAINER and "args" in container:
+            raise SpecError(
+                "spec.template.spec.containers[name=runtime].args",
+                "the operator writes the arguments from the other fields of the spec; change those, "
+                "or set `command` to change what they are passed to",
+            )
+
+
+def _check_fields(path: str, value: Any, allowed: tuple[str, ...]) -> None:
+    unknown = [] if not isinstance(value, dict) else sorted(set(value) - set(allowed))
+    if unknown:
+        raise SpecError(f"{path}.{unknown[0]}", f"is not used; write only {' and '.join(allowed)}")
+
+
+def _check_named_list(path: str, elements: Any) -> None:
+    if not isinstance(elements, list) or not all(isinstance(e, dict) and e.get("name") for e in elements):
+        raise SpecError(path, f"{elements!r} is not a list of objects with names; give each a name")

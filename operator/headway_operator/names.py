@@ -1,0 +1,116 @@
+"""Every name, label and annotation that Headway writes, each built in one place.
+
+Owns the keys of objects too. Knows nothing of what the objects hold.
+"""
+
+from dataclasses import dataclass
+
+GROUP = "serving.headway.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "InferenceService"
+PLURAL = "inferenceservices"
+SINGULAR = "inferenceservice"
+SHORT_NAME = "hisvc"
+CATEGORY = "headway"
+FIELD_MANAGER = "headway-operator"
+
+RUNTIME_COMPONENT = "runtime"
+GATEWAY_COMPONENT = "gateway"
+RUNTIME_CONTAINER = "runtime"
+GATEWAY_CONTAINER = "gateway"
+HTTP_PORT_NAME = "http"
+HTTP_PORT = 8000
+SERVICE_PORT = 80
+
+NAME_LABEL = "app.kubernetes.io/name"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+SERVICE_LABEL = f"{GROUP}/service"
+COMPONENT_LABEL = f"{GROUP}/component"
+REVISION_LABEL = f"{GROUP}/revision"
+DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+
+OPERATOR_KEY_SECRET = "headway-admin-key"
+PUBLIC_KEY_FILE = "public.pem"
+# The longest child name, NAME-HASH-<10 of a ReplicaSet>-<5 of a pod>, must fit into 63 characters.
+MAX_NAME_LENGTH = 37
+HASH_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ServiceKey:
+    """Names one InferenceService."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChildKey:
+    """Names one child object within the service's namespace."""
+
+    kind: str
+    name: str
+
+
+def service(name: str) -> str:
+    """The Service that clients talk to; it points at the gateway."""
+    return name
+
+
+def replicas_service(name: str) -> str:
+    """The headless Service whose EndpointSlices list the runtime pods for the gateway."""
+    return f"{name}-replicas"
+
+
+def gateway(name: str) -> str:
+    """The gateway's Deployment, ServiceAccount, Role and RoleBinding."""
+    return f"{name}-gateway"
+
+
+def revision(name: str, template_hash: str) -> str:
+    """The runtime Deployment of one revision."""
+    return f"{name}-{template_hash}"
+
+
+def admin_config_map(name: str) -> str:
+    """The ConfigMap with the operator's public key."""
+    return f"{name}-admin"
+
+
+def memory_config_map(name: str) -> str:
+    """The ConfigMap with the controller's checkpoint."""
+    return f"{name}-memory"
+
+
+def audience(key: ServiceKey) -> str:
+    """The `aud` claim of admin tokens for this service."""
+    return f"{key.namespace}/{key.name}"
+
+
+def service_labels(name: str) -> dict[str, str]:
+    """On every child of the service."""
+    return {NAME_LABEL: "headway", MANAGED_BY_LABEL: FIELD_MANAGER, SERVICE_LABEL: name}
+
+
+def component_selector(name: str, component: str) -> dict[str, str]:
+    """Selects the pods of one component of one service, whatever their revision."""
+    return {SERVICE_LABEL: name, COMPONENT_LABEL: component}
+
+
+def component_labels(name: str, component: str) -> dict[str, str]:
+    """On the objects and pods of one component."""
+    return {**service_labels(name), COMPONENT_LABEL: component}
+
+
+def revision_selector(name: str, template_hash: str) -> dict[str, str]:
+    """Selects the pods of one revision."""
+    return {**component_selector(name, RUNTIME_COMPONENT), REVISION_LABEL: template_hash}
+
+
+def selector_text(labels: dict[str, str]) -> str:
+    """A label selector as one string (`a=b,c=d`), as the scale subresource wants it."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))

@@ -1,0 +1,59 @@
+"""What the controller is asked to hold: the promise and the bounds, read from a service's spec."""
+
+from dataclasses import dataclass
+
+from headway_operator.spec import InferenceServiceSpec
+from headway_operator.state import Limits, Targets
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The promise and the bounds.
+
+    fixed_replicas: None while autoscaled. lowest, highest: ends of the envelope of the batch limits.
+    initial: limits at start. stabilization_seconds: how long fewer replicas must have been enough.
+    """
+
+    targets: Targets
+    percentile: int
+    fixed_replicas: int | None
+    min_replicas: int
+    max_replicas: int
+    stabilization_seconds: float
+    lowest: Limits
+    highest: Limits
+    initial: Limits
+
+    def bound_replicas(self, replicas: int) -> int:
+        """The nearest allowed number of replicas."""
+        if self.fixed_replicas is not None:
+            return self.fixed_replicas
+        return max(self.min_replicas, min(self.max_replicas, replicas))
+
+    def bound_limits(self, limits: Limits) -> Limits:
+        """The nearest allowed limits; a step always has room for one token of each sequence."""
+        seqs = max(self.lowest.max_num_seqs, min(self.highest.max_num_seqs, limits.max_num_seqs))
+        lowest_tokens = max(self.lowest.max_num_batched_tokens, seqs)
+        tokens = max(lowest_tokens, min(self.highest.max_num_batched_tokens, limits.max_num_batched_tokens))
+        return Limits(seqs, tokens)
+
+
+def target_of(spec: InferenceServiceSpec) -> Target:
+    """Read the promise and the bounds from a spec."""
+    slo, scaling, batching = spec.slo, spec.scaling, spec.batching
+    ttft = slo.ttft_milliseconds if slo else None
+    tpot = slo.tpot_milliseconds if slo else None
+    return Target(
+        targets=Targets(
+            None if ttft is None else float(ttft),
+            None if tpot is None else float(tpot),
+        ),
+        percentile=slo.percentile if slo else 95,
+        fixed_replicas=spec.replicas,
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
+        stabilization_seconds=float(scaling.stabilization_seconds),
+        lowest=Limits(batching.max_num_seqs.min, batching.max_num_batched_tokens.min),
+        highest=Limits(batching.max_num_seqs.max, batching.max_num_batched_tokens.max),
+        initial=Limits(*batching.initial),
+    )

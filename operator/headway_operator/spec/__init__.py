@@ -1,0 +1,21 @@
+"""What a user may ask for: the models of an InferenceService and the frozen `Service` made from a manifest.
+
+`fields` is the source from which the CRD is generated, `status_fields` that of the status, `service` turns a
+manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantities. Knows nothing of clusters.
+"""
+
+from headway_operator.spec.fields import InferenceServiceSpec
+from headway_operator.spec.quantity import parse_quantity
+from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
+from headway_operator.spec.status_fields import InferenceServiceStatus
+
+__all__ = [
+    "InferenceServiceSpec",
+    "InferenceServiceStatus",
+    "Manifest",
+    "Service",
+    "generation_of",
+    "key_of",
+    "parse",
+    "parse_quantity",
+]

@@ -1,0 +1,209 @@
+"""The fields of `spec`: the one source of the CRD, of its defaults, ranges, rules and descriptions.
+
+pydantic refuses unknown fields. Knows nothing of clusters or of what is rendered.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from headway_operator.spec.base import (
+    MemoryQuantity,
+    Name,
+    PodTemplateDict,
+    PositiveTokens,
+    Quantity,
+    SpecModel,
+    rules,
+    with_empty_default,
+)
+from headway_operator.spec.batching import Batching
+
+SOURCE_RULE = "self.matches('^(bundled|file|hf|s3|oci|pvc)://.+$|^/.+$')"
+SOURCE_MESSAGE = (
+    "source must start with bundled://, file://, hf://, s3://, oci:// or pvc://, or be an absolute path; "
+    "for example bundled://headway-tiny"
+)
+ORDER_RULE = "self.minReplicas <= self.maxReplicas"
+ORDER_MESSAGE = (
+    "minReplicas must not exceed maxReplicas: lower scaling.minReplicas or raise scaling.maxReplicas"
+)
+TARGET_RULE = (
+    "has(self.replicas) || (has(self.slo) && "
+    "(has(self.slo.ttftMilliseconds) || has(self.slo.tpotMilliseconds)))"
+)
+TARGET_MESSAGE = (
+    "an autoscaled service needs a latency target: "
+    "set slo.ttftMilliseconds or slo.tpotMilliseconds, or set replicas"
+)
+
+
+def _has_known_scheme(source: str) -> str:
+    prefixes = tuple(f"{scheme}://" for scheme in ("bundled", "file", "hf", "s3", "oci", "pvc"))
+    prefix = next((prefix for prefix in (*prefixes, "/") if source.startswith(prefix)), None)
+    if prefix is None or len(source) == len(prefix):
+        raise ValueError(f"{SOURCE_MESSAGE}; got {source!r}")
+    return source
+
+
+Source = Annotated[
+    str,
+    AfterValidator(_has_known_scheme),
+    Field(
+        min_length=1,
+        max_length=1024,
+        json_schema_extra=rules((SOURCE_RULE, SOURCE_MESSAGE)),
+    ),
+]
+
+
+class Model(SpecModel):
+    """The model to serve."""
+
+    source: Source
+    """Where the weights lie: bundled://NAME, file:///PATH, hf://ORG/NAME, s3://BUCKET/KEY, oci://IMAGE,
+    pvc://CLAIM/PATH or an absolute path. Up to 1024 characters, no default."""
+    max_model_len: PositiveTokens | None = None
+    """Longest prompt plus answer, in tokens (1 to 1048576). Default: what the model's config states."""
+    served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """The model name that clients send, 1 to 256 characters. Default: the name of this InferenceService."""
+
+
+class Draft(SpecModel):
+    """The small model whose guesses the served model checks."""
+
+    source: Source
+    """Where the draft's weights lie; same forms as model.source. No default."""
+
+
+class Speculative(SpecModel):
+    """Speculative decoding with a draft model."""
+
+    draft: Draft
+    """The draft model. No default."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 4
+    """Tokens guessed per step (1 to 16). Default 4."""
+
+
+class Slo(SpecModel):
+    """The latency promise. Editing it never restarts a pod."""
+
+    ttft_milliseconds: Annotated[int, Field(ge=1, le=600_000)] | None = None
+    """Target for the time to first token, waiting included, in milliseconds (1 to 600000). Default: none."""
+    tpot_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = None
+    """Target for the time per output token after the first, in milliseconds (1 to 60000). Default: none."""
+    percentile: Annotated[int, Field(ge=50, le=99)] = 95
+    """Share of requests that must meet the targets, in percent (50 to 99). Default 95."""
+
+
+class Scaling(SpecModel):
+    """Bounds of autoscaling; unused while `replicas` is set."""
+
+    model_config = ConfigDict(json_schema_extra=with_empty_default((ORDER_RULE, ORDER_MESSAGE)))
+    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Fewest replicas (1 to 1000). Default 1."""
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Most replicas (1 to 1000). Default 4."""
+    stabilization_seconds: Annotated[int, Field(ge=10, le=3600)] = 300
+    """How long, in seconds, fewer replicas must have been enough before one is removed (10 to 3600).
+    Default 300."""
+
+    @model_validator(mode="after")
+    def _is_ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"minReplicas {self.min_replicas} must not exceed maxReplicas {self.max_replicas}: "
+                "lower scaling.minReplicas or raise scaling.maxReplicas"
+            )
+        return self
+
+
+class ResourceClaim(SpecModel):
+    """A claim from the pod template's resourceClaims."""
+
+    name: Name
+    """Name of the entry in template.spec.resourceClaims. No default."""
+    request: Name | None = None
+    """Request inside the claim. Default: all of it."""
+
+
+class Resources(SpecModel):
+    """What each replica asks of its node, as Kubernetes writes it (CPU in cores, memory in bytes)."""
+
+    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=32)
+    """Most that a replica may use, by resource (`cpu`, `memory`, `nvidia.com/gpu`). Default: no limits."""
+    requests: dict[str, Quantity] = Field(default_factory=dict, max_length=32)
+    """What the scheduler sets aside, by resource. Default: the limits."""
+    claims: list[ResourceClaim] = Field(
+        default_factory=list,
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Dynamic resource claims used by a replica, at most 16. Default: none."""
+
+
+class SecretKeyRef(SpecModel):
+    """One key of a Secret in the service's namespace."""
+
+    name: Name
+    """Name of the Secret. No default."""
+    key: Name = "api-keys"
+    """Key inside the Secret. Default api-keys."""
+
+
+class Auth(SpecModel):
+    """Who may send requests."""
+
+    api_keys_secret_ref: SecretKeyRef
+    """Secret with the accepted API keys, one per line. No default."""
+
+
+class InferenceServiceSpec(SpecModel):
+    """What to serve, how fast, and within which bounds."""
+
+    model_config = ConfigDict(json_schema_extra=rules((TARGET_RULE, TARGET_MESSAGE)))
+    model: Model
+    """The model to serve. No default."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format of weights and activations. Default auto: what the model's config states."""
+    quantization: Literal["none", "int8", "int4", "fp8", "awq", "gptq"] = "none"
+    """How weights are packed. Default none; other values are refused until the engine has them."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Devices that share each layer of one replica (1 to 64). Default 1; more is refused until the engine
+    has it."""
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
+    """Number format of the KV cache. Default auto: as dtype; other values are refused until the engine has
+    them."""
+    speculative: Speculative | None = None
+    """Speculative decoding. Default: none; refused until the engine has it."""
+    slo: Slo | None = None
+    """The latency promise. Default: none, which needs a fixed number of replicas."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Fixed number of replicas (0 to 1000). Default: unset, which lets the controller choose within
+    scaling."""
+    scaling: Scaling = Scaling()
+    """Bounds of autoscaling."""
+    batching: Batching = Batching()
+    """Bounds of the live batch limits."""
+    kv_cache_memory: MemoryQuantity | None = None
+    """Memory for the KV cache of one replica, a quantity in bytes such as 512Mi. Default: the engine
+    chooses."""
+    resources: Resources = Resources()
+    """Resources of each replica. Default: none asked."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where a replica computes. Default auto: cuda when a GPU is visible, else cpu."""
+    auth: Auth | None = None
+    """Who may send requests. Default: everyone who reaches the Service."""
+    drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    """Longest time, in seconds, that a replica may take to finish its requests when it is removed (1 to
+    3600). Default 60."""
+    template: PodTemplateDict | None = None
+    """Pod template merged strategically over the replicas' own; name the container `runtime` to change it.
+    Default: none."""
+
+    @model_validator(mode="after")
+    def _autoscaling_has_target(self) -> Self:
+        targets = () if self.slo is None else (self.slo.ttft_milliseconds, self.slo.tpot_milliseconds)
+        if self.replicas is None and not any(targets):
+            raise ValueError(TARGET_MESSAGE)
+        return self

@@ -1,0 +1,115 @@
+"""A manifest becomes a frozen `Service`, or a `SpecError` that names the field, the value and the remedy."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from headway_operator.errors import SpecError
+from headway_operator.names import API_VERSION, KIND, MAX_NAME_LENGTH, ServiceKey
+from headway_operator.spec.fields import InferenceServiceSpec
+
+Manifest = dict[str, Any]
+
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One InferenceService as read: what is asked (`spec`) and what was last written about it (`status`)."""
+
+    key: ServiceKey
+    uid: str
+    generation: int
+    spec: InferenceServiceSpec
+    status: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Shorthand for `key.name`, from which every child's name is built."""
+        return self.key.name
+
+
+def key_of(manifest: Manifest) -> ServiceKey:
+    """The name of the service in `manifest`; namespace `default` when none is written."""
+    metadata = manifest.get("metadata") or {}
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not name:
+        raise SpecError("metadata.name", f"{name!r} is not a name; write metadata.name")
+    return ServiceKey(metadata.get("namespace") or _DEFAULT_NAMESPACE, name)
+
+
+def generation_of(manifest: Manifest) -> int:
+    """metadata.generation; 1 for a manifest that no API server has numbered."""
+    return int((manifest.get("metadata") or {}).get("generation") or 1)
+
+
+def parse(manifest: Manifest) -> Service:
+    """Read an InferenceService.
+
+    Raises SpecError: reason `InvalidSpec` for what the schema refuses, `UnsupportedField` for what it accepts
+    and the engine cannot do yet.
+    """
+    for field, want in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if manifest.get(field) != want:
+            raise SpecError(field, f"{manifest.get(field)!r} is not served here; write {want}")
+    key = key_of(manifest)
+    if not re.match(NAME_PATTERN, key.name) or len(key.name) > MAX_NAME_LENGTH:
+        raise SpecError(
+            "metadata.name",
+            f"{key.name!r} must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', "
+            "starting with a letter and not ending with '-'",
+        )
+    try:
+        spec = InferenceServiceSpec.model_validate(manifest.get("spec") or {})
+    except ValidationError as error:
+        raise _spec_error(error) from error
+    _refuse_unsupported(spec)
+    return Service(
+        key=key,
+        uid=str(manifest["metadata"].get("uid") or ""),
+        generation=generation_of(manifest),
+        spec=spec,
+        status=manifest.get("status") or {},
+    )
+
+
+def _spec_error(error: ValidationError) -> SpecError:
+    first, *others = error.errors(include_url=False)
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "unknown field; check its spelling, or remove it"
+    elif first["type"] == "missing":
+        message = "is required; write it"
+    elif first["type"] != "value_error":
+        message = f"{message}; got {first['input']!r}"
+    more = f" (and {len(others)} more)" if others else ""
+    return SpecError(f"spec{path}", message + more)
+
+
+def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
+    """Fields that are in the schema already while the engine cannot honour them: refused, never ignored."""
+    scheme = spec.model.source.partition("://")[0] if "://" in spec.model.source else "file"
+    unsupported = (
+        ("spec.quantization", spec.quantization, spec.quantization != "none", "none"),
+        ("spec.tensorParallelSize", spec.tensor_parallel_size, spec.tensor_parallel_size > 1, "1"),
+        ("spec.kvCacheDtype", spec.kv_cache_dtype, spec.kv_cache_dtype != "auto", "auto"),
+        ("spec.model.source", spec.model.source, scheme not in ("bundled", "file"), "bundled:// or file://"),
+    )
+    if spec.speculative is not None:
+        raise SpecError(
+            "spec.speculative",
+            "this version's engine has no speculative decoding; remove it",
+            "UnsupportedField",
+        )
+    for field, value, is_asked, supported in unsupported:
+        if is_asked:
+            raise SpecError(
+                field,
+                f"{value!r} is not supported by this version's engine; write {supported}",
+                "UnsupportedField",
+            )

@@ -1,0 +1,148 @@
+"""The fields of `status`: what the operator writes. Source of the CRD's status schema."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class StatusModel(BaseModel):
+    """camelCase outside; every field optional, since a status grows as facts come in."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, extra="forbid", populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class Condition(StatusModel):
+    """One fact about the service, as Kubernetes writes conditions."""
+
+    type: Annotated[str, Field(max_length=64)]
+    """Ready, Progressing, SLOMet, ScalingActive, ModelAvailable or Degraded."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(max_length=128)]
+    """Stable CamelCase cause."""
+    message: Annotated[str, Field(max_length=4096)]
+    """One sentence for a person."""
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    """When `status` last changed."""
+    observed_generation: int
+    """The generation of the spec that was judged."""
+
+
+class LimitsStatus(StatusModel):
+    """Live batch limits of each replica."""
+
+    max_num_seqs: int | None = None
+    """Sequences that run at once."""
+    max_num_batched_tokens: int | None = None
+    """Tokens that one step computes."""
+
+
+class LatencyStatus(StatusModel):
+    """One latency against its target over the window that was judged."""
+
+    target: float | None = None
+    """Target in milliseconds."""
+    value: float | None = None
+    """Measured latency at `percentile`, in milliseconds."""
+    percentile: int | None = None
+    """The percentile judged."""
+    attainment: float | None = None
+    """Share of requests within the target (0 to 1)."""
+    verdict: Literal["met", "violated", "unknown"] | None = None
+    """What the evidence allows to say at 90% confidence."""
+
+
+class SloStatus(StatusModel):
+    """Both latencies against their targets."""
+
+    ttft_milliseconds: LatencyStatus | None = None
+    """Time to first token."""
+    tpot_milliseconds: LatencyStatus | None = None
+    """Time per output token after the first."""
+
+
+class RevisionStatus(StatusModel):
+    """What was fixed when the current revision was made; an operator upgrade changes none of it."""
+
+    name: str | None = None
+    """Name of the runtime Deployment."""
+    hash: str | None = None
+    """Content hash of the runtime's pod template."""
+    runtime_image: str | None = None
+    """Image of the runtime container."""
+    gateway_image: str | None = None
+    """Image of the gateway container."""
+    gateway_hash: str | None = None
+    """Content hash of the gateway's pod template."""
+    spec_hash: str | None = None
+    """Hash of the parts of the spec that shape a template."""
+
+
+class LastDecision(StatusModel):
+    """The controller's last decision and why."""
+
+    time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
+    """When it was taken."""
+    replicas: int | None = None
+    """Replicas wanted."""
+    max_num_seqs: int | None = None
+    """Live limit wanted, in sequences."""
+    max_num_batched_tokens: int | None = None
+    """Live limit wanted, in tokens."""
+    cause: str | None = None
+    """Stable CamelCase cause."""
+    message: str | None = None
+    """One sentence with the numbers behind it."""
+    blocker: str | None = None
+    """What keeps the controller from doing more; empty when nothing does."""
+
+
+class Display(StatusModel):
+    """Short texts for the columns of `kubectl get`."""
+
+    replicas: str | None = None
+    """Ready of wanted replicas."""
+    ttft: str | None = None
+    """Measured TTFT against its target."""
+    tpot: str | None = None
+    """Measured TPOT against its target."""
+
+
+class InferenceServiceStatus(StatusModel):
+    """What the operator last saw and decided."""
+
+    observed_generation: int | None = None
+    """The generation of the spec that this status is about."""
+    conditions: Annotated[
+        list[Condition],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = []
+    """What holds and why."""
+    replicas: int | None = None
+    """Runtime pods that exist, of every revision."""
+    ready_replicas: int | None = None
+    """Runtime pods that can serve."""
+    desired_replicas: int | None = None
+    """Runtime pods wanted."""
+    selector: str | None = None
+    """Label selector of the runtime pods, for the scale subresource."""
+    url: str | None = None
+    """Where clients send requests."""
+    limits: LimitsStatus | None = None
+    """Live batch limits applied."""
+    slo: SloStatus | None = None
+    """Latencies against targets."""
+    revision: RevisionStatus | None = None
+    """The current revision."""
+    last_decision: LastDecision | None = None
+    """The controller's last decision."""
+    display: Display | None = None
+    """Short texts for the columns of `kubectl get`."""
+    updated_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
+    """When this status was written."""
