@@ -1,0 +1,141 @@
+"""The CustomResourceDefinition, generated from the models in `spec`.
+
+pydantic's JSON schema is turned into a structural schema as the API server wants it: references inlined,
+optional fields left out instead of null, closed objects without `additionalProperties: false` (the API server
+prunes what it does not know), defaults kept only where filling them in says nothing more than the field's own
+description. Knows nothing of files.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from headway_operator import names
+from headway_operator.spec import InferenceServiceSpec, InferenceServiceStatus
+from headway_operator.spec.service import NAME_PATTERN
+
+Schema = dict[str, Any]
+
+_NAME_MESSAGE = (
+    f"metadata.name must be at most {names.MAX_NAME_LENGTH} lower-case letters, digits and '-', "
+    "starting with a letter and not ending with '-': children carry it in their own names"
+)
+_NAME_RULE = (
+    f"size(self.metadata.name) <= {names.MAX_NAME_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')"
+)
+# JSON schema words with no meaning, or none allowed, in a structural schema.
+_DROPPED = ("title", "$defs", "default")
+
+
+def generate() -> Schema:
+    """The CustomResourceDefinition."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": names.SINGULAR,
+                "shortNames": [names.SHORT_NAME],
+                "categories": [names.CATEGORY],
+            },
+            "scope": "Namespaced",
+            "versions": [_version()],
+        },
+    }
+
+
+def _version() -> Schema:
+    return {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": [
+            _condition_column("Ready", "status"),
+            _condition_column("Reason", "reason"),
+            _column("Replicas", ".status.display.replicas", "Ready of wanted replicas"),
+            _column("TTFT/target", ".status.display.ttft", "Time to first token against its target"),
+            _column("TPOT/target", ".status.display.tpot", "Time per output token against its target"),
+            {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+        ],
+        "schema": {"openAPIV3Schema": _root_schema()},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+    }
+
+
+def _condition_column(name: str, part: str) -> Schema:
+    path = f'.status.conditions[?(@.type=="Ready")].{part}'
+    return _column(name, path, f"The {part} of condition Ready")
+
+
+def _column(name: str, path: str, description: str) -> Schema:
+    return {"name": name, "type": "string", "jsonPath": path, "description": description}
+
+
+def _root_schema() -> Schema:
+    return {
+        "description": "A large language model to serve, with the latency that it is promised to have.",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural(InferenceServiceSpec),
+            "status": structural(InferenceServiceStatus),
+        },
+        "x-kubernetes-validations": [{"rule": _NAME_RULE, "message": _NAME_MESSAGE}],
+    }
+
+
+def structural(model: type[BaseModel]) -> Schema:
+    """The structural schema of a pydantic model."""
+    schema = model.model_json_schema(by_alias=True)
+    return _node(schema, schema.get("$defs", {}))
+
+
+def _node(schema: Schema, definitions: Schema) -> Schema:
+    schema = _flattened(schema, definitions)
+    result = {key: value for key, value in schema.items() if key not in _DROPPED}
+    if "description" in result:
+        result["description"] = " ".join(result["description"].split())
+    if "properties" in schema:
+        result["properties"] = {
+            name: _node(child, definitions) for name, child in schema["properties"].items()
+        }
+    if isinstance(schema.get("additionalProperties"), dict):
+        result["additionalProperties"] = _node(schema["additionalProperties"], definitions)
+    else:
+        result.pop("additionalProperties", None)
+    if "items" in schema:
+        result["items"] = _node(schema["items"], definitions)
+    if schema.get("default") not in (None, []):
+        result["default"] = schema["default"]
+    if result.get("x-kubernetes-int-or-string"):
+        result.pop("type", None)
+    return result
+
+
+def _flattened(schema: Schema, definitions: Schema) -> Schema:
+    """`schema` with its reference inlined; a choice between something and null becomes that something."""
+    choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
+    if len(choices) == 1:
+        rest = {key: value for key, value in schema.items() if key != "anyOf"}
+        return _flattened(choices[0] | rest, definitions)
+    if "$ref" not in schema:
+        return schema
+    inlined = dict(definitions[schema["$ref"].removeprefix("#/$defs/")])
+    own = {key: value for key, value in schema.items() if key not in ("$ref", "default")}
+    # An omitted object is filled in from its fields' defaults or not at all; its own class says which.
+    return _flattened(inlined | own, definitions)
