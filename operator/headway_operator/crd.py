@@ -120,7 +120,11 @@ def _node(schema: Schema, definitions: Schema) -> Schema:
         result.pop("additionalProperties", None)
     if "items" in schema:
         result["items"] = _node(schema["items"], definitions)
-    if schema.get("default") not in (None, []):
+    if schema.get("default") == {}:
+        # Written out in full: the API server checks the rules on a default before it fills in what is below.
+        children = result["properties"].items()
+        result["default"] = {name: child["default"] for name, child in children if "default" in child}
+    elif schema.get("default") not in (None, []):
         result["default"] = schema["default"]
     if result.get("x-kubernetes-int-or-string"):
         result.pop("type", None)
