@@ -1,4 +1,4 @@
-"""Builders for the operator's I/O tests: stand-in processes, manifests, and waiting for a fact with a time limit."""
+"""Builders for the operator's I/O tests: stand-in processes, manifests, and waiting for a fact."""
 
 import asyncio
 import socket

@@ -1,7 +1,7 @@
 """A small stand-in for `headway serve` and `headway gateway`: the same flags and paths, no model.
 
-Environment: STANDIN_FAIL=TEXT writes TEXT to stderr and exits 3. STANDIN_READY_FILE=PATH is ready while PATH exists.
-STANDIN_HEALTH_FILE=PATH is healthy while PATH exists. STANDIN_IGNORE_TERM=1 ignores SIGTERM.
+Environment: STANDIN_FAIL=TEXT writes TEXT to stderr and exits 3. STANDIN_READY_FILE=PATH: ready while PATH is
+there. STANDIN_HEALTH_FILE=PATH: healthy while PATH is there. STANDIN_IGNORE_TERM=1 ignores SIGTERM.
 """
 
 import argparse
@@ -40,9 +40,9 @@ def sample() -> dict[str, object]:
             "kv_blocks_used": 0,
             "kv_blocks_total": 512,
         },
-        "counters": {name: 0 for name in names.split()},
+        "counters": dict.fromkeys(names.split(), 0),
         "edges": {"first_milliseconds": 1.0, "ratio": 1.12, "count": 105},
-        "histograms": {name: empty for name in ("ttft", "queue", "prefill", "tpot", "step")},
+        "histograms": dict.fromkeys(("ttft", "queue", "prefill", "tpot", "step"), empty),
     }
 
 
@@ -60,7 +60,7 @@ def gateway_sample() -> dict[str, object]:
             "backends": 0,
             "backends_ready": 0,
         },
-        "counters": {name: 0 for name in names.split()},
+        "counters": dict.fromkeys(names.split(), 0),
     }
 
 

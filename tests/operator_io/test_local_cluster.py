@@ -218,12 +218,22 @@ async def test_mounted_secrets_and_config_maps_are_files_at_the_rewritten_path(
     volumes = [
         {"name": "keys", "secret": {"secretName": "api", "items": [{"key": "tokens", "path": "api-keys"}]}},
         {"name": "admin", "configMap": {"name": "demo-admin"}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "cache", "emptyDir": {}},
     ]
-    mounts = [{"name": "keys", "mountPath": "/etc/keys"}, {"name": "admin", "mountPath": "/etc/admin"}]
+    paths = {"keys": "/etc/keys", "admin": "/etc/admin", "tmp": "/tmp", "cache": "/nowhere/cache"}
+    mounts = [{"name": name, "mountPath": path} for name, path in paths.items()]
     manifest = deployment(
         "demo-1a2b",
         container={
-            "args": ["serve", "--api-key-file", "/etc/keys/api-keys", "--key=/etc/admin/public.pem"],
+            "args": [
+                "serve",
+                "/tmp/model",
+                "--api-key-file",
+                "/etc/keys/api-keys",
+                "--key=/etc/admin/public.pem",
+            ],
+            "env": [{"name": "CACHE", "value": "/nowhere/cache/files"}],
             "volumeMounts": mounts,
         },
         pod={"volumes": volumes},
@@ -241,8 +251,10 @@ async def test_mounted_secrets_and_config_maps_are_files_at_the_rewritten_path(
         assert (keys / "api-keys").read_text() == "sesame\n"
         assert (keys / "api-keys").stat().st_mode & 0o777 == 0o600
         assert (admin / "public.pem").read_text() == "PEM"
-        command = cluster.processes[0].template.command
-        assert command[2:] == ("serve", "--api-key-file", f"{keys}/api-keys", f"--key={admin}/public.pem")
+        template = cluster.processes[0].template
+        want = ("serve", "/tmp/model", "--api-key-file", f"{keys}/api-keys", f"--key={admin}/public.pem")
+        assert template.command[2:] == want
+        assert template.environment["CACHE"] == str(keys.parent / "cache" / "files")
     assert not any(tmp_path.glob("headway-up-*"))
 
 
@@ -255,8 +267,8 @@ async def test_what_has_no_local_counterpart_is_refused_by_name(
     claim = {"volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]}
     with pytest.raises(ClusterError, match="volume 'cache' is a persistentVolumeClaim"):
         await local_cluster.apply(key, deployment("demo-1a2b", pod=claim))
+    secret = {"volumes": [{"name": "keys", "secret": {"secretName": "api"}}]}
     with pytest.raises(ClusterError, match="there is no Secret 'api'; put it into the same file"):
-        secret = {"volumes": [{"name": "keys", "secret": {"secretName": "api"}}]}
         await local_cluster.apply(key, deployment("demo-1a2b", pod=secret))
     with pytest.raises(ClusterError, match="cannot scale 'demo-none'"):
         await local_cluster.scale(key, "demo-none", 1)

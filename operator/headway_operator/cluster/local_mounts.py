@@ -39,6 +39,8 @@ def materialise(
         if "hostPath" in volume:
             folder = Path(volume["hostPath"]["path"])
         elif "emptyDir" in volume:
+            # Where the path exists here, /tmp for one, the process uses that as any other process does.
+            folder = next((path for path in mount_paths(deployment, volume["name"]) if path.is_dir()), folder)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         elif "configMap" in volume:
             source = volume["configMap"]
@@ -60,6 +62,16 @@ def materialise(
             raise ClusterError(f"{where} is a {kind}, which has no counterpart in the local world")
         folders[volume["name"]] = folder
     return folders
+
+
+def mount_paths(deployment: Manifest, volume: str) -> list[Path]:
+    """Where the containers of `deployment` see the volume."""
+    return [
+        Path(mount["mountPath"])
+        for container in deployment["spec"]["template"]["spec"]["containers"]
+        for mount in container.get("volumeMounts", ())
+        if mount["name"] == volume
+    ]
 
 
 def _write(folder: Path, values: Mapping[str, bytes], source: Mapping[str, Any], where: str) -> None:

@@ -115,9 +115,13 @@ def _mount_folders(
 ) -> list[tuple[str, str]]:
     folders = []
     for mount in container.get("volumeMounts", ()):
-        if mount["name"] not in mounts:
-            raise ClusterError(f"{where}: volume {mount['name']!r} has no counterpart in the local world")
-        folder = mounts[mount["name"]]
+        folder = mounts.get(mount["name"])
+        if folder is None:
+            raise ClusterError(
+                f"{where}: volumeMounts names {mount['name']!r}, which is no volume of the pod"
+            )
+        if folder == Path(mount["mountPath"]):
+            continue
         if "subPath" in mount:
             folder = folder / mount["subPath"]
         folders.append((mount["mountPath"].rstrip("/"), str(folder)))

@@ -27,8 +27,13 @@ class Workspace:
         self._lock = os.open(made / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = made.rename(root / made.name.replace(NEW_PREFIX, PREFIX, 1))
-        for folder in (self.logs, self.ports, self.mounts):
+        for folder in (self.admin, self.logs, self.ports, self.mounts):
             folder.mkdir(mode=0o700)
+
+    @property
+    def admin(self) -> Path:
+        """What the admin ConfigMap would hold in a pod."""
+        return self.path / "admin"
 
     @property
     def logs(self) -> Path:
@@ -53,7 +58,7 @@ class Workspace:
     @property
     def public_key_file(self) -> Path:
         """The public keys that replicas and the gateway trust."""
-        return self.path / "public.pem"
+        return self.admin / "public.pem"
 
     def remove(self) -> None:
         """Delete the folder; a second call is harmless."""
