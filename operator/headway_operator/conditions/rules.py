@@ -9,6 +9,7 @@ Degraded       something is wrong although requests may still be served
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from headway_operator.conditions.condition import Condition
 from headway_operator.plan import wanted_replicas
@@ -99,8 +100,11 @@ def model_available(observed: Observed) -> Condition | None:
     return None
 
 
-def degraded(observed: Observed, decision: Decision) -> Condition:
-    """Whether something is wrong, whatever still serves."""
+def degraded(observed: Observed, decision: Decision, problems: Sequence[str] = ()) -> Condition:
+    """Whether something is wrong, whatever still serves. problems: steps of this pass that failed."""
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return Condition("Degraded", "True", "StepFailed", f"{problems[0]}{more}; it is tried again")
     failing = [replica for replica in observed.replicas if is_crashing(replica)]
     if failing:
         reason, message = cause_of(failing)

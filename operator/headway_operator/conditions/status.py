@@ -1,7 +1,7 @@
 """The whole status of a service, and when it is worth a write."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway_operator import names
@@ -17,9 +17,18 @@ REFRESH_SECONDS = 60.0
 
 
 def status(
-    service: Service, rendered: Rendered, observed: Observed, sample: Sample, decision: Decision, now: float
+    service: Service,
+    rendered: Rendered,
+    observed: Observed,
+    sample: Sample,
+    decision: Decision,
+    now: float,
+    problems: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The whole status; `service.status` is the previous one, from which transition times are kept."""
+    """The whole status; `service.status` is the previous one, from which transition times are kept.
+
+    problems: what failed in this pass, in words; it shows in the condition Degraded.
+    """
     wanted = wanted_replicas(service, decision)
     num_ready = sum(replica.phase == "ready" for replica in observed.replicas)
     revision = rendered.revision
@@ -29,7 +38,7 @@ def status(
         rules.slo_met(decision),
         rules.scaling_active(decision),
         rules.model_available(observed),
-        rules.degraded(observed, decision),
+        rules.degraded(observed, decision, problems),
     ]
     limits = _applied_limits(sample, decision)
     percentile = service.spec.slo.percentile if service.spec.slo else 95
