@@ -1,0 +1,164 @@
+"""One pass over one service: the list of steps, nothing else. Creation, edits, restarts, ticks all take it.
+
+ 1. read      the manifest becomes a Service; one that cannot be honoured becomes a condition, and that is all
+ 2. observe   what the cluster has
+ 3. scrape    what replicas and gateways measured
+ 4. render    the children there should be
+ 5. decide    replicas and limits, with the memory of the last pass
+ 6. plan      what must be done
+ 7. apply     each child
+ 8. scale     each revision, the emptiest replica first
+ 9. prune     children no longer wanted, unless an apply failed
+10. patch     limits and targets of each replica
+11. status    when it says something new, with its events
+12. memory    at most once a minute
+
+A step that fails changes nothing that serves: it is recorded, the other steps go on, and the next pass tries
+it again. Only without an observation there is nothing to go on with.
+"""
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway_operator import conditions
+from headway_operator.cluster.protocol import Cluster
+from headway_operator.errors import HeadwayOperatorError, SpecError
+from headway_operator.manifests import render
+from headway_operator.plan import plan
+from headway_operator.scrape import Scraper
+from headway_operator.slo import Memory, decide, target_of
+from headway_operator.spec import Manifest, Service, key_of, parse
+from headway_operator.state import ChildKey, Decision, Observed, Plan, Sample, ServiceKey
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Where services live and how to reach them. clock: seconds since the epoch."""
+
+    cluster: Cluster
+    scraper: Scraper
+    public_key_pem: str
+    clock: Callable[[], float]
+
+
+@dataclass(slots=True)
+class Carried:
+    """What one service's pass hands to its next: the controller's memory, the status last written."""
+
+    memory: Memory | None = None
+    checkpoint: Mapping[str, Any] | None = None
+    checkpointed_at: float = -math.inf
+    status: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a pass saw, decided and could not do. problems: (step, message). What it did not reach is None."""
+
+    key: ServiceKey
+    status: Mapping[str, Any]
+    observed: Observed | None = None
+    sample: Sample | None = None
+    decision: Decision | None = None
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+    async def attempt(self, step: str, action: Awaitable[object]) -> bool:
+        """Do it; a failure is recorded and False is returned."""
+        try:
+            await action
+        except HeadwayOperatorError as error:
+            self.problems.append((step, str(error)))
+            logger.warning("%s: %s failed: %s", self.key, step, error)
+            return False
+        return True
+
+
+async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outcome:
+    """Take one pass. ClusterError when the cluster cannot be observed or the checkpoint not be read."""
+    cluster, key = world.cluster, key_of(manifest)
+    previous = carried.status if carried.status is not None else manifest.get("status") or {}
+    manifest = {**manifest, "status": previous}
+    outcome = Outcome(key, previous)
+    try:
+        service = parse(manifest)
+        outcome.observed = observed = await cluster.observe(key)
+        outcome.sample = sample = await world.scraper.sample(key, observed)
+        rendered = render(service, cluster.site, world.public_key_pem, observed.children)
+    except SpecError as error:
+        outcome.problems.append(("read", str(error)))
+        await _tell(world, outcome, conditions.refused(manifest, error, world.clock()), carried)
+        return outcome
+    memory = carried.memory or await _load_memory(world, key)
+    decision, carried.memory = decide(target_of(service.spec), memory, sample, observed, world.clock())
+    outcome.decision = decision
+    todo = plan(service, rendered, observed, sample, decision)
+    await _act(cluster, world.scraper, outcome, todo, observed)
+    problems = [f"{step}: {message}" for step, message in outcome.problems]
+    status = conditions.status(service, rendered, observed, sample, decision, world.clock(), problems)
+    await _tell(world, outcome, status, carried)
+    await _checkpoint(world, service, outcome, carried)
+    return outcome
+
+
+async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan, observed: Observed) -> None:
+    key = outcome.key
+    applied = [
+        await outcome.attempt(f"apply {_child(manifest)}", cluster.apply(key, manifest))
+        for manifest in todo.manifests
+    ]
+    for replica, cost in todo.deletion_costs.items():
+        await outcome.attempt(
+            f"set deletion cost of {replica}", cluster.set_deletion_cost(key, replica, cost)
+        )
+    for revision, replicas in todo.scale.items():
+        await outcome.attempt(f"scale {revision} to {replicas}", cluster.scale(key, revision, replicas))
+    if all(applied):
+        for child in sorted(observed.children - todo.keep):
+            await outcome.attempt(f"prune {child.kind} {child.name}", cluster.prune(key, child))
+    addresses = {replica.name: replica.address for replica in observed.replicas}
+    for replica, body in todo.patch.items():
+        if address := addresses.get(replica):
+            await outcome.attempt(f"patch limits of {replica}", scraper.patch_limits(key, address, body))
+
+
+async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any], carried: Carried) -> None:
+    previous, outcome.status = outcome.status, status
+    if not conditions.worth_writing(previous, status, world.clock()):
+        return
+    if not await outcome.attempt("write status", world.cluster.write_status(outcome.key, status)):
+        return
+    carried.status = status
+    for kind, reason, message in conditions.events(previous, status):
+        await outcome.attempt("record event", world.cluster.emit(outcome.key, kind, reason, message))
+
+
+async def _load_memory(world: World, key: ServiceKey) -> Memory:
+    data = await world.cluster.load_memory(key)
+    try:
+        return Memory.from_dict(data, world.clock())
+    except (KeyError, TypeError, ValueError) as error:
+        logger.warning("%s: the checkpoint cannot be read (%r); the controller starts without it", key, error)
+        return Memory.from_dict(None, world.clock())
+
+
+async def _checkpoint(world: World, service: Service, outcome: Outcome, carried: Carried) -> None:
+    now = world.clock()
+    if carried.memory is None or now - carried.checkpointed_at < CHECKPOINT_SECONDS:
+        return
+    data = carried.memory.to_dict()
+    if data == carried.checkpoint:
+        return
+    if await outcome.attempt("save memory", world.cluster.save_memory(service.key, data)):
+        carried.checkpoint, carried.checkpointed_at = data, now
+
+
+def _child(manifest: Manifest) -> str:
+    child = ChildKey(manifest["kind"], manifest["metadata"]["name"])
+    return f"{child.kind} {child.name}"
