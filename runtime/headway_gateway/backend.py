@@ -1,0 +1,36 @@
+"""One replica as the gateway sees it, and the words of a backend list. No I/O, no choosing."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# ready: takes new requests. draining: finishes what it has. unready: known, but not serving (yet).
+BackendState = Literal["ready", "draining", "unready"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEntry:
+    """One line of a list of backends, from whichever world. `url` has no path and no trailing slash."""
+
+    id: str
+    url: str
+    state: BackendState
+
+
+@dataclass(slots=True, eq=False)
+class Backend:
+    """A replica's entry with what this gateway knows of it. Only `pool.py` writes it.
+
+    A backend that refused a connection rests until `resting_until`; then one request may probe it, and it
+    rests twice as long if that fails too. One that answered 503 is avoided until `busy_until` where there
+    is another choice.
+    """
+
+    id: str
+    url: str
+    state: BackendState
+    in_flight: int = 0
+    last_picked: int = 0
+    busy_until: float = 0.0
+    resting_until: float | None = None
+    rest_seconds: float = 0.0
+    is_probed: bool = False

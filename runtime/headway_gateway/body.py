@@ -1,0 +1,46 @@
+"""Reads a request's body whole, within a size and a time, so that it can be sent more than once."""
+
+import asyncio
+
+from aiohttp import HttpVersion11, web
+
+from headway_gateway.errors import BodyError
+
+
+async def read_body(request: web.BaseRequest, *, max_bytes: int, timeout_seconds: float) -> bytes | None:
+    """The body, or None where the request has none. BodyError carries the status to answer with."""
+    if not request.body_exists:
+        return None
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise _too_large(max_bytes)
+    if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer proper has not begun
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await _read(request, max_bytes)
+    except TimeoutError:
+        raise BodyError(
+            408, f"the request body did not arrive within {timeout_seconds:g} s", code="request_timeout"
+        ) from None
+    except web.RequestPayloadError as error:
+        raise BodyError(400, f"the request body is not valid HTTP: {error}", code="invalid_body") from None
+
+
+async def _read(request: web.BaseRequest, max_bytes: int) -> bytes:
+    pieces: list[bytes] = []
+    num_bytes = 0
+    while piece := await request.content.readany():
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large(max_bytes: int) -> BodyError:
+    return BodyError(
+        413,
+        f"the request body is longer than {max_bytes} bytes; send a shorter one",
+        code="request_too_large",
+    )

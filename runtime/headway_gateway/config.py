@@ -1,0 +1,179 @@
+"""The gateway's flags and the frozen config they become; opens no file, asks nothing of the network."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headway_gateway.errors import ConfigError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReference:
+    """A headless Service whose EndpointSlices name the backends."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Everything fixed at start. Exactly one of `backends_file` and `kubernetes_service` is set."""
+
+    host: str
+    port: int
+    backends_file: Path | None
+    kubernetes_service: ServiceReference | None
+    port_file: Path | None = None
+    lifeline_fd: int | None = None
+    admin_public_key_file: Path | None = None
+    admin_audience: str | None = None
+    max_waiting: int = 1024
+    waiting_timeout_seconds: float = 30.0
+    drain_timeout_seconds: float = 60.0
+    idle_timeout_seconds: float = 300.0
+    max_body_bytes: int = 16 * 1024 * 1024
+    log_level: LogLevel = "info"
+
+
+def parse_config(arguments: list[str]) -> GatewayConfig:
+    """Flags to config. A wrong flag ends the process with status 2 and a message that names it."""
+    parser = _build_parser()
+    options = parser.parse_args(arguments)
+    try:
+        return _to_config(options)
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def _to_config(options: argparse.Namespace) -> GatewayConfig:
+    if (options.admin_public_key_file is None) != (options.admin_audience is None):
+        raise ConfigError(
+            f"--admin-public-key-file={options.admin_public_key_file!r} and "
+            f"--admin-audience={options.admin_audience!r} belong together; give both or neither"
+        )
+    service = options.kubernetes_service
+    return GatewayConfig(
+        host=options.host,
+        port=options.port,
+        backends_file=options.backends_file,
+        kubernetes_service=None if service is None else parse_service_reference(service),
+        port_file=options.port_file,
+        lifeline_fd=options.lifeline_fd,
+        admin_public_key_file=options.admin_public_key_file,
+        admin_audience=options.admin_audience,
+        max_waiting=options.max_waiting,
+        waiting_timeout_seconds=options.waiting_timeout_seconds,
+        drain_timeout_seconds=options.drain_timeout_seconds,
+        idle_timeout_seconds=options.idle_timeout_seconds,
+        max_body_bytes=options.max_body_bytes,
+        log_level=options.log_level,
+    )
+
+
+def parse_service_reference(value: str) -> ServiceReference:
+    """`NAMESPACE/NAME` to its two parts."""
+    namespace, slash, name = value.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise ConfigError(
+            f"--kubernetes-service={value!r} is not NAMESPACE/NAME, for example default/demo-replicas"
+        )
+    return ServiceReference(namespace, name)
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headway gateway",
+        description="Stand in front of a service's replicas: spread, hold and stream requests.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free port (default: %(default)s)")
+    parser.add_argument("--port-file", type=Path, help="written with the port number once it is bound")
+    parser.add_argument(
+        "--lifeline-fd", type=_count, help="exit at once when this inherited pipe reaches its end"
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--backends-file", type=Path, help="local table of replicas, read again when it is replaced"
+    )
+    source.add_argument(
+        "--kubernetes-service",
+        metavar="NAMESPACE/NAME",
+        help="headless Service whose EndpointSlices are watched",
+    )
+    parser.add_argument(
+        "--admin-public-key-file", type=Path, help="PEM keys that admin tokens are verified with"
+    )
+    parser.add_argument(
+        "--admin-audience", metavar="NAMESPACE/NAME", help="audience that admin tokens must carry"
+    )
+    parser.add_argument(
+        "--max-waiting",
+        type=_count,
+        default=1024,
+        help="requests held while no replica is ready (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--waiting-timeout-seconds",
+        type=_seconds,
+        default=30.0,
+        help="how long one is held (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--drain-timeout-seconds",
+        type=_seconds,
+        default=60.0,
+        help="after SIGTERM, end what is still running then (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--idle-timeout-seconds",
+        type=_positive_seconds,
+        default=300.0,
+        help="give up on a replica or a client that moves no byte for so long (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-body-bytes",
+        type=_positive,
+        default=16 * 1024 * 1024,
+        help="longer request bodies are answered 413 (default: %(default)s)",
+    )
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    return parser
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; choose 0 to 65535")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative; choose 0 or more")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is too small; choose 1 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; choose 0 or more seconds")
+    return value
+
+
+def _positive_seconds(text: str) -> float:
+    value = _seconds(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} leaves no time at all; choose more than 0 seconds")
+    return value

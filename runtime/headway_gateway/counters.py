@@ -1,0 +1,57 @@
+"""What the gateway counts, in plain integers; how they are exposed is `metrics.py` and `admin.py`.
+
+Each received request ends in exactly one of `finished`, `rejected`, `failed` and `client_aborted`:
+
+    received = finished + rejected + failed + client_aborted + (still in flight or waiting)
+
+- received: read whole from the client (a body that is refused or never arrives is not counted).
+- forwarded: a replica took it and its response head was passed on.
+- finished: the replica's answer reached its end, whatever its status.
+- rejected: answered with a 5xx by the gateway itself, or with a replica's 503: nobody accepted it or lived to
+  answer it.
+- retried: attempts after the first one.
+- failed: the answer broke off after its head.
+- client_aborted: the client went away first.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+End = Literal["finished", "rejected", "failed", "client_aborted"]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counted since the process started. The three `Counter`s are by reason."""
+
+    received: int = 0
+    forwarded: int = 0
+    finished: int = 0
+    client_aborted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    retried: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    backend_list_errors: int = 0
+
+    def count_end(self, end: End, reason: str) -> None:
+        """One request is over. `reason` is the label of `rejected` and `failed`."""
+        if end == "finished":
+            self.finished += 1
+        elif end == "client_aborted":
+            self.client_aborted += 1
+        else:
+            by_reason = self.rejected if end == "rejected" else self.failed
+            by_reason[reason] += 1
+
+    def totals(self) -> dict[str, int]:
+        """The sums that `/admin/sample` carries."""
+        return {
+            "received": self.received,
+            "forwarded": self.forwarded,
+            "finished": self.finished,
+            "rejected": self.rejected.total(),
+            "retried": self.retried.total(),
+            "failed": self.failed.total(),
+            "client_aborted": self.client_aborted,
+        }

@@ -1,0 +1,69 @@
+"""Which headers pass through the gateway, in both directions; pure functions over header maps."""
+
+import uuid
+from collections.abc import Mapping
+
+from multidict import CIMultiDict
+
+WAITED = "X-Headway-Waited-Milliseconds"
+REQUEST_ID = "X-Request-Id"
+LONGEST_REQUEST_ID = 128
+
+# RFC 9110, 7.6.1: these are about one connection, not about the message.
+_HOP_BY_HOP = frozenset(
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
+# Made anew: Host and Content-Length by the client library, the others here. Expect is answered here.
+_REMADE = frozenset(
+    ("host", "content-length", "expect", WAITED.lower(), REQUEST_ID.lower(), "x-forwarded-for")
+)
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The client's request id where it is usable, else a new one."""
+    given = headers.get(REQUEST_ID, "")
+    if given and len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex
+
+
+def to_replica(headers: Mapping[str, str], *, request_id: str, peer: str | None) -> CIMultiDict[str]:
+    """The request's headers for a replica, still without `WAITED`, which each attempt sets anew."""
+    dropped = _HOP_BY_HOP | _REMADE | _named_in_connection(headers)
+    forwarded = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    forwarded[REQUEST_ID] = request_id
+    already = headers.get("X-Forwarded-For")
+    if peer:
+        forwarded["X-Forwarded-For"] = f"{already}, {peer}" if already else peer
+    elif already:
+        forwarded["X-Forwarded-For"] = already
+    host = headers.get("Host")
+    if host:
+        forwarded.setdefault("X-Forwarded-Host", host)
+    forwarded.setdefault("X-Forwarded-Proto", "http")
+    return forwarded
+
+
+def to_client(headers: Mapping[str, str], *, request_id: str) -> CIMultiDict[str]:
+    """A replica's response headers for the client. Content-Length stays: bodies pass as they are."""
+    dropped = _HOP_BY_HOP | _named_in_connection(headers)
+    passed = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    passed[REQUEST_ID] = request_id
+    return passed
+
+
+def _named_in_connection(headers: Mapping[str, str]) -> frozenset[str]:
+    value = headers.get("Connection")
+    if value is None or value.lower() in ("keep-alive", "close"):
+        return frozenset()
+    return frozenset(token.strip().lower() for token in value.split(","))

@@ -1,0 +1,174 @@
+"""The process around the application: listening, signals, draining, the port file and the lifeline.
+
+Draining, from the first SIGTERM or SIGINT: `/ready` fails at once; requests that still come are served, with
+`Connection: close`; the end comes when nothing is in flight and one second has passed without a request (at
+once, if none ever came), or after the drain timeout, when the rest is ended with an error. A second signal
+ends all at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from aiohttp import web
+
+from headway_gateway.application import Application
+from headway_gateway.config import GatewayConfig
+from headway_gateway.errors import ConfigError
+from headway_gateway.proxy import Proxy
+
+QUIET_SECONDS = 1.0
+LOOK_SECONDS = 0.02
+LAST_WORDS_SECONDS = 2.0  # for error events to be written when the drain timeout has passed
+BACKLOG = 4096
+LONGEST_HEADER_BYTES = 65536
+log = logging.getLogger(__name__)
+
+
+async def serve(config: GatewayConfig, version: str) -> int:
+    """Run the gateway until it is told to end; the exit status. Raises ConfigError before it listens."""
+    watch_lifeline(config.lifeline_fd)
+    application = Application(config, version)
+    signals = _Signals()
+    runner = web.ServerRunner(make_server(application), shutdown_timeout=LAST_WORDS_SECONDS)
+    try:
+        source = asyncio.create_task(_watch_backends(config, application), name="backends")
+        listener = listen(config.host, config.port)
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        port = listener.getsockname()[1]
+        if config.port_file is not None:
+            write_port_file(config.port_file, port)
+        log.info("listening on %s port %d", config.host, port)
+        first = asyncio.create_task(signals.first.wait())
+        done, _ = await asyncio.wait((first, source), return_when=asyncio.FIRST_COMPLETED)
+        if source in done:
+            first.cancel()
+            source.result()  # raises: nothing but an error ends it
+        await drain(application.proxy, config.drain_timeout_seconds, signals.second)
+        source.cancel()
+        return 0
+    finally:
+        await runner.cleanup()
+        await application.close()
+
+
+def make_server(application: Application) -> web.Server:
+    """The HTTP server: bodies untouched, handlers cancelled as soon as their client has gone."""
+    return web.Server(
+        application.handle,
+        handler_cancellation=True,
+        access_log=None,
+        auto_decompress=False,
+        max_line_size=LONGEST_HEADER_BYTES,
+        max_field_size=LONGEST_HEADER_BYTES,
+    )
+
+
+async def drain(proxy: Proxy, timeout_seconds: float, cut_short: asyncio.Event) -> None:
+    """Serve what is still there and still coming, then return."""
+    proxy.is_draining = True
+    started_at = asyncio.get_running_loop().time()
+    log.info("draining: %d requests in hand", proxy.num_exchanges)
+
+    def is_quiet() -> bool:
+        if proxy.num_exchanges:
+            return False
+        last = proxy.last_request_at
+        return last is None or asyncio.get_running_loop().time() - max(started_at, last) >= QUIET_SECONDS
+
+    if await _until(is_quiet, timeout_seconds, cut_short):
+        log.info("drained")
+        return
+    log.warning("ending %d requests that are still in hand", proxy.num_exchanges)
+    proxy.end_all()
+    await _until(lambda: proxy.num_exchanges == 0, LAST_WORDS_SECONDS, cut_short)
+
+
+async def _until(is_reached: Callable[[], bool], timeout_seconds: float, cut_short: asyncio.Event) -> bool:
+    """Look until `is_reached`, the time is up, or `cut_short` is set; whether it was reached."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_seconds):
+            while not is_reached() and not cut_short.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await cut_short.wait()
+    return is_reached()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; the open file limit is raised, because every request takes two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses its own hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on --host={host!r} --port={port}: {error}; choose another"
+        ) from None
+
+
+def write_port_file(path: Path, port: int) -> None:
+    """The port number, in a file that is whole whenever it is there."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(f"{port}\n")
+    draft.replace(path)
+
+
+def watch_lifeline(file_descriptor: int | None) -> None:
+    """Exit at once when the other end of this pipe is closed, which the system does when the parent dies."""
+    if file_descriptor is None:
+        return
+
+    def read() -> None:
+        try:
+            is_parent_alive = bool(os.read(file_descriptor, 4096))
+        except BlockingIOError:
+            return
+        except OSError:
+            is_parent_alive = False
+        if not is_parent_alive:
+            os._exit(1)
+
+    try:
+        os.set_blocking(file_descriptor, False)
+        asyncio.get_running_loop().add_reader(file_descriptor, read)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--lifeline-fd={file_descriptor} is not an open pipe: {error}") from None
+
+
+class _Signals:
+    """The first and the second wish to end."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._note)
+
+    def _note(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+def _watch_backends(config: GatewayConfig, application: Application) -> Coroutine[None, None, None]:
+    if config.backends_file is not None:
+        from headway_gateway.backends_file import BackendsFile
+
+        return BackendsFile(
+            config.backends_file, application.pool.update, application.note_backend_list_error
+        ).run()
+    assert config.kubernetes_service is not None, "the parser requires one of the two"
+    # Imported here: the Kubernetes client costs a second and much memory, and the local world has none.
+    from headway_gateway.endpoint_slices import EndpointSliceWatch
+
+    return EndpointSliceWatch(
+        config.kubernetes_service, application.pool.update, application.note_backend_list_error
+    ).run()

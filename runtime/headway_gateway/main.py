@@ -1,0 +1,31 @@
+"""`headway gateway`: flags in, exit status out."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+from headway import __version__
+from headway_gateway.config import parse_config
+from headway_gateway.errors import ConfigError
+from headway_gateway.json_log import set_up_logging
+from headway_gateway.lifecycle import serve
+
+
+def main(argv: list[str]) -> int:
+    """Run one gateway until it is told to end."""
+    config = parse_config(argv)
+    set_up_logging(config.log_level)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(serve(config, __version__))
+    except ConfigError as error:
+        print(f"headway gateway: {error}", file=sys.stderr)
+        return 2
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop

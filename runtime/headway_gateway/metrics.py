@@ -1,0 +1,115 @@
+"""The gateway's numbers for Prometheus, all `headway_gateway_*`; read from their owners when scraped."""
+
+from collections import Counter as Tally
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headway_gateway.counters import Counters
+from headway_gateway.pool import BackendPool
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# From a millisecond to two minutes, each edge half as much again as the one before.
+_EDGES_SECONDS = tuple(round(0.001 * 1.5**index, 6) for index in range(30))
+
+
+class Latencies:
+    """The two times that the gateway measures, in seconds."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.waited = Histogram(
+            "headway_gateway_waited_seconds",
+            "Request received to first attempt sent: how long the gateway itself kept it.",
+            buckets=_EDGES_SECONDS,
+            registry=registry,
+        )
+        self.answered = Histogram(
+            "headway_gateway_response_head_seconds",
+            "Request received to a replica's response head, waiting and failed attempts included.",
+            buckets=_EDGES_SECONDS,
+            registry=registry,
+        )
+
+
+class StateCollector(Collector):
+    """Counters and gauges as they stand at the moment of the scrape."""
+
+    def __init__(self, counters: Counters, pool: BackendPool, *, version: str, instance: str) -> None:
+        self._counters = counters
+        self._pool = pool
+        self._version = version
+        self._instance = instance
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield InfoMetricFamily(
+            "headway_gateway", "This gateway process.", {"version": self._version, "instance": self._instance}
+        )
+        counters = self._counters
+        yield _counter("requests_received", "Requests read whole from clients.", counters.received)
+        yield _counter(
+            "requests_forwarded", "Requests whose answer by a replica was passed on.", counters.forwarded
+        )
+        yield _counter("requests_finished", "Answers passed on to their end.", counters.finished)
+        yield _counter("requests_client_aborted", "Requests whose client went away.", counters.client_aborted)
+        yield _tally(
+            "requests_rejected", "Requests for which no replica's answer was passed on.", counters.rejected
+        )
+        yield _tally("requests_retried", "Attempts after the first.", counters.retried)
+        yield _tally("requests_failed", "Answers that broke off after their head.", counters.failed)
+        yield _counter(
+            "backend_list_errors", "Backend lists that could not be read.", counters.backend_list_errors
+        )
+        yield from self._collect_pool()
+
+    def _collect_pool(self) -> Iterator[Metric]:
+        pool = self._pool
+        yield GaugeMetricFamily("headway_gateway_waiting", "Requests held for a replica.", pool.num_waiting)
+        yield GaugeMetricFamily(
+            "headway_gateway_oldest_waiting_seconds",
+            "Age of the oldest held request.",
+            pool.oldest_waiting_seconds(),
+        )
+        yield GaugeMetricFamily("headway_gateway_in_flight", "Requests at replicas.", pool.num_in_flight)
+        states = GaugeMetricFamily(
+            "headway_gateway_backends", "Backends of the latest list.", labels=["state"]
+        )
+        tally = Tally(backend.state for backend in pool.backends)
+        for state in ("ready", "draining", "unready"):
+            states.add_metric([state], tally[state])
+        yield states
+        loads = GaugeMetricFamily(
+            "headway_gateway_backend_in_flight",
+            "Requests at each backend of the latest list.",
+            labels=["backend"],
+        )
+        for backend in pool.backends:
+            loads.add_metric([backend.id], backend.in_flight)
+        yield loads
+
+
+class Metrics:
+    """The registry, and the page made of it."""
+
+    def __init__(self, counters: Counters, pool: BackendPool, *, version: str, instance: str) -> None:
+        self._registry = CollectorRegistry()
+        self.latencies = Latencies(self._registry)
+        self._registry.register(StateCollector(counters, pool, version=version, instance=instance))
+        ProcessCollector(registry=self._registry)
+
+    def page(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+def _counter(name: str, text: str, value: int) -> CounterMetricFamily:
+    return CounterMetricFamily(f"headway_gateway_{name}", text, value)
+
+
+def _tally(name: str, text: str, values: Tally[str]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"headway_gateway_{name}", text, labels=["reason"])
+    for reason, value in sorted(values.items()):
+        family.add_metric([reason], value)
+    return family

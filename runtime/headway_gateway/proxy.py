@@ -1,0 +1,247 @@
+"""A proxied request's whole life, from its body to exactly one of the four ends that `counters.py` names.
+
+    read the body -> [ lease a replica (may wait) -> send ] -> relay the answer
+                     ^-- again, while nobody can have accepted it
+
+Another attempt follows only a failure to connect, a connection proven to have been closed before the request
+arrived, or a replica's own 503 with Retry-After; no replica is asked again after its 503, and when all have
+said it the last one is passed on. Nothing is sent again once a head has arrived.
+
+Waiting is counted from the request's last byte: how slowly a client uploads is not the service's latency.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import aiohttp
+from aiohttp import web
+
+from headway_gateway import headers, replies
+from headway_gateway.backend import Backend
+from headway_gateway.body import read_body
+from headway_gateway.config import GatewayConfig
+from headway_gateway.counters import Counters, End
+from headway_gateway.errors import AnswerError, BodyError, BrokenStreamError, NotAcceptedError
+from headway_gateway.exchange import Exchange
+from headway_gateway.metrics import Latencies
+from headway_gateway.pool import BackendPool, Lease
+from headway_gateway.relay import ClientGoneError, Relay
+from headway_gateway.upstream import Upstream, read_refusal
+
+log = logging.getLogger(__name__)
+
+
+class Proxy:
+    """Proxies requests to the pool's replicas and counts how they end."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        pool: BackendPool,
+        upstream: Upstream,
+        counters: Counters,
+        latencies: Latencies,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._upstream = upstream
+        self._counters = counters
+        self._latencies = latencies
+        self._exchanges: set[Exchange] = set()
+        self._is_ending = False
+        self.is_draining = False
+        self.last_request_at: float | None = None  # of the event loop's clock
+
+    @property
+    def num_exchanges(self) -> int:
+        """Requests from their first byte to the end of their answer."""
+        return len(self._exchanges)
+
+    def end_all(self) -> None:
+        """End what still runs: with an error event where a stream has begun, else with 503."""
+        self._is_ending = True
+        for exchange in self._exchanges:
+            exchange.limit.reschedule(0.0)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        request_id = headers.request_id_of(request.headers)
+        exchange = Exchange(
+            request,
+            request_id,
+            headers.to_replica(request.headers, request_id=request_id, peer=request.remote),
+            Relay(request, request_id, self._config.idle_timeout_seconds),
+        )
+        self.last_request_at = asyncio.get_running_loop().time()
+        try:
+            return await self._within_limit(exchange)
+        except BodyError as error:
+            return self._answer(exchange, error.status, str(error), code=error.code, closes=True)
+        except ClientGoneError as error:
+            self._end(exchange, "client_aborted")
+            log.info("the client has gone: %s", error, extra=exchange.log_fields())
+            return exchange.relay.abandoned()
+        except asyncio.CancelledError:
+            self._end(exchange, "client_aborted")
+            raise
+        finally:
+            self._exchanges.discard(exchange)
+
+    async def _within_limit(self, exchange: Exchange) -> web.StreamResponse:
+        try:
+            async with exchange.limit:
+                self._exchanges.add(exchange)
+                if self._is_ending:
+                    exchange.limit.reschedule(0.0)
+                return await self._serve(exchange)
+        except TimeoutError:  # set by `end_all` alone
+            message = "the gateway is shutting down; send the request again"
+            if exchange.received_at is None:
+                raise BodyError(408, message, code="shutting_down") from None
+            if exchange.relay.is_started:
+                return await self._break_off(exchange, BrokenStreamError("shutting_down", message))
+            return self._reject(exchange, AnswerError(503, "shutting_down", message, retry_after_seconds=1))
+
+    async def _serve(self, exchange: Exchange) -> web.StreamResponse:
+        exchange.body = await read_body(
+            exchange.request,
+            max_bytes=self._config.max_body_bytes,
+            timeout_seconds=self._config.idle_timeout_seconds,
+        )
+        exchange.received_at = asyncio.get_running_loop().time()
+        exchange.deadline = exchange.received_at + self._config.waiting_timeout_seconds
+        self._counters.received += 1
+        try:
+            response = await self._forward(exchange)
+        except AnswerError as error:
+            return self._reject(exchange, error)
+        except BrokenStreamError as error:
+            return await self._break_off(exchange, error)
+        if exchange.refusal_reason is None:
+            self._end(exchange, "finished")
+        else:
+            self._end(exchange, "rejected", exchange.refusal_reason)
+        return response
+
+    async def _forward(self, exchange: Exchange) -> web.StreamResponse:
+        while True:
+            lease = await self._pool.acquire(refused_by=exchange.refused_by, deadline=exchange.deadline)
+            if lease is None:
+                return self._pass_on_refusal(exchange)
+            with lease:
+                upstream = await self._send(exchange, lease)
+                if upstream is None:
+                    continue
+                async with upstream:
+                    if upstream.status == 503 and "Retry-After" in upstream.headers:
+                        lease.mark_busy()
+                        await self._note_refusal(exchange, lease.backend, upstream)
+                        continue
+                    return await self._relay(exchange, upstream)
+
+    async def _send(self, exchange: Exchange, lease: Lease) -> aiohttp.ClientResponse | None:
+        """The answer's head, or None where the request may be sent again."""
+        waited = asyncio.get_running_loop().time() - (exchange.received_at or 0.0)
+        if exchange.retry_reason is None:
+            self._latencies.waited.observe(waited)
+        else:
+            self._counters.retried[exchange.retry_reason] += 1
+        exchange.forwarded_headers[headers.WAITED] = f"{waited * 1000:.3f}"
+        backend = lease.backend
+        try:
+            return await self._upstream.send(
+                exchange.request.method,
+                backend.url + exchange.request.rel_url.raw_path_qs,
+                exchange.forwarded_headers,
+                exchange.body,
+                lease.mark_reached,
+            )
+        except NotAcceptedError as error:
+            # Losing an idle connection is nothing; losing one after another means that nobody is at home.
+            if error.reason == "connect" or backend in exchange.closed_by:
+                lease.mark_unreachable()
+            else:
+                exchange.closed_by.add(backend)
+            self._note_attempt(exchange, backend, error.reason, str(error))
+            return None
+
+    async def _relay(self, exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        if upstream.status == 503:
+            exchange.refusal_reason = "replica_unavailable"
+        else:
+            self._counters.forwarded += 1
+            self._latencies.answered.observe(
+                asyncio.get_running_loop().time() - (exchange.received_at or 0.0)
+            )
+        return await exchange.relay.pass_on(upstream, closes=self.is_draining)
+
+    async def _note_refusal(
+        self, exchange: Exchange, backend: Backend, upstream: aiohttp.ClientResponse
+    ) -> None:
+        body = await read_refusal(upstream)
+        exchange.refused_by.append(backend)
+        if body is None:
+            retry_after = upstream.headers["Retry-After"]
+            exchange.refusal = replies.error_response(
+                503,
+                "no replica can take the request now",
+                code="replicas_refused",
+                headers={"Retry-After": retry_after},
+            )
+        else:
+            passed = headers.to_client(upstream.headers, request_id=exchange.request_id)
+            passed.popall("Content-Length", None)
+            exchange.refusal = web.Response(status=503, headers=passed, body=body)
+        self._note_attempt(exchange, backend, "refused", "the replica answered 503")
+
+    def _pass_on_refusal(self, exchange: Exchange) -> web.Response:
+        refusal = exchange.refusal
+        assert refusal is not None, "without a refusal the pool waits or raises"
+        exchange.refusal_reason = "replicas_refused"
+        log.warning("answered 503 (replicas_refused): as the last replica did", extra=exchange.log_fields())
+        refusal.headers[headers.REQUEST_ID] = exchange.request_id
+        if self.is_draining:
+            refusal.force_close()
+        return refusal
+
+    def _note_attempt(self, exchange: Exchange, backend: Backend, reason: str, message: str) -> None:
+        exchange.retry_reason = reason
+        log.warning("attempt failed (%s): %s", reason, message, extra=exchange.log_fields(backend))
+
+    def _reject(self, exchange: Exchange, error: AnswerError) -> web.Response:
+        self._end(exchange, "rejected", error.reason)
+        retry_after = error.retry_after_seconds
+        own = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        return self._answer(exchange, error.status, str(error), code=error.reason, own_headers=own)
+
+    async def _break_off(self, exchange: Exchange, error: BrokenStreamError) -> web.StreamResponse:
+        self._end(exchange, "failed", error.reason)
+        log.error("the answer broke off (%s): %s", error.reason, error, extra=exchange.log_fields())
+        if exchange.relay.is_started:
+            return await exchange.relay.break_off(str(error), code=error.reason)
+        return self._answer(exchange, 502, str(error), code=error.reason)
+
+    def _answer(
+        self,
+        exchange: Exchange,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        own_headers: Mapping[str, str] | None = None,
+        closes: bool = False,
+    ) -> web.Response:
+        log.warning("answered %d (%s): %s", status, code, message, extra=exchange.log_fields())
+        named = {headers.REQUEST_ID: exchange.request_id, **(own_headers or {})}
+        response = replies.error_response(status, message, code=code, headers=named)
+        if closes or self.is_draining:
+            response.force_close()
+        return response
+
+    def _end(self, exchange: Exchange, end: End, reason: str = "") -> None:
+        """Count the request's end, once; one that was never received whole has none."""
+        if exchange.received_at is None or exchange.is_over:
+            return
+        exchange.is_over = True
+        self._counters.count_end(end, reason)

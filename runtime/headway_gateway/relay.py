@@ -1,0 +1,130 @@
+"""Passes one replica's answer to one client: the head, then each piece as it comes and the client reads.
+
+Of the answer it knows whether it is an event stream, and whether the last piece ended an event: that decides
+how the client learns that a stream has broken. It neither chooses replicas nor tries again.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from headway_gateway import headers, replies
+from headway_gateway.errors import BrokenStreamError
+
+# Below this many bytes unsent, a write never has to wait for the client.
+_UNSENT_BYTES_TO_WATCH = 32 * 1024
+_ENDS_OF_EVENT = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection, or stopped reading for too long."""
+
+
+class Relay:
+    """The way back to one client. `is_started` says whether its answer has begun."""
+
+    def __init__(self, request: web.BaseRequest, request_id: str, idle_timeout_seconds: float) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._response: web.StreamResponse | None = None
+        self._is_at_event_end = True
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a response head has gone to the client."""
+        return self._response is not None
+
+    async def pass_on(self, upstream: aiohttp.ClientResponse, *, closes: bool) -> web.StreamResponse:
+        """The whole answer. Raises BrokenStreamError or ClientGoneError; a head may have been sent then."""
+        passed = headers.to_client(upstream.headers, request_id=self._request_id)
+        first = self._read_nowait(upstream)
+        if upstream.content.at_eof():
+            # All of it is here already: one write instead of two.
+            whole = web.Response(
+                status=upstream.status, reason=upstream.reason, headers=passed, body=first or None
+            )
+            if closes:
+                whole.force_close()
+            return whole
+        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=passed)
+        if closes:
+            response.force_close()
+        try:
+            await response.prepare(self._request)
+        except ConnectionError as error:
+            raise ClientGoneError(str(error)) from error
+        self._response = response
+        if first:
+            await self._write(response, first)
+        while piece := await self._read(upstream):
+            await self._write(response, piece)
+        await self._finish(response)
+        return response
+
+    def abandoned(self) -> web.StreamResponse:
+        """What to hand the server when the client has gone; writing it fails, which ends the connection."""
+        return self._response or web.Response(status=499, reason="Client Closed Request")
+
+    async def break_off(self, message: str, *, code: str) -> web.StreamResponse:
+        """Tell the client that its stream has failed, as well as can be, and close the connection."""
+        response = self._response
+        assert response is not None, "a stream that never began is answered, not broken off"
+        response.force_close()
+        try:
+            if response.headers.get("Content-Type", "").startswith("text/event-stream"):
+                separator = b"" if self._is_at_event_end else b"\n\n"
+                await self._write(response, separator + replies.error_event(message, code=code))
+                await self._finish(response)
+            elif self._request.transport is not None:
+                # Only a body that stays incomplete says "failed" here.
+                self._request.transport.abort()
+        except ClientGoneError:
+            pass  # nobody is left to tell
+        return response
+
+    @staticmethod
+    def _read_nowait(upstream: aiohttp.ClientResponse) -> bytes:
+        try:
+            return upstream.content.read_nowait()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _broken(error) from error
+
+    @staticmethod
+    async def _read(upstream: aiohttp.ClientResponse) -> bytes:
+        try:
+            return await upstream.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _broken(error) from error
+
+    async def _write(self, response: web.StreamResponse, piece: bytes) -> None:
+        self._is_at_event_end = piece.endswith(_ENDS_OF_EVENT)
+        await self._to_client(response.write(piece), len(piece))
+
+    async def _finish(self, response: web.StreamResponse) -> None:
+        await self._to_client(response.write_eof(), 0)
+
+    async def _to_client(self, writing: Coroutine[Any, Any, None], num_bytes: int) -> None:
+        transport = self._request.transport
+        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        try:
+            if unsent + num_bytes < _UNSENT_BYTES_TO_WATCH:
+                await writing
+            else:
+                async with asyncio.timeout(self._idle_timeout_seconds):
+                    await writing
+        except TimeoutError:
+            if transport is not None:
+                transport.abort()
+            raise ClientGoneError(f"the client read nothing for {self._idle_timeout_seconds:g} s") from None
+        except ConnectionError as error:
+            raise ClientGoneError(str(error)) from error
+
+
+def _broken(error: Exception) -> BrokenStreamError:
+    if isinstance(error, TimeoutError):
+        return BrokenStreamError("replica_timeout", "the replica stopped sending in the middle of its answer")
+    return BrokenStreamError("replica_died", "the replica closed the connection in the middle of its answer")

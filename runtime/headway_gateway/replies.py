@@ -1,0 +1,31 @@
+"""The gateway's own answers, in the shape that OpenAI clients read. Sends nothing."""
+
+import json
+from collections.abc import Mapping
+
+from aiohttp import web
+
+
+def error_body(status: int, message: str, *, code: str) -> bytes:
+    """`{"error": {...}}` with the type that OpenAI's API gives to this status."""
+    kind = {401: "authentication_error", 403: "permission_error"}.get(status)
+    if kind is None:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return json.dumps({"error": error}).encode()
+
+
+def error_response(
+    status: int, message: str, *, code: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """An error as a whole response."""
+    return web.Response(
+        status=status,
+        body=error_body(status, message, code=code),
+        headers={"Content-Type": "application/json", **(headers or {})},
+    )
+
+
+def error_event(message: str, *, code: str) -> bytes:
+    """An error as a server-sent event, for a stream whose head is long gone."""
+    return b"data: " + error_body(500, message, code=code) + b"\n\n"

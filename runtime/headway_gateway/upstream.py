@@ -1,0 +1,148 @@
+"""Sends one request to one replica and says what became of the attempt, up to the answer's head.
+
+Three ends: a response whose head has arrived; NotAcceptedError, when no replica can have taken the request
+(no connection, or one that `evidence.py` proves dead); AnswerError, when one may have. Never tries twice.
+
+Connections are kept alive for less long than replicas keep theirs (uvicorn: 5 s), so that it is this side
+which lets go of idle ones.
+"""
+
+import asyncio
+import io
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
+from multidict import CIMultiDict
+from yarl import URL
+
+from headway_gateway.errors import AnswerError, NotAcceptedError
+from headway_gateway.evidence import Evidence
+
+CONNECT_TIMEOUT_SECONDS = 2.0
+KEEP_ALIVE_SECONDS = 4.0
+# aiohttp warns of longer bodies as bytes; as a file they go out in pieces.
+LARGEST_BODY_AS_BYTES = 1024 * 1024
+LONGEST_REFUSAL_BYTES = 64 * 1024
+REFUSAL_TIMEOUT_SECONDS = 2.0
+_OWN_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What the connector tells the request it connects for; it knows the request only by its context."""
+
+    on_connected: Callable[[], None]
+    evidence: Evidence | None = None
+
+    def close(self) -> None:
+        if self.evidence is not None:
+            self.evidence.close()
+            self.evidence = None
+
+
+_attempt: ContextVar[_Attempt] = ContextVar("_attempt")
+
+
+class WitnessConnector(aiohttp.TCPConnector):
+    """A connector that takes evidence of each connection before the request is written to it."""
+
+    async def connect(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the signature is aiohttp's
+    ) -> Connection:
+        """As aiohttp's; runs in the task that sends the request."""
+        connection = await super().connect(req, traces, timeout)
+        attempt = _attempt.get()
+        attempt.on_connected()
+        transport = connection.transport
+        if transport is not None and not transport.is_closing():
+            raw = transport.get_extra_info("socket")
+            attempt.evidence = Evidence(raw.fileno(), raw.family)
+        return connection
+
+
+class Upstream:
+    """The connections to all replicas. Open it inside the running loop, close it at the end."""
+
+    def __init__(self, idle_timeout_seconds: float, connector: aiohttp.TCPConnector | None = None) -> None:
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._session = aiohttp.ClientSession(
+            connector=connector or WitnessConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=_OWN_HEADERS,
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_TIMEOUT_SECONDS, sock_read=idle_timeout_seconds
+            ),
+            max_line_size=65536,
+            max_field_size=65536,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        body: bytes | None,
+        on_connected: Callable[[], None],
+    ) -> aiohttp.ClientResponse:
+        """The response, its head read and its body to come; the caller leaves it with `async with`.
+
+        `url` is sent as it stands. `on_connected` is called once a connection stands.
+        """
+        attempt = _Attempt(on_connected)
+        _attempt.set(attempt)
+        data = io.BytesIO(body) if body is not None and len(body) > LARGEST_BODY_AS_BYTES else body
+        try:
+            return await self._session.request(
+                method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise NotAcceptedError("connect", f"cannot connect: {_describe(error)}") from error
+        except aiohttp.SocketTimeoutError as error:
+            raise AnswerError(
+                504, "replica_timeout", f"the replica sent nothing for {self._idle_timeout_seconds:g} s"
+            ) from error
+        except (aiohttp.ClientConnectionError, OSError) as error:
+            if attempt.evidence is not None and attempt.evidence.proves_nothing_was_taken(error):
+                raise NotAcceptedError(
+                    "connection_closed", "the replica had closed the connection"
+                ) from error
+            raise AnswerError(
+                502,
+                "replica_died",
+                f"the replica closed the connection before it answered: {_describe(error)}",
+            ) from error
+        except aiohttp.ClientError as error:
+            raise AnswerError(
+                502, "replica_answer", f"the replica's answer is not HTTP: {_describe(error)}"
+            ) from error
+        finally:
+            attempt.close()
+
+
+async def read_refusal(response: aiohttp.ClientResponse) -> bytes | None:
+    """The body of a replica's 503, to be passed on later; None where it does not come soon and short."""
+    try:
+        async with asyncio.timeout(REFUSAL_TIMEOUT_SECONDS):
+            body = await response.content.read(LONGEST_REFUSAL_BYTES + 1)
+            while body and len(body) <= LONGEST_REFUSAL_BYTES and not response.content.at_eof():
+                body += await response.content.read(LONGEST_REFUSAL_BYTES + 1)
+    except (aiohttp.ClientError, OSError):  # a time limit is an OSError
+        return None
+    return body if len(body) <= LONGEST_REFUSAL_BYTES else None
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
