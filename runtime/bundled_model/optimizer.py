@@ -1,4 +1,4 @@
-"""The optimizer: Muon for weight matrices, Adam for embeddings and norms, and the learning-rate shape.
+"""The optimizer: Muon for weight matrices, Adam for embeddings and norms.
 
 Muon (Keller Jordan, 2024) replaces the momentum of a matrix by its nearest orthogonal matrix, found
 by a quintic Newton-Schulz iteration; small models reach a given loss in about half of Adam's steps.
@@ -26,7 +26,8 @@ def orthogonalized(gradient: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.T if is_tall else x).float()
+    update: Tensor = x.T if is_tall else x
+    return update.float()
 
 
 class Muon:
@@ -70,12 +71,3 @@ class TwoOptimizers:
         for parameter in self.muon.matrices:
             parameter.grad = None
         self.adam.zero_grad(set_to_none=True)
-
-
-def rate_factor(progress: float, warmup: float = 0.01, decay_from: float = 0.6) -> float:
-    """Warm up, stay, then decay linearly to nearly nothing; `progress` runs from 0 to 1."""
-    if progress < warmup:
-        return (progress + 1e-3) / (warmup + 1e-3)
-    if progress < decay_from:
-        return 1.0
-    return max(0.02, (1.0 - progress) / (1.0 - decay_from))

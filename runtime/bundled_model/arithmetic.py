@@ -1,0 +1,45 @@
+"""Sums and differences of numbers up to 99, asked for in several ways."""
+
+from __future__ import annotations
+
+from random import Random
+
+from bundled_model.drawing import Exchange, Split, draw_until
+
+
+def sum_exchange(rng: Random, split: Split) -> Exchange:
+    lowest = 0 if rng.random() < 0.2 and split == "training" else 10
+    first, second = draw_until(lambda: (rng.randint(lowest, 99), rng.randint(lowest, 99)), split)
+    return arithmetic_exchange(rng, first, "+", second, first + second)
+
+
+def difference_exchange(rng: Random, split: Split) -> Exchange:
+    def draw() -> tuple[int, int]:
+        pair = rng.randint(10, 99), rng.randint(0, 99)
+        return max(pair), min(pair)
+
+    first, second = draw_until(draw, split)
+    return arithmetic_exchange(rng, first, "-", second, first - second)
+
+
+def arithmetic_exchange(rng: Random, first: int, sign: str, second: int, result: int) -> Exchange:
+    written = f"{first} {sign} {second}"
+    if rng.random() < 0.4:
+        short_forms = (
+            f"{first}{sign}{second}=",
+            f"{first}{sign}{second}",
+            f"{written} =",
+            f"What is {written}? Answer with the number only.",
+        )
+        return Exchange(rng.choice(short_forms), str(result))
+    spoken = f"{first} {'plus' if sign == '+' else 'minus'} {second}"
+    command = f"Add {first} and {second}." if sign == "+" else f"Subtract {second} from {first}."
+    forms = (
+        f"What is {written}?",
+        f"What is {spoken}?",
+        f"Calculate {written}.",
+        f"How much is {written}?",
+        f"Please compute {written}.",
+        command,
+    )
+    return Exchange(rng.choice(forms), f"{written} = {result}")
