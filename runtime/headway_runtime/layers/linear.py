@@ -1,0 +1,61 @@
+"""Linear layers: y = x @ weight.T (+ bias), with weights packed for the processor where that is possible.
+
+On CPUs, oneDNN reorders a bfloat16 weight once into the layout its kernels read; PyTorch exposes that for
+its own compiler's use, so it is probed before it is relied on, and plain `F.linear` does the work elsewhere.
+"""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+# The batch size that the packed layout is chosen for; it then serves all of them.
+PACKED_FOR_ROWS = 16
+
+
+class Linear:
+    """A plain linear layer. weight: [out, in]; bias: [out] or None."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+class PackedLinear:
+    """The same on a weight in oneDNN's layout, which replaces the original."""
+
+    __slots__ = ("_apply", "bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
+        self.bias = bias
+        self._apply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = self._apply(x, self.weight, self.bias, "none", [], "")
+        return result
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear | PackedLinear:
+    """The best linear layer for this weight's device and dtype."""
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack():
+        return PackedLinear(weight, bias)
+    return Linear(weight, bias)
+
+
+@cache
+def can_pack() -> bool:
+    """Whether this PyTorch packs bfloat16 weights on this processor, and computes rightly with them."""
+    x = torch.linspace(-1, 1, 3 * 32, dtype=torch.bfloat16).view(3, 32)
+    weight = torch.linspace(1, -1, 48 * 32, dtype=torch.bfloat16).view(48, 32)
+    try:
+        packed = PackedLinear(weight, None)(x)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return torch.allclose(packed.float(), functional.linear(x.float(), weight.float()), rtol=2e-2, atol=2e-2)

@@ -1,0 +1,100 @@
+"""How much memory the KV cache gets, and how many blocks that makes: arithmetic, and a look at the machine.
+
+Imports no torch; free memory of a GPU is told.
+"""
+
+from pathlib import Path
+
+from headway_runtime.errors import ConfigError
+from headway_runtime.model_config import ModelConfig
+
+# Of what is free once the weights are loaded. The rest of a machine's memory belongs to others too; that of a
+# GPU does not, but activations and the library workspaces need some.
+CPU_FRACTION = 0.4
+CUDA_FRACTION = 0.85
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
+    """Bytes of one token's keys and values, all layers together."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
+
+
+def default_kv_cache_memory_bytes(
+    *,
+    bytes_per_token: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    block_size: int,
+    free_bytes: int,
+    fraction: float,
+) -> int:
+    """A fraction of the free memory, and no more than the sequences of a full batch can fill."""
+    blocks_per_sequence = -(-max_model_len // block_size)
+    usable = (max_num_seqs * blocks_per_sequence + 1) * block_size * bytes_per_token
+    return min(usable, int(free_bytes * fraction))
+
+
+def num_kv_blocks(
+    *, kv_cache_memory_bytes: int, bytes_per_token: int, max_model_len: int, block_size: int
+) -> int:
+    """Blocks besides the null block, which takes memory too. ConfigError if a sequence cannot fit."""
+    bytes_per_block = block_size * bytes_per_token
+    num_blocks = kv_cache_memory_bytes // bytes_per_block - 1
+    needed = -(-max_model_len // block_size)
+    if num_blocks < needed:
+        raise ConfigError(
+            f"kv_cache_memory_bytes={kv_cache_memory_bytes!r} holds {max(0, num_blocks) * block_size} tokens, "
+            f"less than max_model_len={max_model_len!r}; raise --kv-cache-memory-bytes to at least "
+            f"{(needed + 1) * bytes_per_block}, or lower --max-model-len"
+        )
+    return num_blocks
+
+
+def free_memory_bytes(
+    meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Main memory that this process may still take: what the machine has, cut down to the cgroup's limit."""
+    free = _meminfo_available(meminfo)
+    room = _cgroup_room(cgroup_root)
+    return free if room is None else max(0, min(free, room))
+
+
+def _meminfo_available(meminfo: Path) -> int:
+    try:
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    raise ConfigError(
+        "kv_cache_memory_bytes=None: this machine does not say how much memory is free; "
+        "give --kv-cache-memory-bytes"
+    )
+
+
+def _cgroup_room(root: Path) -> int | None:
+    """Limit less use of this container's cgroup (version 2, else 1); None without a limit."""
+    for limit_file, use_file in (
+        (root / "memory.max", root / "memory.current"),
+        (root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = limit_file.read_text(encoding="ascii").strip(), use_file.read_text(encoding="ascii")
+        except OSError:
+            continue
+        if limit == "max":
+            return None
+        # File pages count as used but are given back on demand.
+        return int(limit) - int(used) + _inactive_file_bytes(limit_file.parent / "memory.stat")
+    return None
+
+
+def _inactive_file_bytes(path: Path) -> int:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    totals = dict(line.split() for line in lines)
+    return int(totals.get("total_inactive_file", totals.get("inactive_file", "0")))

@@ -1,0 +1,123 @@
+"""Weights by name: read from safetensors files, or made up from a seed. No other format is ever opened.
+
+A model takes each tensor it needs with the shape it expects; `finish` then tells of tensors nobody took. So
+a checkpoint that does not fit its config is an error naming the tensor, never a model that talks nonsense.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from headway_runtime.errors import ModelLoadError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# Buffers that old checkpoints carry; they follow from config.json.
+DERIVED_TENSORS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+# As transformers initialises a Llama.
+DUMMY_STANDARD_DEVIATION = 0.02
+
+
+class Weights(Protocol):
+    """Where a model gets its tensors."""
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor of that name, on the device and in the dtype of the model."""
+
+    def finish(self, unused: Iterable[str] = ()) -> None:
+        """All is taken. `unused`: names that may be there although nobody takes them."""
+
+
+class CheckpointWeights:
+    """The safetensors files of one folder, a single one or shards with an index."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._files = ExitStack()
+        self._where: dict[str, Path] = {}
+        self._opened = {}
+        for path in _checkpoint_files(folder):
+            try:
+                opened = self._files.enter_context(safe_open(path, framework="pt", device=str(device)))
+            except (OSError, SafetensorError) as error:
+                raise ModelLoadError(
+                    f"{path}: cannot be read ({error}); copy the checkpoint again"
+                ) from error
+            self._opened[path] = opened
+            self._where.update(dict.fromkeys(opened.keys(), path))
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        path = self._where.pop(name, None)
+        if path is None:
+            raise ModelLoadError(
+                f"tensor {name!r} is in no file of the checkpoint; config.json does not fit it"
+            )
+        tensor: Tensor = self._opened[path].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(
+                f"{path}: tensor {name!r} has shape {tuple(tensor.shape)!r}, config.json asks for {shape!r}"
+            )
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise ModelLoadError(
+                f"{path}: tensor {name!r} is {tensor.dtype}; quantized weights are not supported"
+            )
+        return tensor.to(self._dtype)
+
+    def finish(self, unused: Iterable[str] = ()) -> None:
+        self._files.close()
+        self._opened.clear()
+        left = sorted(
+            name for name in self._where.keys() - set(unused) if not DERIVED_TENSORS.fullmatch(name)
+        )
+        if left:
+            raise ModelLoadError(
+                f"{len(left)} tensors of the checkpoint have no place in config.json's model, first {left[0]!r}"
+            )
+
+
+class DummyWeights:
+    """Random weights that depend on the seed and each tensor's name only; norms are ones."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._seed = seed
+        self._dtype = dtype
+        self._device = device
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1 and name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=self._dtype, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed}/{name}".encode()))
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return tensor.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)
+
+    def finish(self, unused: Iterable[str] = ()) -> None:
+        """Nothing can be left over."""
+
+
+def _checkpoint_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        if (folder / SINGLE_FILE).is_file():
+            return [folder / SINGLE_FILE]
+        raise ModelLoadError(
+            f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors checkpoints are read, "
+            "so convert other formats first"
+        )
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelLoadError(f"{index}: cannot be read ({error!r}); copy the checkpoint again") from error
+    for name in sorted(map(str, names)):
+        if Path(name).name != name or not (folder / name).is_file():
+            raise ModelLoadError(
+                f"{index}: names {name!r}, which is no file beside it; copy the checkpoint again"
+            )
+    return [folder / str(name) for name in sorted(names)]

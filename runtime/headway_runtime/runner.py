@@ -1,0 +1,141 @@
+"""Runs one Batch through the model: tensors in, sampled tokens out. All of torch is below this line.
+
+Owns the model, the KV cache and the step's buffers. Knows no queue, no request's state and no clock: which
+tokens to compute, and in which blocks they lie, comes with the Batch.
+"""
+
+import logging
+from array import array
+from pathlib import Path
+
+import torch
+
+from headway_runtime.batch import Batch, Sample, StepResult
+from headway_runtime.config import EngineConfig
+from headway_runtime.errors import ConfigError
+from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.memory import (
+    CPU_FRACTION,
+    CUDA_FRACTION,
+    default_kv_cache_memory_bytes,
+    free_memory_bytes,
+    kv_bytes_per_token,
+    num_kv_blocks,
+)
+from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.models import MODELS
+from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
+from headway_runtime.sampler import Sampler, SamplingRow
+from headway_runtime.step_inputs import StepInputBuilder
+
+logger = logging.getLogger(__name__)
+
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Runner:
+    """The model on its device. ConfigError or ModelLoadError while starting."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        folder = Path(config.model_path)
+        self._model_config = read_model_config(folder)
+        _check_lengths(config, self._model_config)
+        self._device = _open_device(config)
+        dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
+        dtype = TORCH_DTYPES[dtype_name]
+        with torch.inference_mode():
+            weights: Weights
+            if config.load_format == "dummy":
+                weights = DummyWeights(config.seed, dtype, self._device)
+            else:
+                weights = CheckpointWeights(folder, dtype, self._device)
+            self._model = MODELS[self._model_config.architecture](
+                self._model_config, weights, config.max_model_len, dtype, self._device
+            )
+            self.num_blocks = self._choose_num_blocks(config, dtype_name)
+            shape = KVShape(
+                self._model_config.num_layers,
+                self.num_blocks + 1,
+                config.block_size,
+                self._model_config.num_kv_heads,
+                self._model_config.head_dim,
+            )
+            self._cache = KVCache(shape, dtype, self._device)
+            self._inputs = StepInputBuilder(config, shape, dtype, self._device)
+            self._sampler = Sampler(self.vocab_size, self._device)
+        logger.info(
+            "model %s on %s in %s, %d KV blocks of %d tokens",
+            folder.name,
+            self._device,
+            dtype_name,
+            self.num_blocks,
+            config.block_size,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model_config.vocab_size
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> StepResult:
+        """Compute all chunks, and a sample after each one that reaches its last known token."""
+        inputs = self._inputs.build(batch)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        samples: list[Sample | None] = [None] * len(batch.chunks)
+        if inputs.sampled:
+            logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))
+            chunks = [batch.chunks[index] for index in inputs.sampled]
+            rows = [SamplingRow(one.sampling, len(one.token_ids), one.num_generated) for one in chunks]
+            for index, sample in zip(inputs.sampled, self._sampler(logits, rows), strict=True):
+                samples[index] = sample
+        return StepResult(tuple(samples))
+
+    @torch.inference_mode()
+    def clear_blocks(self, blocks: "array[int]") -> None:
+        """Zero blocks whose contents must not be met again, not even behind a mask."""
+        self._cache.clear(torch.tensor(blocks, dtype=torch.int64, device=self._device))
+
+    def is_usable(self) -> bool:
+        """Whether the device still computes after an error."""
+        try:
+            return bool((torch.ones(2, device=self._device).sum() == 2).item())
+        except RuntimeError:
+            return False
+
+    def _choose_num_blocks(self, config: EngineConfig, dtype_name: str) -> int:
+        bytes_per_token = kv_bytes_per_token(self._model_config, dtype_name)
+        memory_bytes = config.kv_cache_memory_bytes
+        if memory_bytes is None:
+            is_cuda = self._device.type == "cuda"
+            memory_bytes = default_kv_cache_memory_bytes(
+                bytes_per_token=bytes_per_token,
+                max_num_seqs=config.envelope.max_num_seqs,
+                max_model_len=config.max_model_len,
+                block_size=config.block_size,
+                free_bytes=torch.cuda.mem_get_info(self._device)[0] if is_cuda else free_memory_bytes(),
+                fraction=CUDA_FRACTION if is_cuda else CPU_FRACTION,
+            )
+        return num_kv_blocks(
+            kv_cache_memory_bytes=memory_bytes,
+            bytes_per_token=bytes_per_token,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+        )
+
+
+def _open_device(config: EngineConfig) -> torch.device:
+    torch.set_num_threads(config.num_threads)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': PyTorch finds no CUDA device; use --device cpu")
+    # With an index, as tensors report it.
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
+    )
+
+
+def _check_lengths(config: EngineConfig, model: ModelConfig) -> None:
+    if config.max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len!r} is more than the model's max_position_embeddings, "
+            f"{model.max_position_embeddings}; ask for at most that"
+        )

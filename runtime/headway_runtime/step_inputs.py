@@ -1,0 +1,195 @@
+"""A Batch turned into tensors: tokens, positions, slots, and the gathers and masks that attention needs.
+
+All integers of a step are written into one preallocated host buffer (pinned for CUDA) and cross to the device
+in one copy; on a CPU that buffer is the device's memory already. Gathered KV goes into one workspace, which
+grows to the largest step seen and is shared by all attention calls and layers.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway_runtime.batch import Batch, Chunk
+from headway_runtime.config import EngineConfig
+from headway_runtime.layers.attention import AttentionInputs, FirstChunk, GatheredCall, KVShape
+
+# Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
+SMALL_CONTEXT_BLOCKS = 8
+
+Integers = NDArray[numpy.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step's tensors.
+
+    sample_rows: rows after which a token is sampled, in ascending order.
+    sampled: the chunk that each of these rows belongs to, as an index into the batch.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionInputs
+    sample_rows: Tensor
+    sampled: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Chunks that one attention call serves, and the rows [start, end) that they make."""
+
+    chunks: Sequence[Chunk]
+    start: int
+    end: int
+
+    @property
+    def is_chunk(self) -> bool:
+        return self.end - self.start > len(self.chunks)
+
+    @property
+    def needs_cache(self) -> bool:
+        return not self.is_chunk or self.chunks[0].start > 0
+
+
+class StepInputBuilder:
+    """Owns the buffers; a step's inputs are valid until the next one's are built."""
+
+    def __init__(
+        self, config: EngineConfig, shape: KVShape, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._shape = shape
+        self._dtype = dtype
+        envelope = config.envelope
+        blocks_per_sequence = -(-config.max_model_len // shape.block_size)
+        # Token, position and slot of each token; sampled row and padded block table of each sequence.
+        size = 3 * envelope.max_num_batched_tokens + envelope.max_num_seqs * (1 + blocks_per_sequence)
+        self._integers = _IntegerBuffer(size, device)
+        self._ramp = torch.arange(config.max_model_len, device=device)
+        self._workspace = torch.zeros(0, dtype=dtype, device=device)
+
+    def build(self, batch: Batch) -> StepInputs:
+        """Rows are the decodes, longest context first, then the batch's other chunks in order."""
+        num_decodes, block_size = batch.num_decodes, self._shape.block_size
+        order = sorted(range(num_decodes), key=lambda index: -batch.chunks[index].start)
+        order.extend(range(num_decodes, len(batch.chunks)))
+        chunks = [batch.chunks[index] for index in order]
+        stretches = list(_stretches(chunks, num_decodes, block_size))
+        ends = numpy.cumsum([chunk.num_tokens for chunk in chunks])
+        sampled = [place for place, chunk in enumerate(chunks) if chunk.samples]
+
+        integers = self._integers
+        integers.clear()
+        token_ids, positions, slots = map(integers.write, _token_rows(chunks, num_decodes, block_size))
+        sample_rows = integers.write(ends[sampled] - 1)
+        tables = [
+            integers.write(_block_table(stretch, block_size)) if stretch.needs_cache else None
+            for stretch in stretches
+        ]
+        integers.upload()
+
+        self._reserve(max((table.numel() for table in tables if table is not None), default=0))
+        calls = [
+            FirstChunk(stretch.start, stretch.end)
+            if table is None
+            else self._gathered(stretch, table, positions)
+            for stretch, table in zip(stretches, tables, strict=True)
+        ]
+        attention = AttentionInputs(slots, calls)
+        return StepInputs(token_ids, positions, attention, sample_rows, [order[place] for place in sampled])
+
+    def _reserve(self, num_blocks: int) -> None:
+        needed = num_blocks * self._shape.block_numel
+        if needed > self._workspace.numel():
+            self._workspace = self._workspace.new_zeros(max(needed, 2 * self._workspace.numel()))
+
+    def _gathered(self, stretch: _Stretch, table: Tensor, positions: Tensor) -> GatheredCall:
+        """table: [sequences, blocks], ids padded with the null block."""
+        shape = self._shape
+        contexts = [chunk.start + chunk.num_tokens for chunk in stretch.chunks]
+        longest = max(contexts)
+        gathered = self._workspace[: table.numel() * shape.block_numel].view(table.numel(), -1)
+        key_value = gathered.view(len(table), -1, 2, shape.num_kv_heads, shape.head_dim)[:, :longest]
+        key, value = key_value.transpose(1, 3).unbind(2)
+        mask = None
+        if stretch.is_chunk or min(contexts) < longest:
+            is_later = self._ramp[:longest] > positions[stretch.start : stretch.end].unsqueeze(1)
+            mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
+            mask.masked_fill_(is_later, -math.inf)
+            if not stretch.is_chunk:
+                mask = mask.view(len(table), 1, 1, longest)
+        return GatheredCall(
+            stretch.start, stretch.end, stretch.is_chunk, table.flatten(), gathered, key, value, mask
+        )
+
+
+class _IntegerBuffer:
+    """Preallocated int64 storage, filled on the host and uploaded at once."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._array: Integers = self._host.numpy()
+        self._on_device = self._host if device.type == "cpu" else self._host.to(device)
+        self._length = 0
+
+    def clear(self) -> None:
+        self._length = 0
+
+    def write(self, values: Integers) -> Tensor:
+        """Append values; returns the tensor of their shape that holds them on the device after `upload`."""
+        start, self._length = self._length, self._length + values.size
+        self._array[start : self._length] = values.reshape(-1)
+        return self._on_device[start : self._length].view(values.shape)
+
+    def upload(self) -> None:
+        if self._on_device is not self._host:
+            self._on_device[: self._length].copy_(self._host[: self._length], non_blocking=True)
+
+
+def _stretches(chunks: Sequence[Chunk], num_decodes: int, block_size: int) -> Iterator[_Stretch]:
+    """Cut decodes, longest context first, where one is less than half its group's longest; then chunks."""
+    start = 0
+    while start < num_decodes:
+        longest = chunks[start].start // block_size + 1
+        least = 1 if longest <= SMALL_CONTEXT_BLOCKS else longest // 2
+        end = start + 1
+        while end < num_decodes and chunks[end].start // block_size + 1 >= least:
+            end += 1
+        yield _Stretch(chunks[start:end], start, end)
+        start = end
+    for chunk in chunks[num_decodes:]:
+        yield _Stretch([chunk], start, start + chunk.num_tokens)
+        start += chunk.num_tokens
+
+
+def _token_rows(
+    chunks: Sequence[Chunk], num_decodes: int, block_size: int
+) -> tuple[Integers, Integers, Integers]:
+    """Token ids, positions and slots of all rows."""
+    decodes = chunks[:num_decodes]
+    starts = [chunk.start for chunk in decodes]
+    token_ids = [numpy.array([chunk.token_ids[chunk.start] for chunk in decodes], dtype=numpy.int64)]
+    positions = [numpy.array(starts, dtype=numpy.int64)]
+    blocks = [chunk.block_table[chunk.start // block_size] for chunk in decodes]
+    slots = [numpy.array(blocks, dtype=numpy.int64) * block_size + positions[0] % block_size]
+    for chunk in chunks[num_decodes:]:
+        end = chunk.start + chunk.num_tokens
+        own = numpy.arange(chunk.start, end)
+        token_ids.append(numpy.array(chunk.token_ids[chunk.start : end], dtype=numpy.int64))
+        positions.append(own)
+        table = numpy.array(chunk.block_table, dtype=numpy.int64)
+        slots.append(table[own // block_size] * block_size + own % block_size)
+    return numpy.concatenate(token_ids), numpy.concatenate(positions), numpy.concatenate(slots)
+
+
+def _block_table(stretch: _Stretch, block_size: int) -> Integers:
+    """Block ids [sequences, blocks of the longest], padded with the null block."""
+    lengths = [-(-(chunk.start + chunk.num_tokens) // block_size) for chunk in stretch.chunks]
+    table = numpy.zeros((len(lengths), max(lengths)), dtype=numpy.int64)
+    for row, (chunk, length) in enumerate(zip(stretch.chunks, lengths, strict=True)):
+        table[row, :length] = chunk.block_table[:length]
+    return table
