@@ -50,12 +50,11 @@ class World:
 
 @dataclass(slots=True)
 class Carried:
-    """What one service's pass hands to its next: the controller's memory, the status last written."""
+    """What one service's pass hands to its next: the controller's memory, and what of it is saved."""
 
     memory: Memory | None = None
     checkpoint: Mapping[str, Any] | None = None
     checkpointed_at: float = -math.inf
-    status: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -81,11 +80,12 @@ class Outcome:
 
 
 async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outcome:
-    """Take one pass. ClusterError when the cluster cannot be observed or the checkpoint not be read."""
+    """Take one pass over the service as `manifest` now has it, its last status included.
+
+    Raises ClusterError when the cluster cannot be observed or the checkpoint not be read.
+    """
     cluster, key = world.cluster, key_of(manifest)
-    previous = carried.status if carried.status is not None else manifest.get("status") or {}
-    manifest = {**manifest, "status": previous}
-    outcome = Outcome(key, previous)
+    outcome = Outcome(key, manifest.get("status") or {})
     try:
         service = parse(manifest)
         outcome.observed = observed = await cluster.observe(key)
@@ -93,7 +93,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         rendered = render(service, cluster.site, world.public_key_pem, observed.children)
     except SpecError as error:
         outcome.problems.append(("read", str(error)))
-        await _tell(world, outcome, conditions.refused(manifest, error, world.clock()), carried)
+        await _tell(world, outcome, conditions.refused(manifest, error, world.clock()))
         return outcome
     memory = carried.memory or await _load_memory(world, key)
     decision, carried.memory = decide(target_of(service.spec), memory, sample, observed, world.clock())
@@ -102,7 +102,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     await _act(cluster, world.scraper, outcome, todo, observed)
     problems = [f"{step}: {message}" for step, message in outcome.problems]
     status = conditions.status(service, rendered, observed, sample, decision, world.clock(), problems)
-    await _tell(world, outcome, status, carried)
+    await _tell(world, outcome, status)
     await _checkpoint(world, service, outcome, carried)
     return outcome
 
@@ -128,13 +128,12 @@ async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan,
             await outcome.attempt(f"patch limits of {replica}", scraper.patch_limits(key, address, body))
 
 
-async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any], carried: Carried) -> None:
+async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any]) -> None:
     previous, outcome.status = outcome.status, status
     if not conditions.worth_writing(previous, status, world.clock()):
         return
     if not await outcome.attempt("write status", world.cluster.write_status(outcome.key, status)):
         return
-    carried.status = status
     for kind, reason, message in conditions.events(previous, status):
         await outcome.attempt("record event", world.cluster.emit(outcome.key, kind, reason, message))
 
@@ -142,10 +141,10 @@ async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any], carri
 async def _load_memory(world: World, key: ServiceKey) -> Memory:
     data = await world.cluster.load_memory(key)
     try:
-        return Memory.from_dict(data, world.clock())
+        return Memory.from_dict(data)
     except (KeyError, TypeError, ValueError) as error:
         logger.warning("%s: the checkpoint cannot be read (%r); the controller starts without it", key, error)
-        return Memory.from_dict(None, world.clock())
+        return Memory.from_dict(None)
 
 
 async def _checkpoint(world: World, service: Service, outcome: Outcome, carried: Carried) -> None:

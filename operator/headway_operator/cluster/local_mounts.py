@@ -1,6 +1,5 @@
 """Gives a Deployment's volumes their counterparts on this machine: a folder for each."""
 
-import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,6 @@ from headway_operator.errors import ClusterError
 from headway_operator.state import ChildKey, Manifest
 
 Secrets = Mapping[str, Mapping[str, bytes]]
-
-
-def secret_values(manifest: Manifest) -> dict[str, bytes]:
-    """The values of a Secret manifest, as a pod would see them. Raises ClusterError for bad base64."""
-    values = {key: str(value).encode() for key, value in (manifest.get("stringData") or {}).items()}
-    for key, encoded in (manifest.get("data") or {}).items():
-        try:
-            values.setdefault(key, base64.b64decode(encoded, validate=True))
-        except ValueError as error:
-            name = manifest["metadata"]["name"]
-            raise ClusterError(f"Secret {name!r}: data.{key} is not base64: {error}") from error
-    return values
 
 
 def materialise(

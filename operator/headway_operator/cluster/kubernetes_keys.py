@@ -1,0 +1,48 @@
+"""The operator's key pair in a Secret of its own namespace: read, or made once, whoever comes first."""
+
+from headway_operator.cluster.kubernetes_api import KubernetesApi
+from headway_operator.cluster.secret import secret_values
+from headway_operator.errors import ClusterError, ConflictError
+from headway_operator.keys import AdminKeys
+from headway_operator.names import (
+    FIELD_MANAGER,
+    MANAGED_BY_LABEL,
+    NAME_LABEL,
+    OPERATOR_KEY_SECRET,
+    PUBLIC_KEY_FILE,
+)
+
+PRIVATE_KEY_FILE = "private.pem"
+
+
+async def load_or_create_keys(api: KubernetesApi, namespace: str) -> AdminKeys:
+    """The pair in the Secret `headway-admin-key`; of two operators that make it at once, both use the first.
+
+    Raises ClusterError when it can neither be read nor made, KeyPairError when it holds something else.
+    """
+    for _ in range(2):
+        secret = await api.get("Secret", namespace, OPERATOR_KEY_SECRET)
+        if secret is not None:
+            values = secret_values(secret)
+            private_pem = values.get(PRIVATE_KEY_FILE, b"").decode(errors="replace")
+            return AdminKeys.from_pem(private_pem, values.get(PUBLIC_KEY_FILE, b"").decode(errors="replace"))
+        made = AdminKeys.generate()
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": {
+                "name": OPERATOR_KEY_SECRET,
+                "namespace": namespace,
+                "labels": {NAME_LABEL: "headway", MANAGED_BY_LABEL: FIELD_MANAGER},
+            },
+            "stringData": {PRIVATE_KEY_FILE: made.private_pem(), PUBLIC_KEY_FILE: made.public_pem},
+        }
+        try:
+            await api.create(manifest)
+        except ConflictError:
+            continue  # another operator was faster: read what it made
+        return made
+    raise ClusterError(
+        f"Secret {namespace}/{OPERATOR_KEY_SECRET} comes and goes; leave it alone and start again"
+    )
