@@ -1,8 +1,8 @@
 """Runs a command where it reaches pods and Services, with the environment that tells it which cluster it has.
 
-It finds `PATH` with kubectl and helm, `KUBECONFIG`, and the images of this checkout under
-`HEADWAY_E2E_OPERATOR_IMAGE` and `HEADWAY_E2E_RUNTIME_IMAGE`. The runtime image of the cluster made here is the
-small operator image: replicas mount the interpreter and its packages from the host instead of 5 GB of torch.
+The command finds kubectl and helm on `PATH`, `KUBECONFIG`, and the images of this checkout under
+`HEADWAY_E2E_OPERATOR_IMAGE` and `HEADWAY_E2E_RUNTIME_IMAGE`. The runtime image of the cluster made here is
+the small operator image: replicas mount the interpreter and its packages from the host instead of torch.
 """
 
 import os

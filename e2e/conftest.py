@@ -1,0 +1,60 @@
+"""The cluster that the tests talk to, and what stands there when one of them fails."""
+
+import os
+import subprocess
+from collections.abc import Generator
+
+import pytest
+
+from e2e.cluster.session import CONTEXT_VARIABLE, HOST_MOUNTS_VARIABLE, OPERATOR_IMAGE_VARIABLE
+from e2e.kubernetes import Kubernetes
+from e2e.observed_service import NAMESPACE
+
+SYSTEM_NAMESPACE = "headway-system"
+
+REPORTS = [
+    ["get", "all,inferenceservices,endpointslices,configmaps", "--all-namespaces", "--output=wide"],
+    ["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"],
+    ["get", "inferenceservices", "--all-namespaces", "--output=yaml"],
+    ["describe", "pods", "--all-namespaces"],
+    *(
+        ["logs", f"--namespace={namespace}", f"--selector={labels}", "--tail=100", "--prefix"]
+        for namespace, labels in (
+            (SYSTEM_NAMESPACE, "app.kubernetes.io/name=headway-operator"),
+            (NAMESPACE, "serving.headway.dev/component=gateway"),
+            (NAMESPACE, "serving.headway.dev/component=runtime"),
+        )
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def kubernetes() -> Kubernetes:
+    """The cluster of `python -m e2e.cluster run`, or the one that HEADWAY_E2E_CONTEXT names."""
+    if not os.environ.get(OPERATOR_IMAGE_VARIABLE):
+        pytest.exit(
+            "the cluster tests run as `python -m e2e.cluster run -- python -m pytest e2e` (make e2e)", 2
+        )
+    return Kubernetes(
+        context=os.environ.get(CONTEXT_VARIABLE, ""), has_pod_network=HOST_MOUNTS_VARIABLE in os.environ
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure carries the cluster's own account of what happened."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("kubernetes")
+    if report.failed and isinstance(cluster, Kubernetes):
+        report.sections.append(("cluster", "\n".join(_account(cluster, arguments) for arguments in REPORTS)))
+    return report
+
+
+def _account(cluster: Kubernetes, arguments: list[str]) -> str:
+    try:
+        output = cluster.kubectl(*arguments)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        output = str(error)
+    return f"$ kubectl {' '.join(arguments)}\n{output}"

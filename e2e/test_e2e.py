@@ -1,0 +1,240 @@
+"""The whole path on a real cluster, in the order of a service's life: install, serve, scale, survive, vanish.
+
+The tests share one installation and one service and build on each other.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from e2e.cluster.session import OPERATOR_IMAGE_VARIABLE, RUNTIME_IMAGE_VARIABLE
+from e2e.conftest import SYSTEM_NAMESPACE
+from e2e.kubernetes import CallFailedError, Kubernetes, Object, eventually
+from e2e.load import Load, Outcome, ttft_milliseconds
+from e2e.observed_service import (
+    CHILD_KINDS,
+    MAX_REPLICAS,
+    NAME,
+    NAMESPACE,
+    SERVICE_LABEL,
+    TTFT_MILLISECONDS,
+    condition,
+    finished_requests,
+    manifest,
+    runtime_pods,
+    status,
+    workloads,
+)
+
+CHART = Path(__file__).resolve().parents[1] / "charts" / "headway"
+RELEASE = "headway"
+OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
+PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "Count from 5 to 50."]
+USERS = 16
+JUDGED_SECONDS = 15.0
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
+    """The chart, installed by helm into a namespace that admits only restricted pods."""
+    kubernetes.apply(
+        namespace(SYSTEM_NAMESPACE, {"pod-security.kubernetes.io/enforce": "restricted"}),
+        namespace(NAMESPACE, {}),
+    )
+    settings = ["--set=intervalSeconds=2"]
+    for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
+        repository, tag = os.environ[variable].rsplit(":", 1)
+        settings += [f"--set-string={value}.repository={repository}", f"--set-string={value}.tag={tag}"]
+    where = f"--namespace={SYSTEM_NAMESPACE}"
+    kubernetes.helm("install", RELEASE, str(CHART), where, *settings, "--wait", "--timeout=90s", seconds=120)
+    yield kubernetes
+    kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
+    kubernetes.helm("uninstall", RELEASE, where, "--wait")
+    kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def url(installed: Kubernetes) -> Iterator[str]:
+    """The base URL of the service, which an earlier test has made."""
+    with installed.service_url(NAME, NAMESPACE) as found:
+        yield f"{found}/v1"
+
+
+def namespace(name: str, labels: dict[str, str]) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def test_chart_installs_an_operator_that_meets_the_restricted_standard(installed: Kubernetes) -> None:
+    deployment = installed.get("deployment", RELEASE, SYSTEM_NAMESPACE)
+    assert deployment["status"]["availableReplicas"] == 1
+    kinds = installed.kubectl("api-resources", "--categories=headway", "--output=name")
+    assert kinds.split() == ["inferenceservices.serving.headway.dev"]
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        ({"slo": None}, "an autoscaled service needs a latency target"),
+        ({"scaling": {"minReplicas": 3, "maxReplicas": 2}}, "minReplicas must not exceed maxReplicas"),
+        ({"modle": {}}, 'unknown field "spec.modle"'),
+    ],
+    ids=["no target", "crossed bounds", "misspelt field"],
+)
+def test_invalid_manifest_is_refused_by_the_api_server(
+    installed: Kubernetes, change: Object, want: str
+) -> None:
+    invalid = manifest(installed)
+    invalid["metadata"]["name"] = "invalid"
+    invalid["spec"] = {key: value for key, value in (invalid["spec"] | change).items() if value is not None}
+    with pytest.raises(CallFailedError, match=want):
+        installed.apply(invalid)
+    assert installed.list("inferenceservices", NAMESPACE) == []
+
+
+async def test_manifest_becomes_a_ready_service(installed: Kubernetes) -> None:
+    installed.apply(manifest(installed))
+    await eventually("the service is Ready", 120, lambda: condition(installed, "Ready").startswith("True"))
+    [pod] = runtime_pods(installed)
+    assert {entry["type"]: entry["status"] for entry in pod["status"]["conditions"]}["Ready"] == "True"
+    table = installed.kubectl("get", "hisvc", NAME, f"--namespace={NAMESPACE}")
+    print(table)
+    assert "1/1" in table
+
+
+def test_openai_client_gets_tokens_through_the_service(url: str) -> None:
+    client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+    assert [model.id for model in client.models.list()] == [NAME]
+    question: Any = [{"role": "user", "content": "What is 27 + 15?"}]
+    answer = client.chat.completions.create(model=NAME, messages=question, temperature=0, max_tokens=32)
+    text = answer.choices[0].message.content
+    print(text)
+    assert text
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 1
+    stream = client.chat.completions.create(
+        model=NAME, messages=question, temperature=0, max_tokens=32, stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == text
+    assert len([piece for piece in pieces if piece]) > 1
+
+
+async def test_promise_is_broken_repaired_and_kept_and_no_request_fails(
+    installed: Kubernetes, url: str
+) -> None:
+    """Load breaks the target; limits and replicas rise; the operator is replaced; the load ends; they go."""
+    start_limit = status(installed)["limits"]["maxNumSeqs"]
+    load, trickle = Load(url, NAME, PROMPTS, max_tokens=160), Load(url, NAME, PROMPTS, max_tokens=16)
+    started_at = time.monotonic()
+
+    def progress(what: str) -> None:
+        print(f"{time.monotonic() - started_at:6.1f} s  {what}", flush=True)
+
+    await load.start(USERS)
+    await eventually(
+        "the batch limits rise", 120, lambda: status(installed)["limits"]["maxNumSeqs"] > start_limit
+    )
+    progress(f"maxNumSeqs rose from {start_limit} to {status(installed)['limits']['maxNumSeqs']}")
+    await eventually(
+        "replicas are added", 240, lambda: status(installed).get("readyReplicas") == MAX_REPLICAS
+    )
+    progress(f"{MAX_REPLICAS} replicas ready")
+    await eventually("every replica serves", 60, lambda: all_serve(installed))
+    await assert_operator_restart_changes_nothing(installed)
+    progress("the operator was replaced")
+    await asyncio.sleep(JUDGED_SECONDS)  # the time over which a client judges the repaired service
+    ended_at = time.monotonic()
+    await trickle.start(1)
+    await load.stop()
+    await eventually("replicas are removed", 240, lambda: len(runtime_pods(installed)) == 1)
+    progress("1 replica left, still serving")
+    await trickle.stop()
+
+    outcomes = load.outcomes + trickle.outcomes
+    broken = p95(outcomes, started_at, started_at + JUDGED_SECONDS)
+    kept = p95(load.outcomes, ended_at - JUDGED_SECONDS, ended_at)
+    progress(f"{len(outcomes)} requests, P95 TTFT {broken:.0f} ms before and {kept:.0f} ms after")
+    assert [outcome.error for outcome in outcomes if outcome.error] == []
+    assert len(outcomes) == load.sent + trickle.sent
+    assert broken > TTFT_MILLISECONDS, "the load did not break the target"
+    assert kept < broken
+    table = installed.kubectl(
+        "get", "events", f"--namespace={NAMESPACE}", f"--field-selector=involvedObject.name={NAME}"
+    )
+    print(table)
+    assert "eplicas" in table, "the decisions are not among the events"
+
+
+def p95(outcomes: list[Outcome], since: float, until: float) -> float:
+    found = ttft_milliseconds(outcomes, since, until)
+    assert found is not None, f"no request got a token between {since} and {until}"
+    return found
+
+
+def all_serve(kubernetes: Kubernetes) -> bool:
+    pods = runtime_pods(kubernetes)
+    return len(pods) == MAX_REPLICAS and all(finished_requests(kubernetes, pod) > 0 for pod in pods)
+
+
+async def assert_operator_restart_changes_nothing(kubernetes: Kubernetes) -> None:
+    """Replace the operator's pod, wait until the new one has written a status, compare what it manages."""
+    before = workloads(kubernetes)
+    [old] = kubernetes.list("pods", SYSTEM_NAMESPACE, OPERATOR_PODS)
+    kubernetes.kubectl("delete", "pod", old["metadata"]["name"], f"--namespace={SYSTEM_NAMESPACE}")
+    replaced_at = status(kubernetes)["updatedAt"]
+    await eventually(
+        "the new operator writes a status", 120, lambda: status(kubernetes)["updatedAt"] > replaced_at
+    )
+    [new] = kubernetes.list("pods", SYSTEM_NAMESPACE, OPERATOR_PODS)
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    assert workloads(kubernetes) == before
+
+
+async def test_scale_subresource_fixes_the_replicas(installed: Kubernetes) -> None:
+    where = f"--namespace={NAMESPACE}"
+    installed.kubectl("scale", "inferenceservice", NAME, "--replicas=2", where)
+    await eventually("two replicas are ready", 120, lambda: status(installed).get("readyReplicas") == 2)
+    installed.kubectl("scale", "inferenceservice", NAME, "--replicas=1", where)
+    await eventually("one replica is left", 120, lambda: len(runtime_pods(installed)) == 1)
+
+
+async def test_new_target_restarts_no_pod(installed: Kubernetes) -> None:
+    before = workloads(installed)
+    patch = '{"spec": {"slo": {"ttftMilliseconds": 750}}}'
+    where = f"--namespace={NAMESPACE}"
+    installed.kubectl("patch", "inferenceservice", NAME, where, "--type=merge", f"--patch={patch}")
+    await eventually(
+        "the new target is judged",
+        60,
+        lambda: status(installed)["slo"]["ttftMilliseconds"].get("target") == 750,
+    )
+    assert workloads(installed) == before
+
+
+def test_operator_was_refused_nothing(installed: Kubernetes) -> None:
+    """The chart's rights suffice for everything above."""
+    where = f"--namespace={SYSTEM_NAMESPACE}"
+    log = installed.kubectl("logs", where, f"--selector={OPERATOR_PODS}", "--tail=-1")
+    assert [line for line in log.splitlines() if "forbidden" in line.lower()] == []
+
+
+async def test_deleted_service_leaves_nothing_behind(installed: Kubernetes) -> None:
+    assert installed.list(CHILD_KINDS, NAMESPACE, SERVICE_LABEL)
+    installed.kubectl("delete", "inferenceservice", NAME, f"--namespace={NAMESPACE}", "--timeout=30s")
+    await eventually(
+        "its children are gone", 120, lambda: not installed.list(CHILD_KINDS, NAMESPACE, SERVICE_LABEL)
+    )
+    left = [
+        f"{item['kind']}/{item['metadata']['name']}"
+        for item in installed.list(CHILD_KINDS, NAMESPACE)
+        if item["metadata"]["name"].startswith(NAME)
+    ]
+    assert left == []
