@@ -36,8 +36,8 @@ class RejectReason(StrEnum):
     INVALID = "invalid"  # any other fault of the client's
 
 
-# The server's own fault: these count as received, as rejected and as TTFT misses. The rest are answered
-# 4xx, and would only mislead whoever scales by these numbers.
+# The server's own fault: these are TTFT misses, and `rejected` in a sample. The rest are answered 4xx and
+# would only mislead whoever scales by these numbers.
 OVERLOAD_REASONS = frozenset({RejectReason.QUEUE_FULL, RejectReason.SHUTTING_DOWN})
 
 
@@ -120,7 +120,7 @@ class EngineMetrics:
         self._ttft_met = self._ttft_missed = self._tpot_met = self._tpot_missed = 0
 
     def received(self) -> None:
-        """A well-formed request has arrived; exactly one of `rejected` and `finished` follows."""
+        """A request has arrived; exactly one of `rejected` and `finished` follows."""
         self._received += 1
 
     def rejected(self, reason: RejectReason | str) -> None:
@@ -197,8 +197,10 @@ class EngineMetrics:
             self._tpot_missed += 1
 
     def snapshot(self) -> MetricsSnapshot:
-        """A copy of everything. `rejected` among the counters is the overload reasons only, so that
-        received = finished + aborted + errors + rejected + requests still live.
+        """A copy of everything.
+
+        received = finished + aborted + errors + rejected for any reason + requests still live. Among the
+        counters `rejected` is the overload reasons only: what more capacity would have served.
         """
         finished = self._finished
         counters = {

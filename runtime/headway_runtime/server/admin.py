@@ -1,0 +1,97 @@
+"""The operator's routes: the live limits, the SLO targets, and the sample that the controller reads."""
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from headway_runtime.server.completions import json_response
+from headway_runtime.server.http_errors import HttpError
+from headway_runtime.server.messages import EngineState, PatchRefused
+from headway_runtime.server.sample import SampleWriter
+from headway_runtime.server.serving import Serving
+
+LIMIT_FIELDS = ("max_num_seqs", "max_num_batched_tokens")
+TARGET_FIELDS = ("ttft_milliseconds", "tpot_milliseconds")
+LONGEST_TARGET_MILLISECONDS = 3_600_000.0
+
+
+def admin_routes(serving: Serving) -> APIRouter:
+    """All of them want a token signed by the operator."""
+    router = APIRouter(prefix="/admin", dependencies=[Depends(serving.require_operator)])
+    sample_writer = SampleWriter()
+
+    @router.get("/limits")
+    async def get_limits() -> Response:
+        serving.require_engine()
+        return json_response(_limits(await serving.client.state()))
+
+    @router.patch("/limits")
+    async def patch_limits(request: Request) -> Response:
+        serving.require_engine()
+        changes = check_changes(await serving.read_body(request))
+        answer = await serving.client.patch(**changes)
+        if isinstance(answer, PatchRefused):
+            raise _out_of_range(answer.field, answer.value, answer.low, answer.high, answer.message)
+        return json_response(_limits(answer))
+
+    @router.get("/sample")
+    async def get_sample() -> Response:
+        serving.require_engine()
+        state = await serving.client.state()
+        body = sample_writer.write(state, is_draining=serving.lifecycle.is_draining)
+        return Response(body, media_type="application/json")
+
+    return router
+
+
+def check_changes(raw: bytes) -> dict[str, Any]:
+    """The fields of a PATCH, with types and the targets' range checked; the limits' range is the engine's."""
+    try:
+        changes = json.loads(raw)
+    except ValueError as error:
+        raise HttpError(400, f"the body is not valid JSON ({error}); send a JSON object") from error
+    if not isinstance(changes, dict):
+        raise HttpError(400, "the body is no JSON object; send the fields to change")
+    for field, value in changes.items():
+        if field in LIMIT_FIELDS:
+            if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**31:
+                raise _invalid(field, value, "want an integer")
+        elif field in TARGET_FIELDS:
+            if value is None:
+                continue
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise _invalid(field, value, "want milliseconds, or null for no target")
+            if not 0 < value <= LONGEST_TARGET_MILLISECONDS:
+                most = LONGEST_TARGET_MILLISECONDS
+                message = f"{field}={value!r} is outside (0, {most:g}]; choose a value inside that range"
+                raise _out_of_range(field, value, 0, most, message)
+            changes[field] = float(value)
+        else:
+            raise _invalid(field, value, f"known are {', '.join((*LIMIT_FIELDS, *TARGET_FIELDS))}")
+    return changes
+
+
+def _limits(state: EngineState) -> dict[str, object]:
+    targets = state.metrics.targets
+    return {
+        "limits": state.limits,
+        "envelope": {
+            "max_num_seqs": [1, state.envelope.max_num_seqs],
+            "max_num_batched_tokens": [1, state.envelope.max_num_batched_tokens],
+        },
+        "targets": {
+            "ttft_milliseconds": targets.ttft_milliseconds,
+            "tpot_milliseconds": targets.tpot_milliseconds,
+        },
+    }
+
+
+def _invalid(field: str, value: object, remedy: str) -> HttpError:
+    return HttpError(422, f"{field}={value!r} is not valid; {remedy}", param=field, code="invalid_value")
+
+
+def _out_of_range(field: str, value: float, low: float, high: float, message: str) -> HttpError:
+    return HttpError(
+        422, message, param=field, code="out_of_range", more={"value": value, "range": [low, high]}
+    )

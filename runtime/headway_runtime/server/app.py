@@ -1,0 +1,88 @@
+"""The HTTP application: routes, error bodies, and the edge around them. Imports no torch."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from headway import __version__
+from headway_runtime.errors import HeadwayRuntimeError
+from headway_runtime.server.admin import admin_routes
+from headway_runtime.server.completions import completion_routes, json_response
+from headway_runtime.server.edge import Edge
+from headway_runtime.server.http_errors import HttpError, http_error_of
+from headway_runtime.server.metrics_page import render_metrics
+from headway_runtime.server.serving import Serving
+
+
+def build_app(serving: Serving) -> Edge:
+    """The ASGI application of one server."""
+    app = FastAPI(title="Headway", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    app.include_router(completion_routes(serving))
+    app.include_router(admin_routes(serving))
+    _add_status_routes(app, serving)
+    _add_error_handlers(app)
+    return Edge(app, serving.lifecycle)
+
+
+def _add_status_routes(app: FastAPI, serving: Serving) -> None:
+    """Open to everyone, as probes and scrapers carry no keys."""
+
+    @app.get("/health")
+    async def health() -> Response:
+        if serving.client.is_alive:
+            return json_response({"status": "ok"})
+        return HttpError(503, "the engine process has ended", code="engine_dead").response()
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        reason = serving.why_not_ready
+        if reason is None:
+            return json_response({"status": "ready"})
+        return HttpError(503, reason, code="not_ready").response()
+
+    @app.get("/version")
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        serving.require_engine()
+        state = await serving.client.state()
+        info = serving.client.info
+        body, content_type = render_metrics(
+            state,
+            {
+                "version": __version__,
+                "model": serving.options.served_model_names[0],
+                "device": info.device if info else "",
+                "instance": state.instance,
+            },
+            is_draining=serving.lifecycle.is_draining,
+            accept=request.headers.get("accept", ""),
+        )
+        return Response(body, headers={"Content-Type": content_type})
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    async def known(_: Request, error: Any) -> Response:
+        return http_error_of(error).response()
+
+    async def of_starlette(_: Request, error: Any) -> Response:
+        # No such path, or no such method on it.
+        message = f"{error.detail}; see the list of paths in the documentation"
+        return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()
+
+    async def client_gone(_: Request, __: Any) -> Response:
+        return Response(status_code=499)  # written to nobody
+
+    async def unexpected(_: Request, error: Any) -> Response:
+        return HttpError(500, f"internal error: {type(error).__name__}", code="internal_error").response()
+
+    app.add_exception_handler(HeadwayRuntimeError, known)
+    app.add_exception_handler(TimeoutError, known)
+    app.add_exception_handler(HTTPException, of_starlette)
+    app.add_exception_handler(ClientDisconnect, client_gone)
+    # Starlette raises it again after this answer, so that it is logged with its traceback.
+    app.add_exception_handler(Exception, unexpected)

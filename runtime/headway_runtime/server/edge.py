@@ -1,0 +1,105 @@
+"""The outermost layer of the server: what holds for every HTTP request, whatever its path.
+
+Takes the time of arrival (less what a gateway says it waited), gives every request its id, counts what is in
+flight, closes connections while draining, and writes the access line. Plain ASGI: per message of a stream it
+costs one comparison.
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway_runtime.server.lifecycle import Lifecycle
+from headway_runtime.server.log import AccessEntry, log_access
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+CONTEXT_KEY = "headway.request"
+LONGEST_WAIT_MILLISECONDS = 600_000.0
+# Work for the model; everything else is probes, scrapes and administration.
+MODEL_PATHS = ("/v1/", "/tokenize", "/detokenize")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What the edge knows of a request. received_at: `time.monotonic()`, gateway waiting included."""
+
+    request_id: str
+    received_at: float
+    log: AccessEntry
+
+
+class Edge:
+    """Wraps the application."""
+
+    def __init__(self, app: AsgiApp, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        arrived_at = time.monotonic()
+        context = _context(scope, arrived_at)
+        scope[CONTEXT_KEY] = context
+        log, lifecycle = context.log, self._lifecycle
+        is_model_work = scope["path"].startswith(MODEL_PATHS)
+
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                log.status = message["status"]
+                headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+                if lifecycle.is_draining:
+                    headers.append((b"connection", b"close"))
+                message["headers"] = headers
+            await send(message)
+
+        if is_model_work:
+            lifecycle.request_begins()
+        try:
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            if is_model_work:
+                lifecycle.request_ends()
+            log.e2e_milliseconds = round((time.monotonic() - context.received_at) * 1000.0, 3)
+            log_access(log, quiet=not is_model_work)
+
+
+def _context(scope: Scope, arrived_at: float) -> RequestContext:
+    request_id = waited = None
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            request_id = value.decode("latin-1")
+        elif name == b"x-headway-waited-milliseconds":
+            waited = value
+    if request_id is None or _REQUEST_ID.fullmatch(request_id) is None:
+        request_id = uuid.uuid4().hex
+    waited_milliseconds = _waited_milliseconds(waited)
+    client = scope.get("client")
+    log = AccessEntry(
+        request_id=request_id,
+        method=scope["method"],
+        path=scope["path"],
+        status=0,
+        client=client[0] if client else None,
+        waited_at_gateway_milliseconds=waited_milliseconds,
+    )
+    return RequestContext(request_id, arrived_at - waited_milliseconds / 1000.0, log)
+
+
+def _waited_milliseconds(value: bytes | None) -> float:
+    """What the gateway's header says, bounded; 0 where it is missing or no number."""
+    try:
+        waited = float(value or b"0")
+    except ValueError:
+        return 0.0
+    # The comparison is false for NaN, too.
+    return min(waited, LONGEST_WAIT_MILLISECONDS) if waited > 0.0 else 0.0

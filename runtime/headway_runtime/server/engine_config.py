@@ -1,0 +1,40 @@
+"""The engine's final configuration: what was left to choose by the device, chosen in the engine process.
+
+Imports torch, so only the engine process may import this.
+"""
+
+from typing import get_args
+
+import torch
+
+from headway_runtime.config import Device, Dtype, EngineConfig, LoadFormat
+from headway_runtime.errors import ConfigError
+from headway_runtime.server.options import EngineOptions
+
+
+def resolve_engine_config(options: EngineOptions) -> EngineConfig:
+    """ConfigError if the wanted device is not there."""
+    device = _device(options.device)
+    assert options.dtype in get_args(Dtype)
+    assert options.load_format in get_args(LoadFormat)
+    return EngineConfig(
+        model_path=options.model_path,
+        device=device,
+        dtype=options.dtype,  # type: ignore[arg-type]
+        load_format=options.load_format,  # type: ignore[arg-type]
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        envelope=options.envelope,
+        limits=options.limits,
+        max_waiting=options.max_waiting,
+        num_threads=options.num_threads,
+        seed=options.seed,
+    )
+
+
+def _device(wanted: str) -> Device:
+    has_cuda = torch.cuda.is_available()
+    if wanted == "cuda" and not has_cuda:
+        raise ConfigError("--device='cuda': torch finds no CUDA device here; use --device cpu or auto")
+    return "cuda" if has_cuda and wanted != "cpu" else "cpu"

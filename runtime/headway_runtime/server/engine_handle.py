@@ -1,0 +1,98 @@
+"""The engine process as its parent sees it: started first of all, watched, and ended with it.
+
+Owns the child, the pipe that ends it when this process dies, and the private folder of the two sockets.
+Imports nothing heavy: it runs before anything else does, so that both processes start at once.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from headway_runtime.server.messages import Launch
+from headway_runtime.server.options import ServeOptions
+
+logger = logging.getLogger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "headway_runtime.server.engine_process")
+# A Unix socket's path may have 107 bytes; the folder's name takes some 20 and the socket's own 13.
+LONGEST_TEMPORARY_PATH = 70
+
+
+class EngineHandle:
+    """One running engine process."""
+
+    def __init__(
+        self, options: ServeOptions, started_at: float, command: Sequence[str] = ENGINE_COMMAND
+    ) -> None:
+        """Start it. `started_at` is the timeline's origin; `command` gets the launch as one more argument."""
+        temporary = tempfile.gettempdir()
+        self._directory = Path(
+            tempfile.mkdtemp(
+                prefix="headway-", dir=temporary if len(temporary) <= LONGEST_TEMPORARY_PATH else "/tmp"
+            )
+        )
+        self.requests_address = f"ipc://{self._directory}/requests"
+        self.outputs_address = f"ipc://{self._directory}/outputs"
+        read_end, self._lifeline = os.pipe()
+        launch = Launch(
+            engine=options.engine,
+            requests_address=self.requests_address,
+            outputs_address=self.outputs_address,
+            directory=str(self._directory),
+            lifeline_fd=read_end,
+            parent_pid=os.getpid(),
+            started_at=started_at,
+            log_level=options.log_level,
+        )
+        threads = str(options.engine.num_threads)
+        # Read by OpenMP and MKL when they load, which is before the engine could set anything.
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        try:
+            self._process = subprocess.Popen(
+                [*command, msgspec.json.encode(launch).decode()],
+                pass_fds=(read_end,),
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        except OSError:
+            os.close(self._lifeline)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+        finally:
+            os.close(read_end)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def watch(self, on_exit: Callable[[int], None]) -> None:
+        """Call `on_exit` with the exit status, from another thread, as soon as the process has ended."""
+
+        def wait() -> None:
+            on_exit(self._process.wait())
+
+        threading.Thread(target=wait, name="engine-watch", daemon=True).start()
+
+    def kill(self) -> None:
+        """End the process and remove its folder at once."""
+        self._process.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Wait for a process that was told to end; after `timeout_seconds`, kill it."""
+        try:
+            self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            logger.warning("the engine process did not end within %g s and is killed", timeout_seconds)
+            self._process.kill()
+            self._process.wait()
+        os.close(self._lifeline)
+        shutil.rmtree(self._directory, ignore_errors=True)

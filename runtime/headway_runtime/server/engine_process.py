@@ -1,0 +1,281 @@
+"""The engine process: one thread that drains messages, steps the engine and sends what each step brought.
+
+Owns the engine, all its counters and nothing of HTTP or text. It ends when it is told to, when a step
+raises (its exit status is how the HTTP process learns of it), or when its parent is gone.
+
+    read all messages that wait (block only when there is no work) -> step -> one message with all outputs
+
+Started as `python -m headway_runtime.server.engine_process` with the launch as JSON in one argument.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, assert_never
+
+import msgspec
+import zmq
+
+from headway_runtime.config import EngineConfig, Limits
+from headway_runtime.errors import (
+    ConfigError,
+    HeadwayRuntimeError,
+    InvalidRequestError,
+    LimitRangeError,
+    QueueFullError,
+)
+from headway_runtime.metrics import EngineMetrics
+from headway_runtime.request import Request, RequestOutput
+from headway_runtime.server import messages
+from headway_runtime.server.lifeline import die_with_parent, watch_lifeline
+from headway_runtime.server.log import configure_logging
+
+if TYPE_CHECKING:
+    from headway_runtime.server.options import EngineOptions
+
+logger = logging.getLogger(__name__)
+
+# How long an idle process sleeps at most; a message wakes it at once.
+IDLE_POLL_MILLISECONDS = 1000
+
+
+class StepResult(Protocol):
+    @property
+    def outputs(self) -> list[RequestOutput]: ...
+
+
+class EngineLike(Protocol):
+    """What this process needs of an engine; `headway_runtime.engine.Engine` is one."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def num_kv_tokens(self) -> int: ...
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def kv_blocks_used(self) -> int: ...
+    @property
+    def kv_blocks_total(self) -> int: ...
+    def oldest_waiting_seconds(self, now: float) -> float: ...
+    def set_limits(self, limits: Limits) -> None: ...
+    def add_request(self, request: Request, now: float) -> None: ...
+    def abort(self, request_id: str, now: float) -> bool: ...
+    def finish(self, request_id: str, now: float) -> bool: ...
+    def step(self, now: float) -> StepResult: ...
+
+
+MakeEngine = Callable[["EngineOptions", EngineMetrics, Callable[[str], None]], EngineLike]
+
+
+class EngineLoop:
+    """The loop and its two sockets."""
+
+    def __init__(self, engine: EngineLike, metrics: EngineMetrics, launch: messages.Launch) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._instance = uuid.uuid4().hex
+        self._started_at = time.monotonic()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(messages.ToEngine)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._incoming = context.socket(zmq.PULL)
+        self._outgoing = context.socket(zmq.PUSH)
+        for socket in (self._incoming, self._outgoing):
+            # No limit on what waits in a socket: the engine bounds requests, and its outputs follow them.
+            socket.set_hwm(0)
+            socket.linger = 0
+        self._incoming.connect(launch.requests_address)
+        self._outgoing.connect(launch.outputs_address)
+
+    def announce(self, timeline: dict[str, float]) -> None:
+        """Say that requests may come."""
+        engine = self._engine
+        self._send(messages.Ready(engine.max_model_len, engine.num_kv_tokens, engine.config.device, timeline))
+
+    def run(self) -> None:
+        """Serve until told to stop. What `step` raises passes through: such an engine cannot go on."""
+        engine = self._engine
+        while True:
+            if not self._drain(wait=not engine.has_work):
+                return
+            if engine.has_work and (outputs := engine.step(time.monotonic()).outputs):
+                self._send(messages.Outputs(outputs))
+
+    def _drain(self, *, wait: bool) -> bool:
+        """Handle every message that has come, waiting for the first one if asked. False at Shutdown."""
+        if wait:
+            self._incoming.poll(IDLE_POLL_MILLISECONDS)
+        while True:
+            try:
+                frame = self._incoming.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            message = self._decoder.decode(frame)
+            if isinstance(message, messages.Shutdown):
+                return False
+            self._handle(message)
+
+    def _handle(self, message: messages.ToEngine) -> None:
+        now = time.monotonic()
+        match message:
+            case messages.AddRequests():
+                for request in message.requests:
+                    self._add(request, now)
+            case messages.Abort():
+                for request_id in message.request_ids:
+                    self._engine.abort(request_id, now)
+            case messages.Finish():
+                self._engine.finish(message.request_id, now)
+            case messages.Report():
+                self._count(message)
+            case messages.GetState():
+                self._send(messages.State(message.query_id, self._state()))
+            case messages.Patch():
+                self._patch(message)
+            case messages.Shutdown():
+                raise AssertionError("handled by _drain")
+            case _:
+                assert_never(message)
+
+    def _add(self, request: Request, now: float) -> None:
+        try:
+            self._engine.add_request(request, now)
+        except InvalidRequestError as error:
+            self._send(messages.Refused(request.request_id, 400, str(error), error.param, error.code))
+        except QueueFullError as error:
+            self._send(
+                messages.Refused(
+                    request.request_id,
+                    503,
+                    str(error),
+                    code="queue_full",
+                    retry_after_seconds=error.retry_after_seconds,
+                )
+            )
+
+    def _count(self, report: messages.Report) -> None:
+        for ttft_seconds in report.ttft_seconds:
+            self._metrics.first_byte(ttft_seconds)
+        for _ in range(report.num_missed):
+            self._metrics.first_byte_missed()
+        for reason in report.refused:
+            self._metrics.received()
+            self._metrics.rejected(reason)
+
+    def _patch(self, patch: messages.Patch) -> None:
+        limits, targets = self._engine.limits, self._metrics.targets
+        wanted_limits = Limits(
+            limits.max_num_seqs if patch.max_num_seqs is msgspec.UNSET else patch.max_num_seqs,
+            limits.max_num_batched_tokens
+            if patch.max_num_batched_tokens is msgspec.UNSET
+            else patch.max_num_batched_tokens,
+        )
+        try:
+            self._engine.set_limits(wanted_limits)
+        except LimitRangeError as error:
+            value = getattr(wanted_limits, error.field)
+            self._send(
+                messages.PatchRefused(patch.query_id, str(error), error.field, value, error.low, error.high)
+            )
+            return
+        if patch.ttft_milliseconds is not msgspec.UNSET:
+            targets = replace(targets, ttft_milliseconds=patch.ttft_milliseconds)
+        if patch.tpot_milliseconds is not msgspec.UNSET:
+            targets = replace(targets, tpot_milliseconds=patch.tpot_milliseconds)
+        if wanted_limits != limits or targets != self._metrics.targets:
+            logger.info("%s -> %s, %s", limits, wanted_limits, targets)
+        self._metrics.set_targets(targets)
+        self._send(messages.State(patch.query_id, self._state()))
+
+    def _state(self) -> messages.EngineState:
+        engine, now = self._engine, time.monotonic()
+        return messages.EngineState(
+            instance=self._instance,
+            uptime_seconds=now - self._started_at,
+            limits=engine.limits,
+            envelope=engine.config.envelope,
+            metrics=self._metrics.snapshot(),
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+            oldest_waiting_seconds=engine.oldest_waiting_seconds(now),
+            kv_blocks_used=engine.kv_blocks_used,
+            kv_blocks_total=engine.kv_blocks_total,
+        )
+
+    def _send(self, message: messages.FromEngine) -> None:
+        self._outgoing.send(self._encoder.encode(message))
+
+
+def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable[[str], None]) -> EngineLike:
+    """The real engine. Imports torch, which is most of the time that a small model takes to start."""
+    from headway_runtime.server.engine_config import resolve_engine_config
+
+    config = resolve_engine_config(options)
+    mark("torch")
+    from headway_runtime.engine import Engine
+
+    mark("engine imports")
+    engine = Engine(config, metrics, time.monotonic)
+    mark("model")
+    return engine
+
+
+def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
+    """Start an engine and serve it; returns the process' exit status."""
+    # A terminal's Ctrl-C goes to the whole group; when this process ends is for the parent to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(launch.parent_pid)
+    watch_lifeline(launch.lifeline_fd, lambda: shutil.rmtree(launch.directory, ignore_errors=True))
+    configure_logging(launch.log_level)
+    timeline: dict[str, float] = {}
+
+    def mark(stage: str) -> None:
+        timeline[stage] = round(time.monotonic() - launch.started_at, 3)
+
+    mark("engine process")
+    metrics = EngineMetrics(launch.engine.targets)
+    try:
+        engine = make(launch.engine, metrics, mark)
+    except ConfigError as error:
+        print(f"headway serve: {error}", file=sys.stderr)
+        return messages.EXIT_STATUS_CONFIG
+    except HeadwayRuntimeError as error:
+        print(f"headway serve: {error}", file=sys.stderr)
+        return 1
+    loop = EngineLoop(engine, metrics, launch)
+    loop.announce(timeline)
+    try:
+        loop.run()
+    except Exception:
+        logger.exception("the engine cannot go on")
+        return 1
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    (text,) = argv
+    return run(msgspec.json.decode(text, type=messages.Launch))
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: tearing torch down takes a second and can only go wrong.
+    os._exit(status)

@@ -1,0 +1,242 @@
+"""One generation, from engine requests to a finished HTTP response, streamed or whole.
+
+Owns the order of events: nothing is written before the engine has accepted every choice and brought the
+first token, so that a refusal still is a status of its own; all chunks of one step leave in one write; a
+client that goes away takes its requests with it; every stream ends with `[DONE]` or with one error event.
+
+TTFT is reported per choice: for a stream when its first chunk has been written, for a whole answer when its
+first token reached this process (its first byte says when it was done, not when it began).
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from headway_runtime.request import FinishReason, RequestOutput
+from headway_runtime.server.choice import Choice, Delta
+from headway_runtime.server.engine_client import EngineClient, EngineDied, RequestStream, StreamEvent
+from headway_runtime.server.http_errors import HttpError, overloaded
+from headway_runtime.server.log import AccessEntry
+from headway_runtime.server.messages import Refused
+from headway_runtime.server.prompts import Prepared
+from headway_runtime.server.responses import DONE, AnswerFormat, Usage, WholeChoice
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Everything that answering takes. choices: by engine request id."""
+
+    client: EngineClient
+    prepared: Prepared
+    choices: dict[str, Choice]
+    answer: AnswerFormat
+    received_at: float
+    log: AccessEntry
+    wants_stream: bool
+    wants_usage_chunk: bool
+
+
+class GenerationResponse(Response):
+    """Runs the generation when the server calls it, so that it sees the client's disconnect itself."""
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__()
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = _Run(self._generation, send)
+        task = asyncio.ensure_future(run.answer())
+        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+        gone.add_done_callback(lambda _: task.cancel())
+        try:
+            await task
+        except asyncio.CancelledError:
+            # Either the client left, which ends here, or this very task was cancelled, which must pass on.
+            if not gone.done() or gone.cancelled():
+                task.cancel()
+                raise
+            self._generation.log.outcome = "client_gone"
+        except HttpError as error:
+            await error.response()(scope, receive, send)
+        finally:
+            run.close()
+            gone.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Run:
+    """One answer in the making."""
+
+    def __init__(self, generation: Generation, send: Send) -> None:
+        self._generation = generation
+        self._client = generation.client
+        self._choices = generation.choices
+        self._send = send
+        self._stream: RequestStream | None = None
+        self._num_open = len(generation.choices)
+        self._has_started = False
+
+    async def answer(self) -> None:
+        """HttpError only while nothing has been written."""
+        self._stream = self._client.submit(self._generation.prepared.requests)
+        try:
+            if self._generation.wants_stream:
+                await self._answer_in_chunks(self._stream)
+            else:
+                await self._answer_whole(self._stream)
+        except HttpError as error:
+            self._report_missed(error)
+            self._generation.log.outcome = error.code or "error"
+            if not self._has_started:
+                raise
+            # The status is long gone: the error is the stream's last event, and no [DONE] follows it.
+            await self._write(b"data: " + error.body() + b"\n\n", more=False)
+
+    def close(self) -> None:
+        """Give up what still runs, and leave the numbers for the access log."""
+        if self._stream is not None:
+            self._client.abort(self._stream)
+        usage, log = self._usage(), self._generation.log
+        log.prompt_tokens = usage.prompt_tokens
+        log.cached_tokens = usage.cached_tokens
+        log.generated_tokens = usage.completion_tokens
+
+    async def _answer_in_chunks(self, stream: RequestStream) -> None:
+        generation, answer = self._generation, self._generation.answer
+        while self._num_open:
+            events = await stream.next()
+            parts: list[bytes] = []
+            begun: list[Choice] = []
+            problem: HttpError | None = None
+            for event in events:
+                if isinstance(event, RequestOutput) and event.finish_reason is not FinishReason.ERROR:
+                    choice = self._choices[event.request_id]
+                    if choice.finish_reason is not None:
+                        continue  # came while a stop string was being told to the engine
+                    delta = self._feed(choice, event)
+                    if delta.text or delta.entries or delta.finish_reason is not None:
+                        is_first = not choice.is_first_byte_written
+                        parts.append(answer.chunk(choice.index, delta, is_first=is_first))
+                        if is_first:
+                            choice.is_first_byte_written = True
+                            begun.append(choice)
+                else:
+                    problem = _error_of(event)
+                    break
+            if parts:
+                if not self._num_open:
+                    if generation.wants_usage_chunk:
+                        parts.append(answer.usage_chunk(self._usage()))
+                    parts.append(DONE)
+                await self._write(b"".join(parts), more=self._num_open > 0)
+                self._report_first_bytes(begun)
+            if problem is not None:
+                raise problem
+
+    async def _answer_whole(self, stream: RequestStream) -> None:
+        whole = {request_id: WholeChoice("", [], "") for request_id in self._choices}
+        texts: dict[str, list[str]] = {request_id: [] for request_id in self._choices}
+        while self._num_open:
+            begun: list[Choice] = []
+            for event in await stream.next():
+                if not isinstance(event, RequestOutput) or event.finish_reason is FinishReason.ERROR:
+                    raise _error_of(event)
+                choice = self._choices[event.request_id]
+                if choice.finish_reason is not None:
+                    continue
+                if not choice.is_first_byte_written:
+                    choice.is_first_byte_written = True
+                    begun.append(choice)
+                delta = self._feed(choice, event)
+                texts[event.request_id].append(delta.text)
+                whole[event.request_id].entries += delta.entries
+                whole[event.request_id].finish_reason = delta.finish_reason or ""
+            self._report_first_bytes(begun)
+        for request_id, parts in texts.items():
+            whole[request_id].text = "".join(parts)
+        body = self._generation.answer.whole(list(whole.values()), self._usage())
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        self._has_started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def _feed(self, choice: Choice, output: RequestOutput) -> Delta:
+        delta = choice.feed(output)
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            if choice.is_stopped_by_text:
+                self._client.finish(choice.request_id)
+            log = self._generation.log
+            log.outcome = delta.finish_reason
+        return delta
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        if not self._has_started:
+            self._has_started = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                # Asks proxies of the nginx kind not to collect the stream.
+                (b"x-accel-buffering", b"no"),
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _report_first_bytes(self, choices: list[Choice]) -> None:
+        if not choices:
+            return
+        ttft_seconds = time.monotonic() - self._generation.received_at
+        for _ in choices:
+            self._client.report_first_byte(ttft_seconds)
+        if self._generation.log.ttft_milliseconds is None:
+            self._generation.log.ttft_milliseconds = round(ttft_seconds * 1000.0, 3)
+
+    def _report_missed(self, error: HttpError) -> None:
+        """Choices that the engine had accepted, and that fail by no fault of the client's, are misses."""
+        if error.status != 500:
+            return  # the engine counted its refusal itself
+        for choice in self._choices.values():
+            if not choice.is_first_byte_written:
+                self._client.report_missed()
+
+    def _usage(self) -> Usage:
+        choices = self._choices.values()
+        return Usage(
+            prompt_tokens=self._generation.prepared.num_prompt_tokens,
+            completion_tokens=sum(choice.num_generated for choice in choices),
+            # The prompt counts once, however many choices were made of it.
+            cached_tokens=sum(
+                choice.num_cached_tokens
+                for choice in choices
+                if choice.index % self._generation.prepared.choices_per_prompt == 0
+            ),
+        )
+
+
+def _error_of(event: StreamEvent) -> HttpError:
+    match event:
+        case Refused() if event.status == 503:
+            return overloaded(event.message, event.code or "overloaded", event.retry_after_seconds or 1)
+        case Refused():
+            return HttpError(event.status, event.message, param=event.param, code=event.code)
+        case EngineDied(code="shutting_down"):
+            return overloaded(event.message, event.code, 1)
+        case EngineDied():
+            return HttpError(500, event.message, code=event.code)
+        case RequestOutput():
+            return HttpError(500, f"the engine failed: {event.error}; try again", code="engine_error")

@@ -1,0 +1,156 @@
+"""What the HTTP process and the engine process say to each other, as msgspec structs over two ZMQ sockets.
+
+Each side pushes on one socket and pulls on the other; messages of one direction arrive in order. Imported
+by both processes, so it imports neither torch nor fastapi. Requests and outputs cross as the engine's own
+dataclasses.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headway_runtime.config import Envelope, Limits
+from headway_runtime.metrics import MetricsSnapshot
+from headway_runtime.request import Request, RequestOutput
+from headway_runtime.server.options import EngineOptions
+
+# How the engine process ends when the command line or the model is at fault, which it has then printed.
+EXIT_STATUS_CONFIG = 2
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """The engine process' command line, as JSON: everything it needs to know at its start.
+
+    requests_address, outputs_address: the sockets, bound by the HTTP process. directory: holds them, and
+    nothing else. started_at: `time.monotonic()` when the server began, the origin of the timeline.
+    """
+
+    engine: EngineOptions
+    requests_address: str
+    outputs_address: str
+    directory: str
+    lifeline_fd: int
+    parent_pid: int
+    started_at: float
+    log_level: str
+
+
+# --- from the HTTP process to the engine process ---
+
+
+class AddRequests(msgspec.Struct, tag="add", frozen=True):
+    """All of one HTTP request's sequences. Each is answered by outputs, or by one `Refused`."""
+
+    requests: list[Request]
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """The client is gone: drop these requests."""
+
+    request_ids: list[str]
+
+
+class Finish(msgspec.Struct, tag="finish", frozen=True):
+    """A stop string was found: end this request as a normal one."""
+
+    request_id: str
+
+
+class Report(msgspec.Struct, tag="report", frozen=True):
+    """What only the HTTP process saw, for the engine's counters.
+
+    ttft_seconds: of each request whose first byte was written. num_missed: requests that failed before
+    it. refused: reasons of requests that never reached the engine.
+    """
+
+    ttft_seconds: list[float]
+    num_missed: int
+    refused: list[str]
+
+
+class GetState(msgspec.Struct, tag="get_state", frozen=True):
+    """Answered by `State`."""
+
+    query_id: int
+
+
+class Patch(msgspec.Struct, tag="patch", frozen=True):
+    """Change limits or targets; what is UNSET stays. Answered by `State` or `PatchRefused`."""
+
+    query_id: int
+    max_num_seqs: int | UnsetType = UNSET
+    max_num_batched_tokens: int | UnsetType = UNSET
+    ttft_milliseconds: float | UnsetType | None = UNSET
+    tpot_milliseconds: float | UnsetType | None = UNSET
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """End the process with status 0."""
+
+
+ToEngine = AddRequests | Abort | Finish | Report | GetState | Patch | Shutdown
+
+
+# --- from the engine process to the HTTP process ---
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The model is loaded. timeline: seconds from the server's start to each stage, in order."""
+
+    max_model_len: int
+    num_kv_tokens: int
+    device: str
+    timeline: dict[str, float]
+
+
+class Outputs(msgspec.Struct, tag="outputs", frozen=True):
+    """Everything that one step brought."""
+
+    outputs: list[RequestOutput]
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True):
+    """A request was not accepted. status 503 has retry_after_seconds; status 400 has param and code."""
+
+    request_id: str
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """Counters and gauges at one instant. instance: names this start of the engine."""
+
+    instance: str
+    uptime_seconds: float
+    limits: Limits
+    envelope: Envelope
+    metrics: MetricsSnapshot
+    num_running: int
+    num_waiting: int
+    oldest_waiting_seconds: float
+    kv_blocks_used: int
+    kv_blocks_total: int
+
+
+class State(msgspec.Struct, tag="state", frozen=True):
+    query_id: int
+    state: EngineState
+
+
+class PatchRefused(msgspec.Struct, tag="patch_refused", frozen=True):
+    """A limit outside its range; nothing was changed."""
+
+    query_id: int
+    message: str
+    field: str
+    value: float
+    low: float
+    high: float
+
+
+FromEngine = Ready | Outputs | Refused | State | PatchRefused

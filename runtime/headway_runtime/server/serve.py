@@ -1,0 +1,49 @@
+"""`headway serve`: read the options, start the engine process, then become the HTTP process.
+
+The order is the point: the engine process, which has the most to import, starts before this process imports
+anything that takes time.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from headway_runtime.errors import HeadwayRuntimeError
+from headway_runtime.server.engine_handle import ENGINE_COMMAND, EngineHandle
+from headway_runtime.server.lifeline import watch_lifeline
+from headway_runtime.server.log import configure_logging
+from headway_runtime.server.messages import EXIT_STATUS_CONFIG
+from headway_runtime.server.options import ServeOptions, parse_options
+
+
+def main(argv: list[str]) -> int:
+    """Run the server with the arguments after `headway serve`; returns the exit status."""
+    started_at = time.monotonic()
+    try:
+        options = parse_options(argv)
+    except HeadwayRuntimeError as error:
+        print(f"headway serve: {error}", file=sys.stderr)
+        return EXIT_STATUS_CONFIG
+    return serve(options, started_at)
+
+
+def serve(options: ServeOptions, started_at: float, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
+    """Serve until told to end. `engine_command` is what runs an engine process."""
+    configure_logging(options.log_level)
+    timeline = {"options": round(time.monotonic() - started_at, 3)}
+    # Prompts are encoded in a few threads of our own; a pool behind each of them would fight the engine.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    handle = EngineHandle(options, started_at, engine_command)
+    if options.lifeline_fd is not None:
+        watch_lifeline(options.lifeline_fd, handle.kill)
+    timeline["engine started"] = round(time.monotonic() - started_at, 3)
+    try:
+        from headway_runtime.server import http_process
+
+        return http_process.run(options, handle, timeline, started_at)
+    except HeadwayRuntimeError as error:
+        print(f"headway serve: {error}", file=sys.stderr)
+        return EXIT_STATUS_CONFIG
+    finally:
+        handle.kill()

@@ -1,0 +1,170 @@
+"""What the routes share: the options, the engine's client, the tokenizer, and who may come in.
+
+One object per server, made before the engine is ready. Routes ask it for what they need and get an
+`HttpError` where that cannot be had: no engine yet, no right, no such model, too large a body.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from headway_runtime.chat import load_chat_template
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.server.admin_tokens import AdminTokens
+from headway_runtime.server.api_keys import ApiKeys
+from headway_runtime.server.edge import CONTEXT_KEY, RequestContext
+from headway_runtime.server.engine_client import EngineClient
+from headway_runtime.server.http_errors import HttpError, overloaded
+from headway_runtime.server.lifecycle import Lifecycle
+from headway_runtime.server.options import ServeOptions
+from headway_runtime.server.prompts import ServedModel
+from headway_runtime.tokenizer import Tokenizer
+
+MAX_BODY_BYTES = 16 * 2**20
+BODY_TIMEOUT_SECONDS = 60.0
+# Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
+INLINE_BODY_BYTES = 16 * 2**10
+NUM_TOKENIZER_THREADS = 4
+
+Result = TypeVar("Result")
+
+
+class Serving:
+    """The state behind the routes."""
+
+    def __init__(self, options: ServeOptions, client: EngineClient, lifecycle: Lifecycle) -> None:
+        """Reads the tokenizer and the key files. ConfigError if one of them is not usable."""
+        self.options = options
+        self.client = client
+        self.lifecycle = lifecycle
+        self.started_at_unix = int(time.time())
+        self._api_keys = ApiKeys(options.api_keys)
+        self._admin_tokens = None
+        if options.admin_public_key_file is not None and options.admin_audience is not None:
+            self._admin_tokens = AdminTokens(Path(options.admin_public_key_file), options.admin_audience)
+        model_path = Path(options.engine.model_path)
+        self._tokenizer = Tokenizer(model_path)
+        self._chat_template = load_chat_template(
+            model_path, self._tokenizer.config, self._tokenizer.special_tokens
+        )
+        self._model: ServedModel | None = None
+        self._threads = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why `/ready` fails; None if this server can take new work."""
+        if not self.client.is_alive:
+            return "the engine process has ended"
+        if self.lifecycle.is_draining:
+            return "the server is draining"
+        if not self.client.is_ready:
+            return "the engine is starting"
+        return None
+
+    def model(self) -> ServedModel:
+        """The model, for a request that needs the engine."""
+        self.require_engine()
+        if self._model is None:
+            info = self.client.info
+            assert info is not None
+            self._model = ServedModel(
+                tokenizer=self._tokenizer,
+                chat_template=self._chat_template,
+                vocab_size=self.options.vocab_size,
+                max_model_len=info.max_model_len,
+                num_kv_tokens=info.num_kv_tokens,
+            )
+        return self._model
+
+    def require_engine(self) -> None:
+        if not self.client.is_alive:
+            raise HttpError(500, "the engine process has ended; this server ends, too", code="engine_dead")
+        if not self.client.is_ready:
+            raise overloaded("the engine is starting; retry in a second", "engine_starting", 1)
+
+    async def require_api_key(self, request: Request) -> None:
+        """A dependency of the routes that use the model."""
+        if not self._api_keys.allow(request.headers.get("authorization")):
+            raise HttpError(
+                401,
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    async def require_operator(self, request: Request) -> None:
+        """A dependency of the admin routes."""
+        if self._admin_tokens is None:
+            raise HttpError(
+                403,
+                "the admin API is off; start the server with --admin-public-key-file",
+                code="admin_disabled",
+            )
+        refusal = self._admin_tokens.refusal(request.headers.get("authorization"))
+        if refusal is not None:
+            raise HttpError(401, refusal, code="invalid_admin_token", headers={"WWW-Authenticate": "Bearer"})
+
+    def served_name(self, wanted: str | None) -> str:
+        """The name that the answer carries. 404 for a model that is not served here."""
+        names = self.options.served_model_names
+        if wanted is None:
+            return names[0]
+        if wanted not in names:
+            raise HttpError(
+                404,
+                f"model={wanted!r} is not served here; served: {', '.join(map(repr, names))}",
+                param="model",
+                code="model_not_found",
+            )
+        return wanted
+
+    async def read_body(self, request: Request) -> bytes:
+        """The whole body, within its limits of size and time."""
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+            raise _too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MAX_BODY_BYTES:
+                        raise _too_large()
+        except TimeoutError:
+            raise HttpError(
+                408, f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s; send it faster"
+            ) from None
+        return bytes(body)
+
+    async def compute(self, num_bytes: int, work: Callable[[], Result]) -> Result:
+        """Parse and tokenize: small bodies here and now, large ones in a thread."""
+        if num_bytes <= INLINE_BODY_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def context_of(request: Request) -> RequestContext:
+    context = request.scope[CONTEXT_KEY]
+    assert isinstance(context, RequestContext)
+    return context
+
+
+def require_json(request: Request) -> None:
+    """A body that says it is something else than JSON is a mistake worth naming."""
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise InvalidRequestError(f"Content-Type={content_type!r} is not supported; send application/json")
+
+
+def _too_large() -> HttpError:
+    return HttpError(
+        413, f"the body is larger than {MAX_BODY_BYTES} bytes; send less", headers={"Connection": "close"}
+    )
