@@ -86,6 +86,9 @@ class Proxy:
             self._end(exchange, "client_aborted")
             raise
         finally:
+            self._end(
+                exchange, "failed", "internal_error"
+            )  # counts nothing where it has ended in another way
             self._exchanges.discard(exchange)
 
     async def _within_limit(self, exchange: Exchange) -> web.StreamResponse:

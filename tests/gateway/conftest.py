@@ -85,10 +85,11 @@ class Replica:
         self.num_connections = 0
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
         self.behaviour: Behaviour = self._answer(200, {"replica": name}, {})
+        self.accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] = self._accept
         self.port = 0
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
@@ -98,7 +99,7 @@ class Replica:
         return BackendEntry(self.name, self.url, state)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self.accept, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -115,6 +116,11 @@ class Replica:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def shut_down_connections(self) -> None:
+        """Close every connection in the kernel at once, before the event loop can do or see anything."""
+        for writer in self._writers:
+            writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     # What it does with a request from now on.
 
@@ -175,6 +181,7 @@ class Replica:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._writers.add(writer)
         try:
             while not writer.is_closing():
                 request = await _read_request(reader)
@@ -184,6 +191,7 @@ class Replica:
             pass  # hung up, from either side
         finally:
             self._tasks.discard(task)
+            self._writers.discard(writer)
             writer.close()
             with suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from yarl import URL
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.gateway.conftest import StartGateway, StartReplica
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,7 +84,7 @@ async def test_paths_and_queries_reach_the_replica_as_they_were_sent(
 ) -> None:
     replica = await start_replica("a")
     gateway = await start_gateway(replica)
-    url = aiohttp.client.URL(gateway.url + path, encoded=True)
+    url = URL(gateway.url + path, encoded=True)
     async with client.post(url, data=b"body") as response:
         assert response.status == 200
         assert await response.json() == {"replica": "a"}
@@ -97,7 +100,7 @@ async def test_paths_outside_the_public_api_never_reach_a_replica(
 ) -> None:
     replica = await start_replica("a")
     gateway = await start_gateway(replica)
-    async with client.get(aiohttp.client.URL(gateway.url + path, encoded=True)) as response:
+    async with client.get(URL(gateway.url + path, encoded=True)) as response:
         assert response.status == 404
         assert (await response.json())["error"]["code"] == "not_found"
     assert replica.requests == []
@@ -183,7 +186,7 @@ async def test_a_chunked_body_arrives_whole_with_its_length(
     gateway = await start_gateway(replica)
     body = bytes(range(256)) * (num_bytes // 256)
 
-    async def pieces():  # type: ignore[no-untyped-def]
+    async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 50_000):
             yield body[start : start + 50_000]
 
@@ -204,7 +207,7 @@ async def test_too_long_a_body_is_answered_413_and_not_forwarded(
     replica = await start_replica("a")
     gateway = await start_gateway(replica, max_body_bytes=1000)
 
-    async def pieces():  # type: ignore[no-untyped-def]
+    async def pieces() -> AsyncIterator[bytes]:
         for _ in range(11):
             yield b"x" * 100
 
