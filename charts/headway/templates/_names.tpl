@@ -31,39 +31,40 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* What the operator may do where services live; what for stands beside each rule. */}}
 {{- define "headway.serviceRules" -}}
-# The services themselves: kopf keeps its marks in annotations; the rest goes to the status.
+# The services themselves are read; only their status is written.
 - apiGroups: [serving.headway.dev]
   resources: [inferenceservices]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch]
 - apiGroups: [serving.headway.dev]
   resources: [inferenceservices/status]
-  verbs: [get, patch]
-# Owner references that block the owner's deletion need this where that admission check is on.
-- apiGroups: [serving.headway.dev]
-  resources: [inferenceservices/finalizers]
-  verbs: [update]
-# The children of a service, by server-side apply.
+  verbs: [patch]
+# The children of a service, by server-side apply, and replicas through the scale subresource alone.
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]
-  verbs: [get, patch]
+  verbs: [patch]
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 # Replicas: why one is not ready, and which one should go first.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
+  verbs: [list, patch]
+# Whether somebody else's autoscaler works on the same replicas.
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
 # What a gateway may do. The operator grants it, and nobody may grant what he does not hold.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
-- apiGroups: ["", events.k8s.io]
+# Decisions as events on the service.
+- apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
 {{- end }}
