@@ -1,24 +1,270 @@
-"""decide(): one pass of the controller."""
+"""One pass of the controller: from what is measured to replicas and limits, with the cause in one sentence.
 
+The algorithm:
+
+1. Bring the memory up to date: the window of what happened, targets that changed.
+2. Without usable samples of at least half of the ready replicas, hold.
+3. If a promise is violated (statistically, and still being missed): let the last change act; if the queue is
+   about to be gone, wait; else move a batch limit (`knobs`) and, when that cannot help or has not helped for
+   a while, add replicas (`replicas`).
+4. If one replica fewer has been enough for the whole stabilization time, remove one.
+5. Otherwise hold, and say why.
+
+Evidence from before a change says nothing about the state after it: rules look only at what was counted since
+the last change took effect; the Decision reports the attainment over the whole window.
+
+Pure: the clock and the memory are arguments, the new memory is returned.
+"""
+
+from dataclasses import dataclass, replace
+
+from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.memory import Memory
+from headway_operator.slo.situation import LIMITS_SETTLE_SECONDS, Situation, supply
 from headway_operator.slo.target import Target
-from headway_operator.state import Attainment, Decision, Observed, Sample
+from headway_operator.slo.window import advance, without_exact
+from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
+
+# A pause of this length ends a violation.
+VIOLATION_GAP_SECONDS = 20.0
+# The queue now is compared with the queue this long ago.
+BACKLOG_SECONDS = 5.0
+CEILING_SECONDS = 300.0
+# An addition this soon after a removal (in stabilization times) means that the removal was wrong.
+REGRET_STABILIZATIONS = 2.0
+FLOOR_STABILIZATIONS = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a rule chose."""
+
+    replicas: int
+    limits: Limits
+    cause: str
+    message: str
+    blocker: str = ""
+    ceiling: int | None = None
 
 
 def decide(
     target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
 ) -> tuple[Decision, Memory]:
-    """Choose replicas and limits."""
-    nothing = Attainment(None, None, 0, 0, "unknown")
+    """Choose replicas and limits from what was measured; returns the memory for the next pass as well."""
+    memory = _up_to_date(target, memory, sample, observed, now)
+    now_load = evidence.load(target, memory.slices, sample, now)
+    counted = supply(target, memory, sample, observed, now)
+    since = max(memory.limits_changed_at or 0.0, counted.newest_ready_at if counted.ready > 1 else 0.0)
+    ttft, tpot = evidence.attainments(target, memory.slices, now_load, now, since)
+    situation = Situation(
+        target=target,
+        memory=memory,
+        supply=counted,
+        load=now_load,
+        limits=target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial),
+        ttft=ttft,
+        tpot=tpot,
+        other_scaler=observed.other_scaler,
+        now=now,
+    )
+    situation = replace(situation, memory=_with_violation(situation))
+    choice = _choose(situation)
+    reported_ttft, reported_tpot = evidence.attainments(target, memory.slices, now_load, now)
     decision = Decision(
         at=now,
-        replicas=target.bound_replicas(len(sample.replicas)),
-        limits=target.bound_limits(target.initial),
-        cause="Holding",
-        message=f"holding {len(observed.replicas)} replicas",
-        blocker="",
-        ttft=nothing,
-        tpot=nothing,
-        evidence={},
+        replicas=choice.replicas,
+        limits=choice.limits,
+        cause=choice.cause,
+        message=choice.message,
+        blocker=choice.blocker or _standing_blocker(situation),
+        ttft=reported_ttft,
+        tpot=reported_tpot,
+        evidence=_numbers(situation),
     )
-    return decision, memory
+    return decision, _remembered(situation, choice)
+
+
+def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observed, now: float) -> Memory:
+    if memory.began_at == 0.0:
+        memory = replace(memory, began_at=now)
+    if memory.targets != target.targets:
+        slices = tuple(without_exact(one) for one in memory.slices)
+        memory = replace(memory, targets=target.targets, slices=slices)
+    changed_at = memory.limits_changed_at or 0.0
+    slices, baselines = advance(
+        memory.slices, memory.baselines, sample, observed, target.targets, memory.began_at, changed_at
+    )
+    return replace(memory, slices=slices, baselines=baselines)
+
+
+def _with_violation(situation: Situation) -> Memory:
+    """Since when the promise has been broken."""
+    memory, now = situation.memory, situation.now
+    if situation.is_ttft_bad or situation.is_tpot_bad:
+        since = now if memory.violated_since is None else memory.violated_since
+        return replace(memory, violated_since=since, violated_at=now)
+    if memory.violated_at is not None and now - memory.violated_at > VIOLATION_GAP_SECONDS:
+        return replace(memory, violated_since=None, violated_at=None)
+    return memory
+
+
+def _choose(situation: Situation) -> Choice:
+    counted = situation.supply
+    if (
+        situation.target.targets.ttft_milliseconds is None
+        and situation.target.targets.tpot_milliseconds is None
+    ):
+        return _hold(situation, "NoTarget", "spec.slo sets no target")
+    if counted.ready == 0:
+        return _hold(situation, "WaitingForReplicas", f"0 of {counted.desired} replicas ready")
+    if 2 * counted.unsampled > counted.ready:
+        words = f"{counted.unsampled} of {counted.ready} ready replicas give no usable sample"
+        return _hold(situation, "HoldingWithoutSamples", words, "SamplesMissing")
+    if situation.is_ttft_bad or situation.is_tpot_bad:
+        return _help(situation)
+    return _remove(situation)
+
+
+def _help(situation: Situation) -> Choice:
+    """A promise is broken: limits, replicas, or the reason why neither."""
+    memory, now = situation.memory, situation.now
+    words = symptoms(situation)
+    if memory.limits_changed_at is not None and now - memory.limits_changed_at < LIMITS_SETTLE_SECONDS:
+        return _hold(
+            situation, "Settling", f"{words}; the last change of limits has not acted yet", "Settling"
+        )
+    if not situation.is_tpot_bad and situation.is_recovering:
+        return _hold(situation, "Recovering", f"{words}; the queue is shrinking fast enough")
+    moved = knobs.move(situation)
+    raised = replicas.more(situation, can_move_limits=moved is not None)
+    added = raised.replicas - situation.supply.desired
+    changes = []
+    if moved is not None:
+        changes.append(moved.words)
+    if added:
+        changes.append(f"replicas {situation.supply.desired} -> {raised.replicas}")
+    if not changes:
+        cause = raised.blocker or "Watching"
+        return _hold(situation, cause, f"{words}; {_BLOCKER_WORDS.get(cause, cause)}", raised.blocker)
+    return Choice(
+        replicas=raised.replicas,
+        limits=situation.limits if moved is None else moved.limits,
+        cause=moved.cause if moved is not None and not added else "AddedReplicas",
+        message=f"{words}: {', '.join(changes)}",
+        blocker="" if added else raised.blocker,
+        ceiling=None if moved is None else moved.ceiling,
+    )
+
+
+_BLOCKER_WORDS = {
+    "FixedReplicas": "spec.replicas fixes their number and no batch limit helps",
+    "OtherScaler": "another scaler sets the replicas",
+    "TargetInfeasible": "even an idle replica misses this target, so more would not help",
+    "AtMaxReplicas": "scaling.maxReplicas is reached and no batch limit helps",
+    "ReplicaPending": "a replica asked for is not ready yet",
+    "Settling": "the newest replica has not acted yet",
+    "Watching": "not for long enough to add a replica",
+}
+
+
+def _remove(situation: Situation) -> Choice:
+    """Nothing is violated: one replica fewer, or hold."""
+    memory, now, desired = situation.memory, situation.now, situation.supply.desired
+    words = symptoms(situation)
+    if not replicas.is_one_fewer_enough(situation):
+        return _hold(situation, "Steady", words)
+    since = now if memory.enough_since is None else memory.enough_since
+    wait = situation.target.stabilization_seconds
+    if now - since < wait:
+        left = f"{desired - 1} replicas would do for {now - since:.0f} of {wait:.0f} s"
+        return _hold(situation, "Stabilizing", f"{words}; {left}")
+    message = f"{words}; {desired - 1} replicas would have done for {now - since:.0f} s: "
+    return Choice(
+        desired - 1, situation.limits, "RemovedReplica", f"{message}replicas {desired} -> {desired - 1}"
+    )
+
+
+def _hold(situation: Situation, cause: str, message: str, blocker: str = "") -> Choice:
+    """No change, except for what today's bounds of the spec ask."""
+    remembered, desired = situation.memory.replicas, situation.supply.desired
+    if remembered is not None and remembered != desired and not situation.other_scaler:
+        message = f"the spec's bounds ask for it: replicas {remembered} -> {desired}"
+        return Choice(desired, situation.limits, "BoundsChanged", message, blocker)
+    return Choice(desired, situation.limits, cause, message, blocker)
+
+
+def _standing_blocker(situation: Situation) -> str:
+    if situation.target.fixed_replicas is not None:
+        return "FixedReplicas"
+    if situation.other_scaler:
+        return "OtherScaler"
+    return (situation.supply.overdue_reason or "PendingPastDeadline") if situation.supply.overdue else ""
+
+
+def _remembered(situation: Situation, choice: Choice) -> Memory:
+    memory, now, desired = situation.memory, situation.now, situation.supply.desired
+    memory = replace(memory, replicas=choice.replicas, limits=choice.limits)
+    is_enough = choice.cause in ("Stabilizing", "RemovedReplica")
+    memory = replace(memory, enough_since=(memory.enough_since or now) if is_enough else None)
+    if choice.limits != situation.limits:
+        memory = replace(memory, limits_changed_at=now)
+    if choice.ceiling is not None:
+        memory = replace(memory, ceiling_seqs=choice.ceiling, ceiling_until=now + CEILING_SECONDS)
+    if choice.replicas > desired or memory.replicas_raised_at is None:
+        memory = replace(memory, replicas_raised_at=now)
+    if choice.cause == "RemovedReplica":
+        memory = replace(memory, lowered_to=choice.replicas, lowered_at=now, enough_since=None)
+    if choice.replicas > desired:
+        memory = _with_regret(situation, memory)
+    if memory.backlog_at is None or now - memory.backlog_at >= BACKLOG_SECONDS:
+        memory = replace(memory, backlog=situation.load.waiting, backlog_at=now)
+    return memory
+
+
+def _with_regret(situation: Situation, memory: Memory) -> Memory:
+    """A removal that had to be taken back teaches a floor."""
+    stabilization, now = situation.target.stabilization_seconds, situation.now
+    if memory.lowered_at is None or memory.lowered_to is None:
+        return memory
+    if (
+        now - memory.lowered_at > REGRET_STABILIZATIONS * stabilization
+        or situation.supply.desired > memory.lowered_to
+    ):
+        return memory
+    floor = memory.lowered_to + 1
+    return replace(memory, floor_replicas=floor, floor_until=now + FLOOR_STABILIZATIONS * stabilization)
+
+
+def symptoms(situation: Situation) -> str:
+    """The measured latencies against their targets, and the queue."""
+    percentile = situation.target.percentile
+    parts = [
+        _latency_words(f"P{percentile} {name}", attainment)
+        for name, attainment in (("TTFT", situation.ttft), ("TPOT", situation.tpot))
+        if attainment.target_milliseconds is not None
+    ]
+    waiting = f" with {situation.load.waiting} waiting" if situation.load.waiting else ""
+    return ", ".join(parts) + waiting
+
+
+def _latency_words(name: str, attainment: Attainment) -> str:
+    if attainment.p_milliseconds is None:
+        return f"{name} unmeasured (target {attainment.target_milliseconds:g} ms)"
+    return f"{name} {attainment.p_milliseconds:.0f} ms against {attainment.target_milliseconds:g} ms"
+
+
+def _numbers(situation: Situation) -> dict[str, float]:
+    load, counted = situation.load, situation.supply
+    return {
+        "ready": counted.ready,
+        "pending": counted.pending,
+        "unsampled": counted.unsampled,
+        "running": load.running,
+        "waiting": load.waiting,
+        "late": load.late,
+        "oldest_waiting_seconds": round(load.oldest_waiting_seconds, 3),
+        "kv_use": round(load.kv_use, 4),
+        "queue_milliseconds": round(load.queue_milliseconds, 1),
+        "prefill_milliseconds": round(load.prefill_milliseconds, 1),
+        "tpot_slack": round(situation.tpot_slack, 4),
+    }

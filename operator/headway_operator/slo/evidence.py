@@ -1,0 +1,160 @@
+"""What the samples say: attainment of both promises, and how busy the replicas are.
+
+A request that still waits has no TTFT yet, so judging only those that have one would flatter a queue that
+grows. Requests waiting for longer than the target are counted as misses already; only the oldest age is
+known, so the ages are taken as spread evenly below it. What the gateways turned away beyond what replicas
+counted themselves is missed too.
+
+A window of 30 s is judged first; it grows to 60, 120 and 300 s until there is evidence enough for a verdict.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from headway_operator.slo import histogram
+from headway_operator.slo.target import Target
+from headway_operator.slo.verdict import verdict
+from headway_operator.slo.window import Slice, joined
+from headway_operator.state import Attainment, GatewaySample, Limits, ReplicaSample, Sample
+
+WINDOWS_SECONDS = (30.0, 60.0, 120.0, 300.0)
+# What counts as happening now.
+RECENT_SECONDS = 10.0
+# A sample older than this says nothing about now.
+STALE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the sampled replicas are, all together, right now and over the last 10 s.
+
+    late: waiting requests older than the TTFT target. queue_milliseconds, prefill_milliseconds: means.
+    prefill_share: share of prompt tokens in all tokens computed. num_sampled: replicas that gave a sample.
+    busiest_running: running on the busiest replica. ttft_missed, tpot_missed: requests that just missed.
+    """
+
+    num_sampled: int = 0
+    running: int = 0
+    waiting: int = 0
+    late: int = 0
+    oldest_waiting_seconds: float = 0.0
+    kv_use: float = 0.0
+    has_preempted: bool = False
+    queue_milliseconds: float = 0.0
+    prefill_milliseconds: float = 0.0
+    prefill_share: float = 0.0
+    busiest_running: int = 0
+    ttft_missed: int = 0
+    tpot_missed: int = 0
+
+
+def fresh_replicas(sample: Sample, now: float) -> dict[str, ReplicaSample]:
+    """The usable samples by replica."""
+    return {
+        name: one
+        for name, one in sample.replicas.items()
+        if one is not None and now - one.taken_at <= STALE_SECONDS
+    }
+
+
+def applied_limits(sample: Sample) -> Limits | None:
+    """What most replicas run with."""
+    limits = Counter(one.limits for one in sample.replicas.values() if one is not None)
+    return limits.most_common(1)[0][0] if limits else None
+
+
+def load(target: Target, slices: Sequence[Slice], sample: Sample, now: float) -> Load:
+    """How busy the replicas are."""
+    replicas = [one for one in fresh_replicas(sample, now).values() if not one.draining]
+    queues: list[ReplicaSample | GatewaySample] = [*replicas]
+    queues += [one for one in sample.gateways.values() if one is not None]
+    # The last slice always counts, however long the time between passes.
+    recent = joined(one for one in slices if one.start >= now - RECENT_SECONDS or one is slices[-1])
+    totals = recent.totals
+    prompt, generated = totals.get("prompt_tokens", 0), totals.get("generated_tokens", 0)
+    return Load(
+        num_sampled=len(replicas),
+        running=sum(one.running for one in replicas),
+        waiting=sum(one.waiting for one in queues),
+        late=sum(_late(one.waiting, one.oldest_waiting_seconds, target) for one in queues),
+        oldest_waiting_seconds=max(
+            (one.oldest_waiting_seconds for one in queues if one.waiting), default=0.0
+        ),
+        kv_use=max((one.kv_blocks_used / max(1, one.kv_blocks_total) for one in replicas), default=0.0),
+        has_preempted=totals.get("preemptions", 0) > 0,
+        queue_milliseconds=_mean(recent, "queue"),
+        prefill_milliseconds=_mean(recent, "prefill"),
+        prefill_share=prompt / (prompt + generated) if prompt + generated else 0.0,
+        busiest_running=max((one.running for one in replicas), default=0),
+        ttft_missed=int(totals.get("ttft_missed", 0) + _refused(recent)),
+        tpot_missed=int(totals.get("tpot_missed", 0)),
+    )
+
+
+def attainments(
+    target: Target, slices: Sequence[Slice], now_load: Load, now: float, since: float = 0.0
+) -> tuple[Attainment, Attainment]:
+    """TTFT and TPOT against their targets, on evidence after `since` only."""
+    return (
+        _attainment("ttft", target.targets.ttft_milliseconds, target, slices, now_load, now, since),
+        _attainment("tpot", target.targets.tpot_milliseconds, target, slices, now_load, now, since),
+    )
+
+
+def _attainment(
+    name: str,
+    milliseconds: float | None,
+    target: Target,
+    slices: Sequence[Slice],
+    now_load: Load,
+    now: float,
+    since: float,
+) -> Attainment:
+    counts: dict[int, int] = {}
+    met = missed = 0
+    for window in WINDOWS_SECONDS:
+        part = since_start(slices, max(now - window, since))
+        counts = dict(part.counts.get(name, {}))
+        met, missed = (int(part.totals.get(f"{name}_{word}", 0)) for word in ("met", "missed"))
+        if name == "ttft":
+            missed += _refused(part) + now_load.late
+            counts = _with_late(counts, now_load, milliseconds)
+        judged = verdict(met, missed, target.percentile) if milliseconds is not None else "unknown"
+        if judged != "unknown" or now - window <= since:
+            break
+    value = histogram.percentile(counts, target.percentile)
+    if milliseconds is None:
+        return Attainment(None, value, 0, 0, "unknown")
+    return Attainment(milliseconds, value, met, missed, judged)
+
+
+def since_start(slices: Sequence[Slice], start: float) -> Slice:
+    """Everything counted after `start`; a slice that began before it is left out."""
+    return joined(one for one in slices if one.start >= start)
+
+
+def _with_late(counts: dict[int, int], now_load: Load, milliseconds: float | None) -> dict[int, int]:
+    if not now_load.late or milliseconds is None:
+        return counts
+    waited = (milliseconds + now_load.oldest_waiting_seconds * 1000.0) / 2
+    return histogram.total((counts, {histogram.bucket_of(waited): now_load.late}))
+
+
+def _late(waiting: int, oldest_seconds: float, target: Target) -> int:
+    """How many of `waiting` are older than the TTFT target, ages spread evenly up to the oldest."""
+    milliseconds = target.targets.ttft_milliseconds
+    if milliseconds is None or waiting == 0 or oldest_seconds * 1000.0 <= milliseconds:
+        return 0
+    return max(1, ceil(waiting * (1.0 - milliseconds / (oldest_seconds * 1000.0))))
+
+
+def _refused(part: Slice) -> int:
+    """What gateways turned away beyond what replicas turned away, and counted as missed, themselves."""
+    return max(0, int(part.totals.get("gateway_rejected", 0) - part.totals.get("rejected", 0)))
+
+
+def _mean(part: Slice, name: str) -> float:
+    count = part.totals.get(f"{name}_count", 0)
+    return part.totals.get(f"{name}_milliseconds", 0.0) / count if count else 0.0

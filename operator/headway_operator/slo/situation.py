@@ -1,0 +1,125 @@
+"""Everything one decision is taken from: what is promised, measured, wanted and supplied."""
+
+from dataclasses import dataclass
+
+from headway_operator.slo.evidence import Load, fresh_replicas
+from headway_operator.slo.memory import Memory
+from headway_operator.slo.target import Target
+from headway_operator.state import Attainment, Limits, Observed, Sample
+
+# A replica asked for longer ago than this and still not ready counts as absent: more may be asked for.
+PENDING_DEADLINE_SECONDS = 600.0
+# Time for a new replica to take its share of the load before anything is concluded from what is measured.
+REPLICA_SETTLE_SECONDS = 10.0
+# Time for new limits to show.
+LIMITS_SETTLE_SECONDS = 5.0
+# A queue that will be gone within this time needs no further help.
+RECOVERY_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Replicas as they are. desired: what was last asked for, within today's bounds.
+
+    pending: asked for and not ready, not past the deadline. overdue: past it, with the cause of one of them.
+    unsampled: ready but without a usable sample. newest_ready_at: when the last one became ready.
+    """
+
+    desired: int
+    ready: int
+    pending: int
+    overdue: int
+    overdue_reason: str
+    unsampled: int
+    existing: int
+    newest_ready_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the rules look at. ttft, tpot: on evidence since the last change took effect."""
+
+    target: Target
+    memory: Memory
+    supply: Supply
+    load: Load
+    limits: Limits
+    ttft: Attainment
+    tpot: Attainment
+    other_scaler: str
+    now: float
+
+    @property
+    def is_ttft_bad(self) -> bool:
+        """Violated, and still being missed; without a TTFT target, a queue that does not move counts."""
+        if self.ttft.target_milliseconds is None:
+            return self.load.oldest_waiting_seconds > RECENT_QUEUE_SECONDS
+        return self.ttft.verdict == "violated" and (self.load.late > 0 or self.load.ttft_missed > 0)
+
+    @property
+    def is_tpot_bad(self) -> bool:
+        """Violated, and still being missed."""
+        return self.tpot.verdict == "violated" and self.load.tpot_missed > 0
+
+    @property
+    def tpot_slack(self) -> float:
+        """How far the measured TPOT stays below its target, as a share of it; 1 without target or measure."""
+        target, measured = self.tpot.target_milliseconds, self.tpot.p_milliseconds
+        return 1.0 if target is None or measured is None else 1.0 - measured / target
+
+    @property
+    def is_full(self) -> bool:
+        """Nearly as many sequences run as the limit allows."""
+        return self.load.running >= 0.9 * self.limits.max_num_seqs * max(1, self.load.num_sampled)
+
+    @property
+    def is_queue_dominated(self) -> bool:
+        """Requests wait for longer than their prompts take to compute."""
+        return self.load.late > 0 or self.load.queue_milliseconds > self.load.prefill_milliseconds
+
+    @property
+    def is_recovering(self) -> bool:
+        """The queue will soon be gone, or is gone already and what was missed is past."""
+        if self.load.waiting == 0 and not self.is_full and self.is_queue_dominated:
+            return True
+        memory = self.memory
+        if memory.backlog_at is None or self.now <= memory.backlog_at or self.load.waiting >= memory.backlog:
+            return False
+        per_second = (memory.backlog - self.load.waiting) / (self.now - memory.backlog_at)
+        return self.load.waiting / per_second <= RECOVERY_SECONDS
+
+
+# Without a TTFT target somebody must still say when a queue is too old.
+RECENT_QUEUE_SECONDS = 10.0
+
+
+def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, now: float) -> Supply:
+    """Count the replicas."""
+    desired = wanted_so_far(target, memory, observed)
+    living = [replica for replica in observed.replicas if replica.phase != "draining"]
+    ready = [replica for replica in living if replica.phase == "ready"]
+    late = [r for r in living if r.phase != "ready" and r.created_at + PENDING_DEADLINE_SECONDS <= now]
+    fresh = fresh_replicas(sample, now)
+    asked_at = memory.replicas_raised_at
+    # Pods that were asked for and do not exist yet are pending too, for as long as any other.
+    is_asked_lately = asked_at is not None and asked_at + PENDING_DEADLINE_SECONDS > now
+    unready = len(living) - len(ready) - len(late)
+    unborn = max(0, desired - len(living)) if is_asked_lately else 0
+    return Supply(
+        desired=desired,
+        ready=len(ready),
+        pending=unready + unborn,
+        overdue=len(late),
+        overdue_reason=next((replica.reason for replica in late if replica.reason), ""),
+        unsampled=sum(replica.name not in fresh for replica in ready),
+        existing=len(living),
+        newest_ready_at=max((r.ready_at for r in ready if r.ready_at is not None), default=0.0),
+    )
+
+
+def wanted_so_far(target: Target, memory: Memory, observed: Observed) -> int:
+    """What was last asked for: remembered, else read from what exists, within today's bounds."""
+    existing = max((revision.replicas for revision in observed.revisions), default=0)
+    if observed.other_scaler and target.fixed_replicas is None:
+        return existing
+    return target.bound_replicas(existing if memory.replicas is None else memory.replicas)
