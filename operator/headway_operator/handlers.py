@@ -1,4 +1,4 @@
-"""What kopf is used for, and the only place that imports it: to hear which services exist and when one changes.
+"""What kopf is used for, and the only place that imports it: to hear which services exist and of each change.
 
 kopf's own handlers for creation and update are edge-triggered and leave marks on the object; only raw events
 are used here, which leave none and need no finalizer. An event says no more than "look at this service now":

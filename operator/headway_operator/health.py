@@ -12,7 +12,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4"
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """is_leading: holds the Lease. oldest_pass_seconds: how long the service that waits longest has waited."""
+    """is_leading: holds the Lease. oldest_pass_seconds: how long the longest waiting service has waited."""
 
     is_leading: bool
     services: int

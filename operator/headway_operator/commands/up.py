@@ -1,0 +1,170 @@
+"""`headway up -f service.yaml`: serve a manifest on this machine, by the same controller as on a cluster."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.logging import RichHandler
+
+from headway_operator.cluster.local_workspace import write_atomically
+from headway_operator.commands.up_view import decided, decision, line, table
+from headway_operator.errors import HeadwayOperatorError
+from headway_operator.local_service import (
+    DEFAULT_INTERVAL_SECONDS,
+    DEFAULT_PORT,
+    LocalService,
+    running_service,
+)
+
+REFRESHES_PER_SECOND = 4
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(argv: list[str]) -> int:
+    """Serve until stopped: 0 then; 1 when the manifest or the port cannot be used, with the reason."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.status_file is not None and not options.status_file.parent.is_dir():
+        parser.error(f"--status-file: there is no folder {str(options.status_file.parent)!r}")
+    console = Console()
+    has_table = console.is_terminal and not options.no_table
+    handler: logging.Handler = RichHandler(console=console) if has_table else logging.StreamHandler()
+    logging.basicConfig(level="WARNING", format="%(message)s", handlers=[handler])
+    try:
+        return asyncio.run(up(options, console, has_table=has_table))
+    except HeadwayOperatorError as error:
+        print(f"headway up: {error}", file=sys.stderr)
+        return 1
+
+
+async def up(options: argparse.Namespace, console: Console, *, has_table: bool) -> int:
+    """Serve until a signal comes; a second one stops at once."""
+    view = _View(console, options.status_file, has_table=has_table)
+    async with _signalled() as stops:
+        async with running_service(
+            options.file,
+            port=options.port,
+            interval_seconds=options.interval_seconds,
+            on_change=view.changed,
+        ) as service:
+            showing = asyncio.create_task(view.show(service))
+            stopping = asyncio.create_task(stops.get())
+            await asyncio.wait({showing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if showing.done():
+                showing.result()  # it ends by itself only by failing
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+            view.say("stopping: requests in hand are finished first; once more Ctrl-C stops at once")
+            closing = asyncio.create_task(service.cluster.close())
+            again = asyncio.create_task(stops.get())
+            await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)
+            if not closing.done():
+                await service.cluster.close(at_once=True)
+            again.cancel()
+            await closing
+    view.say("stopped")
+    return 0
+
+
+class _View:
+    """Shows a service as it changes: live in a terminal, else a line per change."""
+
+    def __init__(self, console: Console, status_file: Path | None, *, has_table: bool) -> None:
+        self._console = console
+        self._status_file = status_file
+        self._has_table = has_table
+        self._changed = asyncio.Event()
+        self._said: dict[str, object] = {}
+        self._num_restarts: dict[str, int] = {}
+        self._num_events = 0
+
+    def changed(self) -> None:
+        """Something may have to be shown anew."""
+        self._changed.set()
+
+    def say(self, text: str) -> None:
+        """One line with the time."""
+        self._console.print(
+            f"{datetime.now().astimezone():%H:%M:%S} {text}", markup=False, highlight=False, soft_wrap=True
+        )
+
+    async def show(self, service: LocalService) -> None:
+        """Follow the service until cancelled."""
+        self.say(f"{service.key}: serving at {service.url} as soon as a replica is ready")
+        self.say(f"logs: {service.cluster.workspace.logs}")
+        if not self._has_table:
+            await self._follow(service, lambda: None)
+            return
+        with Live(table(service), console=self._console, refresh_per_second=REFRESHES_PER_SECOND) as live:
+            await self._follow(service, lambda: live.update(table(service)))
+
+    async def _follow(self, service: LocalService, draw: Callable[[], None]) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._status_file is not None and service.status:
+                write_atomically(self._status_file, json.dumps(service.status).encode())
+            self._say_failures(service)
+            if self._has_table:
+                draw()
+            else:
+                state, message = line(service), decision(service.status)
+                self._say_once("state", state, state)
+                self._say_once("decision", message, decided(service.status))
+
+    def _say_once(self, what: str, text: str, fact: object) -> None:
+        """Say `text` when `fact`, which it tells, is a new one: numbers in it may move all the time."""
+        if text and self._said.get(what) != fact:
+            self._said[what] = fact
+            self.say(text)
+
+    def _say_failures(self, service: LocalService) -> None:
+        for process in service.cluster.processes:
+            replica = process.snapshot()
+            failed = replica.num_restarts + 1
+            if replica.phase == "failed" and self._num_restarts.get(process.name) != failed:
+                self._num_restarts[process.name] = failed
+                self.say(f"{process.name}: {replica.reason}: {replica.message}")
+                self.say(f"the last lines of {process.log_path}:\n{process.tail()}")
+
+
+@contextlib.asynccontextmanager
+async def _signalled() -> AsyncIterator[asyncio.Queue[int]]:
+    """A queue of the signals that ask to stop."""
+    loop, received = asyncio.get_running_loop(), asyncio.Queue[int]()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, received.put_nowait, number)
+    try:
+        yield received
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="headway up", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("-f", "--file", type=Path, required=True, help="manifest of one InferenceService, and Secrets if any")
+    add("--port", type=int, default=DEFAULT_PORT, help="where clients send requests (127.0.0.1)")
+    add(
+        "--interval-seconds", type=_positive, default=DEFAULT_INTERVAL_SECONDS, help="time between two passes"
+    )
+    add("--no-table", action="store_true", help="lines instead of a live table")
+    add("--status-file", type=Path, help="write the status there as JSON after every pass")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value

@@ -1,0 +1,168 @@
+"""One service from a manifest file, served by this machine: the core of `headway up`, usable from Python.
+
+    async with running_service(Path("service.yaml"), port=8000) as service:
+        ...  # service.url answers; service.status is what `kubectl get` would show
+
+The file is read again at every pass, so that saving an edit does what `kubectl apply` would.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headway_operator.cluster.local import LocalCluster
+from headway_operator.cluster.secret import secret_values
+from headway_operator.errors import ClusterError, SpecError
+from headway_operator.keys import AdminKeys
+from headway_operator.loop import ServiceLoop
+from headway_operator.names import KIND
+from headway_operator.operator_metrics import OperatorMetrics
+from headway_operator.reconcile import Outcome, World
+from headway_operator.scrape import Scraper
+from headway_operator.spec import Manifest, key_of, parse
+from headway_operator.state import ServiceKey
+
+DEFAULT_PORT = 8000
+DEFAULT_INTERVAL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """What a file says: one InferenceService, and the Secrets beside it (name -> key -> value)."""
+
+    service: Manifest
+    secrets: Mapping[str, Mapping[str, bytes]]
+
+
+def read_manifest_file(path: Path) -> ManifestFile:
+    """Read `path`. Raises SpecError, `field` being the file, for anything else than described above."""
+    try:
+        documents = [document for document in yaml.safe_load_all(path.read_bytes()) if document is not None]
+    except OSError as error:
+        raise SpecError(str(path), f"cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(str(path), f"is not YAML: {error}") from error
+    kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
+    for kind in kinds:
+        if kind not in (KIND, "Secret"):
+            raise SpecError(
+                str(path), f"holds a document of kind {kind!r}; want one {KIND}, and Secrets if any"
+            )
+    if kinds.count(KIND) != 1:
+        raise SpecError(str(path), f"holds {kinds.count(KIND)} documents of kind {KIND}; want exactly one")
+    secrets = {}
+    for document in documents:
+        if document["kind"] == "Secret":
+            name = (document.get("metadata") or {}).get("name")
+            if not isinstance(name, str):
+                raise SpecError(str(path), "holds a Secret without metadata.name; write one")
+            secrets[name] = secret_values(document)
+    return ManifestFile(next(d for d in documents if d["kind"] == KIND), secrets)
+
+
+class LocalService:
+    """A running service. `on_change` is called whenever anything that can be seen here changes."""
+
+    def __init__(self, path: Path, port: int, interval_seconds: float, on_change: Callable[[], None]) -> None:
+        self.outcome: Outcome | None = None
+        self.file_error = ""
+        self._path = path
+        self._interval_seconds = interval_seconds
+        self._on_change = on_change
+        self._file = read_manifest_file(path)
+        self.key = parse(self._file.service).key
+        self._generation = 1
+        self._secrets = dict(self._file.secrets)
+        self._keys = AdminKeys.generate()
+        self.cluster = LocalCluster(
+            port=port, public_pem=self._keys.public_pem, secrets=self._secrets, on_change=on_change
+        )
+
+    @property
+    def url(self) -> str:
+        """Where clients send requests."""
+        return self.cluster.url
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """The status after the last pass; empty before the first."""
+        return self.outcome.status if self.outcome is not None else {}
+
+    async def run(self) -> None:
+        """Pass over the service until cancelled."""
+        async with Scraper(self._keys, time.time) as scraper:
+            world = World(self.cluster, scraper, self._keys.public_pem, time.time)
+            loop = ServiceLoop(
+                world,
+                self.key,
+                self.fetch,
+                interval_seconds=self._interval_seconds,
+                metrics=OperatorMetrics(),
+                on_outcome=self._see,
+            )
+            await loop.run()
+
+    async def fetch(self, key: ServiceKey) -> Manifest:
+        """The service as the file has it now; while that cannot be read, as it was."""
+        try:
+            file = read_manifest_file(self._path)
+            if key_of(file.service) != key:
+                raise SpecError(
+                    str(self._path), f"now names {key_of(file.service)}; stop and start to rename"
+                )
+            self.file_error = ""
+        except (SpecError, ClusterError) as error:
+            self.file_error = str(error)
+            file = self._file
+        if file.service != self._file.service:
+            self._generation += 1
+        self._file = file
+        self._secrets.clear()
+        self._secrets.update(file.secrets)
+        metadata = {**file.service["metadata"], "generation": self._generation}
+        return {**file.service, "metadata": metadata, "status": self.cluster.status}
+
+    def _see(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._on_change()
+
+
+@asynccontextmanager
+async def running_service(
+    path: Path,
+    *,
+    port: int = DEFAULT_PORT,
+    interval_seconds: float = DEFAULT_INTERVAL_SECONDS,
+    on_change: Callable[[], None] = lambda: None,
+) -> AsyncIterator[LocalService]:
+    """Serve the manifest at `path` while the block runs; leaving it drains and ends every process.
+
+    Raises SpecError for a manifest that cannot be honoured, ClusterError when the port is taken.
+    """
+    _require_free(port)
+    service = LocalService(path, port, interval_seconds, on_change)
+    async with service.cluster:
+        passes = asyncio.create_task(service.run(), name=f"service {service.key}")
+        try:
+            yield service
+        finally:
+            passes.cancel()
+            await asyncio.gather(passes, return_exceptions=True)
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ClusterError(
+                f"port {port} is not free: {error.strerror}; choose another with --port"
+            ) from error
