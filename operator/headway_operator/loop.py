@@ -46,6 +46,7 @@ class ServiceLoop:
         self._wake = asyncio.Event()
         self._carried = Carried()
         self._uid = ""
+        self._last_failure = ""
         self.finished_at = time.monotonic()  # of the last pass, whether it succeeded or not
 
     def wake(self) -> None:
@@ -75,13 +76,22 @@ class ServiceLoop:
             self._metrics.passed(outcome, time.monotonic() - started_at)
             self._on_outcome(outcome)
         except HeadwayOperatorError as error:
-            logger.warning("%s: %s", self._key, error)
+            self._log_failure(error)
             self._metrics.failed(self._key, type(error).__name__)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - logged with its traceback just below
             # A defect must cost one pass of one service, not the operator.
-            logger.exception("%s: the pass failed", self._key)
+            self._log_failure(error, exc_info=error)
             self._metrics.failed(self._key, "Unexpected")
+        else:
+            self._last_failure = ""
         return True
+
+    def _log_failure(self, error: Exception, exc_info: Exception | None = None) -> None:
+        """Once, however often it comes back in a row: every tick would."""
+        failure = f"{type(error).__name__}: {error}"
+        level = logging.DEBUG if failure == self._last_failure else logging.ERROR
+        self._last_failure = failure
+        logger.log(level, "%s: the pass failed: %s; it is tried again", self._key, failure, exc_info=exc_info)
 
 
 class ServiceLoops:

@@ -139,12 +139,12 @@ async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any]) -> No
 
 
 async def _load_memory(world: World, key: ServiceKey) -> Memory:
-    data = await world.cluster.load_memory(key)
+    data, now = await world.cluster.load_memory(key), world.clock()
     try:
-        return Memory.from_dict(data)
+        return Memory.from_dict(data, now)
     except (KeyError, TypeError, ValueError) as error:
         logger.warning("%s: the checkpoint cannot be read (%r); the controller starts without it", key, error)
-        return Memory.from_dict(None)
+        return Memory.from_dict(None, now)
 
 
 async def _checkpoint(world: World, service: Service, outcome: Outcome, carried: Carried) -> None:
