@@ -45,8 +45,8 @@ def num_kv_blocks(
     needed = -(-max_model_len // block_size)
     if num_blocks < needed:
         raise ConfigError(
-            f"kv_cache_memory_bytes={kv_cache_memory_bytes!r} holds {max(0, num_blocks) * block_size} tokens, "
-            f"less than max_model_len={max_model_len!r}; raise --kv-cache-memory-bytes to at least "
+            f"kv_cache_memory_bytes={kv_cache_memory_bytes!r} holds {max(0, num_blocks) * block_size} "
+            f"tokens, less than max_model_len={max_model_len!r}; raise --kv-cache-memory-bytes to at least "
             f"{(needed + 1) * bytes_per_block}, or lower --max-model-len"
         )
     return num_blocks

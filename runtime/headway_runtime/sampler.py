@@ -62,7 +62,8 @@ class Sampler:
         if drawn:
             tokens = tokens.clone()
             tokens[drawn] = self._draw(logits[drawn].float(), [rows[index] for index in drawn])
-        token_ids, finite = tokens.tolist(), torch.isfinite(best).tolist()
+        token_ids = tokens.tolist()
+        finite = [math.isfinite(one) for one in best.tolist()]
         logprobs: dict[int, TokenLogprobs] = {}
         if with_logprobs:
             top = [rows[index].sampling.num_logprobs or 0 for index in with_logprobs]

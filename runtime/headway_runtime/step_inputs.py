@@ -8,6 +8,7 @@ grows to the largest step seen and is shared by all attention calls and layers.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy
 import torch
@@ -79,13 +80,15 @@ class StepInputBuilder:
         order.extend(range(num_decodes, len(batch.chunks)))
         chunks = [batch.chunks[index] for index in order]
         stretches = list(_stretches(chunks, num_decodes, block_size))
-        ends = numpy.cumsum([chunk.num_tokens for chunk in chunks])
-        sampled = [place for place, chunk in enumerate(chunks) if chunk.samples]
+        ends = accumulate(chunk.num_tokens for chunk in chunks)
+        sampled = [
+            (index, end - 1) for index, end, one in zip(order, ends, chunks, strict=True) if one.samples
+        ]
 
         integers = self._integers
         integers.clear()
         token_ids, positions, slots = map(integers.write, _token_rows(chunks, num_decodes, block_size))
-        sample_rows = integers.write(ends[sampled] - 1)
+        sample_rows = integers.write(numpy.array([row for _, row in sampled], dtype=numpy.int64))
         tables = [
             integers.write(_block_table(stretch, block_size)) if stretch.needs_cache else None
             for stretch in stretches
@@ -100,7 +103,7 @@ class StepInputBuilder:
             for stretch, table in zip(stretches, tables, strict=True)
         ]
         attention = AttentionInputs(slots, calls)
-        return StepInputs(token_ids, positions, attention, sample_rows, [order[place] for place in sampled])
+        return StepInputs(token_ids, positions, attention, sample_rows, [index for index, _ in sampled])
 
     def _reserve(self, num_blocks: int) -> None:
         needed = num_blocks * self._shape.block_numel

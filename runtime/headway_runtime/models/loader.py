@@ -79,7 +79,8 @@ class CheckpointWeights:
         )
         if left:
             raise ModelLoadError(
-                f"{len(left)} tensors of the checkpoint have no place in config.json's model, first {left[0]!r}"
+                f"{len(left)} tensors of the checkpoint have no place in this model, the first is {left[0]!r}; "
+                "config.json does not fit it"
             )
 
 
