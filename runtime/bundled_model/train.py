@@ -21,7 +21,7 @@ from bundled_model.export import export, load_exported
 from bundled_model.network import DRAFT_NAME, TARGET_NAME, Network, shape_of
 from bundled_model.optimizer import TwoOptimizers
 from bundled_model.packing import Batch, Packer
-from bundled_model.recipe import Recipe, row_length
+from bundled_model.recipe import TOKENS_PER_STEP, Recipe, row_length
 from bundled_model.tokenizer import train_tokenizer
 from bundled_model.workers import Worker, run_workers
 
@@ -114,7 +114,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bundled_model.train", description=__doc__)
     parser.add_argument("--model", choices=(TARGET_NAME, DRAFT_NAME), default=TARGET_NAME)
     parser.add_argument("--output", type=Path, required=True, help="directory for the exported model")
-    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps of 8,192 tokens")
+    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")
+    parser.add_argument("--tokens-per-step", type=int, default=TOKENS_PER_STEP, help="over all workers")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--teacher", type=Path, help="exported target to distil from (for the draft)")
@@ -128,7 +129,8 @@ def run(worker: Worker, options: argparse.Namespace) -> None:
     """Train in one worker; only the first prints and writes files."""
     torch.set_num_threads(1)
     teacher = load_exported(options.teacher).eval() if options.teacher else None
-    trainer = new_trainer(options.model, Recipe(options.steps), options.seed, teacher, worker)
+    recipe = Recipe(options.steps, tokens_per_step=options.tokens_per_step)
+    trainer = new_trainer(options.model, recipe, options.seed, teacher, worker)
     if options.compile:
         trainer.loss_of = torch.compile(trainer.loss_of, dynamic=False)
     if options.checkpoint and options.checkpoint.exists():
