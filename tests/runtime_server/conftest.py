@@ -1,10 +1,22 @@
 """Tokenizers made on the spot, and real `headway serve` processes to talk to."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import httpx2 as httpx
+import jwt
+import psutil
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CORPUS = [
@@ -100,3 +112,154 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, byte_level_tokenizer:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+AUDIENCE = "default/demo"
+START_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class RunningServer:
+    """A `headway serve` process that is ready."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log_path: Path
+    operator_key: Ed25519PrivateKey
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8")
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def admin_token(self, key: Ed25519PrivateKey | None = None, **changes: Any) -> str:
+        """A token as the operator signs it, with some claims changed (None: left out)."""
+        now = int(time.time())
+        claims = {"iss": "headway-operator", "aud": AUDIENCE, "iat": now, "exp": now + 60, **changes}
+        claims = {name: value for name, value in claims.items() if value is not None}
+        return jwt.encode(claims, key or self.operator_key, algorithm="EdDSA")
+
+    def admin(self, method: str, path: str, body: object = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.admin_token()}"}
+        return httpx.request(method, f"{self.url}/admin/{path}", headers=headers, json=body, timeout=15)
+
+    def sample(self) -> Any:
+        response = self.admin("GET", "sample")
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def sample_until(self, accept: Callable[[Any], bool]) -> Any:
+        """The first sample that `accept` likes; fails when none comes in time."""
+        deadline = time.monotonic() + 15
+        while not accept(sample := self.sample()):
+            assert time.monotonic() < deadline, sample
+            time.sleep(0.01)
+        return sample
+
+    def wait(self, timeout_seconds: float = 20.0) -> int:
+        return self.process.wait(timeout_seconds)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+class StartServer(Protocol):
+    def __call__(
+        self, *arguments: str, fake: bool = True, environment: Mapping[str, str] = ..., ready: bool = True
+    ) -> RunningServer: ...
+
+
+def public_pem(*keys: Ed25519PrivateKey) -> bytes:
+    return b"".join(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo) for key in keys
+    )
+
+
+def _answers(process: subprocess.Popen[bytes], port_file: Path, path: str, log_path: Path) -> int:
+    """The port, once the server answers `path` with 200."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while True:
+        log = log_path.read_text(encoding="utf-8")
+        assert process.poll() is None, f"it ended with {process.poll()}:\n{log}"
+        assert time.monotonic() < deadline, f"it did not get ready:\n{log}"
+        if port_file.exists():
+            port = int(port_file.read_text())
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5).status_code == 200:
+                    return port
+            except httpx.TransportError:
+                pass
+        time.sleep(0.02)
+
+
+def _server_starter(folder: Path, model: Path) -> Iterator[StartServer]:
+    started: list[RunningServer] = []
+    lifeline_read, lifeline_write = os.pipe()
+
+    def start(
+        *arguments: str, fake: bool = True, environment: Mapping[str, str] = {}, ready: bool = True
+    ) -> RunningServer:
+        number = len(started)
+        key, log_path, port_file = (
+            Ed25519PrivateKey.generate(),
+            folder / f"server-{number}.log",
+            folder / f"port-{number}",
+        )
+        key_path = folder / f"public-{number}.pem"
+        key_path.write_bytes(public_pem(key))
+        script = [str(Path(__file__).with_name("fake_server.py"))] if fake else ["-m", "headway", "serve"]
+        weights = [] if fake else ["--load-format", "dummy", "--device", "cpu"]
+        common = ["--port=0", f"--port-file={port_file}", "--served-model-name=tiny", *weights]
+        common += [f"--admin-public-key-file={key_path}", f"--admin-audience={AUDIENCE}"]
+        common += [f"--lifeline-fd={lifeline_read}"]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *script, str(model), *common, *arguments],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                pass_fds=(lifeline_read,),
+            )
+        server = RunningServer(process, 0, log_path, key)
+        started.append(server)
+        server.port = _answers(process, port_file, "/ready" if ready else "/health", log_path)
+        return server
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.process.terminate()
+    for server in started:
+        try:
+            server.wait()
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+            server.wait()
+    os.close(lifeline_write)
+    os.close(lifeline_read)
+
+
+@pytest.fixture
+def start_server(tmp_path: Path, model_folder: Path) -> Iterator[StartServer]:
+    """Starts servers of a test's own; they end with it."""
+    yield from _server_starter(tmp_path, model_folder)
+
+
+@pytest.fixture(scope="session")
+def fake_server(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[RunningServer]:
+    """One server with the engine that repeats the prompt, shared by all who leave it as it was."""
+    for start in _server_starter(tmp_path_factory.mktemp("fake"), model_folder):
+        yield start()
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[RunningServer]:
+    """One server with the real engine and random weights."""
+    for start in _server_starter(tmp_path_factory.mktemp("real"), model_folder):
+        yield start("--max-num-seqs=8", "--num-threads=1", fake=False)
