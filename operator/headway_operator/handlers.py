@@ -17,7 +17,7 @@ from headway_operator.state import ServiceKey
 
 logger = logging.getLogger(__name__)
 
-SERVER_TIMEOUT_SECONDS = 300.0
+SERVER_TIMEOUT_SECONDS = 300  # a whole number: the API server refuses `300.0`
 CONNECT_TIMEOUT_SECONDS = 10.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 WORKER_LIMIT = 20
