@@ -5,6 +5,7 @@ that changes nothing (`presence_penalty: 0`); any other value, and any unknown f
 Pydantic models check types and ranges; nothing here knows the model, its tokenizer or the engine.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -241,30 +242,40 @@ def parse_body(body: bytes, kind: type[AnyBody]) -> AnyBody:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _explain(error) from error
+        raise _explain(error, body) from error
 
 
-def _explain(error: ValidationError) -> InvalidRequestError:
+def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
     problems = error.errors(include_url=False, include_context=False)
     # Among the members of a union, the complaint that went deepest is about what the client meant to send.
     problem = max(problems, key=lambda one: (one["type"] == "extra_forbidden", len(one["loc"])))
     if problem["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON ({problem['msg']}); send a JSON object")
-    param = ".".join(str(part) for part in problem["loc"] if not _is_union_member(part)) or None
+    is_missing = problem["type"] == "missing"
+    param = _path_in_body(problem["loc"], json.loads(body), is_missing=is_missing) or None
     value = _shorten(problem["input"])
     if problem["type"] == "extra_forbidden":
         message = f"{param}={value} is not supported by this server; leave the field out"
         return InvalidRequestError(message, param=param, code="unsupported_parameter")
-    if problem["type"] == "missing":
+    if is_missing:
         return InvalidRequestError(f"{param} is missing; it is required", param=param)
     if param is None:
         return InvalidRequestError(problem["msg"].removeprefix("Value error, "))
     return InvalidRequestError(f"{param}={value}: {problem['msg']}", param=param)
 
 
-def _is_union_member(part: object) -> bool:
-    """Pydantic puts the name of the union's member into the path; a client knows nothing of it."""
-    return isinstance(part, str) and ("[" in part or part in ("str", "int", "TextPart"))
+def _path_in_body(location: tuple[int | str, ...], value: Any, *, is_missing: bool) -> str:
+    """The path without the names of union members, which pydantic puts in and no client has sent."""
+    path: list[str] = []
+    for part in location:
+        is_key = isinstance(value, dict) and part in value
+        is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if is_key or is_index:
+            value = value[part]
+            path.append(str(part))
+    if is_missing:
+        path.append(str(location[-1]))
+    return ".".join(path)
 
 
 def _shorten(value: object) -> str:

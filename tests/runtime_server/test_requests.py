@@ -1,0 +1,346 @@
+"""Which requests are accepted, what each option does, and how the rest is refused: by name."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx2 as httpx
+import pytest
+
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.server.protocol import ChatBody, CompletionBody, parse_body
+
+if TYPE_CHECKING:
+    from tests.runtime_server.conftest import RunningServer, StartServer
+
+USER = {"role": "user", "content": "hi"}
+CHAT = {"model": "tiny", "messages": [USER]}
+COMPLETION = {"model": "tiny", "prompt": "one two ### three"}
+
+
+def post(server: RunningServer, path: str, body: object, **headers: str) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=30)
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The events of a stream; the last one is the string [DONE] or an error."""
+    blocks = response.text.split("\n\n")
+    assert blocks.pop() == "", "a stream ends with an empty line"
+    assert all(block.startswith("data: ") for block in blocks)
+    payloads = [block.removeprefix("data: ") for block in blocks]
+    return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+@pytest.mark.parametrize(
+    ("change", "want_param"),
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"presence_penalty": False}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"echo": True}, "echo"),
+        ({"no_such_option": None}, "no_such_option"),
+        ({"stream_options": {"include_usage": True, "more": 1}, "stream": True}, "stream_options.more"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"n": 129}, "n"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [""]}, "stop.0"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"stream": "yes"}, "stream"),
+        ({"min_tokens": -1}, "min_tokens"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_what_is_not_supported_or_wrong_is_refused_by_name(
+    kind: type[ChatBody] | type[CompletionBody], change: dict[str, Any], want_param: str
+) -> None:
+    base = CHAT if kind is ChatBody else COMPLETION
+    with pytest.raises(InvalidRequestError, match=want_param.split(".")[0]) as caught:
+        parse_body(json.dumps({**base, **change}).encode(), kind)
+    assert caught.value.param == want_param
+
+
+@pytest.mark.parametrize(
+    ("messages", "want_param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([{"role": "tool", "content": "x"}], "messages.0.role"),
+        ([{"role": "user"}], "messages.0.content"),
+        ([USER, {"role": "user", "content": None}], "messages.1.content"),
+        ([{**USER, "tool_calls": [{}]}], "messages.0.tool_calls"),
+        ([{**USER, "colour": "red"}], "messages.0.colour"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content.0"),
+    ],
+)
+def test_wrong_messages_are_refused_by_name(messages: object, want_param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(json.dumps({**CHAT, "messages": messages}).encode(), ChatBody)
+    assert (caught.value.param or "").startswith(want_param)
+
+
+def test_a_part_that_is_no_text_is_named() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(InvalidRequestError, match="image_url"):
+        parse_body(
+            json.dumps({**CHAT, "messages": [{"role": "user", "content": [image]}]}).encode(), ChatBody
+        )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "n": 1},
+        {"response_format": {"type": "text"}, "tools": None, "tool_choice": "none"},
+        {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "user": "me"},
+        {"temperature": None, "max_tokens": None, "stop": None, "stream": None, "seed": None},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+    ],
+)
+def test_what_changes_nothing_is_accepted(change: dict[str, Any]) -> None:
+    parse_body(json.dumps({**CHAT, **change}).encode(), ChatBody)
+
+
+def test_an_answer_can_be_sent_back_as_the_client_dumps_it() -> None:
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": "hello",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    body = parse_body(json.dumps({**CHAT, "messages": [USER, answer, USER]}).encode(), ChatBody)
+    assert body.messages[1].for_template() == {"role": "assistant", "content": "hello"}
+
+
+def test_text_parts_are_joined_and_developers_are_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = parse_body(
+        json.dumps({**CHAT, "messages": [{"role": "developer", "content": parts}]}).encode(), ChatBody
+    )
+    assert body.messages[0].for_template() == {"role": "system", "content": "a\nb"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stream_options": {"include_usage": True}}, "stream=true"),
+        ({"top_logprobs": 2}, "logprobs=true"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "differ"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        parse_body(json.dumps({**CHAT, **change}).encode(), ChatBody)
+
+
+@pytest.mark.parametrize(
+    ("raw", "want_status"),
+    [(b"", 400), (b"{", 400), (b"[]", 400), (b"\xff\xfe", 400), (b'"' + b"a" * (17 * 2**20) + b'"', 413)],
+)
+def test_a_body_that_is_no_request_is_refused(
+    fake_server: RunningServer, raw: bytes, want_status: int
+) -> None:
+    response = httpx.post(
+        f"{fake_server.url}/v1/completions",
+        content=raw,
+        headers={"Content-Type": "application/json"},
+        timeout=30,
+    )
+    assert response.status_code == want_status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_of_unknown_length_is_bounded_too(fake_server: RunningServer) -> None:
+    def parts() -> Any:
+        for _ in range(17):
+            yield b" " * 2**20
+
+    try:
+        response = httpx.post(
+            f"{fake_server.url}/v1/completions",
+            content=parts(),
+            headers={"Content-Type": "application/json"},
+            timeout=30,
+        )
+    except httpx.WriteError:
+        return  # it closed the connection while the client was still sending
+    assert response.status_code == 413
+
+
+def test_errors_have_openais_body(fake_server: RunningServer) -> None:
+    response = post(fake_server, "/v1/completions", {**COMPLETION, "model": "other"})
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["code"], error["param"], error["type"]) == (
+        "model_not_found",
+        "model",
+        "invalid_request_error",
+    )
+    assert "'other'" in error["message"]
+    for path, method, want in (("/nothing", "GET", 404), ("/v1/completions", "GET", 405)):
+        response = httpx.request(method, fake_server.url + path)
+        assert response.status_code == want
+        assert response.json()["error"]["message"]
+
+
+def test_a_request_id_is_passed_on_or_made(fake_server: RunningServer) -> None:
+    response = post(fake_server, "/v1/completions", COMPLETION, **{"X-Request-Id": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1"
+    made = post(fake_server, "/v1/completions", COMPLETION, **{"X-Request-Id": "not ok"})
+    assert len(made.headers["x-request-id"]) == 32
+    lines = [line for line in fake_server.log.splitlines() if "mine-1" in line]
+    entry = json.loads(lines[-1].partition("headway.access ")[2])
+    assert (entry["status"], entry["generated_tokens"], entry["outcome"]) == (200, 16, "length")
+    assert entry["ttft_milliseconds"] <= entry["e2e_milliseconds"]
+
+
+@pytest.mark.parametrize("change", [{}, {"stream": True}])
+def test_a_stop_string_ends_the_answer_and_appears_nowhere(
+    fake_server: RunningServer, change: dict[str, Any]
+) -> None:
+    body = {**COMPLETION, "max_tokens": 100, "stop": ["###"], "logprobs": 0, **change}
+    response = post(fake_server, "/v1/completions", body)
+    assert "#" not in response.text
+    if change:
+        *chunks, done = events(response)
+        assert done == "[DONE]"
+        choices = [chunk["choices"][0] for chunk in chunks]
+        text, reason = "".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]
+    else:
+        choice = response.json()["choices"][0]
+        text, reason = choice["text"], choice["finish_reason"]
+    assert (text, reason) == ("one two ", "stop")
+    sample = fake_server.sample_until(lambda sample: sample["gauges"]["running"] == 0)
+    assert sample["gauges"]["kv_blocks_used"] == 0
+
+
+def test_stop_strings_wait_for_min_tokens(fake_server: RunningServer) -> None:
+    prompt = httpx.post(f"{fake_server.url}/tokenize", json={"prompt": "one two ### three"}).json()
+    body = {**COMPLETION, "max_tokens": 100, "stop": "###", "min_tokens": prompt["count"]}
+    choice = post(fake_server, "/v1/completions", body).json()["choices"][0]
+    assert choice["text"] == "one two ### threeone two "
+
+
+def test_stop_tokens_and_ignore_eos(fake_server: RunningServer) -> None:
+    def answer(**change: Any) -> tuple[int, str]:
+        body = {"model": "tiny", "prompt": [40, 41, 1, 42], "max_tokens": 8, **change}
+        answered = post(fake_server, "/v1/completions", body).json()
+        return answered["usage"]["completion_tokens"], answered["choices"][0]["finish_reason"]
+
+    assert answer() == (3, "stop")
+    assert answer(ignore_eos=True) == (8, "length")
+    assert answer(stop_token_ids=[41]) == (2, "stop")
+    assert answer(stop_token_ids=[42], ignore_eos=True) == (4, "stop")
+    assert answer(min_tokens=3) == (7, "stop")
+
+
+@pytest.mark.parametrize(
+    ("body", "want_param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [100000]}, "prompt"),
+        ({"prompt": "a", "stop_token_ids": [100000]}, "stop_token_ids"),
+        ({"prompt": "a", "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"prompt": ["a"] * 20, "n": 20}, "n"),
+        ({"prompt": "a " * 2000}, "prompt"),
+    ],
+)
+def test_what_this_model_cannot_do_is_refused_and_counted(
+    fake_server: RunningServer, body: dict[str, Any], want_param: str
+) -> None:
+    before = fake_server.sample()["counters"]
+    response = post(fake_server, "/v1/completions", {"model": "tiny", **body})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == want_param
+    after = fake_server.sample()["counters"]
+    # Received, but no miss and no rejection: nothing that more replicas would have served.
+    assert after["received"] == before["received"] + 1
+    assert after["rejected"] == before["rejected"]
+
+
+def test_a_streamed_character_is_never_split(fake_server: RunningServer) -> None:
+    text = "👩‍👩‍👧 日本語 🏳️‍🌈"
+    count = httpx.post(f"{fake_server.url}/tokenize", json={"prompt": text}).json()["count"]
+    body = {"model": "tiny", "prompt": text, "max_tokens": count, "stream": True}
+    *chunks, done = events(post(fake_server, "/v1/completions", body))
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+    assert "\ufffd" not in json.dumps(chunks, ensure_ascii=False)
+
+
+def test_choices_of_a_stream_end_once_each(fake_server: RunningServer) -> None:
+    body = {**CHAT, "n": 3, "max_tokens": 5, "stream": True}
+    *chunks, done = events(post(fake_server, "/v1/chat/completions", body))
+    assert done == "[DONE]"
+    for index in range(3):
+        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [choice["finish_reason"] for choice in own[:-1]] == [None] * (len(own) - 1)
+        assert own[-1]["finish_reason"] == "length"
+
+
+def test_an_engine_error_is_a_500_or_the_last_event(fake_server: RunningServer) -> None:
+    before = fake_server.sample()["counters"]
+    whole = post(fake_server, "/v1/completions", {"model": "tiny", "prompt": [3, 5]})
+    assert (whole.status_code, whole.json()["error"]["code"]) == (500, "engine_error")
+    streamed = post(fake_server, "/v1/completions", {"model": "tiny", "prompt": [4, 50], "stream": True})
+    assert streamed.status_code == 200
+    *chunks, last = events(streamed)
+    assert last["error"]["code"] == "engine_error"
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+    after = fake_server.sample()["counters"]
+    assert after["errors"] == before["errors"] + 2
+
+
+def test_what_a_gateway_waited_counts_into_the_ttft(fake_server: RunningServer) -> None:
+    post(
+        fake_server, "/v1/completions", COMPLETION,
+        **{"X-Headway-Waited-Milliseconds": "5000", "X-Request-Id": "waited-long"},
+    )  # fmt: skip
+    (line,) = [line for line in fake_server.log.splitlines() if "waited-long" in line]
+    entry = json.loads(line.partition("headway.access ")[2])
+    assert 5000 <= entry["ttft_milliseconds"] < 15000
+    for nonsense in ("nan", "-1", "x", ""):
+        post(
+            fake_server, "/v1/completions", COMPLETION,
+            **{"X-Headway-Waited-Milliseconds": nonsense, "X-Request-Id": f"waited-{nonsense}-"},
+        )  # fmt: skip
+        (line,) = [line for line in fake_server.log.splitlines() if f'"waited-{nonsense}-"' in line]
+        assert json.loads(line.partition("headway.access ")[2])["ttft_milliseconds"] < 5000
+
+
+def test_only_bearers_of_a_key_may_use_the_model(start_server: StartServer, tmp_path: Any) -> None:
+    (tmp_path / "keys").write_text("from-file-1\n\n  from-file-2  \n", encoding="utf-8")
+    server = start_server(
+        "--api-key=one", "--api-key=two", f"--api-key-file={tmp_path / 'keys'}",
+        environment={"HEADWAY_API_KEY": "from-environment"},
+    )  # fmt: skip
+    for key in ("one", "two", "from-file-1", "from-file-2", "from-environment"):
+        assert post(server, "/v1/completions", COMPLETION, Authorization=f"Bearer {key}").is_success
+    for headers in (
+        {},
+        {"Authorization": "Bearer on"},
+        {"Authorization": "Basic one"},
+        {"Authorization": ""},
+    ):
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+            refused = post(server, path, COMPLETION, **headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    for path in ("/health", "/ready", "/version", "/metrics"):
+        assert httpx.get(server.url + path).is_success
+    assert httpx.get(f"{server.url}/v1/models").status_code == 401
