@@ -77,6 +77,7 @@ class LocalProcess:
         self._force = asyncio.Event()
         self._backoff_seconds = FIRST_BACKOFF_SECONDS
         self._oom_kills_at_start = 0
+        self._log_offset = 0
 
     @property
     def address(self) -> str | None:
@@ -108,7 +109,7 @@ class LocalProcess:
         """Keep the process running until `stop`. Cancelling kills it."""
         while not self._stop.is_set():
             try:
-                process, log_offset = await self._start()
+                process = await self._start()
             except OSError as error:
                 self._set("failed", "StartError", f"cannot run {self.template.command[0]!r}: {error}")
             else:
@@ -117,7 +118,7 @@ class LocalProcess:
                     if self._stop.is_set():
                         await self._drain(process)
                         return
-                    self._explain_exit(process, log_offset, killed_for)
+                    self._explain_exit(process, killed_for)
                 finally:
                     if process.returncode is None:
                         _kill_group(process)
@@ -126,13 +127,14 @@ class LocalProcess:
                     self._port_path.unlink(missing_ok=True)
             await self._back_off()
 
-    async def _start(self) -> tuple[asyncio.subprocess.Process, int]:
+    async def _start(self) -> asyncio.subprocess.Process:
         self._port_path.unlink(missing_ok=True)
         command = (
             *self.template.command,
             *("--port-file", str(self._port_path), "--lifeline-fd", str(self._lifeline)),
         )
         with self.log_path.open("ab") as log:
+            self._log_offset = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -142,11 +144,10 @@ class LocalProcess:
                 pass_fds=(self._lifeline,),
                 start_new_session=True,  # Ctrl-C reaches the parent only, which then drains its children
             )
-            offset = log.tell()
         self.pid = process.pid
         self._oom_kills_at_start = _num_oom_kills()
         self._set("starting", self._reason, self._message)
-        return process, offset
+        return process
 
     async def _watch(self, process: asyncio.subprocess.Process) -> str:
         """Follow a running process until it exits or is asked to stop. Returns why it was killed, or ""."""
@@ -238,8 +239,8 @@ class LocalProcess:
                 _kill_group(process)
             await exited
 
-    def _explain_exit(self, process: asyncio.subprocess.Process, log_offset: int, killed_for: str) -> None:
-        last_line = self.tail(log_offset, num_lines=1)
+    def _explain_exit(self, process: asyncio.subprocess.Process, killed_for: str) -> None:
+        last_line = self.tail(num_lines=1)
         if killed_for:
             reason, cause = "Unhealthy", f"killed because it was {killed_for}"
         elif process.returncode is not None and process.returncode < 0:
@@ -260,12 +261,12 @@ class LocalProcess:
         self._backoff_seconds = min(self._backoff_seconds * 2, MAX_BACKOFF_SECONDS)
         self.num_restarts += 1
 
-    def tail(self, from_offset: int = 0, num_lines: int = 20) -> str:
-        """The last lines of its log that are not blank, of those written after `from_offset`."""
+    def tail(self, num_lines: int = 20) -> str:
+        """The last lines that are not blank, of what it has written since its latest start."""
         try:
             with self.log_path.open("rb") as log:
                 end = log.seek(0, os.SEEK_END)
-                log.seek(max(from_offset, end - TAIL_BYTES))
+                log.seek(max(self._log_offset, end - TAIL_BYTES))
                 text = log.read().decode(errors="replace")
         except FileNotFoundError:
             return ""

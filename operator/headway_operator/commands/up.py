@@ -84,8 +84,7 @@ class _View:
         self._has_table = has_table
         self._changed = asyncio.Event()
         self._said: dict[str, object] = {}
-        self._num_restarts: dict[str, int] = {}
-        self._num_events = 0
+        self._failures: dict[str, tuple[int, str]] = {}
 
     def changed(self) -> None:
         """Something may have to be shown anew."""
@@ -130,9 +129,13 @@ class _View:
     def _say_failures(self, service: LocalService) -> None:
         for process in service.cluster.processes:
             replica = process.snapshot()
-            failed = replica.num_restarts + 1
-            if replica.phase == "failed" and self._num_restarts.get(process.name) != failed:
-                self._num_restarts[process.name] = failed
+            num_failures, said = self._failures.get(process.name, (0, ""))
+            if replica.phase != "failed" or num_failures > replica.num_restarts:
+                continue
+            self._failures[process.name] = (replica.num_restarts + 1, replica.message)
+            if replica.message == said:
+                self.say(f"{process.name}: {replica.reason} again, start {replica.num_restarts + 1}")
+            else:
                 self.say(f"{process.name}: {replica.reason}: {replica.message}")
                 self.say(f"the last lines of {process.log_path}:\n{process.tail()}")
 

@@ -1,0 +1,278 @@
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from headway_operator.errors import ScrapeError
+from headway_operator.keys import AdminKeys
+from headway_operator.sample_wire import parse_gateway_sample, parse_replica_sample
+from headway_operator.scrape import Scraper
+from headway_operator.state import Gateway, Limits, Observed, Replica, ReplicaPhase, Targets
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+COUNTERS = [
+    *("received", "finished", "aborted", "rejected", "errors"),
+    *("ttft_met", "ttft_missed", "tpot_met", "tpot_missed"),
+    *("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps"),
+]
+
+
+def replica_body(**changes: Any) -> dict[str, Any]:
+    empty = {"first": 0, "counts": [], "sum": 0.0}
+    body: dict[str, Any] = {
+        "version": 1,
+        "instance": "a1",
+        "uptime_seconds": 12.5,
+        "limits": {"max_num_seqs": 8, "max_num_batched_tokens": 512},
+        "envelope": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
+        "targets": {"ttft_milliseconds": 300, "tpot_milliseconds": None, "epoch": 2},
+        "draining": False,
+        "gauges": {
+            "running": 3,
+            "waiting": 2,
+            "oldest_waiting_seconds": 0.25,
+            "kv_blocks_used": 10,
+            "kv_blocks_total": 512,
+        },
+        "counters": dict.fromkeys(COUNTERS, 7),
+        "edges": {"first_milliseconds": 1.0, "ratio": 1.12, "count": 105},
+        "histograms": {
+            **dict.fromkeys(("queue", "prefill", "tpot", "step"), empty),
+            "ttft": {"first": 40, "counts": [1, 0, 3], "sum": 812.5},
+        },
+    }
+    return body | changes
+
+
+def gateway_body(**changes: Any) -> dict[str, Any]:
+    counters = ("received", "forwarded", "finished", "rejected", "retried", "failed", "client_aborted")
+    body: dict[str, Any] = {
+        "version": 1,
+        "kind": "gateway",
+        "instance": "g1",
+        "uptime_seconds": 3.0,
+        "gauges": {
+            "waiting": 4,
+            "oldest_waiting_seconds": 1.5,
+            "in_flight": 6,
+            "backends": 2,
+            "backends_ready": 1,
+        },
+        "counters": dict.fromkeys(counters, 5),
+    }
+    return body | changes
+
+
+def encode(body: object) -> bytes:
+    return json.dumps(body).encode()
+
+
+def test_a_replicas_sample_is_read_whole() -> None:
+    sample = parse_replica_sample(encode(replica_body()), taken_at=99.0)
+    assert (sample.instance, sample.taken_at) == ("a1", 99.0)
+    assert sample.limits == Limits(8, 512)
+    assert sample.envelope == Limits(64, 2048)
+    assert sample.targets == Targets(300.0, None)
+    assert (sample.running, sample.waiting, sample.oldest_waiting_seconds) == (3, 2, 0.25)
+    ttft = sample.histograms["ttft"]
+    assert len(ttft.edges) == 105
+    assert ttft.edges[1] == pytest.approx(1.12)
+    assert len(ttft.counts) == 106
+    assert ttft.counts[39:44] == (0, 1, 0, 3, 0)
+    assert sum(sample.histograms["queue"].counts) == 0
+
+
+def test_what_a_newer_replica_adds_to_version_1_is_passed_over() -> None:
+    body = replica_body(speculation={"accepted": 3})
+    body["counters"] = {**body["counters"], "speculated": 3}
+    sample = parse_replica_sample(encode(body), taken_at=0.0)
+    assert sample.counters["speculated"] == 3
+
+
+def test_the_highest_bucket_is_the_one_above_every_edge() -> None:
+    body = replica_body()
+    body["histograms"]["ttft"] = {"first": 105, "counts": [2], "sum": 300000.0}
+    sample = parse_replica_sample(encode(body), taken_at=0.0)
+    assert sample.histograms["ttft"].counts[105] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "want"),
+    [
+        pytest.param({"version": 2}, "version is 2, this operator reads 1", id="unknown-version"),
+        pytest.param(
+            {"limits": {"max_num_seqs": 65, "max_num_batched_tokens": 512}},
+            "limits.max_num_seqs is 65, above its envelope's 64",
+            id="limit-above-envelope",
+        ),
+        pytest.param(
+            {"counters": dict.fromkeys(COUNTERS[1:], 0)}, "counters lacks received", id="counter-missing"
+        ),
+        pytest.param({"counters": dict.fromkeys(COUNTERS, -1)}, "Expected `int` >= 0", id="negative-counter"),
+        pytest.param({"histograms": {}}, "histograms lacks prefill, queue, step", id="histograms-missing"),
+        pytest.param({"instance": ""}, "length >= 1", id="no-instance"),
+        pytest.param(
+            {
+                "histograms": {
+                    name: {"first": 104, "counts": [1, 1, 1], "sum": 1.0}
+                    for name in ("ttft", "queue", "prefill", "tpot", "step")
+                }
+            },
+            "reaches bucket 107, its edges allow 106",
+            id="bucket-beyond-the-last",
+        ),
+        pytest.param(
+            {
+                "histograms": {
+                    name: {"first": 0, "counts": [], "sum": 5.0}
+                    for name in ("ttft", "queue", "prefill", "tpot", "step")
+                }
+            },
+            "sum is 5.0 over no observation",
+            id="sum-of-nothing",
+        ),
+        pytest.param(
+            {
+                "gauges": {
+                    "running": 0,
+                    "waiting": 0,
+                    "oldest_waiting_seconds": 0.0,
+                    "kv_blocks_used": 513,
+                    "kv_blocks_total": 512,
+                }
+            },
+            "kv_blocks_used is 513, more than kv_blocks_total 512",
+            id="more-blocks-than-there-are",
+        ),
+    ],
+)
+def test_a_sample_that_contradicts_itself_is_refused_by_name(changes: dict[str, Any], want: str) -> None:
+    with pytest.raises(ScrapeError, match=want):
+        parse_replica_sample(encode(replica_body(**changes)), taken_at=0.0)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'{"version": "1"}'])
+def test_what_is_no_sample_at_all_is_a_scrape_error(body: bytes) -> None:
+    with pytest.raises(ScrapeError):
+        parse_replica_sample(body, taken_at=0.0)
+
+
+def test_a_gateways_sample_is_read_and_a_replicas_is_not_mistaken_for_one() -> None:
+    sample = parse_gateway_sample(encode(gateway_body()), taken_at=5.0)
+    assert (sample.waiting, sample.oldest_waiting_seconds, sample.in_flight) == (4, 1.5, 6)
+    with pytest.raises(ScrapeError):
+        parse_gateway_sample(encode(replica_body()), taken_at=5.0)
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable[[Handler], Awaitable[str]]]:
+    """Start a server whose every path is answered by one handler; returns its base URL."""
+    runners = []
+
+    async def start(handler: Handler) -> str:
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(application, shutdown_timeout=0)
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+def replica(name: str, address: str, phase: ReplicaPhase = "ready") -> Replica:
+    return Replica(name, "1a2b", phase, address, created_at=0.0)
+
+
+async def test_a_pass_samples_everyone_at_once_and_names_who_failed(
+    serve: Any, key: Any, admin_keys: AdminKeys, free_port: int
+) -> None:
+    async def good(request: web.Request) -> web.Response:
+        assert request.path == "/admin/sample"
+        assert request.headers["Authorization"].startswith("Bearer ey")
+        return web.Response(body=encode(replica_body()))
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        silenced.append(writer)
+
+    async def refusing(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "token has expired"}}, status=401)
+
+    async def endless(_: web.Request) -> web.Response:
+        return web.Response(body=b" " * 100_000)
+
+    async def gateway(_: web.Request) -> web.Response:
+        return web.Response(body=encode(gateway_body()))
+
+    silenced: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    slow = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    gateway_url = await serve(gateway)
+    observed = Observed(
+        replicas=(
+            replica("good", await serve(good)),
+            replica("silent-1", slow),
+            replica("silent-2", slow),
+            replica("refusing", await serve(refusing)),
+            replica("endless", await serve(endless)),
+            replica("gone", f"http://127.0.0.1:{free_port}"),
+            replica("leaving", await serve(good), "draining"),
+            replica("left", f"http://127.0.0.1:{free_port}", "draining"),
+            replica("starting", slow, "starting"),
+        ),
+        gateway=Gateway(ready=True, addresses=(gateway_url,)),
+    )
+    async with Scraper(admin_keys, time.time, timeout_seconds=0.5) as scraper:
+        started_at = time.monotonic()
+        sample = await scraper.sample(key, observed)
+        assert time.monotonic() - started_at < 5
+    assert {name for name, one in sample.replicas.items() if one is not None} == {"good", "leaving"}
+    assert set(sample.replicas) == {
+        "good",
+        "silent-1",
+        "silent-2",
+        "refusing",
+        "endless",
+        "gone",
+        "leaving",
+    }
+    assert sample.errors["silent-1"].endswith("no answer within 0.5 s")
+    assert "answered 401" in sample.errors["refusing"]
+    assert "token has expired" in sample.errors["refusing"]
+    assert "more than 65536 bytes" in sample.errors["endless"]
+    assert str(free_port) in sample.errors["gone"]
+    assert set(sample.errors) == {"silent-1", "silent-2", "refusing", "endless", "gone"}
+    measured = sample.gateways[gateway_url]
+    assert measured is not None
+    assert measured.waiting == 4
+    assert len(silenced) == 2
+    server.close()
+    for writer in silenced:
+        writer.close()
+
+
+async def test_patching_limits_sends_the_body_and_passes_on_the_replicas_refusal(
+    serve: Any, key: Any, admin_keys: AdminKeys
+) -> None:
+    received = []
+
+    async def handler(request: web.Request) -> web.Response:
+        received.append((request.method, request.path, await request.json()))
+        if len(received) > 1:
+            return web.json_response({"error": {"message": "max_num_seqs is 99"}}, status=422)
+        return web.json_response({})
+
+    url = await serve(handler)
+    async with Scraper(admin_keys, time.time) as scraper:
+        await scraper.patch_limits(key, url, {"max_num_seqs": 4, "ttft_milliseconds": None})
+        with pytest.raises(ScrapeError, match=r"answered 422.*max_num_seqs is 99"):
+            await scraper.patch_limits(key, url, {"max_num_seqs": 99})
+    assert received[0] == ("PATCH", "/admin/limits", {"max_num_seqs": 4, "ttft_milliseconds": None})
