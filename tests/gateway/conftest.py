@@ -244,6 +244,12 @@ class Command:
     def log(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log_path.read_text().splitlines()]
 
+    async def until_logged(self, text: str) -> None:
+        """Wait for a log line whose message has this in it."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not any(text in line["message"] for line in self.log):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+
 
 StartReplica = Callable[[str], Awaitable[Replica]]
 StartGateway = Callable[..., Awaitable[Gateway]]
