@@ -27,6 +27,7 @@ import yaml
 from e2e.load import Load, ttft_milliseconds
 
 MANIFEST = Path(__file__).parent / "manifests" / "quickstart.yaml"
+MODEL = "demo"  # a service's model answers to the service's name
 PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "Count from 5 to 50."]
 START_SECONDS = 60.0
 BEFORE_SECONDS = 8.0  # the first seconds of the load, before the controller can have acted
@@ -60,7 +61,7 @@ async def demonstrate(users: int) -> int:
         status_file = Path(folder) / "status.json"
         async with _headway_up(status_file) as (up, url, started_at):
             await _ask(url, started_at)
-            load = Load(f"{url}/v1", "headway-tiny", PROMPTS, max_tokens=160)
+            load = Load(f"{url}/v1", MODEL, PROMPTS, max_tokens=160)
             load_at = time.monotonic()
             await load.start(users)
             kept = await _watch(load, load_at, target, status_file, up)
@@ -104,12 +105,14 @@ async def _wait_until_ready(url: str, up: Process) -> None:
 
 async def _ask(url: str, started_at: float) -> None:
     question = "What is 27 + 15?"
-    body = {"model": "headway-tiny", "messages": [{"role": "user", "content": question}], "temperature": 0}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": question}], "temperature": 0}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
         async with session.post(f"{url}/v1/chat/completions", json=body) as response:
-            answer = (await response.json())["choices"][0]["message"]["content"]
+            answer = await response.json()
+            if response.status != 200:
+                raise SystemExit(f"the first question was answered with HTTP {response.status}: {answer}")
     print(f"\nfrom start to the first answer: {time.monotonic() - started_at:.1f} s")
-    print(f"> {question}\n{answer}\n", flush=True)
+    print(f"> {question}\n{answer['choices'][0]['message']['content']}\n", flush=True)
 
 
 async def _watch(load: Load, load_at: float, target: float, status_file: Path, up: Process) -> bool:
