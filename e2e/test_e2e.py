@@ -58,7 +58,7 @@ def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
     yield kubernetes
     kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
     kubernetes.helm("uninstall", RELEASE, where, "--wait")
-    kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--wait=false")
+    kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
 
 
 @pytest.fixture(scope="module")
