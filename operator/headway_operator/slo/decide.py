@@ -26,7 +26,7 @@ from headway_operator.slo.window import advance, without_exact
 from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
 
 # A pause of this length ends a violation.
-VIOLATION_GAP_SECONDS = 20.0
+VIOLATION_GAP_SECONDS = 10.0
 # The queue now is compared with the queue this long ago.
 BACKLOG_SECONDS = 5.0
 CEILING_SECONDS = 300.0
@@ -56,6 +56,7 @@ def decide(
     counted = supply(target, memory, sample, observed, now)
     since = max(memory.limits_changed_at or 0.0, counted.newest_ready_at if counted.ready > 1 else 0.0)
     ttft, tpot = evidence.attainments(target, memory.slices, now_load, now, since)
+    reported_ttft, reported_tpot = evidence.attainments(target, memory.slices, now_load, now)
     situation = Situation(
         target=target,
         memory=memory,
@@ -64,12 +65,12 @@ def decide(
         limits=target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial),
         ttft=ttft,
         tpot=tpot,
+        last_tpot_milliseconds=reported_tpot.p_milliseconds,
         other_scaler=observed.other_scaler,
         now=now,
     )
     situation = replace(situation, memory=_with_violation(situation))
     choice = _choose(situation)
-    reported_ttft, reported_tpot = evidence.attainments(target, memory.slices, now_load, now)
     decision = Decision(
         at=now,
         replicas=choice.replicas,
@@ -98,9 +99,9 @@ def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observ
 
 
 def _with_violation(situation: Situation) -> Memory:
-    """Since when the promise has been broken."""
+    """Since when the promise has been broken with nothing to mend it under way."""
     memory, now = situation.memory, situation.now
-    if situation.is_ttft_bad or situation.is_tpot_bad:
+    if situation.is_tpot_bad or (situation.is_ttft_bad and not situation.is_recovering):
         since = now if memory.violated_since is None else memory.violated_since
         return replace(memory, violated_since=since, violated_at=now)
     if memory.violated_at is not None and now - memory.violated_at > VIOLATION_GAP_SECONDS:
@@ -134,8 +135,10 @@ def _help(situation: Situation) -> Choice:
             situation, "Settling", f"{words}; the last change of limits has not acted yet", "Settling"
         )
     if not situation.is_tpot_bad and situation.is_recovering:
-        return _hold(situation, "Recovering", f"{words}; the queue is shrinking fast enough")
-    moved = knobs.move(situation)
+        queue = "shrinks fast enough" if situation.load.waiting else "is gone"
+        return _hold(situation, "Recovering", f"{words}; the queue {queue}")
+    can_add = situation.supply.pending > 0 or not replicas.bar(situation)
+    moved = knobs.move(situation, can_add_replicas=can_add)
     raised = replicas.more(situation, can_move_limits=moved is not None)
     added = raised.replicas - situation.supply.desired
     changes = []
@@ -266,5 +269,4 @@ def _numbers(situation: Situation) -> dict[str, float]:
         "kv_use": round(load.kv_use, 4),
         "queue_milliseconds": round(load.queue_milliseconds, 1),
         "prefill_milliseconds": round(load.prefill_milliseconds, 1),
-        "tpot_slack": round(situation.tpot_slack, 4),
     }

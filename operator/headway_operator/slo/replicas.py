@@ -4,8 +4,8 @@ Added when a promise stays broken: at once after a short patience when no batch 
 one when limits were raised and did not. Never while ones already asked for are pending, and not before a new
 one had time to act. At most doubled and at most +4 at a time, as the queue asks.
 
-Removed one at a time, only after one fewer would have been enough for the whole stabilization time, without a
-break: nothing violated, late, pending or unsampled, and both latencies and the running sequences predicted to
+Removed one at a time, after one fewer would have been enough for the whole stabilization time without
+a break: nothing missed for long, late, pending or unsampled, and both latencies and the running sequences predicted to
 keep a margin. A number that proved too few right after a removal is not tried again for a while.
 """
 
@@ -22,7 +22,7 @@ MOST_ADDED = 4
 # What one replica fewer may be predicted to use: of the cap on running sequences, of the latency targets.
 MOST_CAP_USE = 0.7
 MOST_TARGET_USE = 0.8
-HEADROOM_WINDOW_SECONDS = 60.0
+HEADROOM_WINDOW_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,25 @@ class Raise:
     blocker: str
 
 
+def bar(situation: Situation) -> str:
+    """What forbids more replicas for good, or ""."""
+    if situation.target.fixed_replicas is not None:
+        return "FixedReplicas"
+    if situation.other_scaler:
+        return "OtherScaler"
+    if _is_infeasible(situation):
+        return "TargetInfeasible"
+    return "AtMaxReplicas" if situation.supply.desired >= situation.target.max_replicas else ""
+
+
 def more(situation: Situation, *, can_move_limits: bool) -> Raise:
     """How many replicas the violation at hand calls for."""
     supply, target, now = situation.supply, situation.target, situation.now
     desired = supply.desired
-    if target.fixed_replicas is not None:
-        return Raise(desired, "FixedReplicas")
-    if situation.other_scaler:
-        return Raise(desired, "OtherScaler")
-    if _is_infeasible(situation):
-        return Raise(desired, "TargetInfeasible")
-    if desired >= target.max_replicas:
-        return Raise(desired, "AtMaxReplicas")
-    if supply.pending:
+    if supply.pending and not (target.fixed_replicas is not None or situation.other_scaler):
         return Raise(desired, "ReplicaPending")
+    if barred := bar(situation):
+        return Raise(desired, barred)
     if now - supply.newest_ready_at < REPLICA_SETTLE_SECONDS and supply.ready > 1:
         return Raise(desired, "Settling")
     patience = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
@@ -86,17 +91,18 @@ def is_one_fewer_enough(situation: Situation) -> bool:
     is_whole = (
         supply.ready == supply.existing == supply.desired and not supply.pending and not supply.unsampled
     )
-    is_kept = "violated" not in (situation.ttft.verdict, situation.tpot.verdict) and load.late == 0
-    if not is_whole or not is_kept or load.kv_use * supply.desired / fewer > MOST_TARGET_USE:
+    if not is_whole or load.late or load.kv_use * supply.desired / fewer > MOST_TARGET_USE:
         return False
     if (load.running + load.waiting) / fewer > MOST_CAP_USE * situation.limits.max_num_seqs:
         return False
-    return all(_has_headroom(situation, name, fewer / supply.desired) for name in ("ttft", "tpot"))
+    # About half of a step is spent on weights, whatever the batch; the other half grows with it.
+    growth = 0.5 + 0.5 * supply.desired / fewer
+    return all(_has_headroom(situation, name, growth) for name in ("ttft", "tpot"))
 
 
-def _has_headroom(situation: Situation, name: str, share: float) -> bool:
-    """Latency, if it grew as load per replica does, stays below 0.8 of its target. No traffic is no load."""
+def _has_headroom(situation: Situation, name: str, growth: float) -> bool:
+    """The latency, grown, stays below 0.8 of its target. No traffic is no load."""
     milliseconds = getattr(situation.target.targets, f"{name}_milliseconds")
     recent = since_start(situation.memory.slices, situation.now - HEADROOM_WINDOW_SECONDS)
     measured = histogram.percentile(recent.counts.get(name, {}), situation.target.percentile)
-    return milliseconds is None or measured is None or measured / share <= MOST_TARGET_USE * milliseconds
+    return milliseconds is None or measured is None or measured * growth <= MOST_TARGET_USE * milliseconds

@@ -37,7 +37,10 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the rules look at. ttft, tpot: on evidence since the last change took effect."""
+    """What the rules look at. ttft, tpot: on evidence since the last change took effect.
+
+    last_tpot_milliseconds: measured at the percentile over the last minutes, whatever changed meanwhile.
+    """
 
     target: Target
     memory: Memory
@@ -46,6 +49,7 @@ class Situation:
     limits: Limits
     ttft: Attainment
     tpot: Attainment
+    last_tpot_milliseconds: float | None
     other_scaler: str
     now: float
 
@@ -62,10 +66,13 @@ class Situation:
         return self.tpot.verdict == "violated" and self.load.tpot_missed > 0
 
     @property
-    def tpot_slack(self) -> float:
-        """How far the measured TPOT stays below its target, as a share of it; 1 without target or measure."""
+    def tpot_slack(self) -> float | None:
+        """How far the measured TPOT stays below its target, as a share of it; None while unmeasured."""
         target, measured = self.tpot.target_milliseconds, self.tpot.p_milliseconds
-        return 1.0 if target is None or measured is None else 1.0 - measured / target
+        measured = self.last_tpot_milliseconds if measured is None else measured
+        if target is None:
+            return 1.0
+        return None if measured is None else 1.0 - measured / target
 
     @property
     def is_full(self) -> bool:
