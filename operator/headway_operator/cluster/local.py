@@ -277,7 +277,8 @@ class LocalCluster:
         self._changed()
 
     def _changed(self) -> None:
-        self._write_backends()
+        if self._session is not None:
+            self._write_backends()
         self._on_change()
 
     def _write_backends(self) -> None:

@@ -1,0 +1,255 @@
+"""`headway up` as a user runs it: real processes, the real gateway, stand-ins for the replicas."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+import yaml
+from rich.console import Console
+
+from headway_operator.commands.up import main
+from headway_operator.commands.up_view import line, table
+from headway_operator.errors import SpecError
+from headway_operator.local_service import read_manifest_file, running_service
+
+STANDIN = Path(__file__).with_name("standin_server.py")
+
+
+def manifest(environment: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    container = {
+        "name": "runtime",
+        "command": [sys.executable, str(STANDIN)],
+        "env": [{"name": name, "value": value} for name, value in (environment or {}).items()],
+    }
+    return {
+        "apiVersion": "serving.headway.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "demo"},
+        "spec": {
+            "model": {"source": "bundled://headway-tiny"},
+            "slo": {"ttftMilliseconds": 300},
+            "drainTimeoutSeconds": 5,
+            "template": {"spec": {"containers": [container]}},
+            **spec,
+        },
+    }
+
+
+@dataclass
+class Up:
+    """A running `headway up`, its manifest file and what it leaves."""
+
+    process: asyncio.subprocess.Process
+    file: Path
+    url: str
+    folder: Path
+
+    def write(self, body: dict[str, Any]) -> None:
+        self.file.write_text(yaml.safe_dump(body))
+
+    def status(self) -> dict[str, Any]:
+        path = self.folder / "status.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def written_at(self) -> int:
+        return (self.folder / "status.json").stat().st_mtime_ns
+
+    def ready_reason(self) -> str:
+        conditions = self.status().get("conditions") or [{"type": "Ready", "reason": ""}]
+        return str(next(c["reason"] for c in conditions if c["type"] == "Ready"))
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    async def is_ready(self) -> bool:
+        try:
+            async with aiohttp.ClientSession() as session, session.get(f"{self.url}/ready") as response:
+                return response.status == 200 and self.ready_reason() == "Serving"
+        except aiohttp.ClientError:
+            return False
+
+    async def ended(self) -> str:
+        output, _ = await asyncio.wait_for(self.process.communicate(), 60)
+        return output.decode()
+
+
+@pytest.fixture
+async def up(tmp_path: Path, free_port: int) -> AsyncIterator[Callable[..., Awaitable[Up]]]:
+    """Start `headway up` on a manifest; its own temporary folder shows what it leaves behind."""
+    started: list[Up] = []
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+
+    async def start(body: dict[str, Any]) -> Up:
+        file = tmp_path / "service.yaml"
+        file.write_text(yaml.safe_dump(body))
+        options = ("--port", str(free_port), "--interval-seconds", "0.3")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "headway", "up", "-f", str(file), *options),
+            *("--status-file", str(tmp_path / "status.json")),
+            env={**os.environ, "TMPDIR": str(temporary)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        started.append(Up(process, file, f"http://127.0.0.1:{free_port}", tmp_path))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.returncode is None:
+            one.process.kill()
+            await one.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_it_serves_until_a_signal_and_leaves_nothing(up: Any, eventually: Any, number: int) -> None:
+    running = await up(manifest())
+    await eventually(running.is_ready, 60)
+    children = running.children()
+    assert len(children) >= 2
+    running.process.send_signal(number)
+    output = await running.ended()
+    assert running.process.returncode == 0
+    assert "Ready, replicas 1/1" in output
+    assert "Traceback" not in output
+    _, alive = psutil.wait_procs(children, timeout=0)
+    assert alive == []
+    assert list((running.folder / "tmp").iterdir()) == []
+
+
+async def test_killed_it_takes_every_process_along(up: Any, eventually: Any) -> None:
+    running = await up(manifest())
+    await eventually(running.is_ready, 60)
+    children = running.children()
+    running.process.kill()
+    await running.process.wait()
+    await eventually(
+        lambda: not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
+    )
+
+
+async def test_a_second_signal_stops_at_once(up: Any, eventually: Any) -> None:
+    running = await up(manifest({"STANDIN_IGNORE_TERM": "1"}, drainTimeoutSeconds=600))
+    await eventually(running.is_ready, 60)
+    children = running.children()
+    running.process.send_signal(signal.SIGINT)
+    await eventually(lambda: len(running.children()) < len(children))  # the gateway has gone
+    running.process.send_signal(signal.SIGINT)
+    output = await running.ended()
+    assert running.process.returncode == 0
+    assert "once more Ctrl-C stops at once" in output
+    _, alive = psutil.wait_procs(children, timeout=0)
+    assert alive == []
+
+
+async def test_a_saved_edit_is_taken_over_and_a_broken_one_is_told(up: Any, eventually: Any) -> None:
+    running = await up(manifest())
+    await eventually(running.is_ready, 60)
+    revision = running.status()["revision"]["name"]
+    running.write(manifest(scaling={"minReplicas": 2}))
+    await eventually(lambda: running.status()["readyReplicas"] == 2, 60)
+    assert running.status()["observedGeneration"] == 2
+    assert running.status()["revision"]["name"] == revision
+    running.file.write_text("kind: [")
+    for _ in range(3):  # passes go on
+        before = running.written_at()
+        await eventually(lambda before=before: running.written_at() != before)
+    assert running.status()["readyReplicas"] == 2
+    running.write(manifest(scaling={"minReplicas": 2}, quantization="int8"))
+    await eventually(lambda: running.ready_reason() == "UnsupportedField")
+    running.write(manifest(slo={"ttftMilliseconds": 450}, scaling={"minReplicas": 2}))
+    await eventually(lambda: running.status().get("slo", {}).get("ttftMilliseconds", {}).get("target") == 450)
+    assert running.status()["revision"]["name"] == revision
+    running.process.send_signal(signal.SIGTERM)
+    output = await running.ended()
+    assert "manifest not taken over: " in output
+    assert "is not YAML" in output
+
+
+async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventually: Any) -> None:
+    running = await up(manifest({"STANDIN_FAIL": "RuntimeError: no such weights"}))
+    await eventually(lambda: running.ready_reason() == "CrashLoopBackOff")
+    running.process.send_signal(signal.SIGTERM)
+    output = await running.ended()
+    assert running.process.returncode == 0
+    assert "CrashLoopBackOff: exited with status 3; last line: RuntimeError: no such weights" in output
+    assert "the last lines of" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("kind: [", "is not YAML", id="no-yaml"),
+        pytest.param("kind: Pod", "holds a document of kind 'Pod'; want one InferenceService", id="a-pod"),
+        pytest.param("", "holds 0 documents of kind InferenceService", id="empty"),
+        pytest.param(
+            yaml.safe_dump(manifest(slo={"ttftMilliseconds": 0})),
+            "spec.slo.ttftMilliseconds",
+            id="out-of-range",
+        ),
+        pytest.param(yaml.safe_dump(manifest(modle={})), "spec.modle: unknown field", id="misspelt"),
+        pytest.param(yaml.safe_dump(manifest(quantization="int8")), "spec.quantization", id="unsupported"),
+    ],
+)
+def test_a_manifest_that_cannot_be_honoured_is_refused_at_once(
+    text: str, want: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(text)
+    assert main(["-f", str(file), "--port", "0", "--no-table"]) == 1
+    assert want in capsys.readouterr().err
+
+
+def test_a_missing_file_and_a_taken_port_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-f", str(tmp_path / "none.yaml"), "--port", "0"]) == 1
+    assert "none.yaml: cannot be read: No such file or directory" in capsys.readouterr().err
+    file = tmp_path / "service.yaml"
+    file.write_text(yaml.safe_dump(manifest()))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["-f", str(file), "--port", str(port)]) == 1
+    assert f"port {port} is not free: Address already in use; choose another" in capsys.readouterr().err
+
+
+def test_secrets_stand_beside_the_service(tmp_path: Path) -> None:
+    file = tmp_path / "service.yaml"
+    secret = {"kind": "Secret", "metadata": {"name": "api"}, "data": {"api-keys": "c2VzYW1l"}}
+    file.write_text(yaml.safe_dump_all([secret, manifest()]))
+    assert read_manifest_file(file).secrets == {"api": {"api-keys": b"sesame"}}
+    file.write_text(yaml.safe_dump_all([manifest(), manifest()]))
+    with pytest.raises(SpecError, match="holds 2 documents"):
+        read_manifest_file(file)
+
+
+async def test_the_programmatic_service_shows_itself(tmp_path: Path, free_port: int, eventually: Any) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(yaml.safe_dump(manifest()))
+    changes: list[None] = []
+    async with running_service(
+        file, port=free_port, interval_seconds=0.2, on_change=lambda: changes.append(None)
+    ) as service:
+        await eventually(lambda: line(service).startswith("Ready, replicas 1/1"), 60)
+        console = Console(width=160, record=True, file=io.StringIO())
+        console.print(table(service))
+        shown = console.export_text()
+        assert "default/demo" in shown
+        assert service.url in shown
+        (replica,) = [p for p in service.cluster.processes if p.revision]
+        assert [replica.name, "ready", str(replica.port), "0", "0", "0"] in [
+            row.split() for row in shown.splitlines()
+        ]
+    assert changes
+    assert psutil.Process().children() == []
