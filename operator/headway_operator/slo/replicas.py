@@ -4,8 +4,8 @@ Added when a promise stays broken: at once after a short patience when no batch 
 one when limits were raised and did not. Never while ones already asked for are pending, and not before a new
 one had time to act. At most doubled and at most +4 at a time, as the queue asks.
 
-Removed one at a time, after one fewer would have been enough for the whole stabilization time without
-a break: nothing missed for long, late, pending or unsampled, and both latencies and the running sequences predicted to
+Removed one at a time, after one fewer would have been enough for the whole stabilization time without a
+break: nothing violated, late, pending or unsampled, and both latencies and the running sequences predicted to
 keep a margin. A number that proved too few right after a removal is not tried again for a while.
 """
 

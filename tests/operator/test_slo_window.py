@@ -1,0 +1,112 @@
+"""What happened in the last minutes, from totals that only grow, restart or disappear."""
+
+from typing import Any
+
+from headway_operator.slo.window import Baseline, Slice, advance, joined
+from headway_operator.state import GatewaySample, Observed, ReplicaSample, Sample, Targets
+
+TARGETS = Targets(300.0, 40.0)
+State = tuple[tuple[Slice, ...], dict[str, Baseline]]
+EMPTY: State = ((), {})
+
+
+def step(
+    build: Any,
+    state: State,
+    now: float,
+    replicas: dict[str, ReplicaSample | None],
+    *,
+    targets: Targets = TARGETS,
+    created_at: float = 500.0,
+    began_at: float = 100.0,
+    changed_at: float = 0.0,
+    gateways: dict[str, GatewaySample | None] | None = None,
+) -> State:
+    observed = Observed(replicas=tuple(build.replica(name, created_at=created_at) for name in replicas))
+    sample = Sample(now, replicas, gateways or {})
+    return advance(state[0], state[1], sample, observed, targets, began_at, changed_at)
+
+
+def test_sums_what_each_replica_added_since_the_last_pass(build: Any) -> None:
+    first = {
+        "a": build.sample(1000, counters={"ttft_met": 10, "ttft_missed": 1}),
+        "b": build.sample(1000, counters={"ttft_met": 100}),
+    }
+    then = {
+        "a": build.sample(1005, counters={"ttft_met": 13, "ttft_missed": 2}),
+        "b": build.sample(1005, counters={"ttft_met": 101}),
+    }
+    state = step(build, EMPTY, 1000, first, created_at=0.0)
+    state = step(build, state, 1005, then, created_at=0.0)
+    assert joined(state[0]).totals == {"ttft_met": 4, "ttft_missed": 1}
+
+
+def test_a_replica_older_than_the_memory_only_marks_a_beginning(build: Any) -> None:
+    old = step(build, EMPTY, 1000, {"a": build.sample(1000, counters={"ttft_met": 10})}, created_at=99.0)
+    young = step(build, EMPTY, 130, {"a": build.sample(130, counters={"ttft_met": 10})}, created_at=101.0)
+    assert joined(old[0]).totals == {}
+    assert joined(young[0]).totals == {"ttft_met": 10}
+
+
+def test_a_restarted_engine_counts_from_zero_even_when_its_totals_are_higher(build: Any) -> None:
+    state = step(build, EMPTY, 1000, {"a": build.sample(1000, counters={"ttft_met": 10})}, created_at=0.0)
+    restarted = build.sample(1005, instance="two", counters={"ttft_met": 12})
+    state = step(build, state, 1005, {"a": restarted}, created_at=0.0)
+    assert joined(state[0]).totals == {"ttft_met": 12}
+
+
+def test_a_dead_replica_leaves_its_last_increments_and_a_lost_sample_loses_none(build: Any) -> None:
+    state = step(build, EMPTY, 1000, {"a": build.sample(1000), "b": build.sample(1000)}, created_at=0.0)
+    hit = build.sample(1005, counters={"ttft_missed": 7})
+    state = step(build, state, 1005, {"a": hit, "b": None}, created_at=0.0)
+    state = step(build, state, 1010, {"b": build.sample(1010, counters={"ttft_met": 5})}, created_at=0.0)
+    assert joined(state[0]).totals == {"ttft_missed": 7, "ttft_met": 5}
+    assert set(state[1]) == {"b"}
+
+
+def test_exact_counters_count_only_while_judged_by_the_targets_asked_for(build: Any) -> None:
+    new = Targets(200.0, 40.0)
+    state = step(build, EMPTY, 1000, {"a": build.sample(1000, counters={"ttft_met": 10})}, created_at=0.0)
+    still_old = build.sample(1005, counters={"ttft_met": 20, "tpot_met": 3})
+    state = step(build, state, 1005, {"a": still_old}, targets=new, created_at=0.0)
+    assert joined(state[0]).totals == {"tpot_met": 3}
+    # Restarted at the change; 25 is more than the 20 before it, and still all of it is new.
+    judged_anew = build.sample(1010, targets=new, counters={"ttft_met": 25, "tpot_met": 3})
+    state = step(build, state, 1010, {"a": judged_anew}, targets=new, created_at=0.0)
+    assert joined(state[0]).totals == {"ttft_met": 25, "tpot_met": 3}
+
+
+def test_a_long_time_without_a_pass_is_no_evidence(build: Any) -> None:
+    state = step(build, EMPTY, 1000, {"a": build.sample(1000)}, created_at=0.0)
+    late = build.sample(1100, counters={"ttft_missed": 50})
+    state = step(build, state, 1100, {"a": late}, created_at=0.0)
+    assert joined(state[0]).totals == {}
+
+
+def test_slices_are_few_and_none_spans_a_change(build: Any) -> None:
+    state = EMPTY
+    for second in range(1, 1000):
+        state = step(build, state, 100.0 + second, {"a": build.sample(100.0 + second)}, created_at=0.0)
+    assert len(state[0]) <= 80
+    changed = 100.0 + 999
+    for second in range(1000, 1003):
+        sample = {"a": build.sample(100.0 + second)}
+        state = step(build, state, 100.0 + second, sample, created_at=0.0, changed_at=changed)
+    assert state[0][-1].start == changed
+
+
+def test_what_gateways_turned_away_is_counted(build: Any) -> None:
+    state = EMPTY
+    for now, rejected in ((1000.0, 4), (1005.0, 9)):
+        gateway = GatewaySample("g", now, 0, 0.0, 0, {"rejected": rejected})
+        state = step(build, state, now, {}, gateways={"gateway": gateway})
+    assert joined(state[0]).totals == {"gateway_rejected": 5}
+
+
+def test_histograms_are_summed_by_bucket(build: Any) -> None:
+    state = step(build, EMPTY, 1000, {"a": build.sample(1000), "b": build.sample(1000)}, created_at=0.0)
+    hit = {"ttft": build.histogram({100.0: 2}), "queue": build.histogram({50.0: 2})}
+    both = {name: build.sample(1005, histograms=hit) for name in ("a", "b")}
+    whole = joined(step(build, state, 1005, both, created_at=0.0)[0])
+    assert list(whole.counts["ttft"].values()) == [4]
+    assert whole.totals == {"queue_milliseconds": 200.0, "queue_count": 4}
