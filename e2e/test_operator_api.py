@@ -1,0 +1,552 @@
+"""The operator's calls to a real API server without a node: whose object is whose, scaling, causes, events.
+
+The pods here are written by the tests, with the status a kubelet would give them.
+"""
+
+import asyncio
+import contextlib
+import copy
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from e2e.api_server import running_api_server
+from headway_operator.cluster.kubernetes import KubernetesCluster
+from headway_operator.cluster.kubernetes_api import API_VERSIONS, KubernetesApi
+from headway_operator.cluster.kubernetes_keys import load_or_create_keys
+from headway_operator.cluster.kubernetes_lease import Lease
+from headway_operator.errors import ClusterError, ConflictError, UnavailableError
+from headway_operator.keys import AdminKeys
+from headway_operator.names import component_labels
+from headway_operator.reconcile import Carried, Outcome, World, reconcile
+from headway_operator.scrape import Scraper
+from headway_operator.state import ChildKey, Replica, ServiceKey
+
+CRD = Path(__file__).parents[1] / "crds" / "serving.headway.dev_inferenceservices.yaml"
+CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+START_SECONDS = 60.0
+
+Json = dict[str, Any]
+
+
+async def eventually(fact: Callable[[], Awaitable[Any]], seconds: float = START_SECONDS) -> Any:
+    """Await until what `fact` returns is true, and return that."""
+    deadline = time.monotonic() + seconds
+    while not (value := await fact()):
+        assert time.monotonic() < deadline, f"not so within {seconds:g} s"
+        await asyncio.sleep(0.05)
+    return value
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with running_api_server(tmp_path_factory.mktemp("api")) as path:
+        yield path
+
+
+@pytest.fixture
+async def api(kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
+    async with await KubernetesApi.connect(kubeconfig) as connected:
+        if await connected._call(
+            "GET", f"{CRD_PATH}/inferenceservices.serving.headway.dev", absent_is_none=True
+        ):
+            yield connected
+            return
+        await connected._call("POST", CRD_PATH, body=yaml.safe_load(CRD.read_text()))
+
+        async def is_served() -> bool:
+            with contextlib.suppress(ClusterError):
+                return await connected.list("InferenceService", "default") == []
+            return False
+
+        await eventually(is_served)
+        yield connected
+
+
+@pytest.fixture
+async def key(api: KubernetesApi, request: pytest.FixtureRequest) -> ServiceKey:
+    """A service in a namespace of the test's own."""
+    namespace = f"t{abs(hash(request.node.name)) % 10**9}"
+    await api._call("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
+    await api.create(
+        {
+            "apiVersion": "serving.headway.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "demo", "namespace": namespace},
+            "spec": {
+                "model": {"source": "bundled://headway-tiny"},
+                "slo": {"ttftMilliseconds": 300},
+                "scaling": {"minReplicas": 2, "maxReplicas": 4},
+            },
+        }
+    )
+    return ServiceKey(namespace, "demo")
+
+
+@pytest.fixture
+def cluster(api: KubernetesApi) -> KubernetesCluster:
+    return KubernetesCluster(api, runtime_image="runtime:1", gateway_image="gateway:1")
+
+
+@pytest.fixture
+async def take_pass(
+    cluster: KubernetesCluster, key: ServiceKey
+) -> AsyncIterator[Callable[[], Awaitable[Outcome]]]:
+    """One pass of the operator over the service as the API server has it now."""
+    keys, carried = AdminKeys.generate(), Carried()
+    async with Scraper(keys, time.time) as scraper:
+
+        async def step() -> Outcome:
+            manifest = await cluster.fetch(key)
+            assert manifest is not None
+            return await reconcile(World(cluster, scraper, keys.public_pem, time.time), manifest, carried)
+
+        yield step
+
+
+def condition(status: Any, name: str) -> Json:
+    return next(c for c in status["conditions"] if c["type"] == name)
+
+
+async def children(api: KubernetesApi, key: ServiceKey) -> dict[str, Json]:
+    kinds = ("Deployment", "Service", "ServiceAccount", "ConfigMap", "Role", "RoleBinding")
+    lists = {kind: await api.list(kind, key.namespace, "serving.headway.dev/service=demo") for kind in kinds}
+    return {f"{kind} {item['metadata']['name']}": item for kind, items in lists.items() for item in items}
+
+
+async def test_a_pass_makes_owned_children_and_a_second_one_changes_nothing(
+    api: KubernetesApi, key: ServiceKey, take_pass: Any, cluster: KubernetesCluster
+) -> None:
+    outcome = await take_pass()
+    assert outcome.problems == []
+    made = await children(api, key)
+    service = await cluster.fetch(key)
+    assert service is not None
+    revision = service["status"]["revision"]["name"]
+    assert set(made) >= {
+        *(f"Deployment {name}" for name in ("demo-gateway", revision)),
+        *("Service demo", "Service demo-replicas", "ConfigMap demo-admin", "ConfigMap demo-memory"),
+        *(f"{kind} demo-gateway" for kind in ("ServiceAccount", "Role", "RoleBinding")),
+    }
+    for child in made.values():
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("InferenceService", service["metadata"]["uid"])
+    assert made[f"Deployment {revision}"]["spec"]["replicas"] == 2  # minReplicas, through /scale
+    assert service["status"]["desiredReplicas"] == 2
+    assert condition(service["status"], "Ready")["status"] == "False"
+    assert "finalizers" not in service["metadata"]
+    await take_pass()
+    await take_pass()
+    cluster._applied.clear()  # apply in earnest once more
+    await take_pass()
+    again = await children(api, key)
+    assert {name: child["metadata"]["resourceVersion"] for name, child in again.items()} == {
+        name: child["metadata"]["resourceVersion"] for name, child in made.items()
+    }
+
+
+async def test_replicas_are_left_to_scale_and_drift_is_undone(
+    api: KubernetesApi, key: ServiceKey, take_pass: Any, cluster: KubernetesCluster
+) -> None:
+    outcome = await take_pass()
+    revision = outcome.status["revision"]["name"]
+    await cluster.scale(key, revision, 3)
+    observed = await cluster.observe(key)
+    assert [(one.name, one.replicas) for one in observed.revisions] == [(revision, 3)]
+    deployment = await api.get("Deployment", key.namespace, revision)
+    assert deployment is not None
+    applied = [m for m in deployment["metadata"]["managedFields"] if m["operation"] == "Apply"]
+    assert [m["manager"] for m in applied] == ["headway-operator"]
+    assert "f:replicas" not in applied[0]["fieldsV1"]["f:spec"]
+    await api.patch("Service", key.namespace, "demo", {"spec": {"selector": {"app": "else"}}})
+    await api.delete("Service", key.namespace, "demo-replicas")
+    cluster._applied.clear()  # a minute later
+    await take_pass()
+    service = await api.get("Service", key.namespace, "demo")
+    assert service is not None
+    assert service["spec"]["selector"]["serving.headway.dev/component"] == "gateway"
+    assert await api.get("Service", key.namespace, "demo-replicas") is not None
+    with pytest.raises(ClusterError, match="cannot scale 'demo-none'"):
+        await cluster.scale(key, "demo-none", 1)
+
+
+async def test_an_object_of_someone_else_is_left_alone_and_reported(
+    api: KubernetesApi, key: ServiceKey, take_pass: Any
+) -> None:
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "demo", "namespace": key.namespace},
+        "spec": {"selector": {"app": "mine"}, "ports": [{"port": 1234}]},
+    }
+    await api.create(foreign)
+    outcome = await take_pass()
+    assert [step for step, _ in outcome.problems] == ["apply Service demo"]
+    assert "exists and is not owned by this InferenceService" in outcome.problems[0][1]
+    degraded = condition(outcome.status, "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "StepFailed")
+    found = await api.get("Service", key.namespace, "demo")
+    assert found is not None
+    assert found["spec"]["selector"] == {"app": "mine"}
+    assert "Deployment demo-gateway" in await children(api, key)
+    await api.delete("Service", key.namespace, "demo")
+    outcome = await take_pass()
+    assert outcome.problems == []
+
+
+async def test_a_status_replaces_the_one_before_it(key: ServiceKey, cluster: KubernetesCluster) -> None:
+    await cluster.write_status(key, {"replicas": 3, "url": "http://demo", "limits": {"maxNumSeqs": 8}})
+    await cluster.write_status(key, {"replicas": 2})
+    service = await cluster.fetch(key)
+    assert service is not None
+    assert service["status"] == {"replicas": 2}
+    assert service["metadata"]["generation"] == 1
+    with pytest.raises(ClusterError, match="404"):
+        await cluster.write_status(ServiceKey(key.namespace, "gone"), {"replicas": 1})
+
+
+async def test_the_checkpoint_belongs_to_one_life_of_a_service(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
+) -> None:
+    assert await cluster.load_memory(key) is None
+    await cluster.save_memory(key, {"version": 1, "slices": [1, 2]})
+    assert await cluster.load_memory(key) == {"version": 1, "slices": [1, 2]}
+    service = await cluster.fetch(key)
+    assert service is not None
+    await api.delete("InferenceService", key.namespace, "demo")
+    service["metadata"] = {"name": "demo", "namespace": key.namespace}
+    await api.create(service)
+    cluster.forget(key)
+    assert await cluster.load_memory(key) is None
+    with pytest.raises(ConflictError):  # until the garbage collector has taken the old one
+        await cluster.save_memory(key, {"version": 1})
+
+
+def pod(key: ServiceKey, name: str, component: str = "runtime") -> Json:
+    labels = component_labels("demo", component) | {"serving.headway.dev/revision": "1a2b"}
+    container = {"name": component, "image": "image:1"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": key.namespace, "labels": labels},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 600, "nodeName": "node1"},
+    }
+
+
+def status(*, ready: bool = False, restarts: int = 0, last: Json | None = None, **state: Json) -> Json:
+    container = {
+        "name": "runtime",
+        "image": "image:1",
+        "imageID": "",
+        "ready": ready,
+        "restartCount": restarts,
+        "state": state,
+        "lastState": {"terminated": last} if last else {},
+    }
+    flag = "True" if ready else "False"
+    moved = "2026-01-02T03:04:05Z"
+    return {
+        "phase": "Running",
+        "podIP": "10.1.2.3",
+        "podIPs": [{"ip": "10.1.2.3"}],
+        "conditions": [
+            {"type": "PodScheduled", "status": "True"},
+            {"type": "Ready", "status": flag, "lastTransitionTime": moved},
+        ],
+        "containerStatuses": [container],
+    }
+
+
+RUNNING = {"startedAt": "2026-01-02T03:04:05Z"}
+CRASHED = {"exitCode": 1, "reason": "Error", "message": "loading\nValueError: no such layer\n"}
+PODS: dict[str, tuple[Json, tuple[str, str, str]]] = {
+    "ready": (status(ready=True, running=RUNNING), ("ready", "", "")),
+    "starting": (status(running=RUNNING), ("starting", "", "")),
+    "creating": (status(waiting={"reason": "ContainerCreating"}), ("pending", "", "")),
+    "unschedulable": (
+        {
+            "phase": "Pending",
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+                }
+            ],
+        },
+        ("pending", "Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+    ),
+    "image": (
+        status(waiting={"reason": "ImagePullBackOff", "message": 'Back-off pulling image "image:1"'}),
+        ("failed", "ImagePullBackOff", 'Back-off pulling image "image:1"'),
+    ),
+    "crash": (
+        status(restarts=4, last=CRASHED, waiting={"reason": "CrashLoopBackOff", "message": "back-off 1m"}),
+        ("failed", "CrashLoopBackOff", "exited with status 1; last line: ValueError: no such layer"),
+    ),
+    "memory": (
+        status(
+            restarts=1,
+            last={"exitCode": 137, "reason": "OOMKilled"},
+            waiting={"reason": "CrashLoopBackOff"},
+        ),
+        ("failed", "OOMKilled", "killed because memory ran out"),
+    ),
+    "ended": (
+        status(terminated={"exitCode": 2, "reason": "Error"}),
+        ("failed", "CrashLoopBackOff", "exited with status 2"),
+    ),
+    "again": (
+        status(restarts=1, last=CRASHED, running=RUNNING),
+        ("starting", "CrashLoopBackOff", "exited with status 1; last line: ValueError: no such layer"),
+    ),
+}
+
+
+async def test_pods_tell_their_phase_and_the_real_cause(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
+) -> None:
+    for name, (pod_status, _) in PODS.items():
+        await api.create(pod(key, name))
+        await api.patch("Pod", key.namespace, name, {"status": pod_status}, "status")
+    for name, phase in (("evicted", "Failed"), ("done", "Succeeded")):
+        await api.create(pod(key, name))
+        await api.patch("Pod", key.namespace, name, {"status": {"phase": phase}}, "status")
+    observed = await cluster.observe(key)
+    got = {one.name: (one.phase, one.reason, one.message) for one in observed.replicas}
+    assert got == {name: want for name, (_, want) in PODS.items()}
+    ready: Replica = next(one for one in observed.replicas if one.name == "ready")
+    assert (ready.revision, ready.address) == ("1a2b", "http://10.1.2.3:8000")
+    assert ready.ready_at == pytest.approx(1767323045.0)
+    crash = next(one for one in observed.replicas if one.name == "crash")
+    assert (crash.num_restarts, crash.ready_at) == (4, None)
+    await cluster.set_deletion_cost(key, "ready", 7)
+    await cluster.set_deletion_cost(key, "gone", 7)
+    await api.delete("Pod", key.namespace, "ready")  # bound to a node: stays until its kubelet has ended it
+    observed = await cluster.observe(key)
+    ready = next(one for one in observed.replicas if one.name == "ready")
+    assert (ready.phase, ready.deletion_cost) == ("draining", 7)
+
+
+async def test_the_gateway_is_ready_when_one_of_its_pods_is(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
+) -> None:
+    await api.create(pod(key, "old", "gateway"))
+    await api.patch("Pod", key.namespace, "old", {"status": PODS["image"][0]}, "status")
+    gateway = (await cluster.observe(key)).gateway
+    assert (gateway.ready, gateway.reason, gateway.addresses) == (False, "ImagePullBackOff", ())
+    await api.create(pod(key, "new", "gateway"))
+    await api.patch("Pod", key.namespace, "new", {"status": PODS["ready"][0]}, "status")
+    observed = await cluster.observe(key)
+    assert (observed.gateway.ready, observed.gateway.addresses) == (True, ("http://10.1.2.3:8000",))
+    assert observed.replicas == ()
+
+
+async def test_pods_that_cannot_be_created_show_as_a_failed_replica(
+    api: KubernetesApi, key: ServiceKey, take_pass: Any, cluster: KubernetesCluster
+) -> None:
+    outcome = await take_pass()
+    failure = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": "exceeded quota",
+    }
+    name = outcome.status["revision"]["name"]
+    await api.patch("Deployment", key.namespace, name, {"status": {"conditions": [failure]}}, "status")
+    (replica,) = (await cluster.observe(key)).replicas
+    assert (replica.phase, replica.reason, replica.message) == ("failed", "FailedCreate", "exceeded quota")
+    outcome = await take_pass()
+    assert condition(outcome.status, "Ready")["reason"] == "FailedCreate"
+
+
+async def test_another_autoscaler_of_the_service_is_noticed(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
+) -> None:
+    assert (await cluster.observe(key)).other_scaler == ""
+    target = {"apiVersion": API_VERSIONS["InferenceService"], "kind": "InferenceService", "name": "demo"}
+    await api.create(
+        {
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "rival", "namespace": key.namespace},
+            "spec": {"scaleTargetRef": target, "maxReplicas": 9},
+        }
+    )
+    assert (await cluster.observe(key)).other_scaler == "HorizontalPodAutoscaler/rival"
+
+
+async def test_prune_deletes_and_absent_is_success(
+    api: KubernetesApi, key: ServiceKey, take_pass: Any, cluster: KubernetesCluster
+) -> None:
+    await take_pass()
+    child = ChildKey("Deployment", "demo-gateway")
+    await cluster.prune(key, child)
+    assert await api.get("Deployment", key.namespace, "demo-gateway") is None
+    await cluster.prune(key, child)
+    await take_pass()
+    assert await api.get("Deployment", key.namespace, "demo-gateway") is not None
+
+
+async def test_the_same_event_is_counted_and_storms_are_cut(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
+) -> None:
+    for _ in range(3):
+        await cluster.emit(key, "Warning", "OOMKilled", "killed because memory ran out")
+    (event,) = await api.list("Event", key.namespace)
+    assert (event["reason"], event["type"], event["count"]) == ("OOMKilled", "Warning", 3)
+    service = await cluster.fetch(key)
+    assert service is not None
+    assert event["involvedObject"]["uid"] == service["metadata"]["uid"]
+    restarted = KubernetesCluster(api, runtime_image="", gateway_image="")
+    await restarted.emit(key, "Warning", "OOMKilled", "killed because memory ran out")
+    (event,) = await api.list("Event", key.namespace)
+    assert event["count"] == 4
+    for number in range(40):
+        await restarted.emit(key, "Normal", "Raised", f"to {number}")
+    assert (
+        len(await api.list("Event", key.namespace)) == 25
+    )  # its burst, of which one went into the count above
+
+
+async def test_two_operators_that_start_at_once_share_one_key_pair(
+    api: KubernetesApi, key: ServiceKey
+) -> None:
+    one, two = await asyncio.gather(
+        load_or_create_keys(api, key.namespace), load_or_create_keys(api, key.namespace)
+    )
+    assert one.private_pem() == two.private_pem()
+    third = await load_or_create_keys(api, key.namespace)
+    assert third.public_pem == one.public_pem
+
+
+async def test_one_operator_at_a_time_holds_the_lease(api: KubernetesApi, key: ServiceKey) -> None:
+    now = 0.0
+    first, second = (
+        Lease(api, key.namespace, name, lease_seconds=30, clock=lambda: now) for name in ("first", "second")
+    )
+    await first.seek()
+    await second.seek()
+    assert (first.is_held, second.is_held) == (True, False)
+    now = 20.0
+    await first.seek()
+    await second.seek()
+    now = 49.0  # the second has seen the renewal 29 s ago
+    await second.seek()
+    assert (first.is_held, second.is_held) == (True, False)
+    now = 50.0
+    assert not first.is_held  # it knows by itself that it is too late
+    await second.seek()
+    assert second.is_held
+    await first.seek()
+    assert (first.is_held, second.is_held) == (False, True)
+    await second.release()
+    await first.seek()
+    assert (first.is_held, second.is_held) == (True, False)
+
+
+def elsewhere(kubeconfig: Path, port: int) -> Path:
+    """A kubeconfig for another port of this machine."""
+    document = yaml.safe_load(kubeconfig.read_text())
+    document["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{port}"
+    path = kubeconfig.with_name(f"kubeconfig-{port}")
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+async def test_an_api_server_that_is_away_is_unavailable(kubeconfig: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts and says nothing
+        path = elsewhere(kubeconfig, listener.getsockname()[1])
+        connected = await KubernetesApi.connect(path)
+        connected._timeout_seconds = 0.5
+        async with connected as api:
+            with pytest.raises(UnavailableError, match=r"no answer within 0.5 s"):
+                await api.list("Pod", "default")
+    async with await KubernetesApi.connect(path) as api:
+        with pytest.raises(UnavailableError):
+            await api.list("Pod", "default")
+
+
+async def test_the_operator_process_follows_services_and_ends_in_time(
+    api: KubernetesApi, key: ServiceKey, kubeconfig: Path, cluster: KubernetesCluster
+) -> None:
+    health_port, metrics_port = _free_port(), _free_port()
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+    options = [
+        *("--interval-seconds", "0.5", "--runtime-image", "runtime:1", "--gateway-image", "gateway:1"),
+        *("--health-port", str(health_port), "--metrics-port", str(metrics_port)),
+        *("--namespace", key.namespace, "--admin-secret-namespace", key.namespace),
+    ]
+    operator = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headway", "operator", *options),
+        env=environment,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+
+        async def status_of(name: str) -> Json:
+            found = await cluster.fetch(ServiceKey(key.namespace, name))
+            return (found or {}).get("status") or {}
+
+        async def is_observed(generation: int) -> bool:
+            return (await status_of("demo")).get("observedGeneration") == generation
+
+        await eventually(lambda: is_observed(1))
+        await api.patch("InferenceService", key.namespace, "demo", {"spec": {"scaling": {"minReplicas": 3}}})
+        await eventually(lambda: is_observed(2))
+        service = await cluster.fetch(key)
+        assert service is not None
+        assert service["status"]["desiredReplicas"] == 3
+        assert "finalizers" not in service["metadata"]
+        assert not [name for name in service["metadata"].get("annotations", {}) if "kopf" in name]
+        second = copy.deepcopy(service)
+        second["metadata"] = {"name": "second", "namespace": key.namespace}
+        await api.create(second)
+        await eventually(lambda: status_of("second"))
+        await api.delete("InferenceService", key.namespace, "second")
+        async with aiohttp.ClientSession() as session:
+
+            async def services() -> int:
+                async with session.get(f"http://127.0.0.1:{health_port}/healthz") as response:
+                    assert response.status == 200
+                    return int((await response.json())["services"])
+
+            async def is_one() -> bool:
+                return await services() == 1
+
+            await eventually(is_one)
+            async with session.get(f"http://127.0.0.1:{metrics_port}/metrics") as response:
+                metrics = await response.text()
+        assert "headway_operator_reconcile_seconds_count" in metrics
+        assert f'headway_operator_replicas_wanted{{name="demo",namespace="{key.namespace}"}} 3.0' in metrics
+        lease = await api.get("Lease", key.namespace, "headway-operator")
+        assert lease is not None
+        assert lease["spec"]["holderIdentity"]
+    finally:
+        stopped_at = time.monotonic()
+        operator.send_signal(signal.SIGTERM)
+        assert operator.stderr is not None
+        output = (await asyncio.wait_for(operator.stderr.read(), 30)).decode()
+        await asyncio.wait_for(operator.wait(), 30)
+    assert operator.returncode == 0, output
+    assert time.monotonic() - stopped_at < 10
+    assert "Traceback" not in output, output
+    lease = await api.get("Lease", key.namespace, "headway-operator")
+    assert lease is not None
+    assert not lease["spec"].get("holderIdentity")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
