@@ -20,9 +20,9 @@ class BackendEntry:
 class Backend:
     """A replica's entry with what this gateway knows of it. Only `pool.py` writes it.
 
-    A backend that refused a connection rests until `resting_until`; then one request may probe it, and it
-    rests twice as long if that fails too. One that answered 503 is avoided until `busy_until` where there
-    is another choice.
+    A backend that refused a connection is suspect. It rests for `rest_seconds`, then one request may probe
+    it; it rests twice as long if that fails too. One that answered 503 is avoided until `busy_until` where
+    there is another choice.
     """
 
     id: str
@@ -31,6 +31,7 @@ class Backend:
     in_flight: int = 0
     last_picked: int = 0
     busy_until: float = 0.0
-    resting_until: float | None = None
-    rest_seconds: float = 0.0
+    is_suspect: bool = False
+    is_resting: bool = False
     is_probed: bool = False
+    rest_seconds: float = 0.0

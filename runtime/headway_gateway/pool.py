@@ -46,16 +46,15 @@ class Lease:
     def mark_reached(self) -> None:
         """A connection to the backend stands."""
         backend = self.backend
-        if backend.resting_until is not None:
-            backend.resting_until = None
+        if backend.is_suspect:
+            backend.is_suspect = backend.is_resting = backend.is_probed = False
             backend.rest_seconds = 0.0
-            backend.is_probed = False
             self._is_probe = False
             self._pool.wake_waiting()
 
     def mark_unreachable(self) -> None:
         """No connection could be made: let it rest. Of many that fail together only the first counts."""
-        if self.backend.resting_until is None or self._is_probe:
+        if not self.backend.is_suspect or self._is_probe:
             self._pool.let_rest(self.backend)
 
     def mark_busy(self) -> None:
@@ -180,11 +179,15 @@ class BackendPool:
 
     def let_rest(self, backend: Backend) -> None:
         """Leave `backend` alone for a while, twice as long as the last time it needed it."""
-        loop = asyncio.get_running_loop()
+        backend.is_suspect = backend.is_resting = True
         backend.is_probed = False
         backend.rest_seconds = min(backend.rest_seconds * 2 or FIRST_REST_SECONDS, LONGEST_REST_SECONDS)
-        backend.resting_until = loop.time() + backend.rest_seconds
-        loop.call_at(backend.resting_until, self.wake_waiting)
+        # The timer alone ends the rest; comparing times would trust it to be exact, which it is not.
+        asyncio.get_running_loop().call_later(backend.rest_seconds, self._end_rest, backend)
+
+    def _end_rest(self, backend: Backend) -> None:
+        backend.is_resting = False
+        self.wake_waiting()
 
     def _pick(self, refused_by: Collection[Backend]) -> Lease | None:
         now = asyncio.get_running_loop().time()
@@ -193,7 +196,7 @@ class BackendPool:
         for backend in self._backends.values():
             if backend.state != "ready" or backend in refused_by:
                 continue
-            if backend.resting_until is not None and (backend.is_probed or now < backend.resting_until):
+            if backend.is_resting or backend.is_probed:
                 continue
             rank = (now < backend.busy_until, backend.in_flight, backend.last_picked)
             if best is None or rank < best_rank:
@@ -204,5 +207,5 @@ class BackendPool:
         best.last_picked = self._num_picks
         best.in_flight += 1
         self._num_in_flight += 1
-        best.is_probed = best.resting_until is not None
+        best.is_probed = best.is_suspect
         return Lease(self, best, is_probe=best.is_probed)

@@ -116,6 +116,20 @@ async def test_those_who_wait_are_woken_in_the_order_they_came() -> None:
     assert order == [*range(20), 99]
 
 
+async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
+    pool = pool_of("a")
+    with await take(pool) as lease:
+        lease.mark_unreachable()
+    first = asyncio.create_task(take(pool))
+    await wait_for(pool, 1)
+    (backend,) = pool.backends
+    backend.is_resting = False  # its rest is over, but nobody has been woken yet
+    newcomer = asyncio.create_task(take(pool))
+    await wait_for(pool, 2)
+    (await first).mark_reached()
+    await newcomer
+
+
 async def test_waiting_ends_with_503_at_the_deadline() -> None:
     pool = pool_of()
     with pytest.raises(AnswerError) as caught:
