@@ -65,14 +65,13 @@ def more(situation: Situation, *, can_move_limits: bool) -> Raise:
 
 
 def _is_infeasible(situation: Situation) -> bool:
-    """Even nearly idle replicas at the best limits miss the TTFT target: more would miss it as well."""
-    load, limits, highest = situation.load, situation.limits, situation.target.highest
+    """Even nearly idle replicas miss the TTFT target: more of them would miss it as well."""
     return (
         situation.ttft.target_milliseconds is not None
         and situation.is_ttft_bad
+        and not situation.is_tpot_bad
         and not situation.is_queue_dominated
-        and load.running <= load.num_sampled
-        and limits.max_num_batched_tokens >= highest.max_num_batched_tokens
+        and situation.load.running <= situation.load.num_sampled
     )
 
 

@@ -1,0 +1,362 @@
+"""Single decisions: which knob a symptom moves, and what forbids a change."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway_operator.slo import Memory, decide
+from headway_operator.slo.window import Slice
+from headway_operator.state import (
+    Decision,
+    Limits,
+    Observed,
+    ReplicaSample,
+    Revision,
+    Sample,
+    Targets,
+)
+
+NOW = 10_000.0
+
+
+class Scene:
+    """One replica (or more) with a past of twenty seconds, changed by each test and decided once."""
+
+    def __init__(self, build: Any) -> None:
+        self.build = build
+        self.target = build.target(initial=Limits(8, 512))
+        self.totals: dict[str, float] = {"ttft_met": 50, "tpot_met": 50}
+        self.tpot = {18.0: 50}
+        self.past: tuple[Slice, ...] = ()
+        self.replicas = {"a": build.replica("a")}
+        self.samples: dict[str, ReplicaSample | None] = {"a": build.sample(NOW, limits=Limits(8, 512))}
+        self.memory = Memory(
+            began_at=1.0,
+            replicas=1,
+            limits=Limits(8, 512),
+            targets=self.target.targets,
+            violated_since=NOW - 60,
+            violated_at=NOW - 2,
+            replicas_raised_at=1.0,
+        )
+        self.other_scaler = ""
+        self.now = NOW
+
+    def sample(self, **changes: Any) -> None:
+        self.samples = {name: replace(one, **changes) if one else None for name, one in self.samples.items()}
+
+    def slow_ttft(self) -> None:
+        """Full, with a long queue that grows."""
+        self.totals |= {"ttft_missed": 30, "queue_milliseconds": 90_000, "queue_count": 30}
+        self.sample(running=8, waiting=40, oldest_waiting_seconds=3.0)
+
+    def slow_tpot(self) -> None:
+        self.totals |= {"tpot_missed": 30, "prompt_tokens": 100, "generated_tokens": 1000}
+        self.tpot = {60.0: 80}
+        self.sample(running=8)
+
+    def decide(self) -> tuple[Decision, Memory]:
+        histogram = self.build.histogram(self.tpot)
+        counts = {i: count for i, count in enumerate(histogram.counts) if count}
+        past = Slice(self.now - 9, self.now, self.totals, {"tpot": counts})
+        memory = replace(self.memory, slices=(*self.past, past))
+        observed = Observed(
+            revisions=(Revision("demo-1a2b3c4d", "1a2b3c4d", len(self.replicas), 0.0),),
+            replicas=tuple(self.replicas.values()),
+            other_scaler=self.other_scaler,
+        )
+        return decide(self.target, memory, Sample(self.now, self.samples), observed, self.now)
+
+
+@pytest.fixture
+def scene(build: Any) -> Scene:
+    return Scene(build)
+
+
+def test_a_queue_at_the_cap_with_slack_raises_the_batch_limit(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.memory = replace(scene.memory, violated_since=NOW - 5)
+    decision, memory = scene.decide()
+    assert decision.limits == Limits(32, 512)
+    assert (decision.replicas, decision.cause, decision.blocker) == (1, "RaisedBatchLimit", "")
+    assert "max_num_seqs 8 -> 32; TPOT has 5" in decision.message
+    assert "with 40 waiting" in decision.message
+    assert memory.limits_changed_at == NOW
+
+
+def test_the_batch_limit_keeps_room_for_one_token_of_each(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.memory = replace(scene.memory, limits=Limits(8, 16))
+    assert scene.decide()[0].limits == Limits(32, 32)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"kv_blocks_used": 900}, id="kv memory is nearly used"),
+        pytest.param({"limits": Limits(64, 512), "running": 64}, id="limit is at its highest"),
+    ],
+)
+def test_replicas_are_added_where_no_limit_can_help(scene: Scene, change: dict[str, Any]) -> None:
+    scene.slow_ttft()
+    scene.sample(**change)
+    limits = change.get("limits", Limits(8, 512))
+    scene.memory = replace(scene.memory, limits=limits)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits, decision.cause) == (2, limits, "AddedReplicas")
+    assert "replicas 1 -> 2" in decision.message
+
+
+def test_preemptions_forbid_a_higher_limit(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.totals["preemptions"] = 1
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits) == (2, Limits(8, 512))
+
+
+def test_too_little_tpot_slack_forbids_a_higher_limit(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.tpot = {36.0: 80}
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits) == (2, Limits(8, 512))
+
+
+def test_a_prefill_that_dominates_raises_the_token_budget(scene: Scene) -> None:
+    scene.totals |= {
+        "ttft_missed": 30,
+        "queue_milliseconds": 300,
+        "queue_count": 30,
+        "prefill_milliseconds": 12_000,
+        "prefill_count": 30,
+    }
+    scene.sample(running=8)
+    scene.memory = replace(scene.memory, violated_since=NOW - 5)
+    decision, _ = scene.decide()
+    assert (decision.limits, decision.cause) == (Limits(8, 1024), "RaisedTokenBudget")
+
+
+def test_an_idle_replica_that_misses_the_target_is_not_multiplied(scene: Scene) -> None:
+    scene.totals |= {"ttft_missed": 30, "prefill_milliseconds": 12_000, "prefill_count": 30}
+    scene.sample(running=1)
+    scene.memory = replace(scene.memory, limits=Limits(8, 2048))
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.blocker) == (1, "TargetInfeasible")
+    assert "even an idle replica misses this target" in decision.message
+
+
+def test_slow_tokens_lower_the_batch_limit_and_remember_the_ceiling(scene: Scene) -> None:
+    scene.slow_tpot()
+    scene.memory = replace(scene.memory, violated_since=NOW - 5)
+    decision, memory = scene.decide()
+    assert (decision.limits, decision.cause) == (Limits(5, 512), "LoweredBatchLimit")
+    assert (memory.ceiling_seqs, memory.ceiling_until) == (8, NOW + 300)
+
+
+def test_a_ceiling_keeps_the_next_raise_below_it(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.memory = replace(scene.memory, ceiling_seqs=12, ceiling_until=NOW + 10, violated_since=NOW - 5)
+    assert scene.decide()[0].limits == Limits(11, 512)
+
+
+def test_slow_tokens_among_many_prompts_lower_the_token_budget(scene: Scene) -> None:
+    scene.slow_tpot()
+    scene.totals |= {"prompt_tokens": 5000}
+    scene.memory = replace(scene.memory, violated_since=NOW - 5)
+    decision, _ = scene.decide()
+    assert (decision.limits, decision.cause) == (Limits(8, 358), "LoweredTokenBudget")
+
+
+def test_slow_tokens_at_the_lowest_limits_add_a_replica(scene: Scene) -> None:
+    scene.slow_tpot()
+    scene.target = replace(scene.target, lowest=Limits(8, 512))
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits) == (2, Limits(8, 512))
+
+
+def test_both_promises_broken_lower_the_limit_and_add_a_replica(scene: Scene) -> None:
+    scene.slow_tpot()
+    scene.slow_ttft()
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits, decision.cause) == (2, Limits(5, 512), "AddedReplicas")
+
+
+def test_both_promises_broken_at_most_replicas_leave_limits_alone(scene: Scene) -> None:
+    scene.slow_tpot()
+    scene.slow_ttft()
+    scene.target = replace(scene.target, max_replicas=1)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits, decision.blocker) == (1, Limits(8, 512), "AtMaxReplicas")
+
+
+def test_a_past_violation_without_misses_now_changes_nothing(scene: Scene) -> None:
+    scene.target = replace(scene.target, highest=Limits(8, 512))
+    scene.totals = {"ttft_met": 5, "queue_milliseconds": 9000, "queue_count": 5}
+    scene.past = (Slice(NOW - 20, NOW - 9, {"ttft_missed": 40}),)
+    decision, _ = scene.decide()
+    assert (decision.ttft.verdict, decision.replicas) == ("violated", 1)
+    scene.totals["ttft_missed"] = 1
+    scene.sample(running=8, waiting=1)
+    assert scene.decide()[0].replicas == 2
+
+
+def test_a_change_of_limits_is_given_time_to_act(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.memory = replace(scene.memory, limits_changed_at=NOW - 3)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits, decision.cause) == (1, Limits(8, 512), "Settling")
+
+
+def test_a_queue_that_shrinks_fast_enough_needs_no_help(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.memory = replace(scene.memory, backlog=80, backlog_at=NOW - 5)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits, decision.cause) == (1, Limits(8, 512), "Recovering")
+    scene.memory = replace(scene.memory, backlog=42, backlog_at=NOW - 5)
+    assert scene.decide()[0].limits != Limits(8, 512)
+
+
+@pytest.mark.parametrize(
+    ("age", "want_replicas", "want_blocker"),
+    [(599.0, 2, "ReplicaPending"), (601.0, 3, "Unschedulable")],
+    ids=["pending is waited for", "pending past its deadline counts as absent"],
+)
+def test_replicas_asked_for(
+    scene: Scene, build: Any, age: float, want_replicas: int, want_blocker: str
+) -> None:
+    scene.slow_ttft()
+    scene.target = replace(scene.target, highest=Limits(8, 512))
+    late = build.replica("b", phase="pending", ready_at=None, created_at=NOW - age, reason="Unschedulable")
+    scene.replicas["b"] = late
+    scene.memory = replace(scene.memory, replicas=2, replicas_raised_at=NOW - age)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.blocker) == (want_replicas, want_blocker)
+
+
+def test_a_pod_that_does_not_exist_yet_is_pending_too(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.memory = replace(scene.memory, replicas=2, replicas_raised_at=NOW - 20)
+    scene.target = replace(scene.target, highest=Limits(8, 512))
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.blocker) == (2, "ReplicaPending")
+
+
+def test_fixed_replicas_move_limits_only(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.target = replace(scene.target, fixed_replicas=1)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits, decision.blocker) == (1, Limits(32, 512), "FixedReplicas")
+
+
+def test_another_scaler_keeps_its_replicas(scene: Scene, build: Any) -> None:
+    scene.slow_ttft()
+    scene.other_scaler = "HorizontalPodAutoscaler/demo"
+    scene.replicas["b"] = build.replica("b")
+    scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.blocker) == (2, "OtherScaler")
+
+
+def test_without_samples_of_half_the_replicas_everything_holds(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.samples = {"a": None}
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits) == (1, Limits(8, 512))
+    assert (decision.cause, decision.blocker) == ("HoldingWithoutSamples", "SamplesMissing")
+    assert "1 of 1 ready replicas give no usable sample" in decision.message
+
+
+def test_the_spec_bounds_move_replicas_and_limits_at_once(scene: Scene) -> None:
+    scene.target = replace(scene.target, min_replicas=3, highest=Limits(4, 128))
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits, decision.cause) == (3, Limits(4, 128), "BoundsChanged")
+    assert "replicas 1 -> 3" in decision.message
+
+
+def test_new_targets_are_not_judged_by_old_counters(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.sample(waiting=0, oldest_waiting_seconds=0.0)
+    scene.target = replace(scene.target, targets=Targets(5000.0, 40.0))
+    decision, memory = scene.decide()
+    assert (decision.ttft.met, decision.ttft.missed, decision.ttft.verdict) == (0, 0, "unknown")
+    assert (decision.replicas, memory.targets) == (1, Targets(5000.0, 40.0))
+
+
+def test_a_queue_without_a_ttft_target_is_still_helped(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.target = replace(scene.target, targets=Targets(None, 40.0), highest=Limits(8, 512))
+    scene.sample(oldest_waiting_seconds=11.0)
+    assert scene.decide()[0].replicas == 2
+    scene.sample(oldest_waiting_seconds=9.0)
+    assert scene.decide()[0].replicas == 1
+
+
+def test_one_fewer_waits_for_the_whole_stabilization_time(scene: Scene, build: Any) -> None:
+    scene.replicas["b"] = build.replica("b")
+    scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    scene.memory = replace(scene.memory, replicas=2, enough_since=NOW - 59)
+    decision, memory = scene.decide()
+    assert (decision.replicas, decision.cause) == (2, "Stabilizing")
+    scene.memory = replace(memory, enough_since=NOW - 60)
+    decision, memory = scene.decide()
+    assert (decision.replicas, decision.cause) == (1, "RemovedReplica")
+    assert (memory.lowered_to, memory.lowered_at, memory.enough_since) == (1, NOW, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"running": 4}, id="too many run for one replica"),
+        pytest.param({"kv_blocks_used": 500}, id="kv memory would be short"),
+        pytest.param({"waiting": 3, "oldest_waiting_seconds": 0.4}, id="a request waits for too long"),
+        pytest.param({"taken_at": NOW - 30}, id="samples are stale"),
+    ],
+)
+def test_one_fewer_is_not_enough(scene: Scene, build: Any, change: dict[str, Any]) -> None:
+    scene.replicas["b"] = build.replica("b")
+    scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    scene.memory = replace(scene.memory, replicas=2, enough_since=NOW - 500)
+    assert scene.decide()[0].replicas == 1
+    scene.sample(**change)
+    decision, memory = scene.decide()
+    assert decision.replicas == 2
+    assert memory.enough_since is None
+
+
+def test_a_removal_taken_back_is_not_tried_again_for_a_while(scene: Scene, build: Any) -> None:
+    scene.slow_ttft()
+    scene.target = replace(scene.target, highest=Limits(8, 512))
+    scene.memory = replace(scene.memory, lowered_to=1, lowered_at=NOW - 30)
+    decision, memory = scene.decide()
+    assert decision.replicas == 2
+    assert (memory.floor_replicas, memory.floor_until) == (2, NOW + 360)
+    quiet = Scene(build)
+    quiet.replicas["b"] = build.replica("b")
+    quiet.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    quiet.memory = replace(
+        quiet.memory, replicas=2, enough_since=NOW - 500, floor_replicas=2, floor_until=NOW + 1
+    )
+    assert quiet.decide()[0].replicas == 2
+    quiet.memory = replace(quiet.memory, floor_until=NOW - 1)
+    assert quiet.decide()[0].replicas == 1
+
+
+def test_a_restart_forgets_that_fewer_would_do_and_nothing_else(scene: Scene) -> None:
+    scene.slow_ttft()
+    _, memory = scene.decide()
+    memory = replace(memory, enough_since=NOW - 50)
+    restored = Memory.from_dict(memory.to_dict(), NOW)
+    assert restored == replace(memory, enough_since=None)
+
+
+def test_another_version_of_memory_is_a_fresh_one() -> None:
+    assert Memory.from_dict({"version": 99}, NOW) == Memory(began_at=NOW)
+    assert Memory.from_dict(None, NOW) == Memory(began_at=NOW)
+
+
+def test_without_memory_the_world_is_taken_as_it_is(scene: Scene, build: Any) -> None:
+    scene.memory = Memory.from_dict(None, NOW)
+    scene.replicas |= {"b": build.replica("b"), "c": build.replica("c")}
+    scene.samples = {name: build.sample(NOW, limits=Limits(16, 1024)) for name in scene.replicas}
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.limits) == (3, Limits(16, 1024))

@@ -1,0 +1,133 @@
+"""Minutes of a toy fleet under the controller. The fleet checks the invariants after every pass."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from headway_operator.slo import Memory
+from headway_operator.state import Decision, Limits, Targets
+
+
+def reversals(decisions: list[Decision]) -> int:
+    """How often the number of replicas turned from growing to shrinking or back."""
+    moves = [b.replicas - a.replicas for a, b in pairwise(decisions) if a.replicas != b.replicas]
+    return sum((a > 0) != (b > 0) for a, b in pairwise(moves))
+
+
+@pytest.mark.parametrize("interval_seconds", [1.0, 2.0, 5.0])
+def test_a_load_beyond_one_replica_is_met_and_let_go_again(build: Any, interval_seconds: float) -> None:
+    fleet = build.fleet(build.target(stabilization_seconds=30.0), interval_seconds=interval_seconds)
+    fleet.run(40, 0.5)
+    began = fleet.now
+    loaded = fleet.run(150, 10)
+    raised_at = next(d.at for d in loaded if d.limits.max_num_seqs > 2)
+    added_at = next(d.at for d in loaded if d.replicas > 1)
+    assert raised_at - began <= 10
+    assert added_at - began <= 30
+    assert loaded[-1].ttft.verdict == "met"
+    assert loaded[-1].tpot.verdict == "met"
+    assert loaded[-1].replicas > 1
+    after = fleet.run(240, 0.5)
+    assert after[-1].replicas == 1
+    assert after[-1].ttft.verdict == "met"
+    assert reversals(fleet.decisions) == 1
+
+
+@pytest.mark.parametrize("requests_per_second", [1, 4, 7, 10, 14, 20])
+def test_a_steady_load_settles_without_flapping(build: Any, requests_per_second: float) -> None:
+    fleet = build.fleet(build.target(stabilization_seconds=30.0))
+    fleet.run(240, requests_per_second)
+    settled = fleet.run(600, requests_per_second)
+    assert reversals(fleet.decisions) <= 1
+    # At most one more replica is let go, and limits stand still.
+    assert {d.replicas for d in settled} <= {settled[-1].replicas, settled[-1].replicas + 1}
+    assert len({d.limits for d in settled}) == 1
+    assert settled[-1].ttft.verdict == "met"
+
+
+def test_waves_of_load_move_replicas_no_more_than_the_waves_do(build: Any) -> None:
+    fleet = build.fleet(build.target(stabilization_seconds=30.0))
+    for requests_per_second in (1, 10, 1, 10, 1, 10):
+        fleet.run(120, requests_per_second)
+    assert reversals(fleet.decisions) <= 6
+
+
+def test_no_traffic_ends_at_the_minimum(build: Any) -> None:
+    fleet = build.fleet(build.target(min_replicas=2, stabilization_seconds=30.0))
+    fleet.run(90, 20)
+    assert fleet.wanted > 2
+    quiet = fleet.run(300, 0)
+    assert quiet[-1].replicas == 2
+    assert quiet[-1].ttft.p_milliseconds is None or quiet[-1].ttft.verdict != "violated"
+
+
+def test_lost_samples_never_cost_a_replica(build: Any) -> None:
+    fleet = build.fleet(build.target(stabilization_seconds=30.0))
+    fleet.run(120, 15)
+    before = fleet.wanted
+    assert before > 1
+    fleet.lose = lambda now, name: True
+    blind = fleet.run(200, 0.5)
+    assert {d.replicas for d in blind} == {before}
+    assert {d.blocker for d in blind[10:]} == {"SamplesMissing"}
+    fleet.lose = lambda now, name: False
+    assert fleet.run(240, 0.5)[-1].replicas < before
+
+
+def test_a_fifth_of_all_samples_lost_is_survived(build: Any) -> None:
+    fleet = build.fleet(
+        build.target(stabilization_seconds=30.0),
+        lose=lambda now, name: hash((round(now), name)) % 5 == 0,
+    )
+    fleet.run(60, 1)
+    loaded = fleet.run(200, 10)
+    assert loaded[-1].replicas > 1
+    assert loaded[-1].ttft.verdict == "met"
+
+
+def test_slow_tokens_bring_the_batch_limit_down_until_they_are_fast(build: Any) -> None:
+    fleet = build.fleet(build.target(initial=Limits(64, 2048), stabilization_seconds=30.0))
+    # A batch that may fill to 60 running makes a TPOT of 80 ms, twice its target.
+    fleet.run(20, 0.5)
+    loaded = fleet.run(240, 12)
+    assert any(d.tpot.verdict == "violated" for d in loaded)
+    assert loaded[-1].limits != Limits(64, 2048)
+    assert loaded[-1].tpot.verdict == "met"
+    assert loaded[-1].ttft.verdict == "met"
+
+
+def test_a_target_that_an_idle_replica_misses_adds_none(build: Any) -> None:
+    fleet = build.fleet(build.target(targets=Targets(30.0, None), initial=Limits(8, 512)))
+    decisions = fleet.run(300, 0.4)
+    assert {d.replicas for d in decisions} == {1}
+    assert decisions[-1].blocker == "TargetInfeasible"
+    assert decisions[-1].ttft.verdict == "violated"
+
+
+def test_a_restart_in_the_middle_changes_nothing(build: Any) -> None:
+    fleet = build.fleet(build.target(stabilization_seconds=60.0))
+    fleet.run(120, 15)
+    before = fleet.decisions[-1]
+    fleet.memory = Memory.from_dict(fleet.memory.to_dict(), fleet.now)
+    assert fleet.run(2, 15)[-1].replicas == before.replicas
+    # And without any checkpoint: what exists is kept, and nothing is removed for a stabilization time.
+    fleet.memory = Memory.from_dict(None, fleet.now)
+    after = fleet.run(58, 0.5)
+    assert {(d.replicas, d.limits) for d in after} == {(before.replicas, before.limits)}
+
+
+def test_slow_starts_are_waited_for_and_not_asked_for_twice(build: Any) -> None:
+    fleet = build.fleet(build.target(), start_seconds=90.0)
+    fleet.run(100, 0.5)
+    loaded = fleet.run(300, 8)
+    grown = [d for d in loaded if d.cause == "AddedReplicas"]
+    assert grown
+    assert all(later.at - earlier.at >= 90 for earlier, later in pairwise(grown))
+
+
+def test_fixed_replicas_stay_fixed_under_any_load(build: Any) -> None:
+    fleet = build.fleet(build.target(fixed_replicas=2))
+    decisions = fleet.run(120, 20)
+    assert {d.replicas for d in decisions} == {2}
+    assert decisions[-1].limits.max_num_seqs > 2
