@@ -27,6 +27,11 @@ class Detokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run = bytearray()
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether tokens have come whose text, or the end of it, has not been returned yet."""
+        return bool(self._utf8.getstate()[0]) if self._byte_level else bool(self._run)
+
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is certain now that `token_ids` have come; the rest is kept for later."""
         piece = self._vocabulary.piece

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import httpx2 as httpx
@@ -171,7 +172,12 @@ class RunningServer:
 
 class StartServer(Protocol):
     def __call__(
-        self, *arguments: str, fake: bool = True, environment: Mapping[str, str] = ..., ready: bool = True
+        self,
+        *arguments: str,
+        fake: bool = True,
+        environment: Mapping[str, str] = ...,
+        ready: bool = True,
+        with_admin: bool = True,
     ) -> RunningServer: ...
 
 
@@ -203,7 +209,11 @@ def _server_starter(folder: Path, model: Path) -> Iterator[StartServer]:
     lifeline_read, lifeline_write = os.pipe()
 
     def start(
-        *arguments: str, fake: bool = True, environment: Mapping[str, str] = {}, ready: bool = True
+        *arguments: str,
+        fake: bool = True,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        ready: bool = True,
+        with_admin: bool = True,
     ) -> RunningServer:
         number = len(started)
         key, log_path, port_file = (
@@ -216,7 +226,8 @@ def _server_starter(folder: Path, model: Path) -> Iterator[StartServer]:
         script = [str(Path(__file__).with_name("fake_server.py"))] if fake else ["-m", "headway", "serve"]
         weights = [] if fake else ["--load-format", "dummy", "--device", "cpu"]
         common = ["--port=0", f"--port-file={port_file}", "--served-model-name=tiny", *weights]
-        common += [f"--admin-public-key-file={key_path}", f"--admin-audience={AUDIENCE}"]
+        if with_admin:
+            common += [f"--admin-public-key-file={key_path}", f"--admin-audience={AUDIENCE}"]
         common += [f"--lifeline-fd={lifeline_read}"]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -249,6 +260,14 @@ def _server_starter(folder: Path, model: Path) -> Iterator[StartServer]:
 def start_server(tmp_path: Path, model_folder: Path) -> Iterator[StartServer]:
     """Starts servers of a test's own; they end with it."""
     yield from _server_starter(tmp_path, model_folder)
+
+
+@pytest.fixture(scope="module")
+def start_shared_server(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path
+) -> Iterator[StartServer]:
+    """The same for servers that all tests of a module share."""
+    yield from _server_starter(tmp_path_factory.mktemp("shared"), model_folder)
 
 
 @pytest.fixture(scope="session")

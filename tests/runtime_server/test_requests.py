@@ -324,11 +324,13 @@ def test_what_a_gateway_waited_counts_into_the_ttft(fake_server: RunningServer) 
         assert json.loads(line.partition("headway.access ")[2])["ttft_milliseconds"] < 5000
 
 
-def test_only_bearers_of_a_key_may_use_the_model(start_server: StartServer, tmp_path: Any) -> None:
+def test_only_bearers_of_a_key_may_use_the_model_and_no_key_file_means_no_admin(
+    start_server: StartServer, tmp_path: Any
+) -> None:
     (tmp_path / "keys").write_text("from-file-1\n\n  from-file-2  \n", encoding="utf-8")
     server = start_server(
         "--api-key=one", "--api-key=two", f"--api-key-file={tmp_path / 'keys'}",
-        environment={"HEADWAY_API_KEY": "from-environment"},
+        environment={"HEADWAY_API_KEY": "from-environment"}, with_admin=False,
     )  # fmt: skip
     for key in ("one", "two", "from-file-1", "from-file-2", "from-environment"):
         assert post(server, "/v1/completions", COMPLETION, Authorization=f"Bearer {key}").is_success
@@ -344,3 +346,7 @@ def test_only_bearers_of_a_key_may_use_the_model(start_server: StartServer, tmp_
     for path in ("/health", "/ready", "/version", "/metrics"):
         assert httpx.get(server.url + path).is_success
     assert httpx.get(f"{server.url}/v1/models").status_code == 401
+    for method, path in (("GET", "sample"), ("GET", "limits"), ("PATCH", "limits")):
+        off = server.admin(method, path, {})
+        assert off.status_code == 403
+        assert "--admin-public-key-file" in off.json()["error"]["message"]

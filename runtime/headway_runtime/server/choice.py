@@ -100,8 +100,9 @@ class Choice:
             self._decoded += len(part)
             if output.logprobs:
                 entry = TokenEntry(token_id, offset, output.logprobs[position])
-                # A token without text of its own may be half a character: it goes with the next one.
-                self._entries.append((max(self._decoded, offset + 1), entry))
+                # A token that ends inside a character goes with the rest of that character.
+                end = self._decoded + 1 if self._detokenizer.holds_back else self._decoded
+                self._entries.append((end, entry))
             text += self._pass_stops(part)
         return text
 

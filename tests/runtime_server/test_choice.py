@@ -1,0 +1,105 @@
+"""One choice: stop strings, min_tokens, and log-probabilities that keep what is held back to themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway_runtime.request import FinishReason, RequestOutput, TokenLogprobs
+from headway_runtime.server.choice import Choice, Delta
+from headway_runtime.tokenizer import Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LOGPROBS = TokenLogprobs(-0.5, ())
+
+
+def feed(
+    choice: Choice, token_ids: list[int], *, per_output: int = 1, with_logprobs: bool = True
+) -> list[Delta]:
+    """All tokens, the last ones with the end by length; stops where the choice does."""
+    deltas = []
+    for start in range(0, len(token_ids), per_output):
+        group = tuple(token_ids[start : start + per_output])
+        reason = FinishReason.LENGTH if start + per_output >= len(token_ids) else None
+        logprobs = (LOGPROBS,) * len(group) if with_logprobs else ()
+        deltas.append(choice.feed(RequestOutput("r", group, reason, logprobs)))
+        if choice.finish_reason is not None:
+            break
+    return deltas
+
+
+def text_of(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text("ab#é👩\u200d ", max_size=25),
+    stops=st.lists(st.text("ab#é", min_size=1, max_size=3), max_size=2),
+    per_output=st.integers(1, 4),
+)
+def test_log_probabilities_tell_no_more_than_the_text(
+    byte_level_tokenizer: Tokenizer, text: str, stops: list[str], per_output: int
+) -> None:
+    vocabulary = Vocabulary(byte_level_tokenizer)
+    token_ids = byte_level_tokenizer.encode(text).ids
+    if not token_ids:
+        return
+    choice = Choice(0, "r", vocabulary, tuple(stops), 0)
+    let_out, spelled = "", b""
+    deltas = feed(choice, token_ids, per_output=per_output)
+    for delta in deltas:
+        let_out += delta.text
+        spelled += b"".join(vocabulary.token_bytes(entry.token_id) for entry in delta.entries)
+        assert let_out.encode().startswith(spelled)
+    plain = Choice(0, "r", vocabulary, tuple(stops), 0)
+    assert text_of(feed(plain, token_ids, per_output=per_output, with_logprobs=False)) == let_out
+    ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
+    assert let_out == (text[: min(ends)[1]] if ends else text)
+    assert choice.finish_reason == ("stop" if ends else "length")
+    if not ends:
+        assert spelled == text.encode()
+
+
+def test_offsets_are_characters_of_the_answer(byte_level_tokenizer: Tokenizer) -> None:
+    text = "é the 日本 fox"
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), (), 0)
+    deltas = feed(choice, byte_level_tokenizer.encode(text).ids)
+    entries = [entry for delta in deltas for entry in delta.entries]
+    assert entries[0].text_offset == 0
+    offsets = [entry.text_offset for entry in entries]
+    assert offsets == sorted(offsets)
+    assert offsets[-1] < len(text)
+
+
+def test_stop_strings_count_only_after_min_tokens(byte_level_tokenizer: Tokenizer) -> None:
+    token_ids = byte_level_tokenizer.encode("a#b").ids
+    assert len(token_ids) == 3
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), ("#",), 2)
+    assert text_of(feed(choice, token_ids * 2)) == "a#ba"
+    assert (choice.finish_reason, choice.num_generated) == ("stop", 5)
+    assert choice.is_stopped_by_text
+
+
+def test_what_the_end_cuts_off_is_still_let_out(byte_level_tokenizer: Tokenizer) -> None:
+    token_ids = byte_level_tokenizer.encode("ab##").ids
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), ("###",), 0)
+    assert text_of(feed(choice, token_ids)) == "ab##"
+    assert choice.finish_reason == "length"
+    half = byte_level_tokenizer.encode("日").ids
+    first_byte = [token_id for token_id in half if byte_level_tokenizer.id_to_token(token_id)][:1]
+    if len(half) > 1:
+        choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), (), 0)
+        assert text_of(feed(choice, first_byte)) == "\ufffd"
+
+
+def test_nothing_may_follow_the_end(byte_level_tokenizer: Tokenizer) -> None:
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), (), 0)
+    feed(choice, [50])
+    with pytest.raises(AssertionError, match="end"):
+        choice.feed(RequestOutput("r", (50,)))
