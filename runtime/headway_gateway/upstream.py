@@ -3,7 +3,7 @@
 Three ends: a response whose head has arrived; NotAcceptedError, when no replica can have taken the request
 (no connection, or one that `evidence.py` proves dead); AnswerError, when one may have. Never tries twice.
 
-Connections are kept alive for less long than replicas keep theirs (uvicorn: 5 s), so that it is this side
+Connections are kept alive for less long than replicas keep theirs (75 s), so that it is this side
 which lets go of idle ones.
 """
 
@@ -24,7 +24,7 @@ from headway_gateway.errors import AnswerError, NotAcceptedError
 from headway_gateway.evidence import Evidence
 
 CONNECT_TIMEOUT_SECONDS = 2.0
-KEEP_ALIVE_SECONDS = 4.0
+KEEP_ALIVE_SECONDS = 30.0
 # aiohttp warns of longer bodies as bytes; as a file they go out in pieces.
 LARGEST_BODY_AS_BYTES = 1024 * 1024
 LONGEST_REFUSAL_BYTES = 64 * 1024
