@@ -79,7 +79,7 @@ class CheckpointWeights:
         )
         if left:
             raise ModelLoadError(
-                f"{len(left)} tensors of the checkpoint have no place in this model, the first is {left[0]!r}; "
+                f"{len(left)} tensors of the checkpoint have no place in this model, first {left[0]!r}; "
                 "config.json does not fit it"
             )
 
