@@ -29,13 +29,8 @@ from headway_operator.manifests.service_account import gateway_service_account
 from headway_operator.spec import InferenceServiceSpec, Service
 from headway_operator.state import ChildKey, Manifest, Rendered, RevisionPin, Site
 
-# Parts of the spec that never reach a template.
-LIVE_FIELDS: dict[str, Any] = {
-    "slo": True,
-    "replicas": True,
-    "scaling": True,
-    "batching": {"max_num_seqs": {"min"}, "max_num_batched_tokens": {"min"}},
-}
+# Parts of the spec that never reach a template, beside the lower ends of batching.
+LIVE_FIELDS = {"slo", "replicas", "scaling"}
 
 
 def render(service: Service, site: Site, public_key_pem: str, existing: frozenset[ChildKey]) -> Rendered:
@@ -85,8 +80,17 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
 
 def hash_spec(spec: InferenceServiceSpec) -> str:
     """Hash of what the user wrote that shapes a template."""
+    seqs, tokens = spec.batching.max_num_seqs, spec.batching.max_num_batched_tokens
+    # Put back to their defaults, which are left out, so that writing a lower end changes nothing.
+    batching = spec.batching.model_copy(
+        update={
+            "max_num_seqs": seqs.model_copy(update={"min": type(seqs)().min}),
+            "max_num_batched_tokens": tokens.model_copy(update={"min": type(tokens)().min}),
+        }
+    )
+    shaping = spec.model_copy(update={"batching": batching})
     return content_hash(
-        spec.model_dump(mode="json", by_alias=True, exclude=LIVE_FIELDS, exclude_defaults=True)
+        shaping.model_dump(mode="json", by_alias=True, exclude=LIVE_FIELDS, exclude_defaults=True)
     )
 
 

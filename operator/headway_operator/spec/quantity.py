@@ -29,7 +29,7 @@ _DECIMAL = {
 
 def parse_quantity(text: str | int) -> Decimal:
     """The value in base units (bytes, cores). ValueError names what is wrong."""
-    if not re.match(QUANTITY_PATTERN, str(text)):
+    if not re.fullmatch(QUANTITY_PATTERN, str(text)):
         raise ValueError(f"{text!r} is not a Kubernetes quantity; write for example 512Mi, 2G, 500m or 4")
     parts = _PARTS.match(str(text))
     assert parts is not None, "the pattern above holds the same parts"

@@ -57,7 +57,7 @@ def parse(manifest: Manifest) -> Service:
         if manifest.get(field) != want:
             raise SpecError(field, f"{manifest.get(field)!r} is not served here; write {want}")
     key = key_of(manifest)
-    if not re.match(NAME_PATTERN, key.name) or len(key.name) > MAX_NAME_LENGTH:
+    if not re.fullmatch(NAME_PATTERN, key.name) or len(key.name) > MAX_NAME_LENGTH:
         raise SpecError(
             "metadata.name",
             f"{key.name!r} must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', "

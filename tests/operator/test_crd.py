@@ -1,0 +1,112 @@
+"""The CRD is a structural schema, says what the models say, and the committed files are current."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway_operator import crd
+from headway_operator.commands import crds
+from headway_operator.spec import InferenceServiceSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for word in ("items", "additionalProperties"):
+        if isinstance(schema.get(word), dict):
+            yield from nodes(schema[word], f"{path}[]")
+
+
+@pytest.fixture
+def root() -> dict[str, Any]:
+    version = crd.generate()["spec"]["versions"][0]
+    schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def test_every_node_is_structural(root: dict[str, Any]) -> None:
+    for path, node in nodes(root):
+        assert not {"$ref", "$defs", "title", "allOf", "oneOf", "not", "const"} & set(node), path
+        assert node.get("additionalProperties") is not False, path
+        assert node.get("default", 0) is not None, path
+        if node.get("x-kubernetes-int-or-string"):
+            assert "type" not in node, path
+            assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}], path
+        else:
+            assert "anyOf" not in node, path
+            assert node["type"] in ("object", "array", "string", "integer", "number"), path
+
+
+def test_every_rule_has_a_message_that_names_a_remedy(root: dict[str, Any]) -> None:
+    rules = [(path, rule) for path, node in nodes(root) for rule in node.get("x-kubernetes-validations", [])]
+    assert len(rules) >= 9
+    for path, rule in rules:
+        assert re.search(r"lower|raise|set|change|must", rule["message"]), path
+
+
+def test_text_under_a_rule_is_bounded(root: dict[str, Any]) -> None:
+    """The API server prices a rule by the longest text it may have to read."""
+    for path, node in nodes(root):
+        if "x-kubernetes-validations" in node and node.get("type") == "string":
+            assert node["maxLength"] <= 1024, path
+        if node.get("type") == "array":
+            assert node["maxItems"] <= 64, path
+
+
+def test_an_object_filled_in_by_default_is_what_the_model_would_fill_in(root: dict[str, Any]) -> None:
+    spec = root["properties"]["spec"]["properties"]
+    defaults = {name: node["default"] for name, node in spec.items() if "default" in node}
+    least = {"model": {"source": "/model"}, "replicas": 1}
+    assert InferenceServiceSpec.model_validate(least | defaults) == InferenceServiceSpec.model_validate(least)
+    assert defaults["scaling"] == {"minReplicas": 1, "maxReplicas": 4, "stabilizationSeconds": 300}
+    assert defaults["batching"]["maxNumSeqs"] == {"min": 1, "max": 64}
+
+
+def test_replicas_have_no_default_so_that_unset_stays_unset(root: dict[str, Any]) -> None:
+    assert "default" not in root["properties"]["spec"]["properties"]["replicas"]
+
+
+def test_subresources_names_and_columns() -> None:
+    definition = crd.generate()
+    version = definition["spec"]["versions"][0]
+    assert version["subresources"] == {
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    }
+    assert definition["spec"]["names"]["shortNames"] == ["hisvc"]
+    assert definition["spec"]["names"]["categories"] == ["headway"]
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == ["Ready", "Reason", "Replicas", "TTFT/target", "TPOT/target", "Age"]
+
+
+def test_the_committed_files_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert crds.main(["--check"]) == 0
+
+
+def test_check_fails_on_drift_and_on_absence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = ["--directory", str(tmp_path / "crds"), "--chart-file", str(tmp_path / "crd.yaml")]
+    assert crds.main(["--check", *places]) == 1
+    assert crds.main(places) == 0
+    assert crds.main(["--check", *places]) == 0
+    (tmp_path / "crd.yaml").write_text("changed by hand")
+    capsys.readouterr()
+    assert crds.main(["--check", *places]) == 1
+    assert "run `headway crds`" in capsys.readouterr().err
+
+
+def test_the_chart_keeps_its_copy_at_uninstall() -> None:
+    plain, chart = yaml.safe_load(crds.plain_text()), yaml.safe_load(crds.chart_text())
+    assert chart["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert chart == plain

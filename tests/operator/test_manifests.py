@@ -1,0 +1,290 @@
+"""What is rendered, against golden YAML, and what an operator upgrade must not change.
+
+After a wanted change: HEADWAY_UPDATE_GOLDEN=1 pytest tests/operator/test_manifests.py, then read the diff.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway_operator import names
+from headway_operator.errors import SpecError
+from headway_operator.manifests import render
+from headway_operator.manifests.render import hash_spec
+from headway_operator.spec import parse
+from headway_operator.state import ChildKey, Manifest, Rendered, Site
+
+GOLDEN = Path(__file__).parent / "golden"
+PUBLIC_KEY = "-----BEGIN PUBLIC KEY-----\nnot a key\n-----END PUBLIC KEY-----\n"
+NOTHING: frozenset[ChildKey] = frozenset()
+
+FULL_SPEC = {
+    "model": {"source": "file:///models/llama", "maxModelLen": 4096, "servedName": "llama"},
+    "dtype": "bfloat16",
+    "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 40, "percentile": 90},
+    "batching": {
+        "maxNumSeqs": {"max": 128, "initial": 8},
+        "maxNumBatchedTokens": {"max": 4096, "initial": 256},
+    },
+    "kvCacheMemory": "1Gi",
+    "device": "cuda",
+    "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}, "requests": {"memory": "8Gi"}},
+    "auth": {"apiKeysSecretRef": {"name": "keys"}},
+    "drainTimeoutSeconds": 120,
+    "template": {
+        "metadata": {"labels": {"team": "a", names.SERVICE_LABEL: "stolen"}, "annotations": {"note": "x"}},
+        "spec": {
+            "nodeSelector": {"gpu": "h200"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "volumes": [{"name": "models", "hostPath": {"path": "/models"}}],
+            "containers": [
+                {
+                    "name": "runtime",
+                    "env": [{"name": "OMP_NUM_THREADS", "value": "4"}],
+                    "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+                },
+                {"name": "sidecar", "image": "example.test/sidecar:2"},
+            ],
+        },
+    },
+}
+
+
+def rendered(
+    build: Any,
+    spec: dict[str, Any] | None = None,
+    site: Site | None = None,
+    status: dict[str, Any] | None = None,
+    existing: frozenset[ChildKey] = NOTHING,
+) -> Rendered:
+    service = parse({**build.manifest(spec), "status": status or {}})
+    return render(service, site or build.site(), PUBLIC_KEY, existing)
+
+
+def child(result: Rendered, kind: str, name: str) -> Manifest:
+    return next(m for m in result.manifests if (m["kind"], m["metadata"]["name"]) == (kind, name))
+
+
+def runtime(result: Rendered) -> Any:
+    pod = child(result, "Deployment", result.revision.name)["spec"]["template"]["spec"]
+    return next(container for container in pod["containers"] if container["name"] == "runtime")
+
+
+def status_of(result: Rendered) -> dict[str, Any]:
+    """The pin as status holds it."""
+    pin = result.revision
+    return {
+        "revision": {
+            "name": pin.name,
+            "hash": pin.hash,
+            "runtimeImage": pin.runtime_image,
+            "gatewayImage": pin.gateway_image,
+            "gatewayHash": pin.gateway_hash,
+            "specHash": pin.spec_hash,
+        }
+    }
+
+
+def keys(result: Rendered) -> frozenset[ChildKey]:
+    return frozenset(ChildKey(m["kind"], m["metadata"]["name"]) for m in result.manifests)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "site"),
+    [
+        ("smallest", {}, {}),
+        ("full", FULL_SPEC, {}),
+        (
+            "local",
+            {},
+            {
+                "kind": "local",
+                "runtime_image": "",
+                "gateway_image": "",
+                "admin_public_key_path": "/run/headway/public.pem",
+                "gateway_backend_arguments": ("--backends-file", "/run/headway/backends.json"),
+                "bind_port": 0,
+            },
+        ),
+    ],
+)
+def test_renders_the_golden_manifests(
+    build: Any, name: str, spec: dict[str, Any], site: dict[str, Any]
+) -> None:
+    result = rendered(build, spec, build.site(**site))
+    got = yaml.safe_dump_all(result.manifests, sort_keys=True)
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("HEADWAY_UPDATE_GOLDEN"):
+        path.write_text(got)
+    assert list(yaml.safe_load_all(got)) == list(yaml.safe_load_all(path.read_text()))
+
+
+@pytest.mark.parametrize("spec", [{}, FULL_SPEC], ids=["smallest", "full"])
+def test_every_child_is_owned_labelled_and_kept(build: Any, spec: dict[str, Any]) -> None:
+    result = rendered(build, spec)
+    for manifest in result.manifests:
+        metadata = manifest["metadata"]
+        assert metadata["namespace"] == "team"
+        assert names.service_labels("demo").items() <= metadata["labels"].items()
+        (owner,) = metadata["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("InferenceService", "demo", "0000-uid")
+    assert keys(result) | {ChildKey("ConfigMap", "demo-memory")} == result.keep
+
+
+@pytest.mark.parametrize("spec", [{}, FULL_SPEC], ids=["smallest", "full"])
+def test_deployments_select_their_own_pods_only(build: Any, spec: dict[str, Any]) -> None:
+    result = rendered(build, spec)
+    deployments = [m for m in result.manifests if m["kind"] == "Deployment"]
+    for one in deployments:
+        selector = one["spec"]["selector"]["matchLabels"]
+        for other in deployments:
+            labels = other["spec"]["template"]["metadata"]["labels"]
+            assert (selector.items() <= labels.items()) == (one is other)
+    for name, component in (("demo", "gateway"), ("demo-replicas", "runtime")):
+        assert child(result, "Service", name)["spec"]["selector"][names.COMPONENT_LABEL] == component
+
+
+def test_a_revision_states_no_replicas(build: Any) -> None:
+    result = rendered(build, {"replicas": 3})
+    assert "replicas" not in child(result, "Deployment", result.revision.name)["spec"]
+
+
+def test_the_name_of_a_revision_is_the_hash_of_its_template(build: Any) -> None:
+    first, second = rendered(build), rendered(build, {"dtype": "float32"})
+    assert first.revision.name == f"demo-{first.revision.hash}"
+    assert first.revision.hash != second.revision.hash
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"slo": {"ttftMilliseconds": 1, "tpotMilliseconds": 2, "percentile": 50}}, id="slo"),
+        pytest.param({"replicas": 7}, id="replicas"),
+        pytest.param({"scaling": {"minReplicas": 2, "maxReplicas": 9}}, id="scaling"),
+        pytest.param({"batching": {"maxNumSeqs": {"min": 2}}}, id="lower end of batching"),
+        pytest.param({"dtype": "auto"}, id="a default written out"),
+    ],
+)
+def test_live_fields_never_make_a_new_revision(build: Any, change: dict[str, Any]) -> None:
+    assert rendered(build, change).revision == rendered(build).revision
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"source": "/other"}},
+        {"batching": {"maxNumSeqs": {"max": 32}}},
+        {"batching": {"maxNumSeqs": {"initial": 32}}},
+        {"drainTimeoutSeconds": 61},
+        {"template": {"metadata": {"annotations": {"a": "b"}}}},
+        {"resources": {"limits": {"cpu": 1}}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_shapes_the_template_makes_a_new_revision(build: Any, change: dict[str, Any]) -> None:
+    first, second = rendered(build), rendered(build, change)
+    assert second.revision.name != first.revision.name
+    assert second.revision.spec_hash != first.revision.spec_hash
+
+
+def test_an_operator_with_other_default_images_rolls_nothing(build: Any) -> None:
+    first = rendered(build)
+    newer = build.site(runtime_image="example.test/runtime:2", gateway_image="example.test/gateway:2")
+    again = rendered(build, site=newer, status=status_of(first), existing=keys(first))
+    assert again == first
+    changed = rendered(build, {"dtype": "float32"}, newer, status_of(first), keys(first))
+    assert runtime(changed)["image"] == "example.test/runtime:2"
+    assert changed.revision.gateway_image == "example.test/gateway:2"
+
+
+def test_an_operator_that_renders_differently_rolls_nothing(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = rendered(build)
+    monkeypatch.setattr("headway_operator.manifests.pod.GRACE_MARGIN_SECONDS", 16)
+    again = rendered(build, status=status_of(first), existing=keys(first))
+    assert again.revision == first.revision
+    assert again.keep == first.keep
+    assert [m for m in again.manifests if m["kind"] == "Deployment"] == []
+    # A Deployment that is gone is made anew, and so is one whose spec changed.
+    lost = rendered(build, status=status_of(first))
+    assert lost.revision.name != first.revision.name
+    assert len([m for m in lost.manifests if m["kind"] == "Deployment"]) == 2
+
+
+def test_drift_is_repaired_while_rendering_is_the_same(build: Any) -> None:
+    first = rendered(build)
+    again = rendered(build, status=status_of(first), existing=keys(first))
+    assert keys(again) == keys(first)
+
+
+def test_an_image_in_the_template_is_the_one_that_is_pinned(build: Any) -> None:
+    own = {"template": {"spec": {"containers": [{"name": "runtime", "image": "mine:3"}]}}}
+    result = rendered(build, own)
+    assert (runtime(result)["image"], result.revision.runtime_image) == ("mine:3", "mine:3")
+    back = rendered(build, {}, None, status_of(result), keys(result))
+    assert runtime(back)["image"] == "example.test/runtime:1"
+
+
+def test_a_field_added_by_a_newer_operator_does_not_change_the_spec_hash(build: Any) -> None:
+    spec = parse(build.manifest()).spec
+    assert hash_spec(spec) == hash_spec(spec.model_copy(update={"kv_cache_dtype": "auto"}))
+
+
+@pytest.mark.parametrize(
+    ("template", "field"),
+    [
+        ({"spec": {"containers": [{"name": "runtime", "args": ["--x"]}]}}, "args"),
+        ({"spec": {"containers": [{"image": "x"}]}}, "spec.template.spec.containers"),
+        ({"spec": {"volumes": {"name": "x"}}}, "spec.template.spec.volumes"),
+        ({"metadata": {"name": "x"}}, "spec.template.metadata.name"),
+        ({"kind": "Pod"}, "spec.template.kind"),
+        ({"spec": []}, "spec.template.spec"),
+    ],
+    ids=["arguments", "container without name", "volumes no list", "a name", "a kind", "spec no map"],
+)
+def test_templates_that_would_lose_something_are_refused(
+    build: Any, template: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        rendered(build, {"template": template})
+    assert field in caught.value.field
+
+
+def test_secrets_are_refused_where_there_are_none(build: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        rendered(build, {"auth": {"apiKeysSecretRef": {"name": "k"}}}, build.site(kind="local"))
+    assert (caught.value.field, caught.value.reason) == ("spec.auth", "UnsupportedField")
+
+
+def test_a_damaged_pin_is_no_pin(build: Any) -> None:
+    first = rendered(build)
+    status = status_of(first)
+    del status["revision"]["specHash"]
+    newer = build.site(runtime_image="example.test/runtime:2")
+    assert rendered(build, site=newer, status=status).revision.runtime_image == "example.test/runtime:2"
+
+
+def test_probes_ask_for_readiness_and_life(build: Any) -> None:
+    container = runtime(rendered(build))
+    paths = {
+        name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")
+    }
+    assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+
+
+def test_the_grace_period_is_longer_than_the_drain(build: Any) -> None:
+    result = rendered(build, {"drainTimeoutSeconds": 300})
+    pod = child(result, "Deployment", result.revision.name)["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > 300
+    assert "300" in runtime(result)["args"]
+
+
+def test_a_service_without_uid_owns_by_name(build: Any) -> None:
+    service = replace(parse(build.manifest()), uid="")
+    result = render(service, build.site(), PUBLIC_KEY, NOTHING)
+    assert all("ownerReferences" not in manifest["metadata"] for manifest in result.manifests)

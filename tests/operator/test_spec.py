@@ -1,0 +1,144 @@
+"""Manifests that are read, and manifests that are refused with the field, the value and the remedy."""
+
+from typing import Any
+
+import pytest
+
+from headway_operator.errors import SpecError
+from headway_operator.spec import InferenceServiceSpec, key_of, parse
+from headway_operator.state import ServiceKey
+
+
+def test_reads_identity_and_fills_in_defaults(build: Any) -> None:
+    service = parse(build.manifest())
+    assert service.key == ServiceKey("team", "demo")
+    assert (service.uid, service.generation, service.status) == ("0000-uid", 3, {})
+    spec = service.spec
+    assert (spec.scaling.min_replicas, spec.scaling.max_replicas) == (1, 4)
+    assert spec.batching.initial == (64, 2048)
+    assert (spec.replicas, spec.dtype, spec.device, spec.drain_timeout_seconds) == (None, "auto", "auto", 60)
+    assert spec.slo is not None
+    assert (spec.slo.ttft_milliseconds, spec.slo.tpot_milliseconds, spec.slo.percentile) == (300, None, 95)
+
+
+def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any) -> None:
+    manifest = build.manifest()
+    manifest["metadata"] = {"name": "demo"}
+    service = parse(manifest)
+    assert (service.key.namespace, service.uid, service.generation) == ("default", "", 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "words"),
+    [
+        pytest.param({"slo": {}}, "spec", "set slo.ttftMilliseconds", id="autoscaled without a target"),
+        pytest.param({"slo": None}, "spec", "or set replicas", id="autoscaled without slo"),
+        pytest.param(
+            {"model": {"source": "http://x"}}, "spec.model.source", "'http://x'", id="unknown scheme"
+        ),
+        pytest.param({"model": {"source": "hf://"}}, "spec.model.source", "hf://", id="empty source"),
+        pytest.param({"model": {}}, "spec.model.source", "is required", id="no source"),
+        pytest.param({"modle": 1}, "spec.modle", "unknown field", id="unknown field"),
+        pytest.param({"slo": {"ttft": 1}}, "spec.slo.ttft", "unknown field", id="unknown field deep down"),
+        pytest.param(
+            {"slo": {"ttftMilliseconds": 0}}, "spec.slo.ttftMilliseconds", "got 0", id="target below range"
+        ),
+        pytest.param(
+            {"slo": {"ttftMilliseconds": "300"}},
+            "spec.slo.ttftMilliseconds",
+            "got '300'",
+            id="text for number",
+        ),
+        pytest.param(
+            {"scaling": {"minReplicas": 5}}, "spec.scaling", "raise scaling.maxReplicas", id="min above max"
+        ),
+        pytest.param(
+            {"batching": {"maxNumSeqs": {"min": 9, "max": 8}}},
+            "spec.batching.maxNumSeqs",
+            "raise maxNumSeqs.max",
+            id="limit range upside down",
+        ),
+        pytest.param(
+            {"batching": {"maxNumSeqs": {"initial": 65}}},
+            "spec.batching.maxNumSeqs",
+            "initial 65 must lie between min 1 and max 64",
+            id="initial outside",
+        ),
+        pytest.param(
+            {"batching": {"maxNumBatchedTokens": {"max": 63}}},
+            "spec.batching",
+            "raise maxNumBatchedTokens.max",
+            id="tokens do not cover sequences",
+        ),
+        pytest.param(
+            {"batching": {"maxNumBatchedTokens": {"initial": 63}}},
+            "spec.batching",
+            "raise maxNumBatchedTokens.initial",
+            id="initial tokens do not cover initial sequences",
+        ),
+        pytest.param(
+            {"kvCacheMemory": "12Q"}, "spec.kvCacheMemory", "'12Q' is not a Kubernetes", id="not a quantity"
+        ),
+        pytest.param({"kvCacheMemory": 0}, "spec.kvCacheMemory", "less than one byte", id="no memory"),
+        pytest.param({"replicas": -1}, "spec.replicas", "got -1", id="negative replicas"),
+    ],
+)
+def test_refuses_with_field_value_and_remedy(
+    build: Any, spec: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(build.manifest(spec))
+    assert caught.value.field == field
+    assert caught.value.reason == "InvalidSpec"
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"quantization": "int8"}, "spec.quantization"),
+        ({"tensorParallelSize": 2}, "spec.tensorParallelSize"),
+        ({"kvCacheDtype": "fp8"}, "spec.kvCacheDtype"),
+        ({"speculative": {"draft": {"source": "bundled://headway-tiny-draft"}}}, "spec.speculative"),
+        ({"model": {"source": "hf://org/name"}}, "spec.model.source"),
+    ],
+)
+def test_fields_the_engine_lacks_are_refused_by_name(build: Any, spec: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(build.manifest(spec))
+    assert (caught.value.field, caught.value.reason) == (field, "UnsupportedField")
+
+
+@pytest.mark.parametrize("name", ["", "9lives", "demo\n", "Demo", "demo-", "de.mo", "d" * 38])
+def test_names_that_children_cannot_carry_are_refused(build: Any, name: str) -> None:
+    with pytest.raises(SpecError, match=r"metadata\.name"):
+        parse(build.manifest(name=name))
+
+
+def test_another_kind_is_not_read(build: Any) -> None:
+    with pytest.raises(SpecError, match="kind: 'Pod' is not served here; write InferenceService"):
+        parse({**build.manifest(), "kind": "Pod"})
+
+
+def test_key_needs_a_name() -> None:
+    with pytest.raises(SpecError, match=r"metadata\.name"):
+        key_of({"metadata": {}})
+
+
+def test_fixed_replicas_need_no_target(build: Any) -> None:
+    assert parse(build.manifest({"slo": None, "replicas": 0})).spec.replicas == 0
+
+
+def test_every_field_says_what_it_is_and_numbers_say_their_range() -> None:
+    schema = InferenceServiceSpec.model_json_schema()
+    for name, part in {"spec": schema, **schema["$defs"]}.items():
+        for field, child in part.get("properties", {}).items():
+            text = child.get("description", "")
+            assert text.endswith("."), f"{name}.{field} has no sentence"
+            numbers = [c for c in (child, *child.get("anyOf", [])) if c.get("type") == "integer"]
+            for number in numbers:
+                if "x-kubernetes-int-or-string" in child:
+                    continue
+                assert {"minimum", "maximum"} <= set(number), f"{name}.{field} has no range"
+            if "$ref" not in child and name != "Batching":
+                assert "efault" in text, f"{name}.{field} does not state its default"
