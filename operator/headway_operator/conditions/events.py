@@ -32,6 +32,9 @@ def _condition_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> li
         is_first_good = not old and state != _BAD_NEWS.get(name) and name != "Ready"
         if name not in _BAD_NEWS or not is_news or is_first_good or state == "Unknown":
             continue
+        # Degraded and Ready mostly have the same cause; one event tells it.
+        if name == "Degraded" and any(told_reason == reason for _, told_reason, _ in result):
+            continue
         is_bad = state == _BAD_NEWS[name] and reason not in _EVERYDAY
         result.append(
             ("Warning" if is_bad else "Normal", reason, f"{name} is {state}: {condition['message']}")

@@ -1,0 +1,322 @@
+"""What the status says, when it is written, and which events go with it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway_operator import conditions
+from headway_operator.errors import SpecError
+from headway_operator.manifests import render
+from headway_operator.spec import InferenceServiceStatus, parse
+from headway_operator.state import (
+    Attainment,
+    Decision,
+    Gateway,
+    Limits,
+    Observed,
+    Rendered,
+    Replica,
+    Sample,
+)
+
+NOW = 1_800_000_000.0
+MET = Attainment(300.0, 212.4, 480, 3, "met")
+VIOLATED = Attainment(300.0, 840.0, 60, 40, "violated")
+UNKNOWN = Attainment(300.0, None, 0, 0, "unknown")
+NO_TARGET = Attainment(None, 21.0, 0, 0, "unknown")
+
+STEADY = Decision(
+    at=NOW,
+    replicas=2,
+    limits=Limits(8, 512),
+    cause="Steady",
+    message="P95 TTFT 212 ms against 300 ms",
+    blocker="",
+    ttft=MET,
+    tpot=NO_TARGET,
+    evidence={},
+)
+
+
+class World:
+    """A service with two ready replicas behind a ready gateway; each test changes something."""
+
+    def __init__(self, build: Any, spec: dict[str, Any] | None = None) -> None:
+        self.build = build
+        self.manifest = build.manifest(spec)
+        self.rendered: Rendered = render(parse(self.manifest), build.site(), "PEM", frozenset())
+        self.replicas: list[Replica] = [self.replica("a"), self.replica("b")]
+        self.gateway = Gateway(ready=True)
+        self.decision = STEADY
+        self.previous: dict[str, Any] = {}
+
+    def replica(self, name: str, **changes: Any) -> Replica:
+        replica: Replica = self.build.replica(name, revision=self.rendered.revision.hash, **changes)
+        return replica
+
+    def status(self, now: float = NOW, problems: tuple[str, ...] = ()) -> dict[str, Any]:
+        service = parse({**self.manifest, "status": self.previous})
+        observed = Observed(replicas=tuple(self.replicas), gateway=self.gateway, url="http://demo.team")
+        sample = Sample(now, {"a": self.build.sample(now, limits=Limits(6, 512))})
+        result = conditions.status(service, self.rendered, observed, sample, self.decision, now, problems)
+        InferenceServiceStatus.model_validate(result)
+        return result
+
+
+@pytest.fixture
+def world(build: Any) -> World:
+    return World(build)
+
+
+def get(status: dict[str, Any], kind: str) -> tuple[str, str, str]:
+    found = next(c for c in status["conditions"] if c["type"] == kind)
+    return found["status"], found["reason"], found["message"]
+
+
+def test_a_serving_service_says_so_with_its_numbers(world: World) -> None:
+    status = world.status()
+    assert get(status, "Ready") == ("True", "Serving", "2 of 2 replicas ready at http://demo.team")
+    assert get(status, "Progressing")[:2] == ("False", "Settled")
+    assert get(status, "SLOMet")[:2] == ("True", "TargetsMet")
+    assert get(status, "ScalingActive")[:2] == ("True", "Measuring")
+    assert get(status, "ModelAvailable")[:2] == ("True", "Loaded")
+    assert get(status, "Degraded")[:2] == ("False", "AsExpected")
+    assert (status["replicas"], status["readyReplicas"], status["desiredReplicas"]) == (2, 2, 2)
+    assert status["selector"] == "serving.headway.dev/component=runtime,serving.headway.dev/service=demo"
+    assert status["limits"] == {"maxNumSeqs": 6, "maxNumBatchedTokens": 512}
+    assert status["slo"]["ttftMilliseconds"] == {
+        "target": 300.0,
+        "value": 212.4,
+        "percentile": 95,
+        "attainment": 0.9938,
+        "verdict": "met",
+    }
+    assert status["display"] == {"replicas": "2/2", "ttft": "P95 212/300 ms", "tpot": "P95 21/- ms"}
+    assert status["lastDecision"]["cause"] == "Steady"
+    assert status["revision"]["runtimeImage"] == "example.test/runtime:1"
+    assert status["observedGeneration"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "want_reason", "want_words"),
+    [
+        pytest.param(
+            {"phase": "failed", "reason": "CrashLoopBackOff", "message": "out of cheese"},
+            "CrashLoopBackOff",
+            "1 of 2 replicas crash: b: out of cheese",
+            id="crash loop",
+        ),
+        pytest.param(
+            {"phase": "starting", "num_restarts": 1, "reason": "OOMKilled", "message": "memory 2Gi"},
+            "OOMKilled",
+            "b: memory 2Gi",
+            id="starting again after a crash",
+        ),
+    ],
+)
+def test_never_ready_while_a_pod_crashes(
+    world: World, changes: dict[str, Any], want_reason: str, want_words: str
+) -> None:
+    world.replicas[1] = world.replica("b", **changes)
+    status = world.status()
+    assert get(status, "Ready")[:2] == ("False", want_reason)
+    assert want_words in get(status, "Ready")[2]
+    assert get(status, "Degraded")[:2] == ("True", want_reason)
+    assert get(status, "Progressing")[:2] == ("False", want_reason)
+
+
+def test_the_real_cause_of_waiting_is_named(world: World) -> None:
+    world.replicas = [
+        world.replica("a", phase="pending", reason="Unschedulable", message="0/3 nodes have a GPU"),
+        world.replica("b", phase="pending", reason="Unschedulable", message="0/3 nodes have a GPU"),
+    ]
+    status = world.status()
+    assert get(status, "Ready") == (
+        "False",
+        "Unschedulable",
+        "0 of 2 replicas ready: a: 0/3 nodes have a GPU",
+    )
+    assert "ModelAvailable" not in [c["type"] for c in status["conditions"]]
+
+
+def test_an_ordinary_start_says_how_far_it_is(world: World) -> None:
+    world.replicas = [world.replica("a", phase="starting"), world.replica("b", phase="pending")]
+    assert get(world.status(), "Ready") == (
+        "False",
+        "ReplicasStarting",
+        "0 of 2 replicas ready: 1 pending, 1 starting",
+    )
+
+
+def test_one_more_replica_on_its_way_leaves_the_service_ready(world: World) -> None:
+    world.decision = replace(STEADY, replicas=3)
+    world.replicas.append(world.replica("c", phase="starting"))
+    status = world.status()
+    assert get(status, "Ready")[0] == "True"
+    assert get(status, "Progressing") == ("True", "AddingReplicas", "2 of 3 replicas ready")
+    assert status["display"]["replicas"] == "2/3"
+
+
+def test_fixed_replicas_are_ready_only_when_all_are(build: Any) -> None:
+    world = World(build, {"replicas": 3})
+    world.replicas.append(world.replica("c", phase="starting"))
+    assert get(world.status(), "Ready")[:2] == ("False", "ReplicasStarting")
+
+
+def test_not_ready_without_gateway_and_not_at_zero(build: Any, world: World) -> None:
+    world.gateway = Gateway(ready=False, reason="ImagePullBackOff", message="no such image")
+    assert get(world.status(), "Ready") == ("False", "ImagePullBackOff", "no such image")
+    asleep = World(build, {"replicas": 0})
+    asleep.replicas = []
+    assert get(asleep.status(), "Ready")[:2] == ("False", "ScaledToZero")
+
+
+def test_a_rollout_is_progress(world: World) -> None:
+    world.replicas.append(world.build.replica("old", revision="0ld00000"))
+    status = world.status()
+    assert get(status, "Progressing")[:2] == ("True", "RollingOut")
+    assert "1 of older ones remain" in get(status, "Progressing")[2]
+
+
+def test_too_many_replicas_are_progress_too(world: World) -> None:
+    world.decision = replace(STEADY, replicas=1)
+    assert get(world.status(), "Progressing")[:2] == ("True", "RemovingReplicas")
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "want"),
+    [
+        (MET, NO_TARGET, ("True", "TargetsMet")),
+        (VIOLATED, NO_TARGET, ("False", "TTFTViolated")),
+        (VIOLATED, VIOLATED, ("False", "TTFTAndTPOTViolated")),
+        (MET, VIOLATED, ("False", "TPOTViolated")),
+        (MET, UNKNOWN, ("Unknown", "NotEnoughRequests")),
+        (UNKNOWN, NO_TARGET, ("Unknown", "NoTraffic")),
+        (NO_TARGET, NO_TARGET, ("Unknown", "NoTarget")),
+    ],
+)
+def test_slo_met_says_what_the_evidence_allows(
+    world: World, ttft: Attainment, tpot: Attainment, want: tuple[str, str]
+) -> None:
+    world.decision = replace(STEADY, ttft=ttft, tpot=tpot)
+    assert get(world.status(), "SLOMet")[:2] == want
+
+
+@pytest.mark.parametrize(
+    ("blocker", "want"),
+    [
+        ("FixedReplicas", ("False", "FixedReplicas")),
+        ("OtherScaler", ("False", "OtherScaler")),
+        ("SamplesMissing", ("False", "SamplesMissing")),
+        ("AtMaxReplicas", ("True", "AtMaxReplicas")),
+        ("", ("True", "Measuring")),
+    ],
+)
+def test_scaling_active_names_what_holds_it_back(world: World, blocker: str, want: tuple[str, str]) -> None:
+    world.decision = replace(STEADY, blocker=blocker)
+    assert get(world.status(), "ScalingActive")[:2] == want
+
+
+def test_a_step_that_failed_degrades(world: World) -> None:
+    status = world.status(problems=("apply Service demo: forbidden", "scale x: no answer"))
+    assert get(status, "Degraded") == (
+        "True",
+        "StepFailed",
+        "apply Service demo: forbidden (and 1 more); it is tried again",
+    )
+
+
+def test_a_model_that_cannot_be_loaded_is_not_available(world: World) -> None:
+    world.replicas = [world.replica("a", phase="failed", reason="ModelLoadError", message="no config.json")]
+    assert get(world.status(), "ModelAvailable") == ("False", "ModelLoadError", "a: no config.json")
+
+
+def test_transition_times_move_only_on_a_flip(world: World) -> None:
+    world.previous = world.status(NOW)
+    world.decision = replace(STEADY, blocker="AtMaxReplicas")
+    world.replicas[1] = world.replica("b", phase="failed", reason="OOMKilled")
+    later = {c["type"]: c["lastTransitionTime"] for c in world.status(NOW + 100)["conditions"]}
+    before = {c["type"]: c["lastTransitionTime"] for c in world.previous["conditions"]}
+    flipped = {kind for kind, time in later.items() if time != before[kind]}
+    assert flipped == {"Ready", "Degraded"}
+    assert before["Ready"] == "2027-01-15T08:00:00Z"
+    assert later["Ready"] == "2027-01-15T08:01:40Z"
+
+
+def test_is_written_on_change_and_once_a_minute_but_not_for_a_new_number(world: World) -> None:
+    first = world.status(NOW)
+    assert conditions.worth_writing({}, first, NOW)
+    world.previous = first
+    moved = replace(MET, p_milliseconds=250.0, met=490)
+    world.decision = replace(STEADY, at=NOW + 5, message="P95 TTFT 250 ms against 300 ms", ttft=moved)
+    second = world.status(NOW + 5)
+    assert second != first
+    assert not conditions.worth_writing(first, second, NOW + 5)
+    assert conditions.worth_writing(first, world.status(NOW + 60), NOW + 60)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"limits": Limits(16, 512)}, id="limits decided"),
+        pytest.param({"replicas": 3}, id="replicas decided"),
+        pytest.param({"cause": "Stabilizing"}, id="cause"),
+        pytest.param({"ttft": VIOLATED}, id="verdict"),
+        pytest.param({"ttft": replace(MET, target_milliseconds=200.0)}, id="target"),
+        pytest.param({"blocker": "SamplesMissing"}, id="blocker"),
+    ],
+)
+def test_is_written_for_what_lasts(world: World, change: dict[str, Any]) -> None:
+    first = world.status(NOW)
+    world.decision = replace(STEADY, **change)
+    assert conditions.worth_writing(first, world.status(NOW + 1), NOW + 1)
+
+
+def test_a_refused_spec_keeps_what_serves_and_names_the_field(world: World) -> None:
+    world.previous = world.status(NOW)
+    manifest = {**world.build.manifest(generation=4), "status": world.previous}
+    error = SpecError("spec.quantization", "'int8' is not supported", "UnsupportedField")
+    status = conditions.refused(manifest, error, NOW + 5)
+    InferenceServiceStatus.model_validate(status)
+    assert get(status, "Ready") == (
+        "False",
+        "UnsupportedField",
+        "spec.quantization: 'int8' is not supported",
+    )
+    assert (status["observedGeneration"], status["readyReplicas"]) == (4, 2)
+    assert status["revision"] == world.previous["revision"]
+    assert conditions.worth_writing(world.previous, status, NOW + 5)
+    assert conditions.events(world.previous, status) == [
+        ("Warning", "UnsupportedField", "Ready is False: spec.quantization: 'int8' is not supported")
+    ]
+
+
+def test_the_life_of_a_service_in_events(world: World) -> None:
+    def passes(at: float) -> list[tuple[str, str]]:
+        status = world.status(at)
+        told = conditions.events(world.previous, status)
+        assert not told or conditions.worth_writing(world.previous, status, at), "an event told twice"
+        world.previous = status
+        return [(kind, reason) for kind, reason, _ in told]
+
+    world.replicas = []
+    world.decision = replace(STEADY, ttft=UNKNOWN)
+    assert passes(NOW) == [("Normal", "NoReplicas"), ("Normal", "RevisionMade")]
+    world.replicas = [world.replica("a"), world.replica("b")]
+    assert passes(NOW + 1) == [("Normal", "Serving")]
+    assert passes(NOW + 2) == []
+    world.decision = replace(STEADY, ttft=VIOLATED)
+    assert passes(NOW + 3) == [("Warning", "TTFTViolated")]
+    world.decision = replace(
+        STEADY, ttft=VIOLATED, limits=Limits(16, 512), cause="RaisedBatchLimit", message="8 -> 16"
+    )
+    assert passes(NOW + 4) == [("Normal", "RaisedBatchLimit")]
+    world.replicas[1] = world.replica("b", phase="failed", reason="OOMKilled", message="memory 2Gi")
+    assert passes(NOW + 5) == [("Warning", "OOMKilled")]
+    world.replicas[1] = world.replica("b", phase="failed", reason="CrashLoopBackOff", message="x")
+    assert passes(NOW + 6) == [("Warning", "CrashLoopBackOff")]
+    world.replicas[1] = world.replica("b")
+    assert passes(NOW + 7) == [("Normal", "Serving"), ("Normal", "AsExpected")]
+    world.decision = replace(world.decision, ttft=MET)
+    assert passes(NOW + 8) == [("Normal", "TargetsMet")]
