@@ -8,6 +8,7 @@ raises (its exit status is how the HTTP process learns of it), or when its paren
 Started as `python -m headway_runtime.server.engine_process` with the launch as JSON in one argument.
 """
 
+import gc
 import logging
 import os
 import shutil
@@ -243,6 +244,9 @@ def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
     die_with_parent(launch.parent_pid)
     watch_lifeline(launch.lifeline_fd, lambda: shutil.rmtree(launch.directory, ignore_errors=True))
     configure_logging(launch.log_level)
+    # Importing torch makes 280,000 objects. Looking through them for garbage costs a sixth of the import,
+    # and later, each time, some hundred milliseconds of a step: so it is put off, and then they are left out.
+    gc.disable()
     timeline: dict[str, float] = {}
 
     def mark(stage: str) -> None:
@@ -258,6 +262,8 @@ def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
     except HeadwayRuntimeError as error:
         print(f"headway serve: {error}", file=sys.stderr)
         return 1
+    gc.freeze()
+    gc.enable()
     loop = EngineLoop(engine, metrics, launch)
     loop.announce(timeline)
     try:

@@ -6,6 +6,7 @@ of three ways: drained after SIGTERM (0), the engine process gone (1), or a seco
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -86,6 +87,9 @@ async def _serve(
     port = listener.getsockname()[1]
     if options.port_file is not None:
         write_port_file(Path(options.port_file), port)
+    # What the start has made stays; only what requests make is worth looking through for garbage.
+    gc.freeze()
+    gc.enable()
     timeline["listening"] = round(time.monotonic() - started_at, 3)
     logger.info("listening on %s port %d; the engine is starting", options.host, port)
     announcing = asyncio.create_task(_announce(client, timeline, started_at))

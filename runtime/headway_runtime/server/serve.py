@@ -4,6 +4,7 @@ The order is the point: the engine process, which has the most to import, starts
 anything that takes time.
 """
 
+import gc
 import os
 import sys
 import time
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> int:
 def serve(options: ServeOptions, started_at: float, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serve until told to end. `engine_command` is what runs an engine process."""
     configure_logging(options.log_level)
+    gc.disable()  # until the server listens: imports make objects, not garbage
     timeline = {"options": round(time.monotonic() - started_at, 3)}
     # Prompts are encoded in a few threads of our own; a pool behind each of them would fight the engine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
