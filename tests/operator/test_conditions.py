@@ -92,7 +92,7 @@ def test_a_serving_service_says_so_with_its_numbers(world: World) -> None:
         "attainment": 0.9938,
         "verdict": "met",
     }
-    assert status["display"] == {"replicas": "2/2", "ttft": "P95 212/300 ms", "tpot": "P95 21/- ms"}
+    assert status["display"] == {"replicas": "2/2", "ttft": "P95 212/300 ms", "tpot": "P95 21 ms"}
     assert status["lastDecision"]["cause"] == "Steady"
     assert status["revision"]["runtimeImage"] == "example.test/runtime:1"
     assert status["observedGeneration"] == 3

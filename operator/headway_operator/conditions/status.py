@@ -149,6 +149,8 @@ def _latency(attainment: Attainment, percentile: int) -> dict[str, Any]:
 
 
 def _display(attainment: Attainment, percentile: int) -> str:
+    if attainment.p_milliseconds is None and attainment.target_milliseconds is None:
+        return "-"
     measured = "-" if attainment.p_milliseconds is None else f"{attainment.p_milliseconds:.0f}"
-    target = "-" if attainment.target_milliseconds is None else f"{attainment.target_milliseconds:.0f}"
-    return f"P{percentile} {measured}/{target} ms"
+    target = "" if attainment.target_milliseconds is None else f"/{attainment.target_milliseconds:.0f}"
+    return f"P{percentile} {measured}{target} ms"
