@@ -8,6 +8,7 @@ which lets go of idle ones.
 """
 
 import asyncio
+import contextlib
 import io
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -64,7 +65,8 @@ class WitnessConnector(aiohttp.TCPConnector):
         transport = connection.transport
         if transport is not None and not transport.is_closing():
             raw = transport.get_extra_info("socket")
-            attempt.evidence = Evidence(raw.fileno(), raw.family)
+            with contextlib.suppress(OSError):  # no file descriptor left: then nothing can be proven
+                attempt.evidence = Evidence(raw.fileno(), raw.family)
         return connection
 
 
