@@ -29,7 +29,7 @@ from headway_operator.errors import HeadwayOperatorError, SpecError
 from headway_operator.manifests import render
 from headway_operator.plan import plan
 from headway_operator.scrape import Scraper
-from headway_operator.slo import Memory, decide, target_of
+from headway_operator.slo import Memory, decide, resume, target_of
 from headway_operator.spec import Manifest, Service, key_of, parse
 from headway_operator.state import ChildKey, Decision, Observed, Plan, Sample, ServiceKey
 
@@ -95,7 +95,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         outcome.problems.append(("read", str(error)))
         await _tell(world, outcome, conditions.refused(manifest, error, world.clock()))
         return outcome
-    memory = carried.memory or await _load_memory(world, key)
+    memory = carried.memory or await _load_memory(world, key, sample)
     decision, carried.memory = decide(target_of(service.spec), memory, sample, observed, world.clock())
     outcome.decision = decision
     todo = plan(service, rendered, observed, sample, decision)
@@ -138,13 +138,13 @@ async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any]) -> No
         await outcome.attempt("record event", world.cluster.emit(outcome.key, kind, reason, message))
 
 
-async def _load_memory(world: World, key: ServiceKey) -> Memory:
+async def _load_memory(world: World, key: ServiceKey, sample: Sample) -> Memory:
     data, now = await world.cluster.load_memory(key), world.clock()
     try:
-        return Memory.from_dict(data, now)
+        return resume(data, sample, now)
     except (KeyError, TypeError, ValueError) as error:
         logger.warning("%s: the checkpoint cannot be read (%r); the controller starts without it", key, error)
-        return Memory.from_dict(None, now)
+        return resume(None, sample, now)
 
 
 async def _checkpoint(world: World, service: Service, outcome: Outcome, carried: Carried) -> None:

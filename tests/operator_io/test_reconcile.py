@@ -277,6 +277,21 @@ async def test_an_operator_that_restarts_changes_nothing(stage: Stage) -> None:
     assert stage.cluster.named("emit") == []
 
 
+async def test_a_checkpoint_older_than_the_last_decision_undoes_nothing(stage: Stage) -> None:
+    await settled(stage)
+    (revision,) = (name for name in stage.cluster.replicas if not name.endswith("-gateway"))
+    assert stage.cluster.memory is not None
+    assert (stage.cluster.memory["replicas"], stage.cluster.memory["limits"]) == (2, [8, 512])
+    # What the operator decided after the checkpoint, before it ended.
+    stage.cluster.replicas[revision] = 3
+    later = {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "ttft_milliseconds": 300.0}
+    stage.scraper.state = {f"http://{revision}-{number}:8000": dict(later) for number in range(3)}
+    stage.carried = Carried()
+    await stage.step()
+    assert stage.cluster.replicas[revision] == 3
+    assert list(stage.scraper.state.values()) == [later] * 3
+
+
 async def test_an_edited_slo_reaches_replicas_without_another_revision(stage: Stage) -> None:
     await settled(stage)
     names = set(stage.cluster.replicas)

@@ -2,6 +2,7 @@
 
 from headway_operator.slo.decide import decide
 from headway_operator.slo.memory import Memory
+from headway_operator.slo.resume import resume
 from headway_operator.slo.target import Target, target_of
 
-__all__ = ["Memory", "Target", "decide", "target_of"]
+__all__ = ["Memory", "Target", "decide", "resume", "target_of"]
