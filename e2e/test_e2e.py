@@ -36,7 +36,7 @@ CHART = Path(__file__).resolve().parents[1] / "charts" / "headway"
 RELEASE = "headway"
 OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "Count from 5 to 50."]
-USERS = 16
+USERS = 24  # what three replicas of eight sequences each hold at once: two make requests wait
 JUDGED_SECONDS = 15.0
 
 pytestmark = pytest.mark.timeout(600)
