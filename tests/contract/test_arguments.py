@@ -1,0 +1,90 @@
+"""What the operator renders is what the runtime and the gateway read, in both worlds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway_gateway.config import parse_config
+from headway_operator.manifests import render
+from headway_operator.spec import parse
+from headway_operator.state import Site
+from headway_runtime.config import Envelope, Limits
+from headway_runtime.server.options import parse_options
+
+BARE: dict[str, Any] = {"model": {"source": "bundled://headway-tiny"}, "replicas": 1}
+FULL: dict[str, Any] = {
+    "model": {"source": "bundled://headway-tiny", "maxModelLen": 512, "servedName": "tiny"},
+    "dtype": "float32",
+    "device": "cpu",
+    "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 50, "percentile": 90},
+    "scaling": {"minReplicas": 1, "maxReplicas": 3},
+    "batching": {
+        "maxNumSeqs": {"min": 2, "initial": 4, "max": 16},
+        "maxNumBatchedTokens": {"min": 32, "initial": 128, "max": 1024},
+    },
+    "kvCacheMemory": "64Mi",
+    "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1, "memory": "2Gi"}},
+    "drainTimeoutSeconds": 45,
+}
+SITES = {
+    "kubernetes": Site("kubernetes", "runtime:1", "gateway:1", "/etc/headway/admin/public.pem", (), 8000),
+    "local": Site("local", "", "", "/work/admin/public.pem", ("--backends-file", "/work/backends.json"), 0),
+}
+
+
+def arguments(spec: dict[str, Any], site: Site) -> dict[str, list[str]]:
+    """Subcommand -> the arguments after it, of every container that is rendered."""
+    manifest = {
+        "apiVersion": "serving.headway.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "demo", "namespace": "team", "uid": "u1"},
+        "spec": spec,
+    }
+    rendered = render(parse(manifest), site, "PEM", frozenset())
+    containers = [
+        container
+        for child in rendered.manifests
+        if child["kind"] == "Deployment"
+        for container in child["spec"]["template"]["spec"]["containers"]
+    ]
+    return {container["args"][0]: container["args"][1:] for container in containers}
+
+
+@pytest.mark.parametrize("site", SITES.values(), ids=SITES)
+@pytest.mark.parametrize("spec", [BARE, FULL], ids=["bare", "full"])
+def test_both_parsers_take_what_is_rendered(site: Site, spec: dict[str, Any]) -> None:
+    made = arguments(spec, site)
+    assert set(made) == {"serve", "gateway"}
+    options, config = parse_options(made["serve"], environment={}), parse_config(made["gateway"])
+    assert options.port == config.port == site.bind_port
+    assert options.admin_audience == config.admin_audience == "team/demo"
+    assert options.admin_public_key_file == str(config.admin_public_key_file) == site.admin_public_key_path
+
+
+def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
+    options = parse_options(arguments(FULL, SITES["kubernetes"])["serve"], environment={})
+    assert options.model == "bundled://headway-tiny"
+    assert options.served_model_names == ("tiny",)
+    assert options.host == "0.0.0.0"
+    assert options.drain_timeout_seconds == 45
+    engine = options.engine
+    assert (engine.dtype, engine.device, engine.max_model_len) == ("float32", "cpu", 512)
+    assert engine.envelope == Envelope(16, 1024)
+    assert engine.limits == Limits(4, 128)
+    assert engine.kv_cache_memory_bytes == 64 * 2**20
+
+
+def test_the_service_name_is_the_model_name_where_none_is_given() -> None:
+    options = parse_options(arguments(BARE, SITES["local"])["serve"], environment={})
+    assert options.served_model_names == ("demo",)
+
+
+def test_the_gateway_finds_replicas_by_each_worlds_means() -> None:
+    on_kubernetes = parse_config(arguments(FULL, SITES["kubernetes"])["gateway"])
+    assert on_kubernetes.kubernetes_service is not None
+    service = on_kubernetes.kubernetes_service
+    assert (service.namespace, service.name) == ("team", "demo-replicas")
+    local = parse_config(arguments(FULL, SITES["local"])["gateway"])
+    assert local.backends_file == Path("/work/backends.json")
+    assert local.drain_timeout_seconds == 45
