@@ -191,14 +191,18 @@ class Engine:
             self._count_end(sequence, FinishReason.ERROR, now)
             error = "the model's logits are not finite; check the weights, or serve it with another --dtype"
             return RequestOutput(request_id, (), FinishReason.ERROR, error=error)
+        queue_seconds: float | None = None
         if progress.previous_token_at is not None:
             self.metrics.inter_token(now - progress.previous_token_at)
         elif sequence.scheduled_at is not None:
             self.metrics.prefilled(now - sequence.scheduled_at)
+            queue_seconds = sequence.scheduled_at - sequence.request.received_at
         if progress.finish_reason is not None:
             self._count_end(sequence, progress.finish_reason, now)
         logprobs = () if sample.logprobs is None else (sample.logprobs,)
-        return RequestOutput(request_id, (sample.token_id,), progress.finish_reason, logprobs)
+        return RequestOutput(
+            request_id, (sample.token_id,), progress.finish_reason, logprobs, queue_seconds=queue_seconds
+        )
 
     def _fail(self, batch: Batch, error: str) -> list[RequestOutput]:
         now = self._clock()

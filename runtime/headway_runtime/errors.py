@@ -26,7 +26,7 @@ class ModelLoadError(HeadwayRuntimeError):
 
 
 class InvalidRequestError(HeadwayRuntimeError):
-    """A request the client must change. `param` is the request field at fault, if one is; `code` is OpenAI's word."""
+    """A request the client must change. `param` is the field at fault, if one is; `code` is OpenAI's word."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

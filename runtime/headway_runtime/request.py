@@ -25,7 +25,7 @@ class SamplingParams:
     seed: same seed and prompt give the same tokens at any batch size; None draws one per request at the edge.
     max_tokens: tokens to generate at most (already clipped to max_model_len).
     stop_token_ids: end-of-sequence ids included unless the client said ignore_eos.
-    num_logprobs: how many best log-probabilities to return per token; None for none, 0 for the chosen one only.
+    num_logprobs: how many best log-probabilities to return per token; None for none, 0 for the chosen one's.
     """
 
     temperature: float = 1.0
@@ -63,7 +63,8 @@ class TokenLogprobs:
 class RequestOutput:
     """What one step did for one request: its new tokens, and the end if this was it.
 
-    num_cached_tokens counts prompt tokens whose KV was not computed for this request; it is set on the first output.
+    num_cached_tokens counts prompt tokens whose KV was not computed for this request; queue_seconds is the
+    time from received to first scheduled. Both are set on the first output.
     """
 
     request_id: str
@@ -71,4 +72,5 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    queue_seconds: float | None = None
     error: str | None = None

@@ -136,6 +136,17 @@ class RunningServer:
     def log(self) -> str:
         return self.log_path.read_text(encoding="utf-8")
 
+    def access_entry(self, request_id: str) -> Any:
+        """The access line of a request; it may be written a moment after the answer has arrived."""
+        deadline = time.monotonic() + 15
+        while True:
+            for line in self.log.splitlines():
+                _, found, text = line.partition("headway.access ")
+                if found and text.endswith("}") and (entry := json.loads(text))["request_id"] == request_id:
+                    return entry
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 

@@ -177,3 +177,12 @@ def test_tokenize_and_detokenize_are_inverse(real_server: RunningServer) -> None
     assert back == {"prompt": text}
     chat = httpx.post(f"{real_server.url}/tokenize", json={"messages": MESSAGES}).json()
     assert chat["tokens"][0] == 0, "the template's own beginning-of-sequence, once"
+
+
+def test_the_access_log_says_where_the_time_of_a_request_went(real_server: RunningServer) -> None:
+    body = {"model": "tiny", "prompt": "abc", "max_tokens": 6, "ignore_eos": True}
+    headers = {"X-Request-Id": "where-the-time-went"}
+    assert httpx.post(f"{real_server.url}/v1/completions", json=body, headers=headers).is_success
+    entry = real_server.access_entry("where-the-time-went")
+    assert 0 <= entry["queue_milliseconds"] <= entry["ttft_milliseconds"] <= entry["e2e_milliseconds"]
+    assert (entry["status"], entry["generated_tokens"], entry["outcome"]) == (200, 6, "length")

@@ -201,8 +201,7 @@ def test_a_request_id_is_passed_on_or_made(fake_server: RunningServer) -> None:
     assert response.headers["x-request-id"] == "mine-1"
     made = post(fake_server, "/v1/completions", COMPLETION, **{"X-Request-Id": "not ok"})
     assert len(made.headers["x-request-id"]) == 32
-    lines = [line for line in fake_server.log.splitlines() if "mine-1" in line]
-    entry = json.loads(lines[-1].partition("headway.access ")[2])
+    entry = fake_server.access_entry("mine-1")
     assert (entry["status"], entry["generated_tokens"], entry["outcome"]) == (200, 16, "length")
     assert entry["ttft_milliseconds"] <= entry["e2e_milliseconds"]
 
@@ -312,16 +311,13 @@ def test_what_a_gateway_waited_counts_into_the_ttft(fake_server: RunningServer) 
         fake_server, "/v1/completions", COMPLETION,
         **{"X-Headway-Waited-Milliseconds": "5000", "X-Request-Id": "waited-long"},
     )  # fmt: skip
-    (line,) = [line for line in fake_server.log.splitlines() if "waited-long" in line]
-    entry = json.loads(line.partition("headway.access ")[2])
-    assert 5000 <= entry["ttft_milliseconds"] < 15000
+    assert 5000 <= fake_server.access_entry("waited-long")["ttft_milliseconds"] < 15000
     for nonsense in ("nan", "-1", "x", ""):
         post(
             fake_server, "/v1/completions", COMPLETION,
             **{"X-Headway-Waited-Milliseconds": nonsense, "X-Request-Id": f"waited-{nonsense}-"},
         )  # fmt: skip
-        (line,) = [line for line in fake_server.log.splitlines() if f'"waited-{nonsense}-"' in line]
-        assert json.loads(line.partition("headway.access ")[2])["ttft_milliseconds"] < 5000
+        assert fake_server.access_entry(f"waited-{nonsense}-")["ttft_milliseconds"] < 5000
 
 
 def test_only_bearers_of_a_key_may_use_the_model_and_no_key_file_means_no_admin(

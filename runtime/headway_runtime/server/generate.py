@@ -177,11 +177,15 @@ class _Run:
 
     def _feed(self, choice: Choice, output: RequestOutput) -> Delta:
         delta = choice.feed(output)
+        log = self._generation.log
+        if output.queue_seconds is not None:
+            # Of several choices, the one that waited longest.
+            waited = round(output.queue_seconds * 1000.0, 3)
+            log.queue_milliseconds = max(waited, log.queue_milliseconds or 0.0)
         if delta.finish_reason is not None:
             self._num_open -= 1
             if choice.is_stopped_by_text:
                 self._client.finish(choice.request_id)
-            log = self._generation.log
             log.outcome = delta.finish_reason
         return delta
 
