@@ -86,9 +86,7 @@ class Proxy:
             self._end(exchange, "client_aborted")
             raise
         finally:
-            self._end(
-                exchange, "failed", "internal_error"
-            )  # counts nothing where it has ended in another way
+            self._end(exchange, "failed", "internal_error")  # a fault of our own, unless it has ended already
             self._exchanges.discard(exchange)
 
     async def _within_limit(self, exchange: Exchange) -> web.StreamResponse:
