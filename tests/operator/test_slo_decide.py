@@ -231,6 +231,7 @@ def test_replicas_asked_for(
     scene.memory = replace(scene.memory, replicas=2, replicas_raised_at=NOW - age)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.blocker) == (want_replicas, want_blocker)
+    assert ("is not ready yet (Unschedulable)" in decision.message) == (want_replicas == 2)
 
 
 def test_a_pod_that_does_not_exist_yet_is_pending_too(scene: Scene) -> None:

@@ -117,7 +117,8 @@ def _choose(situation: Situation) -> Choice:
     ):
         return _hold(situation, "NoTarget", "spec.slo sets no target")
     if counted.ready == 0:
-        return _hold(situation, "WaitingForReplicas", f"0 of {counted.desired} replicas ready")
+        why = f": {counted.pending_reason}" if counted.pending_reason else ""
+        return _hold(situation, "WaitingForReplicas", f"0 of {counted.desired} replicas ready{why}")
     if 2 * counted.unsampled > counted.ready:
         words = f"{counted.unsampled} of {counted.ready} ready replicas give no usable sample"
         return _hold(situation, "HoldingWithoutSamples", words, "SamplesMissing")
@@ -148,7 +149,10 @@ def _help(situation: Situation) -> Choice:
         changes.append(f"replicas {situation.supply.desired} -> {raised.replicas}")
     if not changes:
         cause = raised.blocker or "Watching"
-        return _hold(situation, cause, f"{words}; {_BLOCKER_WORDS.get(cause, cause)}", raised.blocker)
+        why = _BLOCKER_WORDS.get(cause, cause)
+        if cause == "ReplicaPending" and situation.supply.pending_reason:
+            why = f"{why} ({situation.supply.pending_reason})"
+        return _hold(situation, cause, f"{words}; {why}", raised.blocker)
     return Choice(
         replicas=raised.replicas,
         limits=situation.limits if moved is None else moved.limits,

@@ -21,13 +21,15 @@ RECOVERY_SECONDS = 20.0
 class Supply:
     """Replicas as they are. desired: what was last asked for, within today's bounds.
 
-    pending: asked for and not ready, not past the deadline. overdue: past it, with the cause of one of them.
+    pending: asked for and not ready, not past the deadline. overdue: past it. Both with the cause of one of
+    them, or "".
     unsampled: ready but without a usable sample. newest_ready_at: when the last one became ready.
     """
 
     desired: int
     ready: int
     pending: int
+    pending_reason: str
     overdue: int
     overdue_reason: str
     unsampled: int
@@ -105,17 +107,18 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
     desired = wanted_so_far(target, memory, observed)
     living = [replica for replica in observed.replicas if replica.phase != "draining"]
     ready = [replica for replica in living if replica.phase == "ready"]
-    late = [r for r in living if r.phase != "ready" and r.created_at + PENDING_DEADLINE_SECONDS <= now]
+    unready = [replica for replica in living if replica.phase != "ready"]
+    late = [replica for replica in unready if replica.created_at + PENDING_DEADLINE_SECONDS <= now]
     fresh = fresh_replicas(sample, now)
     asked_at = memory.replicas_raised_at
     # Pods that were asked for and do not exist yet are pending too, for as long as any other.
     is_asked_lately = asked_at is not None and asked_at + PENDING_DEADLINE_SECONDS > now
-    unready = len(living) - len(ready) - len(late)
     unborn = max(0, desired - len(living)) if is_asked_lately else 0
     return Supply(
         desired=desired,
         ready=len(ready),
-        pending=unready + unborn,
+        pending=len(unready) - len(late) + unborn,
+        pending_reason=next((r.reason for r in unready if r.reason and r not in late), ""),
         overdue=len(late),
         overdue_reason=next((replica.reason for replica in late if replica.reason), ""),
         unsampled=sum(replica.name not in fresh for replica in ready),
