@@ -7,7 +7,6 @@ the gateway's fixed port. One process is `local_process`'s business; what should
 import asyncio
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -81,11 +80,8 @@ class LocalCluster:
         self._tasks: dict[LocalProcess, asyncio.Task[None]] = {}
         self._memory: Mapping[str, Any] | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._lifeline_read = self._lifeline_write = -1
 
     async def __aenter__(self) -> Self:
-        # Children hold the read end: it reaches its end when this process is gone, however it ended.
-        self._lifeline_read, self._lifeline_write = os.pipe()
         self._session = aiohttp.ClientSession(trust_env=False)
         self._write_backends()
         return self
@@ -115,10 +111,6 @@ class LocalCluster:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        for descriptor in (self._lifeline_read, self._lifeline_write):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._lifeline_read = self._lifeline_write = -1
         self.workspace.remove()
 
     @property
@@ -245,7 +237,6 @@ class LocalCluster:
                 template=deployment.template,
                 folder_of_ports=self.workspace.ports,
                 folder_of_logs=self.workspace.logs,
-                lifeline=self._lifeline_read,
                 session=self._session,
                 clock=self._clock,
                 on_change=self._changed,

@@ -69,4 +69,6 @@ def _write(folder: Path, values: Mapping[str, bytes], source: Mapping[str, Any],
             raise ClusterError(f"{where}: there is no key {key!r}; known are {', '.join(sorted(values))}")
         target = folder / path
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(target, values[key])
+        # Rewritten only when it says something new: whoever reads it looks at its time of change.
+        if not target.exists() or target.read_bytes() != values[key]:
+            write_atomically(target, values[key])

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import aiohttp
 
+from headway_operator.cluster.local_exit import count_oom_kills, explain_exit, log_tail
 from headway_operator.cluster.local_probe import probe
 from headway_operator.cluster.local_template import ProcessTemplate
 from headway_operator.state import Replica, ReplicaPhase
@@ -31,7 +32,6 @@ FIRST_BACKOFF_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0  # after this long in service the next crash starts from the first back-off again
 DRAIN_NOTICE_SECONDS = 0.3  # the gateway reads its table every 0.1 s
-TAIL_BYTES = 4096
 
 
 class LocalProcess:
@@ -49,7 +49,6 @@ class LocalProcess:
         template: ProcessTemplate,
         folder_of_ports: Path,
         folder_of_logs: Path,
-        lifeline: int,
         session: aiohttp.ClientSession,
         clock: Callable[[], float],
         on_change: Callable[[], None],
@@ -69,7 +68,7 @@ class LocalProcess:
         self._reason = ""
         self._message = ""
         self._port_path = folder_of_ports / f"{name}.port"
-        self._lifeline = lifeline
+        self._lifeline = -1
         self._session = session
         self._clock = clock
         self._on_change = on_change
@@ -118,36 +117,52 @@ class LocalProcess:
                     if self._stop.is_set():
                         await self._drain(process)
                         return
-                    self._explain_exit(process, killed_for)
+                    oom_kills = count_oom_kills() - self._oom_kills_at_start
+                    cause = explain_exit(process.returncode, killed_for, oom_kills, self.tail(1))
+                    self._set("failed", *cause)
                 finally:
                     if process.returncode is None:
                         _kill_group(process)
                         await process.wait()
                     self.port = self.pid = None
                     self._port_path.unlink(missing_ok=True)
+                    self._cut_lifeline()
             await self._back_off()
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._port_path.unlink(missing_ok=True)
+        # The child holds the read end: it reaches its end when this process is gone, however it ended. Each
+        # child has a pipe of its own: flags that one sets on a shared one (O_NONBLOCK) are set for them all.
+        read_end, self._lifeline = os.pipe()
         command = (
             *self.template.command,
-            *("--port-file", str(self._port_path), "--lifeline-fd", str(self._lifeline)),
+            *("--port-file", str(self._port_path), "--lifeline-fd", str(read_end)),
         )
-        with self.log_path.open("ab") as log:
-            self._log_offset = log.tell()
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.template.environment},
-                pass_fds=(self._lifeline,),
-                start_new_session=True,  # Ctrl-C reaches the parent only, which then drains its children
-            )
+        try:
+            with self.log_path.open("ab") as log:
+                self._log_offset = log.tell()
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self.template.environment},
+                    pass_fds=(read_end,),
+                    start_new_session=True,  # Ctrl-C reaches the parent only, which then drains its children
+                )
+        except BaseException:
+            self._cut_lifeline()
+            raise
+        finally:
+            os.close(read_end)
         self.pid = process.pid
-        self._oom_kills_at_start = _num_oom_kills()
+        self._oom_kills_at_start = count_oom_kills()
         self._set("starting", self._reason, self._message)
         return process
+
+    def _cut_lifeline(self) -> None:
+        os.close(self._lifeline)
+        self._lifeline = -1
 
     async def _watch(self, process: asyncio.subprocess.Process) -> str:
         """Follow a running process until it exits or is asked to stop. Returns why it was killed, or ""."""
@@ -239,19 +254,6 @@ class LocalProcess:
                 _kill_group(process)
             await exited
 
-    def _explain_exit(self, process: asyncio.subprocess.Process, killed_for: str) -> None:
-        last_line = self.tail(num_lines=1)
-        if killed_for:
-            reason, cause = "Unhealthy", f"killed because it was {killed_for}"
-        elif process.returncode is not None and process.returncode < 0:
-            name = signal.Signals(-process.returncode).name
-            ran_out = process.returncode == -signal.SIGKILL and _num_oom_kills() > self._oom_kills_at_start
-            reason = "OOMKilled" if ran_out else "CrashLoopBackOff"
-            cause = "killed because memory ran out" if ran_out else f"ended by {name}"
-        else:
-            reason, cause = "CrashLoopBackOff", f"exited with status {process.returncode}"
-        self._set("failed", reason, f"{cause}; last line: {last_line}" if last_line else cause)
-
     async def _back_off(self) -> None:
         if self.ready_at is not None and self._clock() - self.ready_at >= STEADY_SECONDS:
             self._backoff_seconds = FIRST_BACKOFF_SECONDS
@@ -263,15 +265,7 @@ class LocalProcess:
 
     def tail(self, num_lines: int = 20) -> str:
         """The last lines that are not blank, of what it has written since its latest start."""
-        try:
-            with self.log_path.open("rb") as log:
-                end = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_offset, end - TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-        return "\n".join(lines[-num_lines:])
+        return log_tail(self.log_path, self._log_offset, num_lines)
 
     def _set(self, phase: ReplicaPhase, reason: str, message: str) -> None:
         if (phase, reason, message) != (self.phase, self._reason, self._message):
@@ -282,12 +276,3 @@ class LocalProcess:
 def _kill_group(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _num_oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot; 0 where it does not say."""
-    try:
-        text = Path("/proc/vmstat").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
