@@ -31,14 +31,13 @@ class RejectReason(StrEnum):
     """Why a request was turned away before it was accepted."""
 
     QUEUE_FULL = "queue_full"  # max_waiting requests wait already
-    SHUTTING_DOWN = "shutting_down"  # no engine to give it to any more
     CONTEXT_LENGTH = "context_length"  # the prompt can never fit
     INVALID = "invalid"  # any other fault of the client's
 
 
 # The server's own fault: these are TTFT misses, and `rejected` in a sample. The rest are answered 4xx and
 # would only mislead whoever scales by these numbers.
-OVERLOAD_REASONS = frozenset({RejectReason.QUEUE_FULL, RejectReason.SHUTTING_DOWN})
+OVERLOAD_REASONS = frozenset({RejectReason.QUEUE_FULL})
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,15 @@ def test_a_client_that_leaves_before_its_first_token_is_forgotten(
     holder.response.close()
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_noted(slow_server: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", slow_server.port), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: left-early\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+    assert slow_server.access_entry("left-early")["status"] == 499
+
+
 def test_a_full_queue_answers_503_and_counts_a_miss(
     one_at_a_time: RunningServer, client: httpx.Client
 ) -> None:
@@ -235,10 +244,12 @@ def test_an_engine_that_dies_fails_every_request_and_the_server_ends(
 def test_a_parent_that_is_killed_leaves_no_engine(start_server: StartServer, client: httpx.Client) -> None:
     server = start_server(environment=SLOW)
     (engine,) = server.children()
+    directory = json.loads(engine.cmdline()[-1])["directory"]
     Stream(client, server, LONG).first_event()
     server.process.kill()
     server.wait()
     assert has_ended(engine)
+    assert not os.path.exists(directory)
 
 
 def test_a_lifeline_that_ends_takes_both_processes_along(model_folder: Path, tmp_path: Path) -> None:

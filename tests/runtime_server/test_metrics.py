@@ -78,7 +78,7 @@ def test_without_targets_nothing_is_met_or_missed() -> None:
 def test_overload_is_a_ttft_miss_and_a_fault_of_the_client_is_not() -> None:
     metrics = EngineMetrics(Targets(ttft_milliseconds=100.0, tpot_milliseconds=20.0))
     metrics.rejected(RejectReason.QUEUE_FULL)
-    metrics.rejected("shutting_down")
+    metrics.rejected("queue_full")
     metrics.rejected(RejectReason.CONTEXT_LENGTH)
     metrics.rejected("invalid")
     metrics.finished(FinishReason.ABORT, 1.0, 0.5)
@@ -87,7 +87,7 @@ def test_overload_is_a_ttft_miss_and_a_fault_of_the_client_is_not() -> None:
     snapshot = metrics.snapshot()
     assert slo_counters(metrics) == (0, 3, 0, 0)
     assert snapshot.counters["rejected"] == 2
-    assert snapshot.rejected == {"queue_full": 1, "shutting_down": 1, "context_length": 1, "invalid": 1}
+    assert snapshot.rejected == {"queue_full": 2, "context_length": 1, "invalid": 1}
     assert sum(snapshot.histograms["tpot"].counts) == sum(snapshot.histograms["e2e"].counts) == 0
 
 

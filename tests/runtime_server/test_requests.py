@@ -148,7 +148,28 @@ def test_fields_that_contradict_each_other_are_refused(change: dict[str, Any], w
 
 @pytest.mark.parametrize(
     ("raw", "want_status"),
-    [(b"", 400), (b"{", 400), (b"[]", 400), (b"\xff\xfe", 400), (b'"' + b"a" * (17 * 2**20) + b'"', 413)],
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b"\xff\xfe", 400),
+        (b'{"prompt": "\\ud800"}', 400),
+        (b"[" * 100_000, 400),
+        (b'{"prompt": ' + b"[" * 150 + b"]" * 150 + b"}", 400),
+        (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", 400),
+        (b'"' + b"a" * (17 * 2**20) + b'"', 413),
+    ],
+    ids=[
+        "empty",
+        "cut",
+        "list",
+        "no text",
+        "half a surrogate pair",
+        "deep",
+        "nested",
+        "huge number",
+        "large",
+    ],
 )
 def test_a_body_that_is_no_request_is_refused(
     fake_server: RunningServer, raw: bytes, want_status: int
@@ -161,6 +182,7 @@ def test_a_body_that_is_no_request_is_refused(
     )
     assert response.status_code == want_status
     assert response.json()["error"]["type"] == "invalid_request_error"
+    assert len(response.text) < 1000
 
 
 def test_a_body_of_unknown_length_is_bounded_too(fake_server: RunningServer) -> None:

@@ -49,7 +49,7 @@ def check_changes(raw: bytes) -> dict[str, Any]:
     """The fields of a PATCH, with types and the targets' range checked; the limits' range is the engine's."""
     try:
         changes = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body is not valid JSON ({error}); send a JSON object") from error
     if not isinstance(changes, dict):
         raise HttpError(400, "the body is no JSON object; send the fields to change")

@@ -84,6 +84,10 @@ class EngineHandle:
     def kill(self) -> None:
         """End the process and remove its folder at once."""
         self._process.kill()
+        self.remove_directory()
+
+    def remove_directory(self) -> None:
+        """Remove the sockets' names. Sockets that are connected stay so."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def close(self, timeout_seconds: float) -> None:
@@ -95,4 +99,4 @@ class EngineHandle:
             self._process.kill()
             self._process.wait()
         os.close(self._lifeline)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self.remove_directory()

@@ -30,6 +30,9 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+# How long a client may leave what was written unread before it counts as gone.
+WRITE_TIMEOUT_SECONDS = 120.0
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -67,6 +70,9 @@ class GenerationResponse(Response):
             self._generation.log.outcome = "client_gone"
         except HttpError as error:
             await error.response()(scope, receive, send)
+        except TimeoutError:
+            # Returning from an unfinished response makes the server close the connection.
+            self._generation.log.outcome = "client_stalled"
         finally:
             run.close()
             gone.cancel()
@@ -199,7 +205,8 @@ class _Run:
                 (b"x-accel-buffering", b"no"),
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     def _report_first_bytes(self, choices: list[Choice]) -> None:
         if not choices:

@@ -92,7 +92,7 @@ async def _serve(
     gc.enable()
     timeline["listening"] = round(time.monotonic() - started_at, 3)
     logger.info("listening on %s port %d; the engine is starting", options.host, port)
-    announcing = asyncio.create_task(_announce(client, timeline, started_at))
+    announcing = asyncio.create_task(_announce(client, handle, timeline, started_at))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -102,15 +102,22 @@ async def _serve(
     return ending.status
 
 
-async def _announce(client: EngineClient, timeline: dict[str, float], started_at: float) -> None:
-    """Log once where the seconds of the start went."""
+async def _announce(
+    client: EngineClient, handle: EngineHandle, timeline: dict[str, float], started_at: float
+) -> None:
+    """Log once where the seconds of the start went; then nothing of the start is needed any more."""
     try:
         info = await asyncio.shield(client.ready)
-    except EngineDeadError:
+        stages = {**timeline, **info.timeline, "ready": round(time.monotonic() - started_at, 3)}
+        listed = ", ".join(
+            f"{name} {at:.2f}" for name, at in sorted(stages.items(), key=lambda item: item[1])
+        )
+        logger.info("ready on %s; seconds since the start: %s", info.device, listed)
+        await client.state()
+    except (EngineDeadError, TimeoutError):
         return
-    stages = {**timeline, **info.timeline, "ready": round(time.monotonic() - started_at, 3)}
-    listed = ", ".join(f"{name} {at:.2f}" for name, at in sorted(stages.items(), key=lambda item: item[1]))
-    logger.info("ready on %s; seconds since the start: %s", info.device, listed)
+    # An answer has come: both sockets are connected, and a killed server leaves no file behind.
+    handle.remove_directory()
 
 
 class _Ending:

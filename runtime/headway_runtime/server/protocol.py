@@ -252,16 +252,20 @@ def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
     if problem["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON ({problem['msg']}); send a JSON object")
     is_missing = problem["type"] == "missing"
-    param = _path_in_body(problem["loc"], json.loads(body), is_missing=is_missing) or None
-    value = _shorten(problem["input"])
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None  # what pydantic reads and Python does not: a number of thousands of digits
+    param = _path_in_body(problem["loc"], value, is_missing=is_missing) or None
+    shown = _shorten(problem["input"])
     if problem["type"] == "extra_forbidden":
-        message = f"{param}={value} is not supported by this server; leave the field out"
+        message = f"{param}={shown} is not supported by this server; leave the field out"
         return InvalidRequestError(message, param=param, code="unsupported_parameter")
     if is_missing:
         return InvalidRequestError(f"{param} is missing; it is required", param=param)
     if param is None:
         return InvalidRequestError(problem["msg"].removeprefix("Value error, "))
-    return InvalidRequestError(f"{param}={value}: {problem['msg']}", param=param)
+    return InvalidRequestError(f"{param}={shown}: {problem['msg']}", param=param)
 
 
 def _path_in_body(location: tuple[int | str, ...], value: Any, *, is_missing: bool) -> str:
