@@ -118,8 +118,8 @@ def test_bfloat16_tokens_differ_only_where_the_reference_is_undecided(
         tokens = driver.tokens(str(index))
         rounded = reference.logits(prompt + tokens)[len(prompt) - 1 : -1]
         exact = reference.logits(prompt + tokens, exact=True)[len(prompt) - 1 : -1]
-        # Two logits, each wrong by as much as the reference's may be.
-        check_greedy(exact, tokens, 2 * float((rounded - exact).abs().max()))
+        # Two logits, each half as wrong again as the reference's may be.
+        check_greedy(exact, tokens, 3 * float((rounded - exact).abs().max()))
 
 
 @pytest.mark.parametrize("shape", ["gqa", "llama3 rope", "biases"])
