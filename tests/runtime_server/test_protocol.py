@@ -1,0 +1,129 @@
+"""Which fields of a request are accepted, and that the rest is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.server.protocol import ChatBody, CompletionBody, parse_body
+
+USER = {"role": "user", "content": "hi"}
+CHAT = {"model": "tiny", "messages": [USER]}
+COMPLETION = {"model": "tiny", "prompt": "one two"}
+
+
+@pytest.mark.parametrize(
+    ("change", "want_param"),
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"presence_penalty": False}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"echo": True}, "echo"),
+        ({"no_such_option": None}, "no_such_option"),
+        ({"stream_options": {"include_usage": True, "more": 1}, "stream": True}, "stream_options.more"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"n": 129}, "n"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [""]}, "stop.0"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"stream": "yes"}, "stream"),
+        ({"min_tokens": -1}, "min_tokens"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_what_is_not_supported_or_wrong_is_refused_by_name(
+    kind: type[ChatBody] | type[CompletionBody], change: dict[str, Any], want_param: str
+) -> None:
+    base = CHAT if kind is ChatBody else COMPLETION
+    with pytest.raises(InvalidRequestError, match=want_param.split(".")[0]) as caught:
+        parse_body(json.dumps({**base, **change}).encode(), kind)
+    assert caught.value.param == want_param
+
+
+@pytest.mark.parametrize(
+    ("messages", "want_param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([{"role": "tool", "content": "x"}], "messages.0.role"),
+        ([{"role": "user"}], "messages.0.content"),
+        ([USER, {"role": "user", "content": None}], "messages.1.content"),
+        ([{**USER, "tool_calls": [{}]}], "messages.0.tool_calls"),
+        ([{**USER, "colour": "red"}], "messages.0.colour"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content.0"),
+    ],
+)
+def test_wrong_messages_are_refused_by_name(messages: object, want_param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(json.dumps({**CHAT, "messages": messages}).encode(), ChatBody)
+    assert (caught.value.param or "").startswith(want_param)
+
+
+def test_a_part_that_is_no_text_is_named() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(InvalidRequestError, match="image_url"):
+        parse_body(
+            json.dumps({**CHAT, "messages": [{"role": "user", "content": [image]}]}).encode(), ChatBody
+        )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "n": 1},
+        {"response_format": {"type": "text"}, "tools": None, "tool_choice": "none"},
+        {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "user": "me"},
+        {"temperature": None, "max_tokens": None, "stop": None, "stream": None, "seed": None},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+    ],
+)
+def test_what_changes_nothing_is_accepted(change: dict[str, Any]) -> None:
+    parse_body(json.dumps({**CHAT, **change}).encode(), ChatBody)
+
+
+def test_an_answer_can_be_sent_back_as_the_client_dumps_it() -> None:
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": "hello",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    body = parse_body(json.dumps({**CHAT, "messages": [USER, answer, USER]}).encode(), ChatBody)
+    assert body.messages[1].for_template() == {"role": "assistant", "content": "hello"}
+
+
+def test_text_parts_are_joined_and_developers_are_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = parse_body(
+        json.dumps({**CHAT, "messages": [{"role": "developer", "content": parts}]}).encode(), ChatBody
+    )
+    assert body.messages[0].for_template() == {"role": "system", "content": "a\nb"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stream_options": {"include_usage": True}}, "stream=true"),
+        ({"top_logprobs": 2}, "logprobs=true"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "differ"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        parse_body(json.dumps({**CHAT, **change}).encode(), ChatBody)
