@@ -21,8 +21,11 @@ from torch import Tensor
 from headway_runtime.batch import Sample
 from headway_runtime.request import SamplingParams, TokenLogprobs
 
-# Thresholds are first looked for among so many best tokens, and in a full sort only where these do not reach.
-NUM_CANDIDATES = 1024
+# A filtered row is first looked at in so many best tokens, then in so many times more until they are enough.
+NUM_CANDIDATES = 32
+CANDIDATES_GROWTH = 16
+# Noise for more tokens at once than this no longer fits a processor's cache.
+CPU_TOKENS_AT_ONCE = 1 << 18
 MASK_64 = (1 << 64) - 1
 
 
@@ -46,6 +49,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._token_hashes = _mix(torch.arange(vocab_size, dtype=torch.int32, device=device).mul_(0x1E3779B1))
+        self._rows_at_once = max(1, CPU_TOKENS_AT_ONCE // vocab_size) if device.type == "cpu" else None
 
     def __call__(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sample]:
         """logits: [rows, vocab_size] in the model's dtype."""
@@ -78,64 +82,87 @@ class Sampler:
         """logits: float32 [rows, vocab_size], a copy. Returns token ids [rows]."""
         temperatures = torch.tensor([row.sampling.temperature for row in rows], device=self._device)
         scores = logits.div_(temperatures.unsqueeze(1))
-        if any(row.sampling.top_k > 0 or row.sampling.top_p < 1.0 for row in rows):
-            thresholds = self._thresholds(scores, [row.sampling for row in rows])
-            scores.masked_fill_(scores < thresholds.unsqueeze(1), -math.inf)
-        keys = [_row_key(row.sampling.seed, row.position) for row in rows]
-        return scores.sub_(self._log_exponentials(keys)).argmax(dim=-1)
-
-    def _thresholds(self, scores: Tensor, params: list[SamplingParams]) -> Tensor:
-        """The least score that each row keeps, [rows]."""
-        top_k = torch.tensor(
-            [min(one.top_k, self._vocab_size) if one.top_k > 0 else self._vocab_size for one in params],
+        keys = torch.tensor(
+            [_row_key(row.sampling.seed, row.position) for row in rows],
+            dtype=torch.int32,
             device=self._device,
-        )
-        top_p = torch.tensor([one.top_p for one in params], dtype=torch.float64, device=self._device)
-        count = min(NUM_CANDIDATES, self._vocab_size)
-        thresholds, found = _find_thresholds(scores, scores.topk(count).values, top_k, top_p)
-        missing = (~found).nonzero().flatten()
-        if len(missing) > 0:
-            ordered = scores[missing].sort(dim=-1, descending=True).values
-            thresholds[missing], _ = _find_thresholds(
-                scores[missing], ordered, top_k[missing], top_p[missing]
-            )
-        return thresholds
+        ).unsqueeze(1)
+        filtered = [i for i, row in enumerate(rows) if row.sampling.top_k > 0 or row.sampling.top_p < 1.0]
+        if not filtered:
+            return self._draw_from_all(scores, keys)
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+        params = [rows[index].sampling for index in filtered]
+        tokens[filtered] = self._draw_filtered(scores[filtered], keys[filtered], params, NUM_CANDIDATES)
+        plain = sorted(set(range(len(rows))).difference(filtered))
+        if plain:
+            tokens[plain] = self._draw_from_all(scores[plain], keys[plain])
+        return tokens
 
-    def _log_exponentials(self, keys: list[int]) -> Tensor:
-        """Logarithms of exponentially distributed numbers, [rows, vocab_size]; minus them is Gumbel noise."""
-        hashes = _mix(
-            self._token_hashes ^ torch.tensor(keys, dtype=torch.int32, device=self._device).unsqueeze(1)
-        )
-        uniform = (hashes & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
-        # Small numbers, which become large noise, are the finely spaced ones; 1 itself must not be reached.
-        return uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_()
+    def _draw_from_all(self, scores: Tensor, keys: Tensor) -> Tensor:
+        size = self._rows_at_once or len(keys)
+        parts = [
+            part.sub_(_log_exponentials(self._token_hashes ^ part_keys)).argmax(dim=-1)
+            for part, part_keys in zip(torch.split(scores, size), torch.split(keys, size), strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _draw_filtered(
+        self, scores: Tensor, keys: Tensor, params: list[SamplingParams], num_candidates: int
+    ) -> Tensor:
+        """Draw among the best tokens; rows that may want more than these draw again among more of them.
+
+        What is drawn does not hang on num_candidates: a row is certain if all that it keeps is among them.
+        """
+        largest_k = max((one.top_k for one in params if one.top_k < self._vocab_size), default=0)
+        count = min(max(num_candidates, largest_k + 1), self._vocab_size)
+        best, candidates = scores.topk(count)
+        thresholds, is_certain = _find_thresholds(scores, best, params)
+        hashes = self._token_hashes.index_select(0, candidates.flatten()).view_as(candidates)
+        noise = _log_exponentials(hashes ^ keys)
+        chosen = best.masked_fill(best < thresholds, -math.inf).sub_(noise).argmax(dim=-1, keepdim=True)
+        tokens = candidates.gather(1, chosen).squeeze(1)
+        again = [index for index, certain in enumerate(is_certain.tolist()) if not certain]
+        if again:
+            wanting = [params[index] for index in again]
+            more = count * CANDIDATES_GROWTH
+            tokens[again] = self._draw_filtered(scores[again], keys[again], wanting, more)
+        return tokens
 
 
-def _find_thresholds(scores: Tensor, ordered: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Thresholds [rows], and which rows' are certain, from each row's best scores in descending order."""
-    count = ordered.shape[1]
-    is_whole = count == scores.shape[1]
-    by_rank = ordered.gather(1, (top_k.clamp(max=count) - 1).unsqueeze(1))
-    # Mass relative to what top-k leaves; without top-k that is everything.
-    weights = (ordered - ordered[:, :1]).double().exp_()
-    kept = weights.masked_fill(ordered < by_rank, 0.0)
-    unlimited = top_k >= scores.shape[1]
-    everything = (scores - ordered[:, :1]).double().exp_().sum(dim=-1)
-    total = torch.where(unlimited, everything, kept.sum(dim=-1))
-    mass = kept.cumsum(dim=-1)
-    wanted = (top_p * total).unsqueeze(1)
-    # The first place where the mass is reached; rounding may leave the last one short.
-    place = (mass < wanted).sum(dim=-1).clamp_(max=count - 1)
-    by_mass = ordered.gather(1, place.unsqueeze(1))
-    keeps_all = top_p >= 1.0
-    threshold = torch.where(keeps_all, by_rank.squeeze(1), torch.maximum(by_mass, by_rank).squeeze(1))
-    threshold = torch.where(keeps_all & unlimited, -math.inf, threshold)
-    if is_whole:
-        return threshold, torch.ones_like(unlimited)
-    # Certain are ranks inside the list whose equals all are inside, and masses reached inside it.
-    rank_inside = (top_k < count) & (by_rank.squeeze(1) > ordered[:, -1])
-    mass_inside = unlimited & (mass[:, -1] >= wanted.squeeze(1))
-    return threshold, (unlimited & keeps_all) | rank_inside | mass_inside
+def _find_thresholds(scores: Tensor, best: Tensor, params: list[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """The least score that each row keeps [rows, 1], and whether all that it keeps is surely among `best`.
+
+    scores: [rows, vocab_size]; best: their best ones [rows, count], in descending order.
+    """
+    vocab_size, count = scores.shape[1], best.shape[1]
+    top_k = [min(one.top_k, vocab_size) if one.top_k > 0 else vocab_size for one in params]
+    last = torch.tensor(top_k, device=scores.device).clamp_(max=count).sub_(1).unsqueeze(1)
+    by_rank = best.gather(1, last)
+    # Mass is relative to what top-k leaves; without top-k that is everything.
+    mass = (best - best[:, :1]).double().exp_().masked_fill_(best < by_rank, 0.0).cumsum(dim=-1)
+    everything = (scores.logsumexp(dim=-1, keepdim=True) - best[:, :1]).double().exp_()
+    is_unlimited = torch.tensor([one == vocab_size for one in top_k], device=scores.device).unsqueeze(1)
+    top_p = torch.tensor([one.top_p for one in params], dtype=torch.float64, device=scores.device).unsqueeze(
+        1
+    )
+    wanted = top_p * torch.where(is_unlimited, everything, mass[:, -1:])
+    # The first place where the mass is reached; rounding may leave the very last one short.
+    place = (mass < wanted).sum(dim=-1, keepdim=True).clamp_(max=count - 1)
+    thresholds = torch.where(top_p >= 1.0, by_rank, torch.maximum(best.gather(1, place), by_rank))
+    if count == vocab_size:
+        return thresholds, torch.ones(len(params), dtype=torch.bool, device=scores.device)
+    # Below the last candidate there may be equals of it; above it everything is seen.
+    is_certain = (thresholds > best[:, -1:]) & (~is_unlimited | (mass[:, -1:] >= wanted))
+    return thresholds, is_certain.squeeze(1)
+
+
+def _log_exponentials(hashes: Tensor) -> Tensor:
+    """Logarithms of exponentially distributed numbers, from 32-bit integers, which are overwritten.
+
+    Minus them is Gumbel noise. Small uniform numbers, which become large noise, are the finely spaced ones.
+    """
+    uniform = (_mix(hashes) & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+    return uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_()
 
 
 def _logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) -> list[TokenLogprobs]:
