@@ -9,6 +9,7 @@ from headway_operator.slo import Memory, decide
 from headway_operator.slo.window import Slice
 from headway_operator.state import (
     Decision,
+    GatewaySample,
     Limits,
     Observed,
     ReplicaSample,
@@ -41,6 +42,8 @@ class Scene:
             replicas_raised_at=1.0,
         )
         self.other_scaler = ""
+        self.gateways: dict[str, GatewaySample | None] = {}
+        self.errors: dict[str, str] = {}
         self.now = NOW
 
     def sample(self, **changes: Any) -> None:
@@ -66,7 +69,8 @@ class Scene:
             replicas=tuple(self.replicas.values()),
             other_scaler=self.other_scaler,
         )
-        return decide(self.target, memory, Sample(self.now, self.samples), observed, self.now)
+        sample = Sample(self.now, self.samples, self.gateways, self.errors)
+        return decide(self.target, memory, sample, observed, self.now)
 
 
 @pytest.fixture
@@ -261,10 +265,11 @@ def test_another_scaler_keeps_its_replicas(scene: Scene, build: Any) -> None:
 def test_without_samples_of_half_the_replicas_everything_holds(scene: Scene) -> None:
     scene.slow_ttft()
     scene.samples = {"a": None}
+    scene.errors = {"a": "no answer within 2 s"}
     decision, _ = scene.decide()
     assert (decision.replicas, decision.limits) == (1, Limits(8, 512))
     assert (decision.cause, decision.blocker) == ("HoldingWithoutSamples", "SamplesMissing")
-    assert "1 of 1 ready replicas give no usable sample" in decision.message
+    assert "1 of 1 ready replicas give no usable sample: no answer within 2 s" in decision.message
 
 
 def test_the_spec_bounds_move_replicas_and_limits_at_once(scene: Scene) -> None:
@@ -361,3 +366,48 @@ def test_without_memory_the_world_is_taken_as_it_is(scene: Scene, build: Any) ->
     scene.samples = {name: build.sample(NOW, limits=Limits(16, 1024)) for name in scene.replicas}
     decision, _ = scene.decide()
     assert (decision.replicas, decision.limits) == (3, Limits(16, 1024))
+
+
+def test_a_place_about_to_be_taken_counts_as_taken(scene: Scene) -> None:
+    scene.slow_ttft()
+    scene.target = replace(scene.target, lowest=Limits(1, 512))
+    scene.memory = replace(scene.memory, limits=Limits(2, 512), violated_since=NOW - 5)
+    scene.sample(running=1, limits=Limits(2, 512))
+    assert scene.decide()[0].cause == "RaisedBatchLimit"
+
+
+def test_a_new_replica_without_a_queue_does_not_hide_that_the_other_is_full(scene: Scene, build: Any) -> None:
+    scene.slow_ttft()
+    scene.replicas["b"] = build.replica("b")
+    scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    scene.memory = replace(scene.memory, replicas=2, violated_since=NOW - 5)
+    assert scene.decide()[0].cause == "RaisedBatchLimit"
+    scene.sample(running=5, waiting=20, oldest_waiting_seconds=3.0)
+    assert scene.decide()[0].cause == "RaisedTokenBudget"
+
+
+def test_nothing_is_removed_while_the_gateway_keeps_its_queue_to_itself(scene: Scene, build: Any) -> None:
+    scene.replicas["b"] = build.replica("b")
+    scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    scene.memory = replace(scene.memory, replicas=2, enough_since=NOW - 500)
+    scene.gateways = {"gateway": None}
+    assert scene.decide()[0].replicas == 2
+    scene.gateways = {"gateway": GatewaySample("g", NOW, 0, 0.0, 0, {})}
+    assert scene.decide()[0].replicas == 1
+
+
+def test_another_beginning_of_the_limits_is_taken_at_once(scene: Scene) -> None:
+    decision, memory = scene.decide()
+    assert decision.limits == Limits(8, 512)
+    scene.memory = replace(memory, limits=Limits(40, 1024))
+    assert scene.decide()[0].limits == Limits(40, 1024)
+    scene.target = replace(scene.target, initial=Limits(16, 256))
+    assert scene.decide()[0].limits == Limits(16, 256)
+
+
+def test_a_service_at_zero_waits_for_nobody(scene: Scene) -> None:
+    scene.target = replace(scene.target, fixed_replicas=0)
+    scene.replicas, scene.samples = {}, {}
+    scene.memory = replace(scene.memory, replicas=0)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.cause) == (0, "ScaledToZero")

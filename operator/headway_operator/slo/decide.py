@@ -91,6 +91,10 @@ def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observ
     if memory.targets != target.targets:
         slices = tuple(without_exact(one) for one in memory.slices)
         memory = replace(memory, targets=target.targets, slices=slices)
+    if memory.initial not in (None, target.initial):
+        # The user wants another beginning; what was learned from the old one is not held against that.
+        memory = replace(memory, limits=target.initial, limits_changed_at=now)
+    memory = replace(memory, initial=target.initial)
     changed_at = memory.limits_changed_at or 0.0
     slices, baselines = advance(
         memory.slices, memory.baselines, sample, observed, target.targets, memory.began_at, changed_at
@@ -116,11 +120,14 @@ def _choose(situation: Situation) -> Choice:
         and situation.target.targets.tpot_milliseconds is None
     ):
         return _hold(situation, "NoTarget", "spec.slo sets no target")
+    if counted.desired == 0:
+        return _hold(situation, "ScaledToZero", "spec.replicas is 0")
     if counted.ready == 0:
         why = f": {counted.pending_reason}" if counted.pending_reason else ""
         return _hold(situation, "WaitingForReplicas", f"0 of {counted.desired} replicas ready{why}")
     if 2 * counted.unsampled > counted.ready:
-        words = f"{counted.unsampled} of {counted.ready} ready replicas give no usable sample"
+        error = f": {counted.sample_error}" if counted.sample_error else ""
+        words = f"{counted.unsampled} of {counted.ready} ready replicas give no usable sample{error}"
         return _hold(situation, "HoldingWithoutSamples", words, "SamplesMissing")
     if situation.is_ttft_bad or situation.is_tpot_bad:
         return _help(situation)

@@ -32,7 +32,9 @@ class Load:
 
     late: waiting requests older than the TTFT target. queue_milliseconds, prefill_milliseconds: means.
     prefill_share: share of prompt tokens in all tokens computed. num_sampled: replicas that gave a sample.
-    busiest_running: running on the busiest replica. ttft_missed, tpot_missed: requests that just missed.
+    num_queues: replicas where requests wait. num_queues_with_room: those of them that could run two more (one
+    free place is one about to be taken). busiest_running: running on the busiest replica.
+    ttft_missed, tpot_missed: requests that just missed.
     """
 
     num_sampled: int = 0
@@ -45,6 +47,8 @@ class Load:
     queue_milliseconds: float = 0.0
     prefill_milliseconds: float = 0.0
     prefill_share: float = 0.0
+    num_queues: int = 0
+    num_queues_with_room: int = 0
     busiest_running: int = 0
     ttft_missed: int = 0
     tpot_missed: int = 0
@@ -70,6 +74,7 @@ def load(target: Target, slices: Sequence[Slice], sample: Sample, now: float) ->
     replicas = [one for one in fresh_replicas(sample, now).values() if not one.draining]
     queues: list[ReplicaSample | GatewaySample] = [*replicas]
     queues += [one for one in sample.gateways.values() if one is not None]
+    queued = [one for one in replicas if one.waiting]
     # The last slice always counts, however long the time between passes.
     recent = joined(one for one in slices if one.start >= now - RECENT_SECONDS or one is slices[-1])
     totals = recent.totals
@@ -87,6 +92,8 @@ def load(target: Target, slices: Sequence[Slice], sample: Sample, now: float) ->
         queue_milliseconds=_mean(recent, "queue"),
         prefill_milliseconds=_mean(recent, "prefill"),
         prefill_share=prompt / (prompt + generated) if prompt + generated else 0.0,
+        num_queues=len(queued),
+        num_queues_with_room=sum(one.limits.max_num_seqs - one.running > 1 for one in queued),
         busiest_running=max((one.running for one in replicas), default=0),
         ttft_missed=int(totals.get("ttft_missed", 0) + _refused(recent)),
         tpot_missed=int(totals.get("tpot_missed", 0)),

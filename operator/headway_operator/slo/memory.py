@@ -14,8 +14,9 @@ VERSION = 1
 class Memory:
     """Times are seconds since the epoch; None means never.
 
-    began_at: when this memory began. replicas, limits: what was last decided. targets: those that the exact
-    counters in `slices` were taken against. limits_changed_at, replicas_raised_at: last changes by decision.
+    began_at: when this memory began. replicas, limits: what was last decided.
+    initial: where the spec had limits begin. targets: those that the exact counters in `slices` were taken
+    against. limits_changed_at, replicas_raised_at: last changes by decision.
     violated_since, violated_at: first and last pass of the violation at hand.
     backlog, backlog_at: requests waiting a few seconds ago, to see whether the queue shrinks.
     enough_since: since when one replica fewer would have been enough.
@@ -27,6 +28,7 @@ class Memory:
     began_at: float = 0.0
     replicas: int | None = None
     limits: Limits | None = None
+    initial: Limits | None = None
     targets: Targets = NO_TARGETS
     slices: tuple[Slice, ...] = ()
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
@@ -50,9 +52,8 @@ class Memory:
         return {
             "version": VERSION,
             **plain,
-            "limits": None
-            if self.limits is None
-            else [self.limits.max_num_seqs, self.limits.max_num_batched_tokens],
+            "limits": _pair(self.limits),
+            "initial": _pair(self.initial),
             "targets": [self.targets.ttft_milliseconds, self.targets.tpot_milliseconds],
             "slices": [one.to_dict() for one in self.slices],
             "baselines": {name: baseline.to_dict() for name, baseline in self.baselines.items()},
@@ -70,6 +71,7 @@ class Memory:
         memory = cls(
             **{name: data[name] for name in _PLAIN_FIELDS},
             limits=None if data["limits"] is None else Limits(*data["limits"]),
+            initial=None if data["initial"] is None else Limits(*data["initial"]),
             targets=Targets(*data["targets"]),
             slices=tuple(Slice.from_dict(one) for one in data["slices"]),
             baselines={name: Baseline.from_dict(one) for name, one in data["baselines"].items()},
@@ -94,3 +96,7 @@ _PLAIN_FIELDS = (
     "lowered_to",
     "lowered_at",
 )
+
+
+def _pair(limits: Limits | None) -> list[int] | None:
+    return None if limits is None else [limits.max_num_seqs, limits.max_num_batched_tokens]

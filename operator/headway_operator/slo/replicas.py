@@ -90,7 +90,9 @@ def is_one_fewer_enough(situation: Situation) -> bool:
     is_whole = (
         supply.ready == supply.existing == supply.desired and not supply.pending and not supply.unsampled
     )
-    if not is_whole or load.late or load.kv_use * supply.desired / fewer > MOST_TARGET_USE:
+    if not is_whole or not supply.is_gateway_sampled or load.late:
+        return False
+    if load.kv_use * supply.desired / fewer > MOST_TARGET_USE:
         return False
     if (load.running + load.waiting) / fewer > MOST_CAP_USE * situation.limits.max_num_seqs:
         return False

@@ -23,7 +23,8 @@ class Supply:
 
     pending: asked for and not ready, not past the deadline. overdue: past it. Both with the cause of one of
     them, or "".
-    unsampled: ready but without a usable sample. newest_ready_at: when the last one became ready.
+    unsampled: ready but without a usable sample, for which sample_error is one reason. is_gateway_sampled: no
+    gateway kept its sample to itself. newest_ready_at: when the last one became ready.
     """
 
     desired: int
@@ -33,6 +34,8 @@ class Supply:
     overdue: int
     overdue_reason: str
     unsampled: int
+    sample_error: str
+    is_gateway_sampled: bool
     existing: int
     newest_ready_at: float
 
@@ -78,7 +81,9 @@ class Situation:
 
     @property
     def is_full(self) -> bool:
-        """Nearly as many sequences run as the limit allows."""
+        """Where requests wait, all places are taken; where none wait, nearly all."""
+        if self.load.num_queues:
+            return self.load.num_queues_with_room == 0
         return self.load.running >= 0.9 * self.limits.max_num_seqs * max(1, self.load.num_sampled)
 
     @property
@@ -122,6 +127,8 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
         overdue=len(late),
         overdue_reason=next((replica.reason for replica in late if replica.reason), ""),
         unsampled=sum(replica.name not in fresh for replica in ready),
+        sample_error=next(iter(sample.errors.values()), ""),
+        is_gateway_sampled=None not in sample.gateways.values(),
         existing=len(living),
         newest_ready_at=max((r.ready_at for r in ready if r.ready_at is not None), default=0.0),
     )
