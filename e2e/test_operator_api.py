@@ -539,7 +539,7 @@ async def test_the_operator_process_follows_services_and_ends_in_time(
         output = (await asyncio.wait_for(operator.stderr.read(), 30)).decode()
         await asyncio.wait_for(operator.wait(), 30)
     assert operator.returncode == 0, output
-    assert time.monotonic() - stopped_at < 10
+    assert time.monotonic() - stopped_at < 5
     assert "Traceback" not in output, output
     lease = await api.get("Lease", key.namespace, "headway-operator")
     assert lease is not None

@@ -5,8 +5,6 @@ are used here, which leave none and need no finalizer. An event says no more tha
 what is to be done is read afresh by each pass. Ownership by reference cleans up when a service is deleted.
 """
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,8 +12,6 @@ import kopf
 
 from headway_operator.names import GROUP, PLURAL, VERSION
 from headway_operator.state import ServiceKey
-
-logger = logging.getLogger(__name__)
 
 SERVER_TIMEOUT_SECONDS = 300  # a whole number: the API server refuses `300.0`
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -27,9 +23,8 @@ async def watch(
     namespace: str,
     on_change: Callable[[ServiceKey], None],
     on_stop: Callable[[], Awaitable[None]],
-    stop: asyncio.Event,
 ) -> None:
-    """Call `on_change` for every service there is and at each later change, until `stop`, SIGTERM or SIGINT.
+    """Call `on_change` for every service there is and at each later change, until SIGTERM or SIGINT.
 
     namespace: the one to watch; "" watches all. on_stop: ends what `on_change` began; kopf cancels without
     ceremony every task that outlives it.
@@ -40,7 +35,6 @@ async def watch(
         namespaces=[namespace] if namespace else [],
         clusterwide=not namespace,
         standalone=True,
-        stop_flag=stop,
     )
 
 
@@ -51,7 +45,7 @@ def make_registry(
     registry = kopf.OperatorRegistry()
     last_seen: dict[ServiceKey, tuple[object, ...]] = {}
 
-    async def on_event(event: Mapping[str, Any], **_: object) -> None:
+    async def see_service(event: Mapping[str, Any], **_: object) -> None:
         metadata = event["object"]["metadata"]
         key = ServiceKey(metadata["namespace"], metadata["name"])
         # Writes of the status come back as events too; they are no reason for another pass.
@@ -70,7 +64,7 @@ def make_registry(
     async def clean_up(**_: object) -> None:
         await on_stop()
 
-    kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(on_event)
+    kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(see_service)
     kopf.on.login(registry=registry)(log_in)
     kopf.on.cleanup(registry=registry)(clean_up)
     return registry

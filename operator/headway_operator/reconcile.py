@@ -135,6 +135,7 @@ async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any]) -> No
     if not await outcome.attempt("write status", world.cluster.write_status(outcome.key, status)):
         return
     for kind, reason, message in conditions.events(previous, status):
+        logger.info("%s: %s: %s", outcome.key, reason, message)
         await outcome.attempt("record event", world.cluster.emit(outcome.key, kind, reason, message))
 
 

@@ -36,6 +36,8 @@ def main(argv: list[str]) -> int:
     """Run until SIGTERM or SIGINT; 1 when it cannot start, with the reason on stderr."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=options.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    if options.log_level == "info":
+        logging.getLogger("kopf").setLevel("WARNING")  # it tells of every event that it passes on
     try:
         asyncio.run(run(options))
     except HeadwayOperatorError as error:
@@ -46,8 +48,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-async def run(options: argparse.Namespace, stop: asyncio.Event | None = None) -> None:
-    """Run the operator until `stop` is set or a signal comes."""
+async def run(options: argparse.Namespace) -> None:
+    """Run the operator until a signal comes."""
     metrics = OperatorMetrics()
     async with contextlib.AsyncExitStack() as stack:
         api = await stack.enter_async_context(await KubernetesApi.connect())
@@ -90,7 +92,7 @@ async def run(options: argparse.Namespace, stop: asyncio.Event | None = None) ->
                 metrics_port=options.metrics_port,
             )
         )
-        await watch(options.namespace, loops.wake, loops.close, stop or asyncio.Event())
+        await watch(options.namespace, loops.wake, loops.close)
 
 
 @contextlib.asynccontextmanager
