@@ -9,7 +9,9 @@ that a stream can be decoded one token at a time in constant time; a decoder who
 neighbours is refused when the server starts.
 """
 
+import functools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +167,22 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; with special tokens, the model's own beginning-of-sequence goes first."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """Tokens that `text` has at least, by its length: none spells more than the longest one.
+
+        Encoding megabytes takes seconds of computing, which a prompt that can never fit is not worth.
+        """
+        return len(text) // self._longest_spelling
+
+    @functools.cached_property
+    def _longest_spelling(self) -> int:
+        """Characters of a text that one token can take up, at most."""
+        if any(token.lstrip or token.rstrip for token in self._tokenizer.get_added_tokens_decoder().values()):
+            return sys.maxsize  # such a token swallows any number of spaces
+        longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
+        # Normal forms may join a few characters into one before they are encoded.
+        return longest if self._tokenizer.normalizer is None else 4 * longest
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The library's own text of `token_ids`, special tokens left out."""

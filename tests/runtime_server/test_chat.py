@@ -70,3 +70,16 @@ def test_a_template_that_refuses_or_reaches_out_is_the_clients_400(source: str) 
 def test_a_broken_template_stops_the_start() -> None:
     with pytest.raises(ConfigError, match="Jinja"):
         ChatTemplate("{% for %}", {})
+
+
+def test_the_fewest_tokens_of_a_text_are_a_bound_on_its_tokens(model_folder: Path) -> None:
+    tokenizer = Tokenizer(model_folder)
+    for text in (
+        "",
+        "a" * 1000,
+        "The quick brown fox " * 50,
+        "added token" * 40,
+        "👩‍👩‍👧" * 30,
+    ):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=True))
+    assert tokenizer.fewest_tokens("a" * 10_000) > 100, "and not an empty one"

@@ -176,6 +176,17 @@ def test_what_this_model_cannot_do_is_refused_and_counted(
     assert after["rejected"] == before["rejected"]
 
 
+def test_a_prompt_of_megabytes_is_refused_without_encoding_it(fake_server: RunningServer) -> None:
+    text = "a b " * (3 * 2**20)
+    for path, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        response = post(fake_server, path, {"model": "tiny", **body}, **{"X-Request-Id": f"large{path}"})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "more than" in response.json()["error"]["message"]
+
+
 def test_a_streamed_character_is_never_split(fake_server: RunningServer) -> None:
     text = "👩‍👩‍👧 日本語 🏳️‍🌈"
     count = httpx.post(f"{fake_server.url}/tokenize", json={"prompt": text}).json()["count"]

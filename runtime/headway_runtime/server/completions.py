@@ -143,7 +143,7 @@ def _tokenize(serving: Serving, raw: bytes) -> dict[str, object]:
     serving.served_name(body.model)
     model = serving.model()
     if body.messages is not None:
-        token_ids = encode_messages(body.messages, model)
+        token_ids = encode_messages(body.messages, model, must_fit=False)
     else:
         assert body.prompt is not None
         token_ids = model.tokenizer.encode(

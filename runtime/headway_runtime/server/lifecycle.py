@@ -54,7 +54,7 @@ class Lifecycle:
             else:
                 wake_at = deadline
             if now >= deadline:
-                return False
+                return self._num_in_flight == 0
             self._changed.clear()
             try:
                 async with asyncio.timeout(wake_at - now):

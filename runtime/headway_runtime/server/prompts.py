@@ -47,7 +47,7 @@ class Prepared:
 
 def prepare_chat(body: ChatBody, model: ServedModel, request_id: str, received_at: float) -> Prepared:
     """InvalidRequestError (ContextLengthError) for messages that cannot be served."""
-    token_ids = encode_messages(body.messages, model)
+    token_ids = encode_messages(body.messages, model, must_fit=True)
     return _prepare(body, [token_ids], "messages", model, request_id, received_at)
 
 
@@ -57,20 +57,28 @@ def prepare_completion(
     """InvalidRequestError (ContextLengthError) for prompts that cannot be served."""
     if not body.prompts:
         raise InvalidRequestError("prompt=[] holds no prompt; send at least one", param="prompt")
-    prompts = [
-        model.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        for prompt in body.prompts
-    ]
+    prompts = []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            _refuse_hopeless(prompt, "prompt", model)
+            prompts.append(model.tokenizer.encode(prompt, add_special_tokens=True))
+        else:
+            prompts.append(prompt)
     return _prepare(body, prompts, "prompt", model, request_id, received_at)
 
 
-def encode_messages(messages: Sequence[ChatMessage], model: ServedModel) -> list[int]:
-    """Token ids of a chat. The template writes the special tokens itself, so none are added."""
+def encode_messages(messages: Sequence[ChatMessage], model: ServedModel, *, must_fit: bool) -> list[int]:
+    """Token ids of a chat. The template writes the special tokens itself, so none are added.
+
+    ContextLengthError at once, if it must fit the context, for what is sure not to.
+    """
     if model.chat_template is None:
         raise InvalidRequestError(
             "messages: this model has no chat template; use /v1/completions", param="messages"
         )
     text = model.chat_template.render([message.for_template() for message in messages])
+    if must_fit:
+        _refuse_hopeless(text, "messages", model)
     return model.tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -101,6 +109,17 @@ def _prepare(
             seeded = replace(sampling, seed=choice_seed)
             requests.append(Request(f"{request_id}-{index}", tuple(token_ids), seeded, received_at))
     return Prepared(requests, sum(len(token_ids) for token_ids in prompts), num_choices)
+
+
+def _refuse_hopeless(text: str, param: str, model: ServedModel) -> None:
+    """Refuse a text that cannot fit by its length alone, before it is encoded."""
+    fewest = model.tokenizer.fewest_tokens(text)
+    if fewest > model.max_tokens_in_all:
+        raise ContextLengthError(
+            f"{param} has more than {fewest} tokens, but prompt and answer together may have "
+            f"{model.max_tokens_in_all}; shorten it",
+            param=param,
+        )
 
 
 def _room(token_ids: Sequence[int], param: str, model: ServedModel) -> int:
