@@ -6,6 +6,7 @@ that is gone ends its task. What a pass does is `reconcile`'s business; who wake
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -57,7 +58,8 @@ class ServiceLoop:
         """Pass until the service is gone."""
         while True:
             self._wake.clear()
-            if self._may_act() and not await self._pass():
+            # Woken while it was found gone, it may have come back since.
+            if self._may_act() and not await self._pass() and not self._wake.is_set():
                 return
             self.finished_at = time.monotonic()
             with contextlib.suppress(TimeoutError):
@@ -108,11 +110,11 @@ class ServiceLoops:
 
     def wake(self, key: ServiceKey) -> None:
         """Have a pass over the service now; begin with it if it is new."""
-        if key not in self._loops:
+        if key not in self._loops or self._loops[key][1].done():
             loop = self._make(key)
             task = asyncio.create_task(loop.run(), name=f"service {key}")
             self._loops[key] = (loop, task)
-            task.add_done_callback(lambda _: self._ended(key))
+            task.add_done_callback(functools.partial(self._ended, key))
         self._loops[key][0].wake()
 
     def __len__(self) -> int:
@@ -130,6 +132,7 @@ class ServiceLoops:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, key: ServiceKey) -> None:
-        del self._loops[key]
-        self._on_gone(key)
+    def _ended(self, key: ServiceKey, task: asyncio.Task[None]) -> None:
+        if self._loops[key][1] is task:
+            del self._loops[key]
+            self._on_gone(key)

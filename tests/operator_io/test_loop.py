@@ -1,0 +1,211 @@
+"""When passes come: woken, by the clock, after failures; and what the operator says about itself."""
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import generate_latest
+
+from headway_operator import loop as loop_module
+from headway_operator.errors import ClusterError, UnavailableError
+from headway_operator.health import Health, serving
+from headway_operator.loop import ServiceLoop, ServiceLoops
+from headway_operator.names import ServiceKey
+from headway_operator.operator_metrics import OperatorMetrics
+from headway_operator.reconcile import Carried, Outcome
+
+HOUR = 3600.0
+
+
+class Passes:
+    """Stands in for `reconcile`: notes each pass; `faults` are raised one after the other."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[ServiceKey, Carried]] = []
+        self.faults: list[Exception] = []
+        self.service: dict[str, Any] | None = {"metadata": {"uid": "u1"}}
+
+    async def fetch(self, key: ServiceKey) -> dict[str, Any] | None:
+        return self.service
+
+    async def __call__(self, world: Any, manifest: Any, carried: Carried) -> Outcome:
+        key = ServiceKey("default", "demo")
+        self.taken.append((key, carried))
+        if self.faults:
+            raise self.faults.pop(0)
+        return Outcome(key, {}, problems=[("apply Service demo", "refused")])
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    standin = Passes()
+    monkeypatch.setattr(loop_module, "reconcile", standin)
+    return standin
+
+
+def make_loop(passes: Passes, key: ServiceKey, **options: Any) -> ServiceLoop:
+    world: Any = None  # only `reconcile` would look at it
+    settings: dict[str, Any] = {"interval_seconds": HOUR, "metrics": OperatorMetrics(), **options}
+    return ServiceLoop(world, key, passes.fetch, **settings)
+
+
+@pytest.fixture
+async def running(passes: Passes, key: ServiceKey) -> Any:
+    """Start a loop's task; it is cancelled at the end."""
+    tasks = []
+
+    def start(**options: Any) -> tuple[ServiceLoop, asyncio.Task[None]]:
+        loop = make_loop(passes, key, **options)
+        tasks.append(asyncio.create_task(loop.run()))
+        return loop, tasks[-1]
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_wake_up_brings_a_pass_at_once_and_the_clock_brings_others(
+    passes: Passes, running: Any, eventually: Callable[..., Any]
+) -> None:
+    loop, _ = running()
+    await eventually(lambda: len(passes.taken) == 1)
+    loop.wake()
+    await eventually(lambda: len(passes.taken) == 2)
+    running(interval_seconds=0.01)
+    await eventually(lambda: len(passes.taken) >= 6)
+
+
+async def test_failures_end_a_pass_and_not_the_loop_and_are_logged_once(
+    passes: Passes, running: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = OperatorMetrics()
+    passes.faults = [UnavailableError("away"), UnavailableError("away"), ZeroDivisionError("a defect")]
+    with caplog.at_level(logging.ERROR):
+        running(interval_seconds=0.01, metrics=metrics)
+        await eventually(lambda: len(passes.taken) >= 5)
+    assert [record.message.count("away") for record in caplog.records] == [1, 0]
+    assert caplog.records[1].exc_info is not None
+    page = generate_latest(metrics.registry).decode()
+    for reason, count in (("UnavailableError", 2.0), ("Unexpected", 1.0)):
+        labels = f'{{name="demo",namespace="default",reason="{reason}"}}'
+        assert f"headway_operator_reconcile_errors_total{labels} {count}" in page
+    assert 'reason="apply"' in page
+
+
+async def test_what_is_carried_ends_with_the_service_it_belongs_to(
+    passes: Passes, running: Any, eventually: Callable[..., Any]
+) -> None:
+    loop, task = running()
+    await eventually(lambda: len(passes.taken) == 1)
+    loop.wake()
+    await eventually(lambda: len(passes.taken) == 2)
+    passes.service = {"metadata": {"uid": "u2"}}
+    loop.wake()
+    await eventually(lambda: len(passes.taken) == 3)
+    first, second, third = (carried for _, carried in passes.taken)
+    assert first is second
+    assert third is not second
+    passes.service = {"metadata": {"uid": "u2", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    loop.wake()
+    await asyncio.wait_for(task, 5)
+    assert len(passes.taken) == 3
+
+
+async def test_an_operator_that_does_not_lead_takes_no_pass(
+    passes: Passes, running: Any, eventually: Callable[..., Any]
+) -> None:
+    asked = itertools.count()
+    running(interval_seconds=0.01, may_act=lambda: next(asked) > 5)
+    await eventually(lambda: passes.taken)
+    assert next(asked) > 6
+
+
+async def test_services_come_and_go(passes: Passes, key: ServiceKey, eventually: Callable[..., Any]) -> None:
+    gone: list[ServiceKey] = []
+    loops = ServiceLoops(lambda one: make_loop(passes, one), gone.append)
+    assert loops.oldest_pass_seconds() == 0.0
+    loops.wake(key)
+    await eventually(lambda: passes.taken)
+    assert len(loops) == 1
+    assert 0.0 <= loops.oldest_pass_seconds() < 30.0
+    passes.service = None
+    loops.wake(key)
+    await eventually(lambda: gone == [key])
+    assert len(loops) == 0
+    passes.service = {"metadata": {"uid": "u3"}}
+    loops.wake(key)
+    await eventually(lambda: len(passes.taken) >= 2)
+    await loops.close()
+    assert len(loops) == 0
+    assert gone == [key, key]
+
+
+async def test_health_turns_bad_when_passes_stop_coming_to_the_one_that_leads() -> None:
+    state = {"health": Health(True, 1, 3.0, 120.0)}
+    metrics = OperatorMetrics()
+    metrics.failed(ServiceKey("default", "demo"), ClusterError.__name__)
+    ports = [_free_port(), _free_port()]
+    async with serving(
+        lambda: state["health"],
+        metrics.registry,
+        host="127.0.0.1",
+        health_port=ports[0],
+        metrics_port=ports[1],
+    ):
+        async with aiohttp.ClientSession() as session:
+
+            async def status() -> int:
+                async with session.get(f"http://127.0.0.1:{ports[0]}/healthz") as response:
+                    assert (await response.json())["limit_seconds"] == 120.0
+                    return response.status
+
+            assert await status() == 200
+            state["health"] = Health(True, 1, 121.0, 120.0)
+            assert await status() == 503
+            state["health"] = Health(False, 1, 121.0, 120.0)
+            assert await status() == 200
+            async with session.get(f"http://127.0.0.1:{ports[1]}/metrics") as response:
+                assert 'reason="ClusterError"' in await response.text()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_a_pass_is_measured(key: ServiceKey) -> None:
+    metrics = OperatorMetrics()
+    metrics.passed(Outcome(key, {}), 0.25)
+    page = generate_latest(metrics.registry).decode()
+    assert "headway_operator_reconcile_seconds_sum 0.25" in page
+    metrics.forget(key)  # one that never decided anything is forgotten as well
+
+
+async def test_a_service_made_anew_while_it_is_found_gone_is_not_lost(
+    passes: Passes, key: ServiceKey, eventually: Callable[..., Any]
+) -> None:
+    answers: list[dict[str, Any] | None] = [None, {"metadata": {"uid": "u2"}}]
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def fetch(_: ServiceKey) -> dict[str, Any] | None:
+        asked.set()
+        await answered.wait()
+        return answers.pop(0)
+
+    world: Any = None
+    loops = ServiceLoops(
+        lambda one: ServiceLoop(world, one, fetch, interval_seconds=HOUR, metrics=OperatorMetrics())
+    )
+    loops.wake(key)
+    await asked.wait()
+    loops.wake(key)  # made anew after the question, before the answer
+    answered.set()
+    await eventually(lambda: passes.taken)
+    await loops.close()
