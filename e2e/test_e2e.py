@@ -3,10 +3,10 @@
 The tests share one installation and one service and build on each other.
 """
 
-import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,15 @@ def test_openai_client_gets_tokens_through_the_service(url: str) -> None:
     assert len([piece for piece in pieces if piece]) > 1
 
 
+@pytest.fixture
+async def stack() -> AsyncIterator[contextlib.AsyncExitStack]:
+    """Ends what a test began, also when it fails."""
+    async with contextlib.AsyncExitStack() as found:
+        yield found
+
+
 async def test_promise_is_broken_repaired_and_kept_and_no_request_fails(
-    installed: Kubernetes, url: str
+    installed: Kubernetes, url: str, stack: contextlib.AsyncExitStack
 ) -> None:
     """Load breaks the target; limits and replicas rise; the operator is replaced; the load ends; they go."""
     start_limit = status(installed)["limits"]["maxNumSeqs"]
@@ -138,6 +145,8 @@ async def test_promise_is_broken_repaired_and_kept_and_no_request_fails(
     def progress(what: str) -> None:
         print(f"{time.monotonic() - started_at:6.1f} s  {what}", flush=True)
 
+    stack.push_async_callback(load.stop)
+    stack.push_async_callback(trickle.stop)
     await load.start(USERS)
     await eventually(
         "the batch limits rise", 120, lambda: status(installed)["limits"]["maxNumSeqs"] > start_limit
@@ -150,8 +159,8 @@ async def test_promise_is_broken_repaired_and_kept_and_no_request_fails(
     await eventually("every replica serves", 60, lambda: all_serve(installed))
     await assert_operator_restart_changes_nothing(installed)
     progress("the operator was replaced")
-    await asyncio.sleep(JUDGED_SECONDS)  # the time over which a client judges the repaired service
-    ended_at = time.monotonic()
+    kept = await eventually("clients see the promise kept", 120, lambda: kept_p95(load.outcomes))
+    progress(f"P95 TTFT {kept:.0f} ms for clients, target {TTFT_MILLISECONDS} ms")
     await trickle.start(1)
     await load.stop()
     await eventually("replicas are removed", 240, lambda: len(runtime_pods(installed)) == 1)
@@ -159,24 +168,24 @@ async def test_promise_is_broken_repaired_and_kept_and_no_request_fails(
     await trickle.stop()
 
     outcomes = load.outcomes + trickle.outcomes
-    broken = p95(outcomes, started_at, started_at + JUDGED_SECONDS)
-    kept = p95(load.outcomes, ended_at - JUDGED_SECONDS, ended_at)
-    progress(f"{len(outcomes)} requests, P95 TTFT {broken:.0f} ms before and {kept:.0f} ms after")
+    broken = ttft_milliseconds(outcomes, started_at, started_at + JUDGED_SECONDS)
+    progress(f"{len(outcomes)} requests; P95 TTFT in ms: {broken} at first, {kept} at last")
     assert [outcome.error for outcome in outcomes if outcome.error] == []
     assert len(outcomes) == load.sent + trickle.sent
+    assert broken is not None
     assert broken > TTFT_MILLISECONDS, "the load did not break the target"
-    assert kept < broken
     table = installed.kubectl(
         "get", "events", f"--namespace={NAMESPACE}", f"--field-selector=involvedObject.name={NAME}"
     )
     print(table)
-    assert "eplicas" in table, "the decisions are not among the events"
+    assert {"RaisedBatchLimit", "AddedReplicas", "RemovedReplica"} <= set(table.split())
 
 
-def p95(outcomes: list[Outcome], since: float, until: float) -> float:
-    found = ttft_milliseconds(outcomes, since, until)
-    assert found is not None, f"no request got a token between {since} and {until}"
-    return found
+def kept_p95(outcomes: list[Outcome]) -> float | None:
+    """The P95 TTFT of requests sent lately, once it is within the target; those just sent have none yet."""
+    now = time.monotonic()
+    found = ttft_milliseconds(outcomes, now - 5 - JUDGED_SECONDS, now - 5)
+    return found if found is not None and found <= TTFT_MILLISECONDS else None
 
 
 def all_serve(kubernetes: Kubernetes) -> bool:
