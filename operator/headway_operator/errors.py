@@ -1,11 +1,13 @@
 """Every error the operator raises on purpose, in one tree.
 
-    HeadwayOperatorError
-    ├── SpecError              an InferenceService that cannot be honoured; becomes a condition. Names the field
-    ├── ClusterError           the cluster refused or could not be reached
-    │   ├── ConflictError      another field manager or controller owns what we would write
-    │   └── UnavailableError   no answer in time: try again, change nothing
-    └── ScrapeError            a replica gave no usable sample
+HeadwayOperatorError
+├── SpecError              an InferenceService that cannot be honoured; becomes a condition. Names the field
+├── ClusterError           the cluster refused or could not be reached
+│   ├── ConflictError      another field manager or controller owns what we would write
+│   ├── ForbiddenError     the operator's rights do not cover the call
+│   └── UnavailableError   no answer in time: try again, change nothing
+├── KeyPairError           the stored admin key pair cannot be used
+└── ScrapeError            a replica gave no usable sample
 """
 
 
@@ -14,7 +16,7 @@ class HeadwayOperatorError(Exception):
 
 
 class SpecError(HeadwayOperatorError):
-    """`field` is the path in the manifest (`spec.slo.ttftMilliseconds`), `reason` a CamelCase condition reason."""
+    """`field`: path in the manifest (`spec.slo.ttftMilliseconds`); `reason`: of the condition, CamelCase."""
 
     def __init__(self, field: str, message: str, reason: str = "InvalidSpec") -> None:
         super().__init__(f"{field}: {message}")
@@ -30,8 +32,16 @@ class ConflictError(ClusterError):
     """Someone else owns the object or field."""
 
 
+class ForbiddenError(ClusterError):
+    """The operator's rights do not cover the call."""
+
+
 class UnavailableError(ClusterError):
     """The cluster did not answer in time."""
+
+
+class KeyPairError(HeadwayOperatorError):
+    """The stored admin key pair cannot be used."""
 
 
 class ScrapeError(HeadwayOperatorError):

@@ -17,15 +17,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from headway_operator.errors import HeadwayOperatorError
+from headway_operator.errors import KeyPairError
 from headway_operator.state import ServiceKey
 
 ISSUER = "headway-operator"
 TOKEN_LIFETIME_SECONDS = 60
-
-
-class KeyPairError(HeadwayOperatorError):
-    """The stored key pair cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

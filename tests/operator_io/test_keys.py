@@ -8,7 +8,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from headway_operator.keys import AdminKeys, KeyPairError
+from headway_operator.errors import KeyPairError
+from headway_operator.keys import AdminKeys
 from headway_operator.names import ServiceKey
 
 KEY = ServiceKey("team", "demo")

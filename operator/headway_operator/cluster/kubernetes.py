@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from headway_operator.cluster import kubernetes_pods as pods
-from headway_operator.cluster.kubernetes_api import ForbiddenError, Json, KubernetesApi
+from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_events import EventRecorder
-from headway_operator.errors import ClusterError, ConflictError
+from headway_operator.errors import ClusterError, ConflictError, ForbiddenError
 from headway_operator.names import (
     API_VERSION,
     COMPONENT_LABEL,

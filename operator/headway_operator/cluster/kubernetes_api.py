@@ -16,7 +16,7 @@ import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from headway_operator.errors import ClusterError, ConflictError, UnavailableError
+from headway_operator.errors import ClusterError, ConflictError, ForbiddenError, UnavailableError
 from headway_operator.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL
 
 TIMEOUT_SECONDS = 10.0
@@ -46,10 +46,6 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 RETRIED_LATER = frozenset((408, 429, 500, 502, 503, 504))
 Json = dict[str, Any]
-
-
-class ForbiddenError(ClusterError):
-    """The operator's rights do not cover the call."""
 
 
 class KubernetesApi:

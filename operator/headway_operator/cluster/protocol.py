@@ -7,7 +7,7 @@ from headway_operator.state import ChildKey, Manifest, Observed, ServiceKey, Sit
 
 
 class Cluster(Protocol):
-    """One place where services live. Every call has a time limit and raises an error of `ClusterError`'s tree."""
+    """One place where services live. Every call has a time limit; its errors are of `ClusterError`'s tree."""
 
     @property
     def site(self) -> Site:
@@ -31,7 +31,9 @@ class Cluster(Protocol):
     async def write_status(self, key: ServiceKey, status: Mapping[str, Any]) -> None:
         """Replace the status subresource."""
 
-    async def emit(self, key: ServiceKey, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+    async def emit(
+        self, key: ServiceKey, kind: Literal["Normal", "Warning"], reason: str, message: str
+    ) -> None:
         """Record an event on the service."""
 
     async def load_memory(self, key: ServiceKey) -> Mapping[str, Any] | None:
