@@ -186,3 +186,34 @@ def test_the_access_log_says_where_the_time_of_a_request_went(real_server: Runni
     entry = real_server.access_entry("where-the-time-went")
     assert 0 <= entry["queue_milliseconds"] <= entry["ttft_milliseconds"] <= entry["e2e_milliseconds"]
     assert (entry["status"], entry["generated_tokens"], entry["outcome"]) == (200, 6, "length")
+
+
+def test_a_client_that_leaves_frees_the_real_engines_blocks(
+    real_server: RunningServer, client: openai.OpenAI
+) -> None:
+    before = real_server.sample()
+    with client.completions.create(
+        model="tiny", prompt="abc", max_tokens=500, n=8, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+    after = real_server.sample_until(lambda sample: sample["gauges"]["running"] == 0)
+    assert after["gauges"]["kv_blocks_used"] == 0
+    assert after["counters"]["aborted"] - before["counters"]["aborted"] == 8
+    generated = after["counters"]["generated_tokens"] - before["counters"]["generated_tokens"]
+    assert 1 <= generated < 8 * 500
+
+
+def test_limits_change_while_requests_run(real_server: RunningServer, client: openai.OpenAI) -> None:
+    before = real_server.sample()["counters"]["finished"]
+    real_server.admin("PATCH", "limits", {"max_num_seqs": 1, "max_num_batched_tokens": 8})
+    with client.completions.create(
+        model="tiny", prompt=["abc " * 9] * 6, max_tokens=40, stream=True
+    ) as stream:
+        for number, _ in enumerate(stream):
+            if number == 20:
+                assert real_server.sample()["gauges"]["running"] <= 1
+                real_server.admin("PATCH", "limits", {"max_num_seqs": 8, "max_num_batched_tokens": 512})
+    after = real_server.sample()
+    assert after["counters"]["finished"] - before == 6
+    assert after["limits"] == {"max_num_seqs": 8, "max_num_batched_tokens": 512}
+    real_server.admin("PATCH", "limits", {"max_num_batched_tokens": 2048})
