@@ -127,6 +127,7 @@ class ToyReplica:
     limits: Limits
     targets: Targets
     slowness: float = 1.0
+    num_engine_starts: int = 1
     is_draining: bool = False
     stepped_until: float = 0.0
     waiting: deque[Request] = field(default_factory=deque)
@@ -193,6 +194,15 @@ class ToyReplica:
                 self.running.remove(request)
                 self.count("finished")
 
+    def crash(self, now: float, start_seconds: float) -> list[Request]:
+        """The engine dies and starts again with empty counters; returns what it had in hand."""
+        lost = [*self.running, *self.waiting]
+        self.running, self.waiting = [], deque()
+        self.counters, self.ttft, self.tpot, self.queue, self.prefill = {}, {}, {}, {}, {}
+        self.num_engine_starts += 1
+        self.ready_at = now + start_seconds
+        return lost
+
     def _judge(self, name: str, milliseconds: float, target: float | None) -> None:
         if target is not None:
             self.count(f"{name}_met" if milliseconds <= target else f"{name}_missed")
@@ -202,7 +212,7 @@ class ToyReplica:
         histograms = {"ttft": self.ttft, "tpot": self.tpot, "queue": self.queue, "prefill": self.prefill}
         return build_sample(
             now,
-            instance=self.name,
+            instance=f"{self.name} {self.num_engine_starts}",
             limits=self.limits,
             targets=self.targets,
             running=len(self.running),
@@ -297,9 +307,10 @@ class Fleet:
         assert target.lowest.max_num_batched_tokens <= limits.max_num_batched_tokens
         assert limits.max_num_seqs <= limits.max_num_batched_tokens <= target.highest.max_num_batched_tokens
         assert decision.replicas >= before - 1, "one at a time"
+        assert decision.replicas <= before + min(4, max(1, before)), "at most doubled, at most four more"
         if any(one is None for one in sample.replicas.values()):
             assert decision.replicas >= before, "never down on partial samples"
-        if any(r.ready_at > self.now for r in self.replicas):
+        if any(r.ready_at > self.now for r in self.replicas if not r.is_draining):
             assert decision.replicas <= before, "none asked for while one is pending"
         assert decision.cause, decision
         assert decision.message, decision

@@ -132,3 +132,25 @@ def test_fixed_replicas_stay_fixed_under_any_load(build: Any) -> None:
     decisions = fleet.run(120, 20)
     assert {d.replicas for d in decisions} == {2}
     assert decisions[-1].limits.max_num_seqs > 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_the_invariants_hold_and_calm_returns(build: Any, seed: int) -> None:
+    """Loads that jump, samples that are lost, engines that die: the fleet checks every single decision."""
+    chance = random.Random(seed)
+    fleet = build.fleet(
+        build.target(min_replicas=chance.choice([1, 2]), stabilization_seconds=30.0),
+        start_seconds=chance.choice([4.0, 8.0, 30.0]),
+        interval_seconds=chance.choice([1.0, 2.0, 5.0]),
+    )
+    for _ in range(12):
+        share_lost = chance.choice([0.0, 0.0, 0.2, 1.0])
+        fleet.lose = lambda now, name, share=share_lost: chance.random() < share
+        fleet.run(30, chance.choice([0, 0.5, 3, 10, 25]))
+        if fleet.replicas and chance.random() < 0.3:
+            victim = chance.choice(fleet.replicas)
+            fleet.held.extendleft(victim.crash(fleet.now, fleet.start_seconds))
+    fleet.lose = lambda now, name: False
+    calm = fleet.run(600, 0.5)
+    assert calm[-1].replicas == fleet.target.min_replicas
+    assert calm[-1].ttft.verdict == "met"

@@ -65,6 +65,7 @@ def decide(
         limits=target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial),
         ttft=ttft,
         tpot=tpot,
+        last_ttft_milliseconds=reported_ttft.p_milliseconds,
         last_tpot_milliseconds=reported_tpot.p_milliseconds,
         other_scaler=observed.other_scaler,
         now=now,
@@ -253,18 +254,22 @@ def symptoms(situation: Situation) -> str:
     """The measured latencies against their targets, and the queue."""
     percentile = situation.target.percentile
     parts = [
-        _latency_words(f"P{percentile} {name}", attainment)
-        for name, attainment in (("TTFT", situation.ttft), ("TPOT", situation.tpot))
+        _latency_words(f"P{percentile} {name}", attainment, last)
+        for name, attainment, last in (
+            ("TTFT", situation.ttft, situation.last_ttft_milliseconds),
+            ("TPOT", situation.tpot, situation.last_tpot_milliseconds),
+        )
         if attainment.target_milliseconds is not None
     ]
     waiting = f" with {situation.load.waiting} waiting" if situation.load.waiting else ""
     return ", ".join(parts) + waiting
 
 
-def _latency_words(name: str, attainment: Attainment) -> str:
-    if attainment.p_milliseconds is None:
+def _latency_words(name: str, attainment: Attainment, last_milliseconds: float | None) -> str:
+    measured = last_milliseconds if attainment.p_milliseconds is None else attainment.p_milliseconds
+    if measured is None:
         return f"{name} unmeasured (target {attainment.target_milliseconds:g} ms)"
-    return f"{name} {attainment.p_milliseconds:.0f} ms against {attainment.target_milliseconds:g} ms"
+    return f"{name} {measured:.0f} ms against {attainment.target_milliseconds:g} ms"
 
 
 def _numbers(situation: Situation) -> dict[str, float]:

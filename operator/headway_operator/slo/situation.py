@@ -44,7 +44,8 @@ class Supply:
 class Situation:
     """What the rules look at. ttft, tpot: on evidence since the last change took effect.
 
-    last_tpot_milliseconds: measured at the percentile over the last minutes, whatever changed meanwhile.
+    last_ttft_milliseconds, last_tpot_milliseconds: measured at the percentile over the last minutes, whatever
+    changed meanwhile.
     """
 
     target: Target
@@ -54,6 +55,7 @@ class Situation:
     limits: Limits
     ttft: Attainment
     tpot: Attainment
+    last_ttft_milliseconds: float | None
     last_tpot_milliseconds: float | None
     other_scaler: str
     now: float
