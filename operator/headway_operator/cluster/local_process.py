@@ -223,7 +223,10 @@ class LocalProcess:
             return True
         if not tolerate:
             self.ready_at = None
-            self._set("starting", "NotReady", failure)
+            if self.phase == "ready":
+                self._set("starting", "NotReady", failure)
+            elif self._reason in ("", "NotReady"):  # why it crashed before says more
+                self._set("starting", self._reason, failure)
         return False
 
     def _read_port(self) -> int | None:

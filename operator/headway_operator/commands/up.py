@@ -25,7 +25,6 @@ from headway_operator.local_service import (
     running_service,
 )
 
-REFRESHES_PER_SECOND = 4
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -103,8 +102,8 @@ class _View:
         if not self._has_table:
             await self._follow(service, lambda: None)
             return
-        with Live(table(service), console=self._console, refresh_per_second=REFRESHES_PER_SECOND) as live:
-            await self._follow(service, lambda: live.update(table(service)))
+        with Live(table(service), console=self._console, auto_refresh=False) as live:
+            await self._follow(service, lambda: live.update(table(service), refresh=True))
 
     async def _follow(self, service: LocalService, draw: Callable[[], None]) -> None:
         while True:

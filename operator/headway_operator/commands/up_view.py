@@ -91,9 +91,8 @@ def condition(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def cause_of(replica: Replica) -> str:
     """Why a replica is not ready, cut to one line of a table."""
-    if not replica.reason:
-        return ""
-    return f"{replica.reason}: {replica.message}"[:MAX_CAUSE_CHARACTERS]
+    words = ": ".join(part for part in (replica.reason, replica.message) if part)
+    return words[:MAX_CAUSE_CHARACTERS]
 
 
 def _ready_text(ready: Mapping[str, Any]) -> Text:
