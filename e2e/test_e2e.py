@@ -4,6 +4,7 @@ The tests share one installation and one service and build on each other.
 """
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -34,6 +35,7 @@ from e2e.observed_service import (
 
 CHART = Path(__file__).resolve().parents[1] / "charts" / "headway"
 RELEASE = "headway"
+WHERE = f"--namespace={SYSTEM_NAMESPACE}"
 OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "Count from 5 to 50."]
 USERS = 24  # what three replicas of eight sequences each hold at once: two make requests wait
@@ -53,11 +55,10 @@ def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
     for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
         repository, tag = os.environ[variable].rsplit(":", 1)
         settings += [f"--set-string={value}.repository={repository}", f"--set-string={value}.tag={tag}"]
-    where = f"--namespace={SYSTEM_NAMESPACE}"
-    kubernetes.helm("install", RELEASE, str(CHART), where, *settings, "--wait", "--timeout=90s", seconds=120)
+    kubernetes.helm("install", RELEASE, str(CHART), WHERE, *settings, "--wait", "--timeout=90s", seconds=120)
     yield kubernetes
     kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
-    kubernetes.helm("uninstall", RELEASE, where, "--wait")
+    kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
     kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
 
 
@@ -197,7 +198,7 @@ async def assert_operator_restart_changes_nothing(kubernetes: Kubernetes) -> Non
     """Replace the operator's pod, wait until the new one has written a status, compare what it manages."""
     before = workloads(kubernetes)
     [old] = kubernetes.list("pods", SYSTEM_NAMESPACE, OPERATOR_PODS)
-    kubernetes.kubectl("delete", "pod", old["metadata"]["name"], f"--namespace={SYSTEM_NAMESPACE}")
+    kubernetes.kubectl("delete", "pod", old["metadata"]["name"], WHERE)
     replaced_at = status(kubernetes)["updatedAt"]
     await eventually(
         "the new operator writes a status", 120, lambda: status(kubernetes)["updatedAt"] > replaced_at
@@ -205,6 +206,12 @@ async def assert_operator_restart_changes_nothing(kubernetes: Kubernetes) -> Non
     [new] = kubernetes.list("pods", SYSTEM_NAMESPACE, OPERATOR_PODS)
     assert new["metadata"]["uid"] != old["metadata"]["uid"]
     assert workloads(kubernetes) == before
+
+
+def assert_was_refused_nothing(kubernetes: Kubernetes) -> None:
+    """The chart's rights suffice for everything that the operator has done so far."""
+    log = kubernetes.kubectl("logs", WHERE, f"--selector={OPERATOR_PODS}", "--tail=-1")
+    assert [line for line in log.splitlines() if "forbidden" in line.lower()] == []
 
 
 async def test_scale_subresource_fixes_the_replicas(installed: Kubernetes) -> None:
@@ -217,22 +224,28 @@ async def test_scale_subresource_fixes_the_replicas(installed: Kubernetes) -> No
 
 async def test_new_target_restarts_no_pod(installed: Kubernetes) -> None:
     before = workloads(installed)
-    patch = '{"spec": {"slo": {"ttftMilliseconds": 750}}}'
-    where = f"--namespace={NAMESPACE}"
-    installed.kubectl("patch", "inferenceservice", NAME, where, "--type=merge", f"--patch={patch}")
-    await eventually(
-        "the new target is judged",
-        60,
-        lambda: status(installed)["slo"]["ttftMilliseconds"].get("target") == 750,
-    )
+    await assert_target_is_judged(installed, 750)
     assert workloads(installed) == before
 
 
-def test_operator_was_refused_nothing(installed: Kubernetes) -> None:
-    """The chart's rights suffice for everything above."""
-    where = f"--namespace={SYSTEM_NAMESPACE}"
-    log = installed.kubectl("logs", where, f"--selector={OPERATOR_PODS}", "--tail=-1")
-    assert [line for line in log.splitlines() if "forbidden" in line.lower()] == []
+async def test_upgrade_to_rights_in_one_namespace_restarts_no_pod(installed: Kubernetes) -> None:
+    assert_was_refused_nothing(installed)
+    before = workloads(installed)
+    watched = f"--set=watchNamespace={NAMESPACE}"
+    installed.helm("upgrade", RELEASE, str(CHART), WHERE, "--reuse-values", watched, "--wait")
+    await assert_target_is_judged(installed, 1000)
+    assert workloads(installed) == before
+
+
+async def assert_target_is_judged(kubernetes: Kubernetes, milliseconds: int) -> None:
+    patch = json.dumps({"spec": {"slo": {"ttftMilliseconds": milliseconds}}})
+    where = f"--namespace={NAMESPACE}"
+    kubernetes.kubectl("patch", "inferenceservice", NAME, where, "--type=merge", f"--patch={patch}")
+    await eventually(
+        "the new target is judged",
+        60,
+        lambda: status(kubernetes)["slo"]["ttftMilliseconds"].get("target") == milliseconds,
+    )
 
 
 async def test_deleted_service_leaves_nothing_behind(installed: Kubernetes) -> None:
@@ -247,3 +260,4 @@ async def test_deleted_service_leaves_nothing_behind(installed: Kubernetes) -> N
         if item["metadata"]["name"].startswith(NAME)
     ]
     assert left == []
+    assert_was_refused_nothing(installed)
