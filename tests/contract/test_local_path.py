@@ -1,5 +1,6 @@
 """The whole path on this machine with real parts: manifest, processes, tokens, sample, live limits, drain."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,50 @@ async def test_a_token_of_another_operator_is_refused(
         assert list(sample.gateways.values()) == [None]
         assert len(sample.errors) == 2
         assert all("answered 401" in error for error in sample.errors.values())
+
+
+async def test_no_request_fails_while_replicas_leave_and_a_new_revision_comes(
+    manifest: dict[str, Any], tmp_path: Path, free_port: int, eventually: Callable[..., Any]
+) -> None:
+    file = tmp_path / "service.yaml"
+    manifest["spec"]["replicas"] = 2
+    file.write_text(yaml.safe_dump(manifest))
+    async with running_service(file, port=free_port, interval_seconds=0.5) as service:
+        await eventually(lambda: service.status.get("readyReplicas") == 2, START_SECONDS)
+        await eventually(lambda: is_ready(service), START_SECONDS)
+        first = service.status["revision"]["name"]
+        stop, answers = asyncio.Event(), list[tuple[int, dict[str, Any]]]()
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as users:
+
+            async def user() -> None:
+                while not stop.is_set():
+                    answers.append(await ask(session, service.url))
+
+            for _ in range(3):
+                users.create_task(user())
+            try:
+                await eventually(lambda: len(answers) > 10, START_SECONDS)
+                manifest["spec"]["replicas"] = 1
+                file.write_text(yaml.safe_dump(manifest))
+                await eventually(
+                    lambda: replica_names(service) in ({f"{first}-0"}, {f"{first}-1"}), START_SECONDS
+                )
+                manifest["spec"]["model"]["maxModelLen"] = 192
+                file.write_text(yaml.safe_dump(manifest))
+                await eventually(
+                    lambda: first not in {name.rpartition("-")[0] for name in replica_names(service)},
+                    START_SECONDS,
+                )
+                num_answers = len(answers)
+                await eventually(lambda: len(answers) > num_answers + 10, START_SECONDS)
+            finally:
+                stop.set()
+        assert service.status["revision"]["name"] != first
+        assert [answer for answer in answers if answer[0] != 200] == []
+
+
+def replica_names(service: LocalService) -> set[str]:
+    return {process.name for process in service.cluster.processes if process.revision}
 
 
 def is_ready(service: LocalService) -> bool:
