@@ -411,3 +411,20 @@ def test_a_service_at_zero_waits_for_nobody(scene: Scene) -> None:
     scene.memory = replace(scene.memory, replicas=0)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.cause) == (0, "ScaledToZero")
+
+
+@pytest.mark.parametrize(
+    ("seconds_ready", "want_replicas", "want_blocker"),
+    [(9.0, 2, "Settling"), (10.0, 3, "")],
+    ids=["the newest replica has not acted yet", "the newest replica has acted"],
+)
+def test_a_new_replica_is_given_time_to_act(
+    scene: Scene, build: Any, seconds_ready: float, want_replicas: int, want_blocker: str
+) -> None:
+    scene.slow_ttft()
+    scene.target = replace(scene.target, highest=Limits(8, 512))
+    scene.replicas["b"] = build.replica("b", ready_at=NOW - seconds_ready)
+    scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    scene.memory = replace(scene.memory, replicas=2)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.blocker) == (want_replicas, want_blocker)
