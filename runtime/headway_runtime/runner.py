@@ -88,6 +88,10 @@ class Runner:
             rows = [SamplingRow(one.sampling, len(one.token_ids), one.num_generated) for one in chunks]
             for index, sample in zip(inputs.sampled, self._sampler(logits, rows), strict=True):
                 samples[index] = sample
+        elif self._device.type == "cuda":
+            # Reading samples waits for the device; without any, wait here: a step's time is its own, and the
+            # next one writes into the buffers that this one is copied from.
+            torch.cuda.synchronize(self._device)
         return StepResult(tuple(samples))
 
     @torch.inference_mode()
