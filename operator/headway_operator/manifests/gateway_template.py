@@ -19,6 +19,7 @@ def gateway_template(service: Service, site: Site, image: str) -> dict[str, Any]
         "readinessProbe": pod.probe("/ready", period_seconds=2, timeout_seconds=5, failure_threshold=3),
         "livenessProbe": pod.probe("/health", period_seconds=10, timeout_seconds=5, failure_threshold=6),
         "resources": RESOURCES,
+        "terminationMessagePolicy": pod.TERMINATION_MESSAGE_POLICY,
         "securityContext": pod.CONTAINER_SECURITY,
         "volumeMounts": pod.volume_mounts(site),
     }

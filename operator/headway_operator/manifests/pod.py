@@ -14,6 +14,8 @@ TEMPORARY_PATH = "/tmp"
 GRACE_MARGIN_SECONDS = 15
 
 POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+# A pod that crashed says its last words in its status, where the operator may read them without its logs.
+TERMINATION_MESSAGE_POLICY = "FallbackToLogsOnError"
 CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},

@@ -70,6 +70,7 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
         ),
         "readinessProbe": pod.probe("/ready", period_seconds=2, timeout_seconds=5, failure_threshold=3),
         "livenessProbe": pod.probe("/health", period_seconds=10, timeout_seconds=5, failure_threshold=6),
+        "terminationMessagePolicy": pod.TERMINATION_MESSAGE_POLICY,
         "securityContext": pod.CONTAINER_SECURITY,
         "volumeMounts": pod.volume_mounts(site) + (api_key_mounts if spec.auth else []),
     }
