@@ -244,8 +244,24 @@ def test_a_field_added_by_a_newer_operator_does_not_change_the_spec_hash(build: 
         ({"metadata": {"name": "x"}}, "spec.template.metadata.name"),
         ({"kind": "Pod"}, "spec.template.kind"),
         ({"spec": []}, "spec.template.spec"),
+        ({"spec": {"containers": None}}, "spec.template.spec.containers"),
+        (
+            {"spec": {"containers": [{"name": "runtime", "$patch": "delete"}]}},
+            "spec.template.spec.containers",
+        ),
+        ({"spec": {"containers": [{"name": "runtime", "env": ["A=b"]}]}}, "spec.template"),
     ],
-    ids=["arguments", "container without name", "volumes no list", "a name", "a kind", "spec no map"],
+    ids=[
+        "arguments",
+        "container without name",
+        "volumes no list",
+        "a name",
+        "a kind",
+        "spec no map",
+        "no containers",
+        "no runtime",
+        "env of text",
+    ],
 )
 def test_templates_that_would_lose_something_are_refused(
     build: Any, template: dict[str, Any], field: str
@@ -255,10 +271,16 @@ def test_templates_that_would_lose_something_are_refused(
     assert field in caught.value.field
 
 
-def test_secrets_are_refused_where_there_are_none(build: Any) -> None:
-    with pytest.raises(SpecError) as caught:
-        rendered(build, {"auth": {"apiKeysSecretRef": {"name": "k"}}}, build.site(kind="local"))
-    assert (caught.value.field, caught.value.reason) == ("spec.auth", "UnsupportedField")
+@pytest.mark.parametrize("kind", ["kubernetes", "local"])
+def test_api_keys_are_mounted_in_both_worlds(build: Any, kind: str) -> None:
+    spec = {"auth": {"apiKeysSecretRef": {"name": "k"}}}
+    result = rendered(build, spec, build.site(kind=kind))
+    pod = child(result, "Deployment", result.revision.name)["spec"]["template"]["spec"]
+    (volume,) = [volume for volume in pod["volumes"] if "secret" in volume]
+    assert volume["secret"]["secretName"] == "k"
+    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
+    arguments = pod["containers"][0]["args"]
+    assert arguments[arguments.index("--api-key-file") + 1] == f"{mount['mountPath']}/api-keys"
 
 
 def test_a_damaged_pin_is_no_pin(build: Any) -> None:
@@ -288,3 +310,13 @@ def test_a_service_without_uid_owns_by_name(build: Any) -> None:
     service = replace(parse(build.manifest()), uid="")
     result = render(service, build.site(), PUBLIC_KEY, NOTHING)
     assert all("ownerReferences" not in manifest["metadata"] for manifest in result.manifests)
+
+
+def test_labels_that_the_template_deletes_come_back(build: Any) -> None:
+    result = rendered(build, {"template": {"metadata": {"labels": None}}})
+    labels = child(result, "Deployment", result.revision.name)["spec"]["template"]["metadata"]["labels"]
+    assert labels == rendered_labels(result)
+
+
+def rendered_labels(result: Rendered) -> dict[str, str]:
+    return {**names.component_labels("demo", "runtime"), names.REVISION_LABEL: result.revision.hash}

@@ -23,12 +23,6 @@ STARTUP_FAILURE_THRESHOLD = 1800
 def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]:
     """The pod template without its revision label, the user's template merged in. Raises SpecError."""
     spec = service.spec
-    if spec.auth is not None and site.kind == "local":
-        raise SpecError(
-            "spec.auth",
-            "a local service cannot read Secrets; remove spec.auth, it is reachable from this machine only",
-            "UnsupportedField",
-        )
     labels = names.component_labels(service.name, names.RUNTIME_COMPONENT)
     ours = {
         "metadata": {"labels": labels},
@@ -44,8 +38,14 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
     if spec.template is None:
         return ours
     _check(spec.template)
-    merged = merge(ours, spec.template)
-    merged["metadata"]["labels"] |= labels
+    try:
+        merged = merge(ours, spec.template)
+    except ValueError as error:
+        raise SpecError("spec.template", str(error)) from error
+    containers = merged["spec"].get("containers") or []
+    if not any(container.get("name") == names.RUNTIME_CONTAINER for container in containers):
+        raise SpecError("spec.template.spec.containers", "deletes the container `runtime`; keep it")
+    merged["metadata"]["labels"] = {**merged["metadata"].get("labels", {}), **labels}
     return merged
 
 

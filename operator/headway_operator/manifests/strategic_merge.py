@@ -29,7 +29,10 @@ _DIRECTIVE = "$patch"
 
 
 def merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """A new map: `base` with `patch` over it. Neither is changed."""
+    """A new map: `base` with `patch` over it; neither is changed.
+
+    Raises ValueError for an element of a merged list that is no map.
+    """
     if patch.get(_DIRECTIVE) == "replace":
         return {key: value for key, value in patch.items() if key != _DIRECTIVE}
     result = dict(base)
@@ -40,6 +43,9 @@ def merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
             inner = result.get(key)
             result[key] = merge(inner if isinstance(inner, dict) else {}, value)
         elif isinstance(value, list) and key in MERGE_KEYS:
+            strangers = [element for element in value if not isinstance(element, dict)]
+            if strangers:
+                raise ValueError(f"{key}: {strangers[0]!r} is no map; write one with {MERGE_KEYS[key]}")
             result[key] = _merge_list(result.get(key) or [], value, MERGE_KEYS[key])
         else:
             result[key] = value
