@@ -50,16 +50,20 @@ class World:
 
 @dataclass(slots=True)
 class Carried:
-    """What one service's pass hands to its next: the controller's memory, and what of it is saved."""
+    """What one pass of a service hands to the next: the controller's memory, what is saved, what failed."""
 
     memory: Memory | None = None
     checkpoint: Mapping[str, Any] | None = None
     checkpointed_at: float = -math.inf
+    problems: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a pass saw, decided and could not do. problems: (step, message). What it did not reach is None."""
+    """What a pass saw, decided and could not do; what it did not reach is None.
+
+    problems: (step, message) of this pass. earlier_problems: of the last, which were logged then.
+    """
 
     key: ServiceKey
     status: Mapping[str, Any]
@@ -67,14 +71,17 @@ class Outcome:
     sample: Sample | None = None
     decision: Decision | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
+    earlier_problems: list[tuple[str, str]] = field(default_factory=list)
 
     async def attempt(self, step: str, action: Awaitable[object]) -> bool:
         """Do it; a failure is recorded and False is returned."""
         try:
             await action
         except HeadwayOperatorError as error:
-            self.problems.append((step, str(error)))
-            logger.warning("%s: %s failed: %s", self.key, step, error)
+            problem = (step, str(error))
+            self.problems.append(problem)
+            level = logging.DEBUG if problem in self.earlier_problems else logging.WARNING
+            logger.log(level, "%s: %s failed and is tried again: %s", self.key, *problem)
             return False
         return True
 
@@ -85,7 +92,8 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     Raises ClusterError when the cluster cannot be observed or the checkpoint not be read.
     """
     cluster, key = world.cluster, key_of(manifest)
-    outcome = Outcome(key, manifest.get("status") or {})
+    outcome = Outcome(key, manifest.get("status") or {}, earlier_problems=carried.problems)
+    carried.problems = outcome.problems
     try:
         service = parse(manifest)
         outcome.observed = observed = await cluster.observe(key)

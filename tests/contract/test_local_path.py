@@ -37,9 +37,10 @@ def manifest() -> dict[str, Any]:
     }
 
 
-async def ask(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any]]:
+async def ask(session: aiohttp.ClientSession, url: str, api_key: str = "") -> tuple[int, dict[str, Any]]:
     body = {"model": "demo", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
-    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
         return response.status, await response.json()
 
 
@@ -80,13 +81,19 @@ async def test_a_manifest_becomes_tokens_a_sample_and_live_limits(
     assert alive == []
 
 
-async def test_a_token_of_another_operator_is_refused(
+async def test_only_this_operator_is_let_in_and_only_clients_with_a_key(
     manifest: dict[str, Any], tmp_path: Path, free_port: int, eventually: Callable[..., Any]
 ) -> None:
     file = tmp_path / "service.yaml"
-    file.write_text(yaml.safe_dump(manifest))
+    manifest["spec"]["auth"] = {"apiKeysSecretRef": {"name": "clients"}}
+    secret = {"kind": "Secret", "metadata": {"name": "clients"}, "stringData": {"api-keys": "sesame\n"}}
+    file.write_text(yaml.safe_dump_all([manifest, secret]))
     async with running_service(file, port=free_port, interval_seconds=0.5) as service:
         await eventually(lambda: is_ready(service), START_SECONDS)
+        async with aiohttp.ClientSession() as session:
+            assert [(await ask(session, service.url, api_key))[0] for api_key in ("", "no", "sesame")] == [
+                *(401, 401, 200)
+            ]
         observed = await service.cluster.observe(service.key)
         async with Scraper(AdminKeys.generate(), time.time) as stranger:
             sample = await stranger.sample(service.key, observed)

@@ -386,3 +386,18 @@ async def test_a_replica_that_refuses_its_limits_is_reported_and_patched_again(s
     stage.scraper.refuses = False
     outcome = await stage.step()
     assert outcome.problems == []
+
+
+async def test_a_problem_that_stays_is_logged_once(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.cluster.faults["apply Service demo"] = UnavailableError("the webhook is away")
+    for _ in range(3):
+        outcome = await stage.step()
+        assert len(outcome.problems) == 1
+    stage.cluster.faults.clear()
+    await stage.step()
+    stage.cluster.faults["apply Service demo"] = UnavailableError("the webhook is away")
+    await stage.step()
+    said = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.getMessage() for record in said] == [
+        "default/demo: apply Service demo failed and is tried again: the webhook is away"
+    ] * 2
