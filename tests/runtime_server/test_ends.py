@@ -235,17 +235,23 @@ def test_an_engine_that_dies_fails_every_request_and_the_server_ends(
         for stream in streams:
             assert json.loads(stream.rest()[-1])["error"]["code"] == "engine_dead"
         assert [one.result().status_code for one in waiting] == [500, 500]
-        # A second is the promise; a step and the closing of a connection are added on a busy machine.
-        assert time.monotonic() - died_at < (1.0 if way == "killed" else 2.0)
+        if way == "killed":
+            assert time.monotonic() - died_at < 1.0
     assert server.wait() == 1
     assert has_ended(engine)
 
 
-def test_a_parent_that_is_killed_leaves_no_engine(start_server: StartServer, client: httpx.Client) -> None:
-    server = start_server(environment=SLOW)
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_parent_that_is_killed_leaves_neither_engine_nor_file(
+    start_server: StartServer,
+    client: httpx.Client,
+    is_ready: bool,  # noqa: FBT001
+) -> None:
+    server = start_server(environment=SLOW if is_ready else {"HEADWAY_FAKE_NEVER_READY": "1"}, ready=is_ready)
     (engine,) = server.children()
     directory = json.loads(engine.cmdline()[-1])["directory"]
-    Stream(client, server, LONG).first_event()
+    if is_ready:
+        Stream(client, server, LONG).first_event()
     server.process.kill()
     server.wait()
     assert has_ended(engine)

@@ -241,7 +241,6 @@ def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
     # A terminal's Ctrl-C goes to the whole group; when this process ends is for the parent to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_parent(launch.parent_pid)
     watch_lifeline(launch.lifeline_fd, lambda: shutil.rmtree(launch.directory, ignore_errors=True))
     configure_logging(launch.log_level)
     # Importing torch makes 280,000 objects. Looking through them for garbage costs a sixth of the import,
@@ -266,6 +265,8 @@ def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
     gc.enable()
     loop = EngineLoop(engine, metrics, launch)
     loop.announce(timeline)
+    # Not before: until then there is a folder to remove, which only the lifeline's end does.
+    die_with_parent(launch.parent_pid)
     try:
         loop.run()
     except Exception:
