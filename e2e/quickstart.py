@@ -43,7 +43,6 @@ class Seen:
     wanted: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    why: str
 
 
 def main() -> int:
@@ -74,7 +73,16 @@ async def demonstrate(users: int) -> int:
 @contextlib.asynccontextmanager
 async def _headway_up(status_file: Path) -> AsyncIterator[tuple[Process, str, float]]:
     port = _free_port()
-    command = ["up", "-f", str(MANIFEST), "--port", str(port), "--status-file", str(status_file), "--no-table"]
+    command = [
+        "up",
+        "-f",
+        str(MANIFEST),
+        "--port",
+        str(port),
+        "--status-file",
+        str(status_file),
+        "--no-table",
+    ]
     print(f"$ headway {' '.join(command)}", flush=True)
     started_at = time.monotonic()
     up = await asyncio.create_subprocess_exec(sys.executable, "-m", "headway", *command)
@@ -116,10 +124,9 @@ async def _ask(url: str, started_at: float) -> None:
 
 
 async def _watch(load: Load, load_at: float, target: float, status_file: Path, up: Process) -> bool:
-    """Print a line every two seconds until the target has been kept for AFTER_SECONDS; False if time runs out."""
+    """Print a line every two seconds, between those of `headway up`, until the target has been kept for AFTER_SECONDS; False if time runs out."""
     print(f"load: closed loop, target P95 TTFT {target:.0f} ms")
-    print(f"{'time':>6} {'replicas':>9} {'seqs':>5} {'tokens':>7} {'P95 TTFT':>9} {'sent':>6} {'failed':>7}  why")
-    last_why = ""
+    print(f"{'time':>6} {'replicas':>9} {'seqs':>5} {'tokens':>7} {'P95 TTFT':>9} {'sent':>6} {'failed':>7}")
     while (elapsed := time.monotonic() - load_at) < LOAD_SECONDS:
         await asyncio.sleep(2)
         if up.returncode is not None:
@@ -129,12 +136,16 @@ async def _watch(load: Load, load_at: float, target: float, status_file: Path, u
         print(
             f"{now - load_at:5.0f}s {seen.ready:>4}/{seen.wanted:<4} {seen.max_num_seqs:>5} "
             f"{seen.max_num_batched_tokens:>7} {'-' if recent is None else f'{recent:.0f} ms':>9} "
-            f"{load.sent:>6} {len(load.failures):>7}  {seen.why if seen.why != last_why else ''}",
+            f"{load.sent:>6} {len(load.failures):>7}",
             flush=True,
         )
-        last_why = seen.why
         kept = ttft_milliseconds(load.outcomes, now - AFTER_SECONDS, now)
-        if elapsed > BEFORE_SECONDS + AFTER_SECONDS and kept is not None and kept <= target and seen.ready > 1:
+        if (
+            elapsed > BEFORE_SECONDS + AFTER_SECONDS
+            and kept is not None
+            and kept <= target
+            and seen.ready > 1
+        ):
             return True
     return False
 
@@ -147,15 +158,18 @@ def _read_status(status_file: Path) -> Seen:
         wanted=status.get("desiredReplicas") or 0,
         max_num_seqs=limits.get("maxNumSeqs") or 0,
         max_num_batched_tokens=limits.get("maxNumBatchedTokens") or 0,
-        why=(status.get("lastDecision") or {}).get("message") or "",
     )
 
 
-def _verdict(load: Load, load_at: float, ended_at: float, target: float, kept: bool, survivors: list[str]) -> int:
+def _verdict(
+    load: Load, load_at: float, ended_at: float, target: float, kept: bool, survivors: list[str]
+) -> int:
     before = ttft_milliseconds(load.outcomes, load_at, load_at + BEFORE_SECONDS)
     after = ttft_milliseconds(load.outcomes, ended_at - AFTER_SECONDS, ended_at)
     broken = before is not None and before > target
-    print(f"\nP95 TTFT before: {_milliseconds(before)}   after: {_milliseconds(after)}   target: {target:.0f} ms")
+    print(
+        f"\nP95 TTFT before: {_milliseconds(before)}   after: {_milliseconds(after)}   target: {target:.0f} ms"
+    )
     print(f"requests sent: {load.sent}   failed: {len(load.failures)}")
     for outcome in load.failures[:5]:
         print(f"  failed after {outcome.finished_at - outcome.sent_at:.1f} s: {outcome.error}")
