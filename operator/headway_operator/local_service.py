@@ -144,10 +144,10 @@ async def running_service(
 ) -> AsyncIterator[LocalService]:
     """Serve the manifest at `path` while the block runs; leaving it drains and ends every process.
 
-    Raises SpecError for a manifest that cannot be honoured, ClusterError when the port is taken.
+    port: where clients send requests; 0 takes a free one (see `url`). Raises SpecError for a manifest that
+    cannot be honoured, ClusterError when the port is taken.
     """
-    _require_free(port)
-    service = LocalService(path, port, interval_seconds, on_change)
+    service = LocalService(path, _free_port(port), interval_seconds, on_change)
     async with service.cluster:
         passes = asyncio.create_task(service.run(), name=f"service {service.key}")
         try:
@@ -157,11 +157,12 @@ async def running_service(
             await asyncio.gather(passes, return_exceptions=True)
 
 
-def _require_free(port: int) -> None:
+def _free_port(port: int) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
         except OSError as error:
             raise ClusterError(
                 f"port {port} is not free: {error.strerror}; choose another with --port"

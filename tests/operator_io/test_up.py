@@ -221,7 +221,11 @@ def test_a_missing_file_and_a_taken_port_are_named(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["-f", str(file), "--port", str(port)]) == 1
-    assert f"port {port} is not free: Address already in use; choose another" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"port {port} is not free: Address already in use; choose another with --port" in err
+    with pytest.raises(SystemExit) as usage:
+        main(["-f", str(file), "--port", "99999"])
+    assert usage.value.code == 2
 
 
 def test_secrets_stand_beside_the_service(tmp_path: Path) -> None:
@@ -239,7 +243,7 @@ async def test_the_programmatic_service_shows_itself(tmp_path: Path, free_port: 
     file.write_text(yaml.safe_dump(manifest()))
     changes: list[None] = []
     async with running_service(
-        file, port=free_port, interval_seconds=0.2, on_change=lambda: changes.append(None)
+        file, port=0, interval_seconds=0.2, on_change=lambda: changes.append(None)
     ) as service:
         await eventually(lambda: line(service).startswith("Ready, replicas 1/1"), 60)
         console = Console(width=160, record=True, file=io.StringIO())

@@ -59,8 +59,7 @@ async def run(options: argparse.Namespace) -> None:
         )
         scraper = await stack.enter_async_context(Scraper(keys, time.time))
         world = World(cluster, scraper, keys.public_pem, time.time)
-        identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        lease = Lease(api, options.admin_secret_namespace, identity)
+        lease = Lease(api, options.admin_secret_namespace, _identity())
 
         def make(key: ServiceKey) -> ServiceLoop:
             return ServiceLoop(
@@ -128,6 +127,12 @@ def _positive(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return value
+
+
+def _identity() -> str:
+    """A pod's name is its own: a crashed container takes its Lease up again. Elsewhere, one per start."""
+    hostname = socket.gethostname()
+    return hostname if POD_NAMESPACE_FILE.exists() else f"{hostname}-{uuid.uuid4().hex[:8]}"
 
 
 def _own_namespace() -> str:

@@ -143,12 +143,13 @@ class _View:
 async def _signalled() -> AsyncIterator[asyncio.Queue[int]]:
     """A queue of the signals that ask to stop."""
     loop, received = asyncio.get_running_loop(), asyncio.Queue[int]()
-    for number in SIGNALS:
+    heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+    for number in heeded:
         loop.add_signal_handler(number, received.put_nowait, number)
     try:
         yield received
     finally:
-        for number in SIGNALS:
+        for number in heeded:
             loop.remove_signal_handler(number)
 
 
@@ -156,13 +157,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="headway up", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("-f", "--file", type=Path, required=True, help="manifest of one InferenceService, and Secrets if any")
-    add("--port", type=int, default=DEFAULT_PORT, help="where clients send requests (127.0.0.1)")
+    add("--port", type=_port, default=DEFAULT_PORT, help="on 127.0.0.1, for clients; 0: a free one")
     add(
         "--interval-seconds", type=_positive, default=DEFAULT_INTERVAL_SECONDS, help="time between two passes"
     )
     add("--no-table", action="store_true", help="lines instead of a live table")
     add("--status-file", type=Path, help="write the status there as JSON after every pass")
     return parser
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; choose one from 1 to 65535, or 0")
+    return value
 
 
 def _positive(text: str) -> float:
