@@ -41,7 +41,7 @@ lint: install
 	$(BIN)/headway crds --check
 
 e2e: install ## a real Kubernetes on this machine, real pods, real load (Linux, root)
-	$(BIN)/pytest e2e
+	$(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest e2e
 
 format: install ## format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)
