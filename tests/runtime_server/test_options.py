@@ -35,6 +35,14 @@ def test_defaults_are_the_documented_ones(model_folder: Path) -> None:
     assert engine.num_threads >= 1
 
 
+def test_names_and_keys_come_several_at_once_or_one_by_one(model_folder: Path) -> None:
+    options = parse(
+        model_folder, "--served-model-name", "a", "b", "--served-model-name=c", "--api-key", "d", "e"
+    )
+    assert options.served_model_names == ("a", "b", "c")
+    assert options.api_keys == ("d", "e")
+
+
 def test_initial_limits_lie_inside_the_envelope(model_folder: Path) -> None:
     options = parse(
         model_folder, "--max-num-seqs=8", "--initial-max-num-seqs=2", "--initial-max-num-batched-tokens=16"
