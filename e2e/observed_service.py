@@ -18,6 +18,7 @@ CHILD_KINDS = (
     "serviceaccounts,roles,rolebindings"
 )
 MAX_REPLICAS = 3
+MAX_NUM_SEQS = 8
 TTFT_MILLISECONDS = 500
 FINISHED_METRIC = "headway_requests_finished_total"
 
@@ -29,6 +30,10 @@ def manifest(kubernetes: Kubernetes) -> Object:
     result["spec"] |= {
         "slo": {"ttftMilliseconds": TTFT_MILLISECONDS},
         "scaling": {"minReplicas": 1, "maxReplicas": MAX_REPLICAS, "stabilizationSeconds": 20},
+        "batching": {
+            "maxNumSeqs": {"min": 1, "initial": 2, "max": MAX_NUM_SEQS},
+            "maxNumBatchedTokens": {"min": 64, "initial": 256, "max": 1024},
+        },
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
             "limits": {"cpu": "400m", "memory": "2Gi"},

@@ -20,6 +20,7 @@ from e2e.kubernetes import CallFailedError, Kubernetes, Object, eventually
 from e2e.load import Load, Outcome, ttft_milliseconds
 from e2e.observed_service import (
     CHILD_KINDS,
+    MAX_NUM_SEQS,
     MAX_REPLICAS,
     NAME,
     NAMESPACE,
@@ -38,7 +39,7 @@ RELEASE = "headway"
 WHERE = f"--namespace={SYSTEM_NAMESPACE}"
 OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "Count from 5 to 50."]
-USERS = 24  # what three replicas of eight sequences each hold at once: two make requests wait
+USERS = MAX_REPLICAS * MAX_NUM_SEQS  # as many as all replicas can run at once: one fewer makes requests wait
 JUDGED_SECONDS = 15.0
 
 pytestmark = pytest.mark.timeout(600)
