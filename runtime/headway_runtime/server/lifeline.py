@@ -6,6 +6,7 @@ Linux the kernel's parent-death signal. Knows nothing of what the process does.
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -23,10 +24,12 @@ def watch_lifeline(fd: int, before_exit: Callable[[], None] | None = None) -> No
 
     def watch() -> None:
         try:
-            while os.read(fd, 4096):
+            while _is_open(fd):
                 pass
         except OSError:
             pass  # the descriptor is broken: as good as an end
+        # Straight to the descriptor: nothing may wait for a lock that this process will never release.
+        os.write(2, f"process {os.getpid()} ends: its parent is gone\n".encode())
         try:
             if before_exit is not None:
                 before_exit()
@@ -34,6 +37,20 @@ def watch_lifeline(fd: int, before_exit: Callable[[], None] | None = None) -> No
             os._exit(EXIT_STATUS_ORPHANED)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def _is_open(fd: int) -> bool:
+    """Wait until the pipe has something to say; False at its end.
+
+    Waits apart from reading: another process that shares the pipe may have made it non-blocking.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+    try:
+        return bool(os.read(fd, 4096))
+    except BlockingIOError:
+        return True  # another reader was faster
 
 
 def die_with_parent(parent_pid: int) -> None:
