@@ -6,7 +6,9 @@ from collections.abc import Generator
 
 import pytest
 
+from e2e.cluster.lifecycle import log_tails
 from e2e.cluster.session import CONTEXT_VARIABLE, HOST_MOUNTS_VARIABLE, OPERATOR_IMAGE_VARIABLE
+from e2e.cluster.settings import read_settings
 from e2e.kubernetes import Kubernetes
 from e2e.observed_service import NAMESPACE
 
@@ -48,7 +50,10 @@ def pytest_runtest_makereport(
     report = yield
     cluster = getattr(item, "funcargs", {}).get("kubernetes")
     if report.failed and isinstance(cluster, Kubernetes):
-        report.sections.append(("cluster", "\n".join(_account(cluster, arguments) for arguments in REPORTS)))
+        account = [_account(cluster, arguments) for arguments in REPORTS]
+        if cluster.has_pod_network:
+            account.append(log_tails(read_settings()))
+        report.sections.append(("cluster", "\n".join(account)))
     return report
 
 

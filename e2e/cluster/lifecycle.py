@@ -19,7 +19,7 @@ from e2e.cluster.binaries import build
 from e2e.cluster.settings import NODE_NAME, NODE_PREFIX_LENGTH, Settings
 
 START_TIMEOUT_SECONDS = 120.0
-LOG_TAIL_LINES = 25
+LOG_TAIL_LINES = 12
 PROGRAM_GROUPS = ["kubernetes", "etcd", "containerd", "coredns", "helm"]
 
 

@@ -30,10 +30,7 @@ def run(settings: Settings, command: list[str]) -> int:
         signal.signal(signal.SIGTERM, _interrupt)
         try:
             lifecycle.up(settings)
-            status = execute(settings, command)
-            if status != 0:
-                print(lifecycle.log_tails(settings), flush=True)
-            return status
+            return execute(settings, command)
         finally:
             lifecycle.down(settings)
 
