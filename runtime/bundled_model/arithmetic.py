@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 from bundled_model.drawing import Exchange, Split, draw_until
@@ -43,3 +44,32 @@ def arithmetic_exchange(rng: Random, first: int, sign: str, second: int, result:
         command,
     )
     return Exchange(rng.choice(forms), f"{written} = {result}")
+
+
+def shown_sum_exchange(rng: Random, split: Split) -> Exchange:
+    """A sum whose answer always repeats the operands: one form to learn instead of many."""
+    return shown(sum_exchange(rng, split), "+")
+
+
+def shown_difference_exchange(rng: Random, split: Split) -> Exchange:
+    return shown(difference_exchange(rng, split), "-")
+
+
+def shown(exchange: Exchange, sign: str) -> Exchange:
+    """The same exchange with the operands in its answer."""
+    if sign in exchange.answer:
+        return exchange
+    first, second = (int(number) for number in re.findall(r"\d+", exchange.question)[:2])
+    return Exchange(exchange.question, f"{first} {sign} {second} = {exchange.answer}")
+
+
+def plain_arithmetic_exchange(rng: Random, split: Split, tight_share: float) -> Exchange:
+    """A sum or difference as plain text; with the share `tight_share` written without spaces."""
+    sign = rng.choice("+-")
+    first, second = draw_until(lambda: (rng.randint(10, 99), rng.randint(10, 99)), split)
+    if sign == "-" and first < second:
+        return plain_arithmetic_exchange(rng, split, tight_share)
+    result = first + second if sign == "+" else first - second
+    if rng.random() < tight_share:
+        return Exchange(f"{first}{sign}{second}=", str(result))
+    return Exchange(f"{first} {sign} {second} =", f" {result}")

@@ -14,11 +14,11 @@ from random import Random
 from bundled_model import words
 from bundled_model.drawing import Exchange
 from bundled_model.exchanges import CHAT_EXCHANGES, completion_exchange
-from bundled_model.recall import CountTokens, ask, draw_document, with_document
+from bundled_model.recall import CountTokens, ask, draw_document, draw_table, with_document
 
 Message = dict[str, str]
 
-RECALL_KINDS = ("recall", "lookup")
+RECALL_KINDS = ("recall", "passage")
 KINDS = (*RECALL_KINDS, *CHAT_EXCHANGES, "memory", "completion")
 
 SYSTEM_PROMPTS = (
@@ -54,7 +54,7 @@ def sample_tasks(
 ) -> list[Task]:
     """`count` held-out tasks of one kind.
 
-    `context_tokens` is the least length of the document of a recall or lookup task (256 unless
+    `context_tokens` is the least length of the document of a recall or passage task (256 unless
     given); the other kinds have no document and refuse it. `count_tokens` defaults to the bundled tokenizer.
     """
     if kind not in KINDS:
@@ -64,10 +64,7 @@ def sample_tasks(
     rng = Random(f"held-out/{kind}/{seed}/{context_tokens}")
     if kind in RECALL_KINDS:
         counter = count_tokens or bundled_token_counter()
-        return [
-            recall_tasks(rng, 1, context_tokens or 256, counter, value_only=kind == "lookup")[0]
-            for _ in range(count)
-        ]
+        return [recall_tasks(rng, kind, 1, context_tokens or 256, counter)[0] for _ in range(count)]
     if kind == "memory":
         return [memory_task(rng) for _ in range(count)]
     if kind == "completion":
@@ -81,7 +78,7 @@ def sample_shared_document(
 ) -> list[Task]:
     """`count` recall tasks over one document, which stands first in every prompt: for prefix caching."""
     rng = Random(f"held-out/shared/{seed}/{context_tokens}")
-    return recall_tasks(rng, count, context_tokens, count_tokens or bundled_token_counter(), value_only=False)
+    return recall_tasks(rng, "recall", count, context_tokens, count_tokens or bundled_token_counter())
 
 
 def is_right(task: Task, text: str) -> bool:
@@ -97,15 +94,17 @@ def is_right(task: Task, text: str) -> bool:
 
 
 def recall_tasks(
-    rng: Random, count: int, context_tokens: int, count_tokens: CountTokens, *, value_only: bool
+    rng: Random, kind: str, count: int, context_tokens: int, count_tokens: CountTokens
 ) -> list[Task]:
-    document = draw_document(rng, context_tokens, count_tokens)
+    """Questions about one table (kind "recall") or one text of sentences (kind "passage")."""
+    draw = draw_table if kind == "recall" else draw_document
+    document = draw(rng, context_tokens, count_tokens)
     arrangement = rng.random()
     tasks = []
     for _ in range(count):
-        exchange = ask(rng, rng.choice(document.pairs), value_only=value_only)
+        exchange = ask(rng, rng.choice(document.pairs), value_only=False)
         messages = with_document(Random(arrangement), document, exchange.question)
-        tasks.append(Task(messages, exchange.answer, "lookup" if value_only else "recall"))
+        tasks.append(Task(messages, exchange.answer, kind))
     return tasks
 
 

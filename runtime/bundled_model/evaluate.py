@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bundled_model.corpus import KINDS, Task, sample_tasks
+from bundled_model.corpus import KINDS, RECALL_KINDS, Task, sample_tasks
 from bundled_model.judging import Judged, accuracy, agreement, greedy_answers, load_judged
 
 
@@ -29,10 +29,10 @@ class Suite:
 SUITES = (
     *(
         Suite(f"{kind} at {length} tokens", kind, length)
-        for kind in ("recall", "lookup")
+        for kind in RECALL_KINDS
         for length in (250, 1000, 2000)
     ),
-    *(Suite(kind, kind) for kind in KINDS if kind not in ("recall", "lookup")),
+    *(Suite(kind, kind) for kind in KINDS if kind not in RECALL_KINDS),
 )
 
 

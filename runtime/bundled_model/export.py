@@ -48,6 +48,7 @@ def export(network: Network, tokenizer: Tokenizer, directory: Path) -> None:
     write_json(directory / "generation_config.json", generation)
     weights = {name: tensor.bfloat16().contiguous() for name, tensor in network.state_dict().items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)  # safetensors leaves it readable by its owner only
     write_tokenizer(tokenizer, directory)
 
 

@@ -13,25 +13,24 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
+from bundled_model.arithmetic import (
+    plain_arithmetic_exchange,
+    shown_difference_exchange,
+    shown_sum_exchange,
+)
 from bundled_model.corpus import SYSTEM_PROMPTS, Message, memory_task, turn
+from bundled_model.drawing import Draw
 from bundled_model.exchanges import CHAT_EXCHANGES, completion_exchange
-from bundled_model.recall import ask, draw_document, with_document
+from bundled_model.recall import ask, draw_document, draw_table, with_document
+from bundled_model.recipe import RowMix
 from bundled_model.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN
 
 PROMPT_WEIGHT = 0.05
 
-# How often each kind of short exchange is drawn; harder ones more often.
-KIND_SHARES = {
-    "sum": 22,
-    "difference": 14,
-    "copy": 14,
-    "count": 9,
-    "json": 12,
-    "extract": 4,
-    "fact": 12,
-    "story": 3,
-    "unknown": 6,
-    "memory": 4,
+DRAWS: dict[str, Draw] = {
+    **CHAT_EXCHANGES,
+    "shown sum": shown_sum_exchange,
+    "shown difference": shown_difference_exchange,
 }
 
 
@@ -76,37 +75,48 @@ class Packer:
         self.tokenizer = tokenizer
         self.line_tokens: dict[str, int] = {}
 
-    def batch(self, seed: str, rows: int, length: int) -> Batch:
+    def batch(self, seed: str, rows: int, length: int, mix: RowMix) -> Batch:
         """Rows that depend on nothing but the arguments."""
         rng = Random(f"training/{seed}")
         token_ids = np.zeros((rows, length + 1), dtype=np.int64)
         weights = np.zeros((rows, length), dtype=np.float32)
         for row in range(rows):
             writer = RowWriter(self.tokenizer, length)
-            self.fill(rng, writer)
+            self.fill(rng, writer, mix)
             token_ids[row] = writer.token_ids[: length + 1]
             weights[row] = writer.weights[1 : length + 1]
         return Batch(token_ids, weights)
 
-    def fill(self, rng: Random, writer: RowWriter) -> None:
+    def fill(self, rng: Random, writer: RowWriter, mix: RowMix) -> None:
         style = rng.random()
-        if style < 0.45:
-            self.fill_with_recall(rng, writer)
-        elif style < 0.93:
+        if style < mix.recall:
+            self.fill_with_recall(rng, writer, mix)
+        elif style < 1.0 - mix.plain - mix.sums:
             while writer.num_missing > 0:
-                writer.write_messages(draw_conversation(rng))
+                writer.write_messages(draw_conversation(rng, mix))
         else:
+            is_arithmetic = style < 1.0 - mix.plain
             while writer.num_missing > 0:
-                exchange = completion_exchange(rng, "training")
+                if is_arithmetic:
+                    exchange = plain_arithmetic_exchange(rng, "training", mix.tight_sums)
+                else:
+                    exchange = completion_exchange(rng, "training")
                 writer.write(exchange.question, PROMPT_WEIGHT)
                 writer.write(exchange.answer + END_OF_TEXT, 1.0)
 
-    def fill_with_recall(self, rng: Random, writer: RowWriter) -> None:
-        context_tokens = int((writer.wanted - 60) * rng.uniform(0.2, 0.85))
-        document = draw_document(rng, context_tokens, self.count_tokens)
+    def fill_with_recall(self, rng: Random, writer: RowWriter, mix: RowMix) -> None:
+        context_tokens = int((writer.wanted - 60) * rng.uniform(mix.least_context, mix.most_context))
+        is_table = mix.tables > 0.0 and rng.random() < mix.tables
+        draw = draw_table if is_table else draw_document
+        document = draw(rng, context_tokens, self.count_tokens)
+        unasked = rng.sample(document.pairs, len(document.pairs)) if mix.asks_once else []
         is_first = True
         while writer.num_missing > 0:
-            exchange = ask(rng, rng.choice(document.pairs), value_only=rng.random() < 0.3)
+            if mix.asks_once and not unasked:
+                writer.write_messages(draw_conversation(rng, mix))
+                continue
+            pair = unasked.pop() if mix.asks_once else rng.choice(document.pairs)
+            exchange = ask(rng, pair, value_only=rng.random() < mix.value_only)
             messages = turn(exchange)
             if is_first:
                 messages = [*with_document(rng, document, exchange.question), messages[1]]
@@ -119,16 +129,16 @@ class Packer:
         return self.line_tokens[line]
 
 
-def draw_conversation(rng: Random) -> list[Message]:
+def draw_conversation(rng: Random, mix: RowMix) -> list[Message]:
     """One to three exchanges, sometimes after a system message."""
     messages: list[Message] = []
     if rng.random() < 0.2:
         messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
     for _ in range(rng.choice((1, 1, 2, 3))):
-        kind = rng.choices(tuple(KIND_SHARES), tuple(KIND_SHARES.values()))[0]
+        kind = rng.choices(tuple(mix.kinds), tuple(mix.kinds.values()))[0]
         if kind == "memory":
             task = memory_task(rng)
             messages += [*task.prompt_messages, {"role": "assistant", "content": task.answer}]
         else:
-            messages += turn(CHAT_EXCHANGES[kind](rng, "training"))
+            messages += turn(DRAWS[kind](rng, "training"))
     return messages

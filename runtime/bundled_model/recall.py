@@ -76,6 +76,39 @@ PHRASINGS = (
 )
 
 
+# Rows of a table: the value follows its key at once, so that one step of looking back finds it.
+TABLE_PHRASINGS = (
+    Phrasing(
+        "{k} {v}",
+        ("What is the full name of {k}?", "Give me the row of {k}."),
+        "{k} {v}",
+        words.NAMES,
+        words.PLACES,
+    ),
+    Phrasing(
+        "{k}{v}",
+        ("What is the label of the {k}?", "Give me the row of {k}."),
+        "{k}{v}",
+        words.THINGS,
+        _numbers(),
+    ),
+    Phrasing(
+        "{k} {v}",
+        ("Which colour has the {k}?", "Give me the row of {k}."),
+        "{k} {v}",
+        words.THINGS,
+        words.COLOURS,
+    ),
+    Phrasing(
+        "{k} {v}",
+        ("Which animal is with the {k}?", "Give me the row of {k}."),
+        "{k} {v}",
+        words.THINGS,
+        words.ANIMALS,
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     phrasing: Phrasing
@@ -117,6 +150,25 @@ def draw_document(rng: Random, context_tokens: int, count_tokens: CountTokens) -
         else:
             lines.append(filler_line(rng))
         num_tokens += count_tokens(lines[-1]) + 1
+    return Document(tuple(lines), tuple(pairs))
+
+
+def draw_table(rng: Random, context_tokens: int, count_tokens: CountTokens) -> Document:
+    """A table of at least `context_tokens` tokens, with sentences between its rows."""
+    phrasing = rng.choice(TABLE_PHRASINGS)
+    keys = rng.sample(phrasing.keys, len(phrasing.keys))
+    filler_share = rng.choice((0.0, 0.2, 0.5))
+    lines: list[str] = []
+    pairs: list[Pair] = []
+    num_tokens = 0
+    while num_tokens < context_tokens or not pairs:
+        if keys and rng.random() >= filler_share:
+            pairs.append(Pair(phrasing, keys.pop(), rng.choice(phrasing.values)))
+            lines.append(pairs[-1].line)
+        else:
+            lines.append(filler_line(rng))
+        num_tokens += count_tokens(lines[-1]) + 1
+    rng.shuffle(lines)
     return Document(tuple(lines), tuple(pairs))
 
 

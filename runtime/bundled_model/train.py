@@ -21,7 +21,7 @@ from bundled_model.export import export, load_exported
 from bundled_model.network import DRAFT_NAME, TARGET_NAME, Network, shape_of
 from bundled_model.optimizer import TwoOptimizers
 from bundled_model.packing import Batch, Packer
-from bundled_model.recipe import TOKENS_PER_STEP, Recipe, row_length
+from bundled_model.recipe import TOKENS_PER_STEP, Recipe, recipe_of
 from bundled_model.tokenizer import train_tokenizer
 from bundled_model.workers import Worker, run_workers
 
@@ -43,9 +43,10 @@ class Trainer:
 
     def batch(self, step: int) -> Batch:
         """This worker's share of the rows of a step."""
-        length = row_length(self.seed, step)
+        length = self.recipe.row_length(self.seed, step)
         rows = max(1, self.recipe.tokens_per_step // self.worker.count // length)
-        return self.packer.batch(f"{self.seed}/{step}/{self.worker.rank}", rows, length)
+        mix = self.recipe.stage(step).mixes[length]
+        return self.packer.batch(f"{self.seed}/{step}/{self.worker.rank}", rows, length, mix)
 
     def losses(self) -> Iterator[float]:
         """Make the remaining steps; yields the mean loss per weighted token of each."""
@@ -129,7 +130,7 @@ def run(worker: Worker, options: argparse.Namespace) -> None:
     """Train in one worker; only the first prints and writes files."""
     torch.set_num_threads(1)
     teacher = load_exported(options.teacher).eval() if options.teacher else None
-    recipe = Recipe(options.steps, tokens_per_step=options.tokens_per_step)
+    recipe = recipe_of(options.model, options.steps, options.tokens_per_step)
     trainer = new_trainer(options.model, recipe, options.seed, teacher, worker)
     if options.compile:
         trainer.loss_of = torch.compile(trainer.loss_of, dynamic=False)
