@@ -44,7 +44,8 @@ class Load:
         """Add `users` users, spread over half a second so that they do not march in step."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=self.timeout_seconds)
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=self.timeout_seconds),
             )
         for number in range(users):
             self._users.append(asyncio.create_task(self._user(number, 0.5 * number / users)))
@@ -113,7 +114,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, int(rank) - 1)]
 
 
-def ttft_milliseconds(outcomes: Sequence[Outcome], since: float, until: float, percent: float = 95) -> float | None:
+def ttft_milliseconds(
+    outcomes: Sequence[Outcome], since: float, until: float, percent: float = 95
+) -> float | None:
     """The TTFT percentile, in ms, of requests *sent* in [since, until); None when none of them got a token."""
     seen = [o.ttft_seconds for o in outcomes if since <= o.sent_at < until and o.ttft_seconds is not None]
     return 1000 * percentile(seen, percent) if seen else None
