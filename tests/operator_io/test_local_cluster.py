@@ -294,11 +294,19 @@ async def test_closing_leaves_no_process_and_no_file(
 ) -> None:
     cluster = LocalCluster(port=free_port, public_pem="", workspace_parent=tmp_path)
     async with cluster:
-        await cluster.apply(key, deployment("demo-gateway"))
-        await cluster.apply(key, deployment("demo-1a2b", environment={"STANDIN_IGNORE_TERM": "1"}))
+        manifests = (
+            deployment("demo-gateway"),
+            deployment("demo-1a2b", environment={"STANDIN_IGNORE_TERM": "1"}),
+        )
+        for manifest in manifests:
+            await cluster.apply(key, manifest)
         await eventually(lambda: backends(cluster))
         closing = asyncio.create_task(cluster.close())
         await eventually(lambda: len(children()) == 1)  # the gateway has gone, the replica ignores SIGTERM
+        for manifest in manifests:  # by a pass that is still under way
+            await cluster.apply(key, manifest)
+        await cluster.scale(key, "demo-1a2b", 2)
+        assert [process.name for process in cluster.processes] == ["demo-1a2b-0"], "nothing starts any more"
         await cluster.close(at_once=True)
         await closing
     assert not children()

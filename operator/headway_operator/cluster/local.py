@@ -80,6 +80,7 @@ class LocalCluster:
         self._tasks: dict[LocalProcess, asyncio.Task[None]] = {}
         self._memory: Mapping[str, Any] | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._is_closing = False
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(trust_env=False)
@@ -97,8 +98,10 @@ class LocalCluster:
     async def close(self, *, at_once: bool = False) -> None:
         """End every process: the gateway first, so that what it has in flight is answered, then the replicas.
 
-        A second call with `at_once` (from another task) cuts the first one short.
+        A second call with `at_once` (from another task) cuts the first one short. From now on nothing starts,
+        whatever a pass that is still under way applies.
         """
+        self._is_closing = True
         for is_last in (False, True):
             for deployment in list(self._deployments.values()):
                 if is_last or deployment.component == GATEWAY_COMPONENT:
@@ -225,7 +228,7 @@ class LocalCluster:
     def _fill(self, deployment: _Deployment) -> None:
         if self._session is None:
             raise ClusterError("the local world is closed")
-        wanted = deployment.replicas
+        wanted = 0 if self._is_closing else deployment.replicas
         if deployment.component == GATEWAY_COMPONENT:
             # There is one port: the next gateway starts when the last one has gone (see _forget).
             wanted = min(wanted, 0 if any(not p.revision for p in self._tasks) else 1)
