@@ -155,8 +155,7 @@ class Scheduler:
         draft = _Draft(self.limits.max_num_batched_tokens)
         self._schedule_decodes(draft)
         self._schedule_prefills(draft)
-        if not draft.preempted:
-            self._admit(draft, now)
+        self._admit(draft, now)
         self._spend_rest(draft)
         return Schedule(self._batch(draft), draft.admitted, draft.preempted)
 

@@ -66,7 +66,8 @@ class Sequence:
             self.first_token_at = now
         self.last_token_at = now
         sampling = self.request.sampling
-        if token_id in sampling.stop_token_ids and self.num_generated > sampling.min_tokens:
+        # Before min_tokens none of these is ever sampled.
+        if token_id in sampling.stop_token_ids:
             return FinishReason.STOP
         if self.num_generated >= sampling.max_tokens or len(self.token_ids) >= max_model_len:
             return FinishReason.LENGTH

@@ -152,6 +152,15 @@ def test_equal_logits_at_the_edge_are_all_kept(top_k: int, top_p: float) -> None
     assert set(draws(logits, 400, top_k=top_k, top_p=top_p, seed=1)) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (0, 0.5), (40, 0.5)])
+def test_more_equals_at_the_edge_than_candidates_are_all_kept(top_k: int, top_p: float) -> None:
+    num_equal = 4 * NUM_CANDIDATES
+    logits = torch.cat([torch.tensor([1.0]), torch.zeros(num_equal), torch.full((50,), -9.0)])
+    kept = set(draws(logits, 2500, top_k=top_k, top_p=top_p, seed=3))
+    assert kept <= set(range(num_equal + 1))
+    assert len(kept) > 0.99 * num_equal
+
+
 @pytest.mark.parametrize("top_k", [0, NUM_CANDIDATES - 1, NUM_CANDIDATES, NUM_CANDIDATES + 500, 2999])
 @pytest.mark.parametrize("top_p", [0.3, 0.95, 1.0])
 def test_filters_wider_than_the_candidates_equal_the_reference(top_k: int, top_p: float) -> None:
