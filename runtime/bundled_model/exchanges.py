@@ -57,7 +57,22 @@ def count_exchange(rng: Random, split: Split) -> Exchange:
             return max(start, length), max(start, length) - length, -1
         return start, start + length, 1
 
-    first, last, step = draw_until(draw, split)
+    return spoken_count(rng, *draw_until(draw, split))
+
+
+def short_count_exchange(rng: Random, split: Split) -> Exchange:
+    """Counting over a short range: where to stop is most of what there is to learn."""
+
+    def draw() -> tuple[int, int, int]:
+        length, start = rng.randint(2, 9), rng.randint(0, 110)
+        if rng.random() < 0.25:
+            return start + length, start, -1
+        return start, start + length, 1
+
+    return spoken_count(rng, *draw_until(draw, split))
+
+
+def spoken_count(rng: Random, first: int, last: int, step: int) -> Exchange:
     numbers = ", ".join(str(number) for number in range(first, last + step, step))
     if step < 0:
         return Exchange(

@@ -20,7 +20,7 @@ from bundled_model.arithmetic import (
 )
 from bundled_model.corpus import SYSTEM_PROMPTS, Message, memory_task, turn
 from bundled_model.drawing import Draw
-from bundled_model.exchanges import CHAT_EXCHANGES, completion_exchange
+from bundled_model.exchanges import CHAT_EXCHANGES, completion_exchange, short_count_exchange
 from bundled_model.recall import ask, draw_document, draw_table, with_document
 from bundled_model.recipe import RowMix
 from bundled_model.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN
@@ -29,6 +29,7 @@ PROMPT_WEIGHT = 0.05
 
 DRAWS: dict[str, Draw] = {
     **CHAT_EXCHANGES,
+    "short count": short_count_exchange,
     "shown sum": shown_sum_exchange,
     "shown difference": shown_difference_exchange,
 }

@@ -74,14 +74,45 @@ HARD_KINDS = {
 
 # From here on arithmetic always repeats its operands: one form to learn instead of many.
 SHOWN_KINDS = {
-    **{"shown sum": 36, "shown difference": 18, "copy": 12, "count": 3, "json": 9},
-    **{"extract": 2, "fact": 12, "story": 1, "unknown": 3, "memory": 4},
+    "shown sum": 36,
+    "shown difference": 18,
+    "copy": 12,
+    "count": 3,
+    "json": 9,
+    "extract": 2,
+    "fact": 12,
+    "story": 1,
+    "unknown": 3,
+    "memory": 4,
 }
 
 # Once sums are right, everything gets its share again.
 SETTLED_KINDS = {
-    **{"shown sum": 18, "shown difference": 17, "copy": 14, "count": 6, "json": 12},
-    **{"extract": 3, "fact": 14, "story": 2, "unknown": 6, "memory": 8},
+    "shown sum": 18,
+    "shown difference": 17,
+    "copy": 14,
+    "count": 6,
+    "json": 12,
+    "extract": 3,
+    "fact": 14,
+    "story": 2,
+    "unknown": 6,
+    "memory": 8,
+}
+
+# At last what is still wrong: where to stop counting.
+FINISHING_KINDS = {
+    "short count": 24,
+    "count": 4,
+    "shown sum": 10,
+    "shown difference": 10,
+    "copy": 16,
+    "json": 12,
+    "extract": 2,
+    "fact": 16,
+    "story": 1,
+    "unknown": 6,
+    "memory": 4,
 }
 
 # Short rows first: a model learns to look back within 256 tokens in far fewer steps than within 1,280.
@@ -101,12 +132,26 @@ SETTLED = RowMix(
 LONG_TABLES = RowMix(
     SETTLED_KINDS, recall=0.9, least_context=0.3, most_context=0.88, tables=0.8, asks_once=True
 )
+FINISHING = RowMix(
+    FINISHING_KINDS, recall=0.3, plain=0.05, sums=0.07, tight_sums=0.4,
+    least_context=0.15, most_context=0.5, tables=0.4, asks_once=True,
+)  # fmt: skip
+LONGEST = RowMix(
+    FINISHING_KINDS, recall=1.0, least_context=0.3, most_context=0.9, tables=0.45, asks_once=True
+)
+FINISHING_FROM = 1750
 CURRICULUM = (
     Stage(0, {256: 1.0}, {256: BROAD}, rate=1.0),
     Stage(800, {256: 0.85, 1280: 0.15}, {256: HARD, 1280: LONG}, rate=0.4),
     Stage(1000, {256: 1.0}, {256: FOCUS}, rate=0.5),
     Stage(1200, {256: 0.7, 1280: 0.3}, {256: SETTLED, 1280: LONG_TABLES}, rate=0.5),
     Stage(1400, {256: 0.5, 1280: 0.5}, {256: SETTLED, 1280: LONG_TABLES}, rate=0.5),
+    Stage(
+        FINISHING_FROM,
+        {256: 0.55, 1280: 0.2, 2304: 0.25},
+        {256: FINISHING, 1280: LONGEST, 2304: LONGEST},
+        rate=0.3,
+    ),
 )
 # The draft need not be right where the target is: it goes from the first mix to the last.
 DRAFT_CURRICULUM = (
@@ -126,12 +171,20 @@ class Recipe:
     decay_share: float = 0.25
     tokens_per_step: int = TOKENS_PER_STEP
     curriculum: tuple[Stage, ...] = CURRICULUM
+    finishing_from: int = FINISHING_FROM
 
     def rate_factor(self, step: int) -> float:
-        """Warm up, keep the stage's rate, then decay linearly over the last `decay_share` of the steps."""
+        """Warm up, keep the stage's rate, then decay linearly over the last `decay_share` of the steps.
+
+        The steps after `finishing_from` decay from their stage's rate on their own.
+        """
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
-        remaining = (self.steps - step) / (self.steps * self.decay_share)
+        if step >= self.finishing_from:
+            remaining = (self.steps - step) / (self.steps - self.finishing_from)
+        else:
+            main_steps = min(self.steps, self.finishing_from)
+            remaining = (main_steps - step) / (main_steps * self.decay_share)
         return self.stage(step).rate * min(1.0, remaining)
 
     def stage(self, step: int) -> Stage:
@@ -147,5 +200,11 @@ class Recipe:
 def recipe_of(name: str, steps: int, tokens_per_step: int) -> Recipe:
     """The recipe of one of the two bundled models."""
     if name == DRAFT_NAME:
-        return Recipe(steps, decay_share=0.18, tokens_per_step=tokens_per_step, curriculum=DRAFT_CURRICULUM)
+        return Recipe(
+            steps,
+            decay_share=0.18,
+            tokens_per_step=tokens_per_step,
+            curriculum=DRAFT_CURRICULUM,
+            finishing_from=steps,
+        )
     return Recipe(steps, tokens_per_step=tokens_per_step)

@@ -115,7 +115,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bundled_model.train", description=__doc__)
     parser.add_argument("--model", choices=(TARGET_NAME, DRAFT_NAME), default=TARGET_NAME)
     parser.add_argument("--output", type=Path, required=True, help="directory for the exported model")
-    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=2100, help="optimizer steps")
     parser.add_argument("--tokens-per-step", type=int, default=TOKENS_PER_STEP, help="over all workers")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
