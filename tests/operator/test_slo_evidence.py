@@ -60,11 +60,11 @@ def test_waiting_at_the_gateway_counts_like_waiting_at_a_replica(build: Any) -> 
     assert (load.waiting, load.late, load.oldest_waiting_seconds) == (4, 4, 3.0)
 
 
-def test_gateway_rejections_are_misses_but_not_twice(build: Any) -> None:
-    # The replicas turned 3 away and counted them; the gateway passed these on and refused 5 more itself.
-    happened = slices({"gateway_rejected": 8, "rejected": 3, "ttft_missed": 3})
+def test_requests_turned_away_are_misses(build: Any) -> None:
+    happened = slices({"refused": 5, "ttft_missed": 3})
     ttft, _ = evidence.attainments(build.target(), happened, Load(), NOW)
     assert ttft.missed == 8
+    assert evidence.load(build.target(), happened, Sample(NOW), NOW).ttft_missed == 8
 
 
 def test_no_traffic_is_zero_load_and_no_verdict(build: Any) -> None:

@@ -1,6 +1,9 @@
 """What happened in the last minutes, from totals that only grow, restart or disappear."""
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from headway_operator.slo.window import Baseline, Slice, advance, joined
 from headway_operator.state import GatewaySample, Observed, ReplicaSample, Sample, Targets
@@ -100,7 +103,31 @@ def test_what_gateways_turned_away_is_counted(build: Any) -> None:
     for now, rejected in ((1000.0, 4), (1005.0, 9)):
         gateway = GatewaySample("g", now, 0, 0.0, 0, {"rejected": rejected})
         state = step(build, state, now, {}, gateways={"gateway": gateway})
-    assert joined(state[0]).totals == {"gateway_rejected": 5}
+    assert joined(state[0]).totals == {"refused": 5}
+
+
+@pytest.mark.parametrize(
+    ("gateway_rejected", "want"),
+    [
+        (1, {"ttft_met": 2, "ttft_missed": 3, "refused": 1}),
+        (None, {"ttft_met": 2, "ttft_missed": 3, "refused": 4}),
+    ],
+    ids=["by the gateway's count", "by the replicas' count while the gateway is silent"],
+)
+def test_a_request_that_one_replica_turned_away_and_another_served_is_no_miss(
+    build: Any, gateway_rejected: int | None, want: dict[str, float]
+) -> None:
+    # Of the 4 that replica a turned away, and counted as missed, b served 3.
+    before = GatewaySample("g", 1000.0, 0, 0.0, 0, {"rejected": 0})
+    after = None if gateway_rejected is None else replace(before, counters={"rejected": gateway_rejected})
+    zeros = {"a": build.sample(1000), "b": build.sample(1000)}
+    then = {
+        "a": build.sample(1005, counters={"rejected": 4, "ttft_missed": 4}),
+        "b": build.sample(1005, counters={"ttft_met": 2, "ttft_missed": 3}),
+    }
+    state = step(build, EMPTY, 1000, zeros, created_at=0.0, gateways={"gateway": before})
+    state = step(build, state, 1005, then, created_at=0.0, gateways={"gateway": after})
+    assert joined(state[0]).totals == want
 
 
 def test_histograms_are_summed_by_bucket(build: Any) -> None:

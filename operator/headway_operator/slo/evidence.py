@@ -2,8 +2,7 @@
 
 A request that still waits has no TTFT yet, so judging only those that have one would flatter a queue that
 grows. Requests waiting for longer than the target are counted as misses already; only the oldest age is
-known, so the ages are taken as spread evenly below it. What the gateways turned away beyond what replicas
-counted themselves is missed too.
+known, so the ages are taken as spread evenly below it. A request that was turned away for good is missed too.
 
 A window of 30 s is judged first; it grows to 60, 120 and 300 s until there is evidence enough for a verdict.
 """
@@ -95,7 +94,7 @@ def load(target: Target, slices: Sequence[Slice], sample: Sample, now: float) ->
         num_queues=len(queued),
         num_queues_with_room=sum(one.limits.max_num_seqs - one.running > 1 for one in queued),
         busiest_running=max((one.running for one in replicas), default=0),
-        ttft_missed=int(totals.get("ttft_missed", 0) + _refused(recent)),
+        ttft_missed=int(totals.get("ttft_missed", 0) + totals.get("refused", 0)),
         tpot_missed=int(totals.get("tpot_missed", 0)),
     )
 
@@ -126,7 +125,7 @@ def _attainment(
         counts = dict(part.counts.get(name, {}))
         met, missed = (int(part.totals.get(f"{name}_{word}", 0)) for word in ("met", "missed"))
         if name == "ttft":
-            missed += _refused(part) + now_load.late
+            missed += int(part.totals.get("refused", 0)) + now_load.late
             counts = _with_late(counts, now_load, milliseconds)
         judged = verdict(met, missed, target.percentile) if milliseconds is not None else "unknown"
         if judged != "unknown" or now - window <= since:
@@ -155,11 +154,6 @@ def _late(waiting: int, oldest_seconds: float, target: Target) -> int:
     if milliseconds is None or waiting == 0 or oldest_seconds * 1000.0 <= milliseconds:
         return 0
     return max(1, ceil(waiting * (1.0 - milliseconds / (oldest_seconds * 1000.0))))
-
-
-def _refused(part: Slice) -> int:
-    """What gateways turned away beyond what replicas turned away, and counted as missed, themselves."""
-    return max(0, int(part.totals.get("gateway_rejected", 0) - part.totals.get("rejected", 0)))
 
 
 def _mean(part: Slice, name: str) -> float:

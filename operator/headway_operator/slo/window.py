@@ -5,6 +5,10 @@ counts from zero again, so all it shows is new; one that died leaves behind what
 for the first time counts from zero if it was made after this memory began, else its past is unknown and
 only marks a beginning; so does everything after a long time without a pass. Exact counters count only while
 the replica judges by the targets asked of it now.
+
+A replica counts whom it turns away as missed, but another one may serve that request. So refusals are kept
+apart from `ttft_missed`, as `refused`, and taken from the gateways, who know how each request ended; from the
+replicas only where no gateway gave a sample.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,6 +36,8 @@ _EXACT = {
     "tpot": ("tpot_met", "tpot_missed", "tpot_milliseconds"),
 }
 _LATENCIES = ("ttft", "tpot")
+# Who counted refusals; of both only `refused` is kept.
+_REFUSALS = ("gateway_rejected", "rejected")
 # Of these the mean is enough.
 _PARTS = ("queue", "prefill")
 
@@ -138,8 +144,15 @@ def advance(
         if is_gap or (before is None and name not in young):
             continue
         added.append(_increment(before, current, targets, last_end, now))
-    new = replace(joined(added), start=now if is_gap else last_end, end=now)
+    new = replace(_with_refused(joined(added), sample), start=now if is_gap else last_end, end=now)
     return _append(slices, new, changed_at), after
+
+
+def _with_refused(one: Slice, sample: Sample) -> Slice:
+    is_gateway_sampled = any(gateway is not None for gateway in sample.gateways.values())
+    refused = one.totals.get("gateway_rejected" if is_gateway_sampled else "rejected", 0)
+    totals = {name: value for name, value in one.totals.items() if name not in _REFUSALS}
+    return replace(one, totals={**totals, "refused": refused} if refused else totals)
 
 
 def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[Slice, ...]:
@@ -184,6 +197,8 @@ def _increment(before: Baseline | None, now: Baseline, targets: Targets, start: 
             elif getattr(before.targets, target) != judged_by:
                 # New targets restart the exact counters.
                 totals[name] = now.totals[name]
+    if "ttft_missed" in totals:
+        totals["ttft_missed"] = max(0, totals["ttft_missed"] - totals["rejected"])
     counts = {
         name: histogram.increments(now.counts.get(name, {}), before.counts.get(name, {}))
         for name in _LATENCIES
