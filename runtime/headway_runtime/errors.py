@@ -7,7 +7,7 @@
     │   └── ContextLengthError    prompt (plus one token) can never fit
     ├── LimitRangeError           an admin change outside the envelope: HTTP 422
     ├── QueueFullError            the bound on waiting requests is reached: HTTP 503 with Retry-After
-    └── EngineDeadError           the engine process has ended: HTTP 500, then the server exits
+    └── EngineDeadError           the engine process has ended: HTTP 503, then the server exits
 
 Bugs are `assert` or built-in exceptions, never these.
 """

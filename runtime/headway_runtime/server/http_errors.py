@@ -62,7 +62,8 @@ def http_error_of(error: HeadwayRuntimeError | TimeoutError) -> HttpError:
         case InvalidRequestError():
             return HttpError(400, str(error), param=error.param, code=error.code)
         case EngineDeadError():
-            return HttpError(500, str(error), code="engine_dead")
+            # It was not accepted: another replica may serve it.
+            return overloaded(str(error), "engine_dead", 1)
         case TimeoutError():
             return overloaded("the engine did not answer in time; try again", "engine_busy", 1)
         case _:

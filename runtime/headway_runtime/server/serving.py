@@ -86,7 +86,7 @@ class Serving:
 
     def require_engine(self) -> None:
         if not self.client.is_alive:
-            raise HttpError(500, "the engine process has ended; this server ends, too", code="engine_dead")
+            raise overloaded("the engine process has ended; this server ends, too", "engine_dead", 1)
         if not self.client.is_ready:
             raise overloaded("the engine is starting; retry in a second", "engine_starting", 1)
 
