@@ -3,6 +3,7 @@
 Imports no torch; free memory of a GPU is told.
 """
 
+import os
 from pathlib import Path
 
 from headway_runtime.errors import ConfigError
@@ -12,6 +13,8 @@ from headway_runtime.model_config import ModelConfig
 # GPU does not, but activations and the library workspaces need some.
 CPU_FRACTION = 0.4
 CUDA_FRACTION = 0.85
+# Of all memory, where a system does not say how much is free (macOS).
+FREE_FRACTION = 0.5
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -55,23 +58,33 @@ def num_kv_blocks(
 def free_memory_bytes(
     meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Main memory that this process may still take: what the machine has, cut down to the cgroup's limit."""
+    """Main memory that this process may still take: what the machine has, cut down to the cgroup's limit.
+
+    ConfigError on a machine that tells neither its free memory nor all of it.
+    """
     free = _meminfo_available(meminfo)
+    if free is None:
+        free = int(_physical_memory() * FREE_FRACTION)
     room = _cgroup_room(cgroup_root)
     return free if room is None else max(0, min(free, room))
 
 
-def _meminfo_available(meminfo: Path) -> int:
+def _meminfo_available(meminfo: Path) -> int | None:
     try:
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        lines = meminfo.read_text(encoding="ascii").splitlines()
     except OSError:
-        pass
-    raise ConfigError(
-        "kv_cache_memory_bytes=None: this machine does not say how much memory is free; "
-        "give --kv-cache-memory-bytes"
-    )
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            f"kv_cache_memory_bytes=None: this machine does not say how much memory it has ({error}); "
+            "give --kv-cache-memory-bytes"
+        ) from error
 
 
 def _cgroup_room(root: Path) -> int | None:

@@ -82,7 +82,21 @@ def test_free_memory_is_cut_down_to_the_cgroup(files: dict[str, str], want: int,
     assert free_memory_bytes(meminfo, root) == want
 
 
-def test_machine_that_does_not_tell_its_free_memory_needs_the_flag(tmp_path: Path) -> None:
+def test_machine_that_does_not_tell_its_free_memory_offers_half_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr("os.sysconf", sizes.__getitem__)
+    assert free_memory_bytes(tmp_path / "meminfo", tmp_path) == 2_048_000
+
+
+def test_machine_that_tells_nothing_of_its_memory_needs_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr("os.sysconf", unknown)
     with pytest.raises(ConfigError, match="give --kv-cache-memory-bytes"):
         free_memory_bytes(tmp_path / "meminfo", tmp_path)
 
