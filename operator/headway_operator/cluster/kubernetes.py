@@ -89,7 +89,11 @@ class KubernetesCluster:
 
     async def fetch(self, key: ServiceKey) -> Manifest | None:
         """The InferenceService itself as it is now, status included; None when it is gone."""
-        return await self._api.get(KIND, key.namespace, key.name)
+        found = await self._api.get(KIND, key.namespace, key.name)
+        if found is not None:
+            # Deleted and made again between two passes, it is another one: the old checkpoint is not its own.
+            self._uids[key] = found["metadata"]["uid"]
+        return found
 
     async def observe(self, key: ServiceKey) -> Observed:
         """List the children, the pods and the autoscalers; all of it or a ClusterError."""

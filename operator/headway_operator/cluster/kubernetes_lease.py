@@ -59,6 +59,9 @@ class Lease:
                     await self.seek()
                 except ClusterError as error:
                     logger.warning("Lease %s: %s", LEASE_NAME, error)
+                except Exception:
+                    # Whatever it is, an operator that no longer asks would idle for ever, in good health.
+                    logger.exception("Lease %s cannot be read", LEASE_NAME)
                 if was_held != self.is_held:
                     logger.info("Lease %s is %s", LEASE_NAME, "held" if self.is_held else "not held any more")
                 await asyncio.sleep(self._renew_seconds if self.is_held else RETRY_SECONDS)

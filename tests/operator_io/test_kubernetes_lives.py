@@ -1,0 +1,70 @@
+"""A service made anew under its name, and a Lease that cannot be read: an API that is told what to say."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from headway_operator.cluster import kubernetes_lease
+from headway_operator.cluster.kubernetes import KubernetesCluster
+from headway_operator.cluster.kubernetes_lease import Lease
+from headway_operator.names import KIND, ServiceKey
+
+
+class ToldApi:
+    """Answers `get` with `objects` by kind, or raises what is there; keeps what is created or applied."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+        self.created = asyncio.Event()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Any:
+        return self.objects.get(kind)
+
+    async def apply(self, manifest: Mapping[str, Any], *, force: bool, subresource: str = "") -> Any:
+        self.objects[manifest["kind"]] = manifest
+        return manifest
+
+    async def patch(self, kind: str, namespace: str, name: str, body: Mapping[str, Any]) -> Any:
+        return body
+
+    async def create(self, manifest: Mapping[str, Any]) -> Any:
+        self.created.set()
+        return manifest
+
+
+@pytest.fixture
+def api() -> Any:
+    return ToldApi()
+
+
+async def test_a_service_made_anew_does_not_take_over_the_checkpoint_of_the_deleted_one(
+    api: Any, key: ServiceKey
+) -> None:
+    cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
+    api.objects[KIND] = {"metadata": {"uid": "first"}}
+    await cluster.fetch(key)
+    await cluster.save_memory(key, {"version": 1})
+    assert await cluster.load_memory(key) == {"version": 1}
+    api.objects[KIND] = {"metadata": {"uid": "second"}}  # deleted and made between two passes
+    await cluster.fetch(key)
+    assert await cluster.load_memory(key) is None
+
+
+async def test_a_lease_that_cannot_be_read_is_asked_for_again(
+    api: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kubernetes_lease, "RETRY_SECONDS", 0.01)
+    api.objects["Lease"] = {"metadata": {}}  # nobody writes such a one, but then nobody would lead
+    lease = Lease(api, "headway-system", "me")
+    with caplog.at_level(logging.ERROR):
+        seeking = asyncio.create_task(lease.run())
+        await eventually(lambda: caplog.records)
+    del api.objects["Lease"]
+    async with asyncio.timeout(10):
+        await api.created.wait()
+    assert not seeking.done()
+    seeking.cancel()
+    await asyncio.gather(seeking, return_exceptions=True)
