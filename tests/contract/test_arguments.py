@@ -29,7 +29,7 @@ FULL: dict[str, Any] = {
 }
 SITES = {
     "kubernetes": Site("kubernetes", "runtime:1", "gateway:1", "/etc/headway/admin/public.pem", (), 8000),
-    "local": Site("local", "", "", "/work/admin/public.pem", ("--backends-file", "/work/backends.json"), 0),
+    "local": Site("local", "", "", "/srv/admin/public.pem", ("--backends-file", "/srv/backends.json"), 0),
 }
 
 
@@ -86,5 +86,5 @@ def test_the_gateway_finds_replicas_by_each_worlds_means() -> None:
     service = on_kubernetes.kubernetes_service
     assert (service.namespace, service.name) == ("team", "demo-replicas")
     local = parse_config(arguments(FULL, SITES["local"])["gateway"])
-    assert local.backends_file == Path("/work/backends.json")
+    assert local.backends_file == Path("/srv/backends.json")
     assert local.drain_timeout_seconds == 45
