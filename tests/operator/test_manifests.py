@@ -320,3 +320,17 @@ def test_labels_that_the_template_deletes_come_back(build: Any) -> None:
 
 def rendered_labels(result: Rendered) -> dict[str, str]:
     return {**names.component_labels("demo", "runtime"), names.REVISION_LABEL: result.revision.hash}
+
+
+def test_a_gateway_still_takes_connections_while_nodes_learn_that_it_ends(build: Any) -> None:
+    (gateway,) = (
+        m
+        for m in rendered(build).manifests
+        if m["metadata"]["name"] == "demo-gateway" and m["kind"] == "Deployment"
+    )
+    pod = gateway["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    sleep, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    drain = container["args"][container["args"].index("--drain-timeout-seconds") + 1]
+    assert (sleep, int(seconds) >= 5) == ("sleep", True)
+    assert pod["terminationGracePeriodSeconds"] >= int(seconds) + int(drain) + 5

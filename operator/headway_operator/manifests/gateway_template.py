@@ -7,12 +7,15 @@ from headway_operator.manifests import pod
 from headway_operator.spec import Service
 from headway_operator.state import Site
 
+# A node may send new connections to a gateway for some seconds after it was told to end: nobody stands before
+# the gateway who would try another one, so it goes on as before until every node has heard.
+NOTICE_SECONDS = 5
 RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 
 
 def gateway_template(service: Service, site: Site, image: str) -> dict[str, Any]:
     """The gateway's pod template."""
-    container = {
+    container: dict[str, Any] = {
         "name": names.GATEWAY_CONTAINER,
         "args": gateway_arguments(service, site),
         "ports": pod.ports(),
@@ -23,6 +26,8 @@ def gateway_template(service: Service, site: Site, image: str) -> dict[str, Any]
         "securityContext": pod.CONTAINER_SECURITY,
         "volumeMounts": pod.volume_mounts(site),
     }
+    if site.kind == "kubernetes":
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(NOTICE_SECONDS)]}}}
     return {
         "metadata": {"labels": names.component_labels(service.name, names.GATEWAY_COMPONENT)},
         "spec": {
