@@ -6,7 +6,8 @@ server reads a `MetricsSnapshot` and renders it. Times come in as seconds and ar
 Two things here are decided on purpose:
 
 - TTFT met/missed counts every request that an overloaded server turned away or failed before the first
-  byte as a miss; a request that was the client's own fault, or that the client gave up, is neither.
+  byte as a miss, and every one that its client gave up when the target had passed already; a request that
+  was the client's own fault, or that was given up before, is neither.
 - Setting targets that differ from the current ones restarts the met/missed counters and moves `epoch`,
   so that a reader never subtracts counts taken against different targets.
 """
@@ -151,6 +152,12 @@ class EngineMetrics:
     def first_byte_missed(self) -> None:
         """A request failed, through no act of its client, before its first byte."""
         if self._targets.ttft_milliseconds is not None:
+            self._ttft_missed += 1
+
+    def abandoned(self, waited_seconds: float) -> None:
+        """A client left before its first byte: a miss if the target had passed, else nobody can say."""
+        target = self._targets.ttft_milliseconds
+        if target is not None and waited_seconds * 1000.0 > target:
             self._ttft_missed += 1
 
     def tokens(self, prompt_computed: int = 0, cached: int = 0, generated: int = 0) -> None:

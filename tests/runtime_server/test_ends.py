@@ -97,11 +97,17 @@ def test_a_client_that_leaves_frees_its_blocks(slow_server: RunningServer, clien
     assert freed["counters"]["steps"] - busy["counters"]["steps"] < 60
 
 
-@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize(
+    ("is_streamed", "waited_milliseconds", "num_missed"),
+    [(True, 0, 0), (False, 120_000, 1)],
+    ids=["within the target", "when that has passed"],
+)
 def test_a_client_that_leaves_before_its_first_token_is_forgotten(
     one_at_a_time: RunningServer,
     client: httpx.Client,
     is_streamed: bool,  # noqa: FBT001
+    waited_milliseconds: int,
+    num_missed: int,
 ) -> None:
     server = one_at_a_time
     before = server.sample()
@@ -110,13 +116,13 @@ def test_a_client_that_leaves_before_its_first_token_is_forgotten(
     body = json.dumps({**LONG, "stream": is_streamed}).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Headway-Waited-Milliseconds: %d\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (waited_milliseconds, len(body), body)
         )
         server.sample_until(lambda sample: sample["gauges"]["waiting"] == 1)
     left = server.sample_until(lambda sample: sample["gauges"]["waiting"] == 0)
     assert left["gauges"]["running"] == 1
-    assert grown(before, left, "aborted") == [1]
+    assert grown(before, left, "aborted", "ttft_missed") == [1, num_missed]
     holder.response.close()
 
 

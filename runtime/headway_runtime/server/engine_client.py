@@ -72,6 +72,7 @@ class EngineClient:
         self._num_queries = 0
         self._ttft_seconds: list[float] = []
         self._num_missed = 0
+        self._abandoned_seconds: list[float] = []
         self._refused: list[str] = []
         self._report_timer: asyncio.TimerHandle | None = None
         self._death: str | None = None
@@ -144,6 +145,11 @@ class EngineClient:
     def report_missed(self) -> None:
         """A request failed, through no act of its client, after it was accepted and before its first byte."""
         self._num_missed += 1
+        self._report_soon()
+
+    def report_abandoned(self, waited_seconds: float) -> None:
+        """The client of an accepted request left before its first byte."""
+        self._abandoned_seconds.append(waited_seconds)
         self._report_soon()
 
     def report_refused(self, reason: RejectReason) -> None:
@@ -249,10 +255,11 @@ class EngineClient:
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_timer = None
-        if not (self._ttft_seconds or self._num_missed or self._refused) or not self.is_ready:
+        seen = (self._ttft_seconds, self._num_missed, self._abandoned_seconds, self._refused)
+        if not any(seen) or not self.is_ready:
             return
-        self._send(messages.Report(self._ttft_seconds, self._num_missed, self._refused))
-        self._ttft_seconds, self._num_missed, self._refused = [], 0, []
+        self._send(messages.Report(*seen))
+        self._ttft_seconds, self._num_missed, self._abandoned_seconds, self._refused = [], 0, [], []
 
     def _send(self, message: messages.ToEngine) -> None:
         try:

@@ -174,6 +174,8 @@ class EngineLoop:
             self._metrics.first_byte(ttft_seconds)
         for _ in range(report.num_missed):
             self._metrics.first_byte_missed()
+        for waited_seconds in report.abandoned_seconds:
+            self._metrics.abandoned(waited_seconds)
         for reason in report.refused:
             self._metrics.received()
             self._metrics.rejected(reason)

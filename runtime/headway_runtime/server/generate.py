@@ -68,6 +68,7 @@ class GenerationResponse(Response):
                 task.cancel()
                 raise
             self._generation.log.outcome = "client_gone"
+            run.report_abandoned()
         except HttpError as error:
             await error.response()(scope, receive, send)
         except TimeoutError:
@@ -112,6 +113,15 @@ class _Run:
                 raise
             # The status is long gone: the error is the stream's last event, and no [DONE] follows it.
             await self._write(b"data: " + error.body() + b"\n\n", more=False)
+
+    def report_abandoned(self) -> None:
+        """The client has left: how long it had waited for what has not begun."""
+        if self._stream is None:
+            return  # the engine has never heard of it
+        waited_seconds = time.monotonic() - self._generation.received_at
+        for choice in self._choices.values():
+            if not choice.is_first_byte_written:
+                self._client.report_abandoned(waited_seconds)
 
     def close(self) -> None:
         """Give up what still runs, and leave the numbers for the access log."""

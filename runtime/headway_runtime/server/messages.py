@@ -61,11 +61,13 @@ class Report(msgspec.Struct, tag="report", frozen=True):
     """What only the HTTP process saw, for the engine's counters.
 
     ttft_seconds: of each request whose first byte was written. num_missed: requests that failed before
-    it. refused: reasons of requests that never reached the engine.
+    it. abandoned_seconds: how long each client had waited that left before it. refused: reasons of requests
+    that never reached the engine.
     """
 
     ttft_seconds: list[float]
     num_missed: int
+    abandoned_seconds: list[float]
     refused: list[str]
 
 
