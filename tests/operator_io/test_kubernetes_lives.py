@@ -1,4 +1,4 @@
-"""A service made anew under its name, and a Lease that cannot be read: an API that is told what to say."""
+"""Whose objects are whose, and a Lease that cannot be read, on an API that is told what to say."""
 
 import asyncio
 import logging
@@ -10,18 +10,22 @@ import pytest
 from headway_operator.cluster import kubernetes_lease
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_lease import Lease
-from headway_operator.names import KIND, ServiceKey
+from headway_operator.names import KIND, ChildKey, ServiceKey
 
 
 class ToldApi:
-    """Answers `get` with `objects` by kind, or raises what is there; keeps what is created or applied."""
+    """Answers `get` with `objects` and `list` with `lists`, by kind; keeps what is applied."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
+        self.lists: dict[str, list[Any]] = {}
         self.created = asyncio.Event()
 
     async def get(self, kind: str, namespace: str, name: str) -> Any:
         return self.objects.get(kind)
+
+    async def list(self, kind: str, namespace: str, labels: str = "") -> list[Any]:
+        return self.lists.get(kind, [])
 
     async def apply(self, manifest: Mapping[str, Any], *, force: bool, subresource: str = "") -> Any:
         self.objects[manifest["kind"]] = manifest
@@ -51,6 +55,24 @@ async def test_a_service_made_anew_does_not_take_over_the_checkpoint_of_the_dele
     api.objects[KIND] = {"metadata": {"uid": "second"}}  # deleted and made between two passes
     await cluster.fetch(key)
     assert await cluster.load_memory(key) is None
+
+
+async def test_what_only_carries_the_labels_of_a_child_is_none(api: Any, key: ServiceKey) -> None:
+    def deployment(name: str, owner: str) -> dict[str, Any]:
+        owners = [{"kind": KIND, "uid": owner, "controller": True}] if owner else []
+        metadata = {"name": name, "creationTimestamp": "2026-01-02T03:04:05Z", "ownerReferences": owners}
+        return {"metadata": metadata, "spec": {"replicas": 1}}
+
+    cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
+    api.objects[KIND] = {"metadata": {"uid": "mine"}}
+    api.lists["Deployment"] = [
+        deployment("demo-1a2b", "mine"),
+        deployment("a", ""),
+        deployment("b", "former"),
+    ]
+    observed = await cluster.observe(key)
+    assert observed.children == {ChildKey("Deployment", "demo-1a2b")}
+    assert [revision.name for revision in observed.revisions] == ["demo-1a2b"]
 
 
 async def test_a_lease_that_cannot_be_read_is_asked_for_again(

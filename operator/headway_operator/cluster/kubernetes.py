@@ -1,7 +1,8 @@
 """Services on Kubernetes: children by server-side apply, replicas through `/scale`, causes from the pods.
 
 Whose object is whose is decided here: a child is written only where it does not exist yet or its owner is
-this very service; anything else under its name is left alone and reported. How the API is called is
+this very service; anything else under its name is left alone and reported, and what merely carries the labels
+of a child is never pruned or scaled. How the API is called is
 `kubernetes_api`'s business, what a pod's state means `kubernetes_pods`'.
 
 Rights needed in the service's namespace: get, list, create, patch, delete of the kinds in CHILD_KINDS; patch
@@ -97,6 +98,7 @@ class KubernetesCluster:
 
     async def observe(self, key: ServiceKey) -> Observed:
         """List the children, the pods and the autoscalers; all of it or a ClusterError."""
+        uid = await self._uid(key)
         labels = selector_text({SERVICE_LABEL: key.name, MANAGED_BY_LABEL: FIELD_MANAGER})
         *lists, all_pods, scalers = await asyncio.gather(
             *(self._api.list(kind, key.namespace, labels) for kind in CHILD_KINDS),
@@ -110,7 +112,9 @@ class KubernetesCluster:
         }
         self._owned[key] = children
         deployments = [
-            d for d in lists[0] if not _is_gateway(d) and not d["metadata"].get("deletionTimestamp")
+            d
+            for d in lists[0]
+            if _owner_uid(d) == uid and not _is_gateway(d) and not d["metadata"].get("deletionTimestamp")
         ]
         live = [pod for pod in all_pods if pods.is_live(pod)]
         runtime = [pod for pod in live if not _is_gateway(pod)]
@@ -123,7 +127,7 @@ class KubernetesCluster:
             revisions=tuple(_revision(deployment) for deployment in deployments),
             replicas=tuple(sorted(replicas, key=lambda replica: replica.name)),
             gateway=pods.gateway(pod for pod in live if _is_gateway(pod)),
-            children=frozenset(children),
+            children=frozenset(child for child, owner in children.items() if owner == uid),
             url=f"http://{key.name}.{key.namespace}.svc",
             other_scaler=_other_scaler(key, scalers, {d["metadata"]["name"] for d in deployments}),
         )
