@@ -228,8 +228,12 @@ def test_a_step_that_failed_degrades(world: World) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_not_available(world: World) -> None:
-    world.replicas = [world.replica("a", phase="failed", reason="ModelLoadError", message="no config.json")]
-    assert get(world.status(), "ModelAvailable") == ("False", "ModelLoadError", "a: no config.json")
+    message = "exited with status 2; last line: headway serve: /models/x: no config.json"
+    crashed = world.replica("a", phase="failed", reason="CrashLoopBackOff", message=message)
+    world.replicas = [crashed, world.replica("b", phase="starting")]
+    assert get(world.status(), "ModelAvailable") == ("False", "CrashLoopBackOff", f"a: {message}")
+    world.replicas = [crashed, world.replica("b")]
+    assert get(world.status(), "ModelAvailable")[0] == "True"
 
 
 def test_transition_times_move_only_on_a_flip(world: World) -> None:

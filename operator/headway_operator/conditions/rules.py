@@ -91,10 +91,10 @@ def scaling_active(decision: Decision) -> Condition:
 
 
 def model_available(observed: Observed) -> Condition | None:
-    """Known once a replica has loaded the model, or has said that it cannot."""
+    """Known once a replica has loaded the model, or ended before any had it."""
     if any(replica.phase == "ready" for replica in observed.replicas):
         return Condition("ModelAvailable", "True", "Loaded", "a replica has the model loaded")
-    failing = [replica for replica in observed.replicas if replica.reason.startswith("Model")]
+    failing = [replica for replica in observed.replicas if is_crashing(replica)]
     if failing:
         return Condition("ModelAvailable", "False", *cause_of(failing))
     return None
