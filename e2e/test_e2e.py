@@ -47,10 +47,14 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
-    """The chart, installed by helm into a namespace that admits only restricted pods."""
+    """The chart, installed by helm into a namespace that admits only restricted pods.
+
+    The service's namespace does too, unless its replicas mount the runtime from the host.
+    """
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubernetes.apply(
-        namespace(SYSTEM_NAMESPACE, {"pod-security.kubernetes.io/enforce": "restricted"}),
-        namespace(NAMESPACE, {}),
+        namespace(SYSTEM_NAMESPACE, restricted),
+        namespace(NAMESPACE, {} if kubernetes.has_pod_network else restricted),
     )
     settings = ["--set=intervalSeconds=2"]
     for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
