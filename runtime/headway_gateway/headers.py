@@ -1,5 +1,6 @@
 """Which headers pass through the gateway, in both directions; pure functions over header maps."""
 
+import re
 import uuid
 from collections.abc import Mapping
 
@@ -7,7 +8,8 @@ from multidict import CIMultiDict
 
 WAITED = "X-Headway-Waited-Milliseconds"
 REQUEST_ID = "X-Request-Id"
-LONGEST_REQUEST_ID = 128
+# What a replica takes over as well, so that both logs name a request alike.
+_USABLE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 # RFC 9110, 7.6.1: these are about one connection, not about the message.
 _HOP_BY_HOP = frozenset(
@@ -32,9 +34,7 @@ _REMADE = frozenset(
 def request_id_of(headers: Mapping[str, str]) -> str:
     """The client's request id where it is usable, else a new one."""
     given = headers.get(REQUEST_ID, "")
-    if given and len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable():
-        return given
-    return uuid.uuid4().hex
+    return given if _USABLE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def to_replica(headers: Mapping[str, str], *, request_id: str, peer: str | None) -> CIMultiDict[str]:

@@ -164,7 +164,9 @@ async def test_headers_are_forwarded_without_those_of_the_connection(
 
 
 @pytest.mark.parametrize(
-    "given", [None, "", "x" * 129, "ünusable"], ids=["none", "empty", "too long", "not ascii"]
+    "given",
+    [None, "", "x" * 129, "ünusable", "not ok"],
+    ids=["none", "empty", "too long", "not ascii", "not for a replica"],
 )
 async def test_a_request_without_a_usable_id_gets_one(
     given: str | None, start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
