@@ -117,6 +117,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def ttft_milliseconds(
     outcomes: Sequence[Outcome], since: float, until: float, percent: float = 95
 ) -> float | None:
-    """The TTFT percentile, in ms, of requests *sent* in [since, until); None when none of them got a token."""
+    """The TTFT percentile in ms of requests *sent* in [since, until); None when none got a token."""
     seen = [o.ttft_seconds for o in outcomes if since <= o.sent_at < until and o.ttft_seconds is not None]
     return 1000 * percentile(seen, percent) if seen else None
