@@ -1,0 +1,69 @@
+"""The house rules that no linter knows: one command, no shadowed module, documents that say what is so."""
+
+import re
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headway import __version__, cli
+from headway_gateway.config import parse_config
+from headway_runtime.server.options import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = sorted(entry.name for entry in entry_points(group=cli.GROUP))
+
+
+def test_no_package_shadows_the_standard_librarys_operator() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+def test_the_command_lists_what_the_packages_contribute(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"serve", "gateway", "operator", "up", "crds"} <= set(COMMANDS)
+    assert cli.main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"headway {name} --help" in listed for name in COMMANDS)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"headway {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"headway {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_subcommand_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fly"]) == 2
+    assert "unknown command 'fly'" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without_kopf(entry: EntryPoint) -> None:
+        raise ModuleNotFoundError("No module named 'kopf'", name="kopf")
+
+    monkeypatch.setattr(EntryPoint, "load", without_kopf)
+    assert cli.main(["operator"]) == 2
+    assert "needs 'kopf', which is not installed; remedy: pip install 'headway[operator]'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_readme_shows_the_manifest_that_the_quickstart_serves() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    served = (ROOT / "e2e" / "manifests" / "quickstart.yaml").read_text()
+    assert yaml.safe_load(shown) == yaml.safe_load(served)
+
+
+def test_every_flag_that_the_contract_names_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_config(["--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out + build_parser().format_help()))
+    named = set(re.findall(r"`(--[a-z-]+)", (ROOT / "docs" / "contract.md").read_text()))
+    assert len(named) > 5
+    assert named - known == set()
