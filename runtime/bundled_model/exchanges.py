@@ -61,10 +61,10 @@ def count_exchange(rng: Random, split: Split) -> Exchange:
 
 
 def short_count_exchange(rng: Random, split: Split) -> Exchange:
-    """Counting over a short range: where to stop is most of what there is to learn."""
+    """Counting over a rather short range: where to stop is most of what there is to learn."""
 
     def draw() -> tuple[int, int, int]:
-        length, start = rng.randint(2, 9), rng.randint(0, 110)
+        length, start = rng.choice((rng.randint(2, 9), rng.randint(8, 25))), rng.randint(0, 110)
         if rng.random() < 0.25:
             return start + length, start, -1
         return start, start + length, 1

@@ -103,7 +103,7 @@ SETTLED_KINDS = {
 # At last what is still wrong: where to stop counting.
 FINISHING_KINDS = {
     "short count": 24,
-    "count": 4,
+    "count": 9,
     "shown sum": 10,
     "shown difference": 10,
     "copy": 16,
@@ -133,7 +133,7 @@ LONG_TABLES = RowMix(
     SETTLED_KINDS, recall=0.9, least_context=0.3, most_context=0.88, tables=0.8, asks_once=True
 )
 FINISHING = RowMix(
-    FINISHING_KINDS, recall=0.3, plain=0.05, sums=0.07, tight_sums=0.4,
+    FINISHING_KINDS, recall=0.3, plain=0.05, sums=0.1, tight_sums=0.6,
     least_context=0.15, most_context=0.5, tables=0.4, asks_once=True,
 )  # fmt: skip
 LONGEST = RowMix(
@@ -150,13 +150,13 @@ CURRICULUM = (
         FINISHING_FROM,
         {256: 0.55, 1280: 0.2, 2304: 0.25},
         {256: FINISHING, 1280: LONGEST, 2304: LONGEST},
-        rate=0.3,
+        rate=0.35,
     ),
 )
-# The draft need not be right where the target is: it goes from the first mix to the last.
+# The draft has little room: it starts where the target only comes to.
 DRAFT_CURRICULUM = (
-    Stage(0, {256: 1.0}, {256: BROAD}, rate=1.0),
-    Stage(600, {256: 0.8, 1280: 0.2}, {256: SETTLED, 1280: LONG_TABLES}, rate=0.6),
+    Stage(0, {256: 1.0}, {256: FOCUS}, rate=1.0),
+    Stage(1500, {256: 0.8, 1280: 0.2}, {256: SETTLED, 1280: LONG_TABLES}, rate=0.6),
 )
 
 
