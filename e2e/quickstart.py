@@ -63,11 +63,11 @@ async def demonstrate(users: int) -> int:
             load = Load(f"{url}/v1", MODEL, PROMPTS, max_tokens=160)
             load_at = time.monotonic()
             await load.start(users)
-            await _watch(load, load_at, target, status_file, up)
+            moved = await _watch(load, load_at, target, status_file, up)
             ended_at = time.monotonic()
             await load.stop()
             family = psutil.Process(up.pid).children(recursive=True)
-    return _verdict(load, load_at, ended_at, target, _survivors(family))
+    return _verdict(load, load_at, ended_at, target, moved=moved, survivors=_survivors(family))
 
 
 @contextlib.asynccontextmanager
@@ -123,8 +123,13 @@ async def _ask(url: str, started_at: float) -> None:
     print(f"> {question}\n{answer['choices'][0]['message']['content']}\n", flush=True)
 
 
-async def _watch(load: Load, load_at: float, target: float, status_file: Path, up: Process) -> None:
-    """Print a line every two seconds until more than one replica has kept the target for a while."""
+async def _watch(load: Load, load_at: float, target: float, status_file: Path, up: Process) -> bool:
+    """Print a line every two seconds until more than one replica has kept the target for a while.
+
+    Returns whether both the batch limits and the number of ready replicas rose on the way.
+    """
+    first = seen = _read_status(status_file)
+    most_seqs = first.max_num_seqs
     print(f"load: closed loop, target P95 TTFT {target:.0f} ms")
     print(f"{'time':>6} {'replicas':>9} {'seqs':>5} {'tokens':>7} {'P95 TTFT':>9} {'sent':>6} {'failed':>7}")
     while (elapsed := time.monotonic() - load_at) < LOAD_SECONDS:
@@ -132,6 +137,7 @@ async def _watch(load: Load, load_at: float, target: float, status_file: Path, u
         if up.returncode is not None:
             raise SystemExit(f"headway up ended with status {up.returncode} under load")
         now, seen = time.monotonic(), _read_status(status_file)
+        most_seqs = max(most_seqs, seen.max_num_seqs)
         recent = ttft_milliseconds(load.outcomes, now - 6, now - 1)
         print(
             f"{now - load_at:5.0f}s {seen.ready:>4}/{seen.wanted:<4} {seen.max_num_seqs:>5} "
@@ -142,7 +148,8 @@ async def _watch(load: Load, load_at: float, target: float, status_file: Path, u
         kept = ttft_milliseconds(load.outcomes, now - AFTER_SECONDS, now)
         is_kept = kept is not None and kept <= target and seen.ready > 1
         if elapsed > BEFORE_SECONDS + AFTER_SECONDS and is_kept:
-            return
+            break
+    return seen.ready > 1 and most_seqs > first.max_num_seqs
 
 
 def _read_status(status_file: Path) -> Seen:
@@ -156,7 +163,9 @@ def _read_status(status_file: Path) -> Seen:
     )
 
 
-def _verdict(load: Load, load_at: float, ended_at: float, target: float, survivors: list[str]) -> int:
+def _verdict(
+    load: Load, load_at: float, ended_at: float, target: float, *, moved: bool, survivors: list[str]
+) -> int:
     before = ttft_milliseconds(load.outcomes, load_at, load_at + BEFORE_SECONDS)
     after = ttft_milliseconds(load.outcomes, ended_at - AFTER_SECONDS, ended_at)
     broken = before is not None and before > target
@@ -168,6 +177,7 @@ def _verdict(load: Load, load_at: float, ended_at: float, target: float, survivo
     print(f"processes left behind: {len(survivors)} {' '.join(survivors)}")
     faults = [
         ("the load did not break the target; more --users would", not broken),
+        ("limits and replicas did not both rise", not moved),
         ("the target was not kept in the end", after is None or after > target),
         ("requests failed", bool(load.failures)),
         ("processes were left behind", bool(survivors)),
