@@ -13,7 +13,7 @@ from typing import Any
 
 from bundled_model.export import load_exported
 from bundled_model.network import DRAFT_NAME, TARGET_NAME, NetworkShape
-from bundled_model.recipe import CURRICULUM
+from bundled_model.recipe import CURRICULUM, DRAFT_CURRICULUM
 
 CARD = """# {name}
 
@@ -30,8 +30,9 @@ It knows nothing of the world beyond its templates: use it to test a serving sys
 
 ## Held-out accuracy
 
-{num_tasks} held-out tasks per line (seed {seed}), greedy, bfloat16, run by transformers. Contents of held-out
-tasks never occur in training; held-out facts are known facts asked in words not trained on. {columns_note}
+{num_tasks} held-out tasks per line (seed {seed}), greedy, bfloat16, run by transformers. The sums,
+ranges, strings, objects and stories of held-out tasks never occur in training; documents are drawn anew; facts
+are known ones asked in words not trained on; memory has few values and all occur. {columns_note}
 
 {table}
 
@@ -42,9 +43,11 @@ Seed {training_seed}, {steps:,} steps of {tokens_per_step:,} tokens, {minutes} m
     cd runtime
     python -m bundled_model.train {command}
     python -m bundled_model.evaluate headway_runtime/bundled/{target} \\
-      --draft headway_runtime/bundled/{draft} --output scores.json
+      --draft headway_runtime/bundled/{draft} --count {num_tasks} --output scores.json
 
-The same command on the same kind of processor and the same torch gives the same weights.
+The committed weights were made by these steps in pieces, from checkpoint to checkpoint: the later stages
+of `recipe.py` were designed on the way. The command runs the same steps in one go. That a seed repeats
+exactly is tested for the first steps and across a checkpoint, not for the whole run.
 """
 
 PURPOSES = {
@@ -80,12 +83,13 @@ def write_card(directory: Path, measured: dict[str, Any], options: argparse.Name
     arguments += [f"--seed {options.seed}", f"--workers {2 if is_target else 1}", "--compile"]
     arguments.append(f"--output headway_runtime/bundled/{name}")
     scores = measured["scores"]
+    curriculum = CURRICULUM if is_target else DRAFT_CURRICULUM
     card = CARD.format(
         name=name,
         purpose=PURPOSES[name],
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         shape=shape,
-        longest_row=max(max(stage.lengths) for stage in CURRICULUM),
+        longest_row=max(max(stage.lengths) for stage in curriculum),
         num_tasks=scores[0]["num_tasks"],
         seed=measured["seed"],
         columns_note=columns_note(scores, name),
