@@ -13,6 +13,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +44,8 @@ def pause_image(settings: Settings) -> Image:
     """The image of the process that holds a pod's network: one static program and nothing else."""
     program = build(["pause"], settings.cache)["pause"]
     archive = settings.cache / "images" / f"pause-{fingerprint([program])}.tar"
-    if not archive.exists():
-        machine.require_programs(machine.IMAGE_PACKAGES)
-        with tempfile.TemporaryDirectory() as context:
+    with _building(settings, archive) as is_needed, tempfile.TemporaryDirectory() as context:
+        if is_needed:
             shutil.copy(program, context)
             dockerfile = Path(context) / "Dockerfile"
             dockerfile.write_text('FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n')
@@ -54,11 +55,13 @@ def pause_image(settings: Settings) -> Image:
 
 def project_image(settings: Settings, name: str, dockerfile: str) -> Image:
     """The image `name` of this checkout's `dockerfile` (a path in the checkout)."""
-    digest = fingerprint([CHECKOUT / dockerfile, *_project_sources()], BASE_IMAGE)
+    recipe = [CHECKOUT / dockerfile, CHECKOUT / f"{dockerfile}.dockerignore"]
+    digest = fingerprint([*recipe, *_project_sources()], BASE_IMAGE)
     reference = f"localhost/{name}:{digest}"
     archive = settings.cache / "images" / f"{name}-{digest}.tar"
-    if not archive.exists():
-        machine.require_programs(machine.IMAGE_PACKAGES)
+    with _building(settings, archive) as is_needed:
+        if not is_needed:
+            return Image(reference, archive)
         _ensure_base(settings)
         print(f"building image {reference} (once; kept in {archive})", flush=True)
         mounts = [f"--volume={path}:{path}:ro" for path in BUILD_MOUNTS if Path(path).exists()]
@@ -74,6 +77,16 @@ def project_image(settings: Settings, name: str, dockerfile: str) -> Image:
     return Image(reference, archive)
 
 
+@contextmanager
+def _building(settings: Settings, archive: Path) -> Iterator[bool]:
+    """Hold the lock on all image building; the value says whether `archive` is still to be built."""
+    with locked(settings.cache / "images" / "building.lock"):
+        is_needed = not archive.exists()
+        if is_needed:
+            machine.require_programs(machine.IMAGE_PACKAGES)
+        yield is_needed
+
+
 def _project_sources() -> list[Path]:
     files = [CHECKOUT / name for name in PROJECT_FILES]
     for folder in SOURCES:
@@ -86,26 +99,22 @@ def _project_sources() -> list[Path]:
 
 
 def _ensure_base(settings: Settings) -> None:
-    with locked(settings.cache / "images" / "base.lock"):
-        if _buildah(settings, "images", "--quiet", BASE_IMAGE, check=False).returncode == 0:
-            return
-        print(f"making the base image {BASE_IMAGE} (once)", flush=True)
-        with tempfile.TemporaryDirectory() as temporary:
-            root = Path(temporary) / "root"
-            command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}"]
-            answer = subprocess.run(
-                [*command, DEBIAN_RELEASE, root, _mirror()],
-                capture_output=True,
-                text=True,
-                timeout=BUILD_TIMEOUT_SECONDS,
-            )
-            if answer.returncode != 0:
-                raise machine.MachineError(f"debootstrap failed:\n{answer.stdout[-4000:]}{answer.stderr}")
-            shutil.rmtree(root / "var/cache/apt/archives", ignore_errors=True)
-            container = _buildah(settings, "from", "scratch").stdout.strip()
-            _buildah(settings, "add", "--quiet", container, str(root), "/")
-            _buildah(settings, "config", "--env=LANG=C.UTF-8", "--cmd=python3", container)
-            _buildah(settings, "commit", "--quiet", "--rm", container, BASE_IMAGE)
+    if _buildah(settings, "images", "--quiet", BASE_IMAGE, check=False).returncode == 0:
+        return
+    print(f"making the base image {BASE_IMAGE} (once)", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary) / "root"
+        command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", DEBIAN_RELEASE]
+        answer = subprocess.run(
+            [*command, root, _mirror()], capture_output=True, text=True, timeout=BUILD_TIMEOUT_SECONDS
+        )
+        if answer.returncode != 0:
+            raise machine.MachineError(f"debootstrap failed:\n{answer.stdout[-4000:]}{answer.stderr}")
+        shutil.rmtree(root / "var/cache/apt/archives", ignore_errors=True)
+        container = _buildah(settings, "from", "scratch").stdout.strip()
+        _buildah(settings, "add", "--quiet", container, str(root), "/")
+        _buildah(settings, "config", "--env=LANG=C.UTF-8", "--cmd=python3", container)
+        _buildah(settings, "commit", "--quiet", "--rm", container, BASE_IMAGE)
 
 
 def _mirror() -> str:
@@ -123,22 +132,23 @@ def _mirror() -> str:
 def _build(
     settings: Settings, dockerfile: Path, context: Path, reference: str, archive: Path, options: list[str]
 ) -> None:
-    """Build and export under a temporary name, so that the cache never holds half an image."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
+    """Build and export under a temporary name, so that the cache never holds half an image.
+
+    The caller holds the lock: one build at a time may clear away what a killed one left in the storage.
+    """
     ignore = dockerfile.with_name(f"{dockerfile.name}.dockerignore")
     ignores = [f"--ignorefile={ignore}"] if ignore.exists() else []
-    with locked(archive.with_suffix(".lock")):
-        if archive.exists():
-            return
-        _buildah(
-            settings, "bud", "--isolation=chroot", "--network=host", "--pull-never", "--quiet",
-            "--format=docker", *ignores, *options, f"--file={dockerfile}", f"--tag={reference}", str(context),
-        )  # fmt: skip
-        partial = archive.with_suffix(".partial")
-        partial.unlink(missing_ok=True)
-        _buildah(settings, "push", "--quiet", reference, f"docker-archive:{partial}:{reference}")
-        _buildah(settings, "rmi", "--force", reference)
-        partial.rename(archive)
+    _buildah(settings, "rm", "--all")
+    _buildah(settings, "rmi", "--prune")
+    _buildah(
+        settings, "bud", "--isolation=chroot", "--network=host", "--pull-never", "--quiet",
+        "--format=docker", *ignores, *options, f"--file={dockerfile}", f"--tag={reference}", str(context),
+    )  # fmt: skip
+    partial = archive.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    _buildah(settings, "push", "--quiet", reference, f"docker-archive:{partial}:{reference}")
+    _buildah(settings, "rmi", "--force", reference)
+    partial.rename(archive)
 
 
 def _buildah(settings: Settings, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
