@@ -30,15 +30,17 @@ It knows nothing of the world beyond its templates: use it to test a serving sys
 
 ## Held-out accuracy
 
-{num_tasks} held-out tasks per line (seed {seed}), greedy, bfloat16, run by transformers. The sums,
-ranges, strings, objects and stories of held-out tasks never occur in training; documents are drawn anew; facts
-are known ones asked in words not trained on; memory has few values and all occur. {columns_note}
+{num_tasks} held-out tasks per line (seed {seed}), greedy, bfloat16, run by transformers.
+The sums, ranges, strings, objects and stories of held-out tasks never occur in training; documents are
+drawn anew; facts are known ones asked in words not trained on; memory has few values and all occur.
+{columns_note}
 
 {table}
 
 ## Training
 
-Seed {training_seed}, {steps:,} steps of {tokens_per_step:,} tokens, {minutes} minutes on {hardware}.
+Seed {training_seed}, {steps:,} steps of {tokens_per_step:,} tokens, {minutes} minutes
+on {hardware}.
 
     cd runtime
     python -m bundled_model.train {command}

@@ -11,7 +11,7 @@ import torch
 from bundled_model.export import load_exported
 from bundled_model.network import DRAFT_NAME, TARGET_NAME
 from bundled_model.optimizer import orthogonalized
-from bundled_model.recipe import Recipe, recipe_of
+from bundled_model.recipe import FINISHING_FROM, Recipe, recipe_of
 from bundled_model.train import main, new_trainer
 
 SMALL = Recipe(steps=20, warmup_steps=2, tokens_per_step=512)
@@ -57,20 +57,24 @@ def test_orthogonalized_updates_have_singular_values_near_one(shape: tuple[int, 
     assert singular_values.max() < 1.4
 
 
-def test_rates_warm_up_keep_the_stage_and_decay_to_nearly_nothing() -> None:
-    recipe = Recipe(steps=2000)
-    factors = [recipe.rate_factor(step) for step in range(2000)]
+def test_rates_warm_up_keep_the_stage_and_decay_twice() -> None:
+    recipe = recipe_of(TARGET_NAME, 2150, 8192)
+    factors = [recipe.rate_factor(step) for step in range(2150)]
     assert factors[0] == pytest.approx(1 / 50)
     assert factors[49:800] == [1.0] * 751
     assert set(factors[800:1000]) == {0.4}
-    assert set(factors[1000:1500]) == {0.5}
-    assert factors[1500:] == sorted(factors[1500:], reverse=True)
-    assert factors[-1] == pytest.approx(0.5 / 500)
+    assert set(factors[1000:1313]) == {0.5}
+    assert factors[1313:FINISHING_FROM] == sorted(factors[1313:FINISHING_FROM], reverse=True)
+    assert factors[FINISHING_FROM - 1] == pytest.approx(0.5 / 437.5)
+    assert factors[FINISHING_FROM] == 0.35
+    assert factors[FINISHING_FROM:] == sorted(factors[FINISHING_FROM:], reverse=True)
+    assert factors[-1] == pytest.approx(0.35 / 400)
 
 
-def test_most_rows_are_short_until_looking_back_is_learned() -> None:
-    recipe = recipe_of(TARGET_NAME, 2000, 8192)
-    lengths = [recipe.row_length(1, step) for step in range(2000)]
+def test_rows_are_short_until_looking_back_is_learned_and_the_longest_come_last() -> None:
+    recipe = recipe_of(TARGET_NAME, 2150, 8192)
+    lengths = [recipe.row_length(1, step) for step in range(2150)]
     assert set(lengths[:800]) == {256}
     assert set(lengths[1000:1200]) == {256}
-    assert 0.4 < lengths[1400:].count(1280) / 600 < 0.6
+    assert 0.4 < lengths[1400:FINISHING_FROM].count(1280) / 350 < 0.6
+    assert set(lengths[FINISHING_FROM:]) == {256, 1280, 2304}
