@@ -45,7 +45,11 @@ async def ask(session: aiohttp.ClientSession, url: str, api_key: str = "") -> tu
 
 
 async def test_a_manifest_becomes_tokens_a_sample_and_live_limits(
-    manifest: dict[str, Any], tmp_path: Path, free_port: int, eventually: Callable[..., Any]
+    manifest: dict[str, Any],
+    tmp_path: Path,
+    free_port: int,
+    eventually: Callable[..., Any],
+    children: Callable[[], list[psutil.Process]],
 ) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(yaml.safe_dump(manifest))
@@ -76,7 +80,7 @@ async def test_a_manifest_becomes_tokens_a_sample_and_live_limits(
         (gateway,) = service.outcome.sample.gateways.values()
         assert gateway is not None
         assert gateway.counters["finished"] == 3
-        family = psutil.Process().children(recursive=True)
+        family = children()
     _, alive = psutil.wait_procs(family, timeout=0)
     assert alive == []
 

@@ -18,10 +18,6 @@ async def replicas(cluster: LocalCluster, key: Any) -> tuple[Replica, ...]:
     return (await cluster.observe(key)).replicas
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
 def backends(cluster: LocalCluster) -> dict[str, str]:
     table = json.loads(cluster.workspace.backends_file.read_text())
     assert table["version"] == 1
@@ -29,7 +25,7 @@ def backends(cluster: LocalCluster) -> dict[str, str]:
 
 
 async def test_a_deployment_becomes_one_ready_process_and_scales_both_ways(
-    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any
+    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any, children: Any
 ) -> None:
     await local_cluster.apply(key, deployment("demo-1a2b"))
 
@@ -52,7 +48,7 @@ async def test_a_deployment_becomes_one_ready_process_and_scales_both_ways(
 
 
 async def test_scale_down_stops_the_emptiest_first_and_says_draining_before_it_ends(
-    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any
+    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any, children: Any
 ) -> None:
     manifest = deployment(
         "demo-1a2b", environment={"STANDIN_IGNORE_TERM": "1"}, pod={"terminationGracePeriodSeconds": 3}
@@ -73,7 +69,7 @@ async def test_scale_down_stops_the_emptiest_first_and_says_draining_before_it_e
 
 
 async def test_a_process_that_outlives_its_grace_is_killed(
-    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any
+    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any, children: Any
 ) -> None:
     manifest = deployment(
         "demo-1a2b", environment={"STANDIN_IGNORE_TERM": "1"}, pod={"terminationGracePeriodSeconds": 1}
@@ -184,7 +180,7 @@ async def test_a_process_that_never_gets_ready_is_restarted_after_its_startup_ti
 
 
 async def test_the_gateway_binds_the_given_port_and_is_replaced_when_its_template_changes(
-    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any, free_port: int
+    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any, free_port: int, children: Any
 ) -> None:
     await local_cluster.apply(key, deployment("demo-gateway"))
 
@@ -260,7 +256,7 @@ async def test_mounted_secrets_and_config_maps_are_files_at_the_rewritten_path(
 
 
 async def test_what_has_no_local_counterpart_is_refused_by_name(
-    local_cluster: LocalCluster, deployment: Any, key: Any
+    local_cluster: LocalCluster, deployment: Any, key: Any, children: Any
 ) -> None:
     field = {"env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}
     with pytest.raises(ClusterError, match="env 'NODE' takes its value from fieldRef"):
@@ -277,7 +273,7 @@ async def test_what_has_no_local_counterpart_is_refused_by_name(
 
 
 async def test_prune_drains_the_processes_and_forgets_the_child(
-    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any
+    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any, children: Any
 ) -> None:
     await local_cluster.apply(key, deployment("demo-1a2b"))
     await eventually(lambda: backends(local_cluster))
@@ -290,7 +286,7 @@ async def test_prune_drains_the_processes_and_forgets_the_child(
 
 
 async def test_closing_leaves_no_process_and_no_file(
-    free_port: int, deployment: Any, key: Any, eventually: Any, tmp_path: Any
+    free_port: int, deployment: Any, key: Any, eventually: Any, tmp_path: Any, children: Any
 ) -> None:
     cluster = LocalCluster(port=free_port, public_pem="", workspace_parent=tmp_path)
     async with cluster:

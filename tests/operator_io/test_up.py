@@ -238,7 +238,9 @@ def test_secrets_stand_beside_the_service(tmp_path: Path) -> None:
         read_manifest_file(file)
 
 
-async def test_the_programmatic_service_shows_itself(tmp_path: Path, free_port: int, eventually: Any) -> None:
+async def test_the_programmatic_service_shows_itself(
+    tmp_path: Path, free_port: int, eventually: Any, children: Any
+) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(yaml.safe_dump(manifest()))
     changes: list[None] = []
@@ -256,4 +258,4 @@ async def test_the_programmatic_service_shows_itself(tmp_path: Path, free_port: 
             row.split() for row in shown.splitlines()
         ]
     assert changes
-    assert psutil.Process().children() == []
+    assert children() == []

@@ -4,6 +4,7 @@ Two ropes: a pipe whose write end only the parent holds (its end of file is the 
 Linux the kernel's parent-death signal. Knows nothing of what the process does.
 """
 
+import contextlib
 import ctypes
 import os
 import select
@@ -28,15 +29,21 @@ def watch_lifeline(fd: int, before_exit: Callable[[], None] | None = None) -> No
                 pass
         except OSError:
             pass  # the descriptor is broken: as good as an end
-        # Straight to the descriptor: nothing may wait for a lock that this process will never release.
-        os.write(2, f"process {os.getpid()} ends: its parent is gone\n".encode())
         try:
             if before_exit is not None:
                 before_exit()
         finally:
+            _say_why()
             os._exit(EXIT_STATUS_ORPHANED)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def _say_why() -> None:
+    # Straight to the descriptor, because a lock of the logging module may never be released again; and
+    # perhaps nobody reads it any more.
+    with contextlib.suppress(OSError):
+        os.write(2, f"process {os.getpid()} ends: its parent is gone\n".encode())
 
 
 def _is_open(fd: int) -> bool:
