@@ -75,16 +75,18 @@ class Kubernetes:
             return
         context = [f"--context={self.context}"] if self.context else []
         command = ["kubectl", *context, "port-forward", f"--namespace={namespace}", f"service/{name}", ":80"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.search(r"127\.0\.0\.1:(\d+)", line)
-            assert found, f"port-forward said {line!r}"
-            yield f"http://127.0.0.1:{found.group(1)}"
-        finally:
-            process.terminate()
-            process.wait(timeout=CALL_SECONDS)
+        # It reports every connection that a client closes; what matters shows in the requests themselves.
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                found = re.search(r"127\.0\.0\.1:(\d+)", line)
+                assert found, f"port-forward said {line!r}"
+                yield f"http://127.0.0.1:{found.group(1)}"
+            finally:
+                process.terminate()
 
 
 async def eventually(what: str, seconds: float, look: Callable[[], T | None]) -> T:
