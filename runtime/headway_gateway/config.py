@@ -33,7 +33,7 @@ class GatewayConfig:
     max_waiting: int = 1024
     waiting_timeout_seconds: float = 30.0
     drain_timeout_seconds: float = 60.0
-    idle_timeout_seconds: float = 300.0
+    idle_timeout_seconds: float = 600.0
     max_body_bytes: int = 16 * 1024 * 1024
     log_level: LogLevel = "info"
 
@@ -131,7 +131,8 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--idle-timeout-seconds",
         type=_positive_seconds,
-        default=300.0,
+        # As long as the openai client waits by default: an answer that is not streamed is silent until its end.
+        default=600.0,
         help="give up on a replica or a client that moves no byte for so long (default: %(default)s)",
     )
     parser.add_argument(

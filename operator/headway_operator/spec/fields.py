@@ -155,7 +155,7 @@ class Auth(SpecModel):
     """Who may send requests."""
 
     api_keys_secret_ref: SecretKeyRef
-    """Secret with the accepted API keys, one per line. No default."""
+    """Secret with the accepted API keys, one per line. A replica reads it when it starts. No default."""
 
 
 class InferenceServiceSpec(SpecModel):
