@@ -33,7 +33,7 @@ up: install ## serve the bundled model until stopped
 test: install lint ## everything that needs no cluster
 	$(BIN)/pytest
 
-lint: install
+lint: install ## format, lint, types, layers and generated files
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy

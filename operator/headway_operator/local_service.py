@@ -110,13 +110,14 @@ class LocalService:
             await loop.run()
 
     async def fetch(self, key: ServiceKey) -> Manifest:
-        """The service as the file has it now; while that cannot be read, as it was."""
+        """The service as the file has it now; while that cannot be honoured, as it was."""
         try:
             file = read_manifest_file(self._path)
             if key_of(file.service) != key:
                 raise SpecError(
                     str(self._path), f"now names {key_of(file.service)}; stop and start to rename"
                 )
+            parse(file.service)
             self.file_error = ""
         except (SpecError, ClusterError) as error:
             self.file_error = str(error)

@@ -5,8 +5,11 @@ after its name and returns an exit status. Only the chosen one is imported, so t
 costs nothing and a missing extra is reported by name.
 """
 
+import ast
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 
 from headway import __version__
 
@@ -53,5 +56,18 @@ def _run(entry: EntryPoint, arguments: list[str]) -> int:
 
 def _usage(commands: dict[str, EntryPoint]) -> str:
     lines = [f"headway {__version__}", "", "usage: headway COMMAND [OPTIONS]", "", "commands:"]
-    lines += [f"  {name:<10} headway {name} --help" for name in sorted(commands)]
+    lines += [f"  {name:<10} {_summary(entry)}" for name, entry in sorted(commands.items())]
+    lines += ["", "headway COMMAND --help tells a command's options"]
     return "\n".join(lines)
+
+
+def _summary(entry: EntryPoint) -> str:
+    """What the first line of the module's docstring, "`headway NAME`: ...", says; it is read but not run."""
+    relative = Path(*entry.module.split(".")).with_suffix(".py")
+    package = find_spec(entry.module.partition(".")[0])
+    for folder in (package.submodule_search_locations or []) if package else []:
+        path = Path(folder).parent / relative
+        if path.is_file():
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            return docstring.partition("\n")[0].partition(": ")[2]
+    return ""

@@ -131,7 +131,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--idle-timeout-seconds",
         type=_positive_seconds,
-        # As long as the openai client waits by default: an answer that is not streamed is silent until its end.
+        # As long as the openai client waits by default: an unstreamed answer is silent until its end.
         default=600.0,
         help="give up on a replica or a client that moves no byte for so long (default: %(default)s)",
     )

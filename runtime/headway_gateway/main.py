@@ -1,4 +1,4 @@
-"""`headway gateway`: flags in, exit status out."""
+"""`headway gateway`: stand in front of a service's replicas; Headway starts it itself."""
 
 import asyncio
 import sys

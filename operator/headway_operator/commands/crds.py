@@ -1,4 +1,4 @@
-"""`headway crds`: write the CustomResourceDefinition and the chart's copy, or check that both are current."""
+"""`headway crds`: write the CRD and the chart's copy, or check that both are current."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`headway operator`: looks after every InferenceService of a cluster, or of one namespace."""
+"""`headway operator`: look after every InferenceService of a cluster, or of one namespace."""
 
 import argparse
 import asyncio

@@ -18,6 +18,7 @@ PHASE_STYLES = {
     "failed": "red",
 }
 MAX_CAUSE_CHARACTERS = 160
+NOT_TAKEN_OVER = "manifest not taken over, the last good one stays in force"
 
 
 def table(service: LocalService) -> RenderableType:
@@ -27,9 +28,11 @@ def table(service: LocalService) -> RenderableType:
     title = Text.assemble(
         (str(service.key), "bold"), "  ", (service.url, "underline"), "  ", _ready_text(ready)
     )
+    if condition(status, "SLOMet").get("status") == "False":
+        title.append("  SLO missed", "red")
     parts: list[RenderableType] = [title, Text(_numbers(status))]
     if service.file_error:
-        parts.append(Text(f"manifest not taken over: {service.file_error}", "red"))
+        parts.append(Text(f"{NOT_TAKEN_OVER}: {service.file_error}", "red"))
     replicas = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("replica", "phase", "port", "running", "waiting", "restarts", "cause"):
         replicas.add_column(
@@ -67,7 +70,7 @@ def line(service: LocalService) -> str:
         parts.append(f"max_num_seqs {limits['maxNumSeqs']}")
         parts.append(f"max_num_batched_tokens {limits['maxNumBatchedTokens']}")
     if service.file_error:
-        parts.append(f"manifest not taken over: {service.file_error}")
+        parts.append(f"{NOT_TAKEN_OVER}: {service.file_error}")
     return ", ".join(parts)
 
 

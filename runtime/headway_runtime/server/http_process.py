@@ -180,7 +180,8 @@ class _Ending:
         if not is_ready:
             self._handle.kill()
         await asyncio.to_thread(self._handle.close, ENGINE_END_SECONDS)
-        logger.info("ended with status %d", self.status)
+        if self.status == 0:  # else the cause stands last, where those look who show one line of a log
+            logger.info("ended")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,4 +1,6 @@
-"""`headway serve`: read the options, start the engine process, then become the HTTP process.
+"""`headway serve MODEL`: serve one model over OpenAI's API.
+
+Reads the options, starts the engine process, then becomes the HTTP process.
 
 The order is the point: the engine process, which has the most to import, starts before this process imports
 anything that takes time.
