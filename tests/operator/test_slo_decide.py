@@ -221,6 +221,20 @@ def test_a_queue_that_shrinks_fast_enough_needs_no_help(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
+    ("age", "want"), [(2.0, "Settling"), (60.0, "AtMaxReplicas")], ids=["had no time yet", "had its time"]
+)
+def test_the_last_replica_allowed_has_its_time_before_it_is_called_too_few(
+    scene: Scene, build: Any, age: float, want: str
+) -> None:
+    scene.target = replace(scene.target, highest=Limits(8, 512), max_replicas=2)
+    scene.replicas["b"] = build.replica("b", ready_at=NOW - age, created_at=NOW - age - 10)
+    scene.memory = replace(scene.memory, replicas=2)
+    scene.slow_ttft()
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.cause) == (2, want)
+
+
+@pytest.mark.parametrize(
     ("age", "want_replicas", "want_blocker"),
     [(599.0, 2, "ReplicaPending"), (601.0, 3, "Unschedulable")],
     ids=["pending is waited for", "pending past its deadline counts as absent"],

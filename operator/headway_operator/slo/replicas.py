@@ -50,10 +50,13 @@ def more(situation: Situation, *, can_move_limits: bool) -> Raise:
     desired = supply.desired
     if supply.pending and not (target.fixed_replicas is not None or situation.other_scaler):
         return Raise(desired, "ReplicaPending")
-    if barred := bar(situation):
+    barred = bar(situation)
+    # The last replica allowed must have had its time too before anyone says that it did not help.
+    if barred in ("", "AtMaxReplicas"):
+        if now - supply.newest_ready_at < REPLICA_SETTLE_SECONDS and supply.ready > 1:
+            return Raise(desired, "Settling")
+    if barred:
         return Raise(desired, barred)
-    if now - supply.newest_ready_at < REPLICA_SETTLE_SECONDS and supply.ready > 1:
-        return Raise(desired, "Settling")
     patience = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
     since = situation.memory.violated_since
     if since is None or now - since < patience:
