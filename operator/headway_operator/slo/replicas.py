@@ -51,10 +51,10 @@ def more(situation: Situation, *, can_move_limits: bool) -> Raise:
     if supply.pending and not (target.fixed_replicas is not None or situation.other_scaler):
         return Raise(desired, "ReplicaPending")
     barred = bar(situation)
+    is_newest_settling = supply.ready > 1 and now - supply.newest_ready_at < REPLICA_SETTLE_SECONDS
     # The last replica allowed must have had its time too before anyone says that it did not help.
-    if barred in ("", "AtMaxReplicas"):
-        if now - supply.newest_ready_at < REPLICA_SETTLE_SECONDS and supply.ready > 1:
-            return Raise(desired, "Settling")
+    if is_newest_settling and barred in ("", "AtMaxReplicas"):
+        return Raise(desired, "Settling")
     if barred:
         return Raise(desired, barred)
     patience = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
