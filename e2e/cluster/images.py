@@ -126,7 +126,12 @@ def _mirror() -> str:
         timeout=60,
     )
     mirrors = [line for line in answer.stdout.split() if line.rstrip("/").endswith("/debian")]
-    return mirrors[0] if mirrors else "http://deb.debian.org/debian"
+    if not mirrors:
+        raise machine.MachineError(
+            "no Debian mirror is known to apt on this machine, and the test images' base is made from one; "
+            "remedy: give apt a source of Debian's main component and run apt-get update"
+        )
+    return mirrors[0]
 
 
 def _build(
