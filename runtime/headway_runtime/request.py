@@ -6,6 +6,7 @@ one machine share; the engine is told them and reads no clock.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 class FinishReason(StrEnum):
@@ -17,25 +18,54 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the engine could not go on with it
 
 
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "ebnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a whole answer must match. source: a JSON schema, a regular expression, a JSON list of choices,
+    or a grammar's text, by its kind; empty for json_object.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen. Checked at the edge; the engine trusts it.
 
     temperature: 0 means greedy. top_k: 0 means all. top_p: 1.0 means all.
+    min_p: tokens less likely than this share of the likeliest one are left out; 0.0 means none.
+    presence_penalty, frequency_penalty: taken off the logits of generated tokens, once, or once per
+        occurrence. repetition_penalty: divides positive and multiplies negative logits of tokens that occur in
+        the prompt or the answer; 1.0 means none.
+    logit_bias: (token id, what is added to its logit), each id once.
+    allowed_token_ids: no other token is ever sampled; None means all.
     seed: same seed and prompt give the same tokens at any batch size; None draws one per request at the edge.
     max_tokens: tokens to generate at most (already clipped to max_model_len).
     stop_token_ids: end-of-sequence ids included unless the client said ignore_eos.
     num_logprobs: how many best log-probabilities to return per token; None for none, 0 for the chosen one's.
+    num_prompt_logprobs: likewise for the prompt's tokens.
+    grammar: what the answer must match; None means anything.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: frozenset[int] | None = None
     seed: int = 0
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +73,16 @@ class Request:
     """One sequence to generate.
 
     received_at: when the first byte of the request was read, less what a gateway says it waited before.
+    priority: the lower is served first; equals in order of arrival.
+    cache_salt: sequences share cached prefixes only with those of the same salt.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     received_at: float
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +97,9 @@ class TokenLogprobs:
 class RequestOutput:
     """What one step did for one request: its new tokens, and the end if this was it.
 
-    num_cached_tokens counts prompt tokens whose KV was not computed for this request; queue_seconds is the
-    time from received to first scheduled. Both are set on the first output.
+    Set on the first output only: num_cached_tokens counts prompt tokens whose KV was not computed for this
+    request; queue_seconds is the time from received to first scheduled, prefill_seconds from there to the first
+    token; prompt_logprobs has one entry per prompt token, None for the first one, if they were asked for.
     """
 
     request_id: str
@@ -73,4 +108,6 @@ class RequestOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
     queue_seconds: float | None = None
+    prefill_seconds: float | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None

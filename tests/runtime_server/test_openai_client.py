@@ -159,9 +159,10 @@ def test_every_request_is_counted_once_and_leaves_no_block(
     real_server: RunningServer, client: openai.OpenAI
 ) -> None:
     before = real_server.sample()
+    whole = {"model": "tiny", "prompt": "abc", "max_tokens": 4, "extra_body": {"ignore_eos": True}}
     for _ in range(3):
-        list(client.completions.create(model="tiny", prompt="abc", max_tokens=4, stream=True))
-    client.completions.create(model="tiny", prompt="abc", max_tokens=4)
+        list(client.completions.create(**whole, stream=True))
+    client.completions.create(**whole)
     after = real_server.sample()
     grown = {name: after["counters"][name] - before["counters"][name] for name in after["counters"]}
     assert (grown["received"], grown["finished"], grown["generated_tokens"]) == (4, 4, 16)
