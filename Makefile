@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,runtime,gateway,dev
+EXTRAS := operator,runtime,gateway,tracing,bench,dev
 SOURCES := operator runtime tests e2e benchmarks
 
 .PHONY: help install quickstart up test lint e2e format crds clean
