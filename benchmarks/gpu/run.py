@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from headway_runtime.config import Device, Dtype, EngineConfig, Envelope, Limits
-from headway_runtime.engine import Engine
+from headway_runtime.engine import EngineCore
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.request import Request, SamplingParams
 
@@ -100,9 +100,11 @@ class TokenCheck:
         return self.largest_gap <= self.tolerance
 
 
-def make_engine(folder: Path, plan: Plan, dtype: Dtype, *, dummy: bool, max_batched_tokens: int) -> Engine:
+def make_engine(
+    folder: Path, plan: Plan, dtype: Dtype, *, dummy: bool, max_batched_tokens: int
+) -> EngineCore:
     envelope = Envelope(64, max_batched_tokens)
-    return Engine(
+    return EngineCore(
         EngineConfig(
             model_path=str(folder),
             device=plan.device,
@@ -120,7 +122,7 @@ def make_engine(folder: Path, plan: Plan, dtype: Dtype, *, dummy: bool, max_batc
     )
 
 
-def add(engine: Engine, request_id: str, prompt: list[int], max_tokens: int) -> None:
+def add(engine: EngineCore, request_id: str, prompt: list[int], max_tokens: int) -> None:
     now = time.monotonic()
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     engine.add_request(Request(request_id, tuple(prompt), sampling, now), now)
@@ -175,7 +177,7 @@ def judge(model: Any, dtype: str, prompts: list[list[int]], answers: list[list[i
     return TokenCheck(dtype, len(gaps), sum(gap > 0 for gap in gaps), max(gaps), tolerance)
 
 
-def measure_decode(engine: Engine, plan: Plan, batch: int, floor_milliseconds: float) -> dict[str, float]:
+def measure_decode(engine: EngineCore, plan: Plan, batch: int, floor_milliseconds: float) -> dict[str, float]:
     """The median step of `batch` sequences past `decode_context` tokens, all prompts computed.
 
     floor_milliseconds: the weights' bytes over the measured read bandwidth.
@@ -198,7 +200,7 @@ def measure_decode(engine: Engine, plan: Plan, batch: int, floor_milliseconds: f
     }
 
 
-def measure_prefill(engine: Engine, plan: Plan, length: int) -> dict[str, float]:
+def measure_prefill(engine: EngineCore, plan: Plan, length: int) -> dict[str, float]:
     """One prompt alone to its first token: the median of three, after one that is not counted."""
     seconds: list[float] = []
     for index in range(4):

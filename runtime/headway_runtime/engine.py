@@ -42,7 +42,7 @@ class StepOutputs:
     num_preempted: int = 0
 
 
-class Engine:
+class EngineCore:
     """A model, its KV cache and the requests in it. Not thread-safe: one thread calls everything.
 
     clock: seconds, the same clock as `now` and `Request.received_at`; it times the steps.

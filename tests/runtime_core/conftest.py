@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from headway_runtime.config import EngineConfig, Envelope, Limits
-from headway_runtime.engine import Engine
+from headway_runtime.engine import EngineCore
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.request import Request, RequestOutput, SamplingParams
 
@@ -145,7 +145,7 @@ class EngineDriver:
 
     def __init__(self, config: EngineConfig) -> None:
         self.metrics = EngineMetrics()
-        self.engine = Engine(config, self.metrics)
+        self.engine = EngineCore(config, self.metrics)
         self.outputs: dict[str, list[RequestOutput]] = {}
 
     def add(self, request_id: str, prompt: Iterable[int], **sampling: Any) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from headway_runtime.batch import Batch, StepResult
 from headway_runtime.config import Envelope, Limits, Targets
-from headway_runtime.engine import Engine
+from headway_runtime.engine import EngineCore
 from headway_runtime.errors import (
     ConfigError,
     ContextLengthError,
@@ -209,7 +209,7 @@ def test_limits_change_at_the_next_step_and_only_inside_the_envelope(start_engin
 
 def test_start_limits_outside_the_envelope_are_refused(engine_config: Any) -> None:
     with pytest.raises(LimitRangeError):
-        Engine(engine_config(envelope=Envelope(2, 16), limits=Limits(3, 16)), EngineMetrics())
+        EngineCore(engine_config(envelope=Envelope(2, 16), limits=Limits(3, 16)), EngineMetrics())
 
 
 def test_targets_live_in_the_metrics(start_engine: Any) -> None:
@@ -222,7 +222,7 @@ def test_targets_live_in_the_metrics(start_engine: Any) -> None:
 def test_times_are_measured_from_receipt_to_token(engine_config: Any) -> None:
     clock = iter([3.0, 4.0, 7.0])
     metrics = EngineMetrics()
-    engine = Engine(engine_config(), metrics, lambda: next(clock))
+    engine = EngineCore(engine_config(), metrics, lambda: next(clock))
     engine.add_request(Request("a", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=3), 1.0), 1.5)
     for now in (2.0, 3.5, 6.0):
         engine.step(now)
@@ -326,4 +326,4 @@ def test_cuda_without_a_device_is_refused(engine_config: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(ConfigError, match="device='cuda'"):
-        Engine(replace(engine_config(), device="cuda"), EngineMetrics())
+        EngineCore(replace(engine_config(), device="cuda"), EngineMetrics())

@@ -52,7 +52,7 @@ class StepResult(Protocol):
 
 
 class EngineLike(Protocol):
-    """What this process needs of an engine; `headway_runtime.engine.Engine` is one."""
+    """What this process needs of an engine; `headway_runtime.engine.EngineCore` is one."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -230,10 +230,10 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
 
     config = resolve_engine_config(options)
     mark("torch")
-    from headway_runtime.engine import Engine
+    from headway_runtime.engine import EngineCore
 
     mark("engine imports")
-    engine = Engine(config, metrics, time.monotonic)
+    engine = EngineCore(config, metrics, time.monotonic)
     mark("model")
     return engine
 
