@@ -38,7 +38,11 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
         ),
         pytest.param({"model": {"source": "hf://"}}, "spec.model.source", "hf://", id="empty source"),
         pytest.param({"model": {}}, "spec.model.source", "is required", id="no source"),
-        pytest.param({"modle": 1}, "spec.modle", "unknown field", id="unknown field"),
+        pytest.param({"modle": 1}, "spec.modle", "did you mean model?", id="misspelt field"),
+        pytest.param({"colour": 1}, "spec.colour", "unknown field; remove it", id="unknown field"),
+        pytest.param(
+            {"slo": {"ttftMilisec": 1}}, "spec.slo.ttftMilisec", "did you mean ttft", id="misspelt deep down"
+        ),
         pytest.param({"slo": {"ttft": 1}}, "spec.slo.ttft", "unknown field", id="unknown field deep down"),
         pytest.param(
             {"slo": {"ttftMilliseconds": 0}}, "spec.slo.ttftMilliseconds", "got 0", id="target below range"

@@ -261,6 +261,13 @@ async def test_what_has_no_local_counterpart_is_refused_by_name(
     field = {"env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}
     with pytest.raises(ClusterError, match="env 'NODE' takes its value from fieldRef"):
         await local_cluster.apply(key, deployment("demo-1a2b", container=field))
+    started = {"lifecycle": {"postStart": {"exec": {"command": ["true"]}}}}
+    for change, named in (({"workingDir": "/srv"}, "workingDir"), (started, "lifecycle.postStart")):
+        with pytest.raises(ClusterError, match=f"{named} is not available in the local world"):
+            await local_cluster.apply(key, deployment("demo-1a2b", container=change))
+    aliases = {"hostAliases": [{"ip": "127.0.0.1", "hostnames": ["api"]}]}
+    with pytest.raises(ClusterError, match="hostAliases is not available in the local world"):
+        await local_cluster.apply(key, deployment("demo-1a2b", pod=aliases))
     claim = {"volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]}
     with pytest.raises(ClusterError, match="volume 'cache' is a persistentVolumeClaim"):
         await local_cluster.apply(key, deployment("demo-1a2b", pod=claim))

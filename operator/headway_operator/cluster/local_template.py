@@ -1,6 +1,8 @@
 """Reads from a Deployment what a kubelet would: what to run, with which environment, grace and probes.
 
-Pure. A field that a process on this machine cannot honour is refused by name, not dropped.
+Pure. A field that changes how the process itself runs, and that cannot be honoured here, is refused by name.
+What only says where and as whom a pod runs on a cluster (placement, security contexts, image pulls, preStop)
+has no counterpart on one machine and is left aside.
 """
 
 import hashlib
@@ -18,6 +20,19 @@ from headway_operator.state import Manifest
 
 HEADWAY_COMMAND = (sys.executable, "-m", "headway")
 DEFAULT_GRACE_SECONDS = 30.0
+# What to do instead, by the field that the local world does not have.
+REFUSED_IN_POD = {
+    "hostAliases": "write the addresses where the names are used",
+    "dnsConfig": "configure this machine's own resolver",
+    "runtimeClassName": "remove it",
+}
+REFUSED_IN_CONTAINER = {
+    "envFrom": "use env with values",
+    "workingDir": "write absolute paths",
+    "volumeDevices": "remove them",
+    "stdin": "remove it",
+    "tty": "remove it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,12 @@ def process_template(
             "containers; the local world runs exactly one; remove the others from spec.template"
         )
     container = containers[0]
+    _refuse(pod, REFUSED_IN_POD, where)
+    _refuse(container, REFUSED_IN_CONTAINER, where)
+    if "postStart" in container.get("lifecycle", {}):
+        raise ClusterError(
+            f"{where}: lifecycle.postStart is not available in the local world; run it beforehand"
+        )
     command = (*container.get("command", HEADWAY_COMMAND), *container.get("args", ()))
     folders = _mount_folders(container, mounts, where)
     command = tuple(_inside(argument, folders) for argument in command)
@@ -71,8 +92,6 @@ def process_template(
     environment = {
         e["name"]: _inside(_environment_value(e, where), folders) for e in container.get("env", ())
     }
-    if container.get("envFrom"):
-        raise ClusterError(f"{where}: envFrom is not available in the local world; use env with values")
     if num_threads is not None:
         environment = {"OMP_NUM_THREADS": str(num_threads)} | environment
         if "serve" in command and not _has_flag(command, "--num-threads"):
@@ -90,6 +109,12 @@ def process_template(
         startup_seconds=_startup_seconds(startup, where),
         live=_probe(live, "/health", where) if live else None,
     )
+
+
+def _refuse(manifest: Mapping[str, Any], remedies: Mapping[str, str], where: str) -> None:
+    for field, remedy in remedies.items():
+        if manifest.get(field):
+            raise ClusterError(f"{where}: {field} is not available in the local world; {remedy}")
 
 
 def _probe(manifest: Mapping[str, Any], default_path: str, where: str) -> Probe:

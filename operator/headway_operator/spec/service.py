@@ -1,11 +1,12 @@
 """A manifest becomes a frozen `Service`, or a `SpecError` that names the field, the value and the remedy."""
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from headway_operator.errors import SpecError
 from headway_operator.names import API_VERSION, KIND, MAX_NAME_LENGTH, ServiceKey
@@ -82,13 +83,27 @@ def _spec_error(error: ValidationError) -> SpecError:
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        message = "unknown field; check its spelling, or remove it"
+        message = f"unknown field; {_nearest(first['loc'])}remove it"
     elif first["type"] == "missing":
         message = "is required; write it"
     elif first["type"] != "value_error":
         message = f"{message}; got {first['input']!r}"
     more = f" (and {len(others)} more)" if others else ""
     return SpecError(f"spec{path}", message + more)
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    """A question after the field that the last name of `location` was meant to be, if one is near."""
+    model: Any = InferenceServiceSpec
+    for part in location[:-1]:
+        field = next((one for one in model.model_fields.values() if one.alias == part), None)
+        inner = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        model = next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if model is None:
+            return ""
+    known = [field.alias or name for name, field in model.model_fields.items()]
+    near = difflib.get_close_matches(str(location[-1]), known, n=1)
+    return f"did you mean {near[0]}? If not, " if near else ""
 
 
 def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
