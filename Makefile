@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,runtime,gateway,tracing,bench,dev
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e format crds clean
+.PHONY: help install quickstart up test lint e2e e2e-full soak format crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,14 @@ lint: install ## format, lint, types, layers and generated files
 
 e2e: install ## a real Kubernetes on this machine, real pods, real load (Linux, root)
 	$(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest e2e
+
+e2e-full: install ## the same, and minutes of disturbance under load (HEADWAY_E2E_CAMPAIGN_SECONDS, default 600)
+	HEADWAY_E2E_CAMPAIGN_SECONDS=$${HEADWAY_E2E_CAMPAIGN_SECONDS:-600} \
+	  $(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest -rP e2e
+
+soak: install ## ten minutes of random traffic against one server, then fuzzing and random schedules (20 minutes)
+	$(BIN)/python -m benchmarks.soak.run --seconds $${HEADWAY_SOAK_SECONDS:-600}
+	HEADWAY_FUZZ_EXAMPLES=$${HEADWAY_FUZZ_EXAMPLES:-5000} $(BIN)/pytest tests/soak --timeout=1800
 
 format: install ## format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)

@@ -2,17 +2,27 @@
 
 import os
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
 from e2e.cluster.lifecycle import log_tails
-from e2e.cluster.session import CONTEXT_VARIABLE, HOST_MOUNTS_VARIABLE, OPERATOR_IMAGE_VARIABLE
+from e2e.cluster.session import (
+    CONTEXT_VARIABLE,
+    HOST_MOUNTS_VARIABLE,
+    OPERATOR_IMAGE_VARIABLE,
+    RUNTIME_IMAGE_VARIABLE,
+)
 from e2e.cluster.settings import read_settings
-from e2e.kubernetes import Kubernetes
-from e2e.observed_service import NAMESPACE
+from e2e.kubernetes import Kubernetes, Object
+from e2e.observed_service import NAME, NAMESPACE
 
+CHART = Path(__file__).resolve().parents[1] / "charts" / "headway"
+RELEASE = "headway"
 SYSTEM_NAMESPACE = "headway-system"
+WHERE = f"--namespace={SYSTEM_NAMESPACE}"
+OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 
 REPORTS = [
     ["get", "all,inferenceservices,endpointslices,configmaps", "--all-namespaces", "--output=wide"],
@@ -40,6 +50,39 @@ def kubernetes() -> Kubernetes:
     return Kubernetes(
         context=os.environ.get(CONTEXT_VARIABLE, ""), has_pod_network=HOST_MOUNTS_VARIABLE in os.environ
     )
+
+
+@pytest.fixture(scope="module")
+def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
+    """The chart, installed by helm into a namespace that admits only restricted pods.
+
+    The service's namespace does too, unless its replicas mount the runtime from the host.
+    """
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kubernetes.apply(
+        namespace(SYSTEM_NAMESPACE, restricted),
+        namespace(NAMESPACE, {} if kubernetes.has_pod_network else restricted),
+    )
+    settings = ["--set=intervalSeconds=2"]
+    for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
+        repository, tag = os.environ[variable].rsplit(":", 1)
+        settings += [f"--set-string={value}.repository={repository}", f"--set-string={value}.tag={tag}"]
+    kubernetes.helm("install", RELEASE, str(CHART), WHERE, *settings, "--wait", "--timeout=90s", seconds=120)
+    yield kubernetes
+    kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
+    kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
+    kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
+
+
+@pytest.fixture(scope="module")
+def url(installed: Kubernetes) -> Iterator[str]:
+    """The base URL of the service, which an earlier test has made."""
+    with installed.service_url(NAME, NAMESPACE) as found:
+        yield f"{found}/v1"
+
+
+def namespace(name: str, labels: dict[str, str]) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 @pytest.hookimpl(wrapper=True)

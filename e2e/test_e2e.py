@@ -5,17 +5,14 @@ The tests share one installation and one service and build on each other.
 
 import contextlib
 import json
-import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from e2e.cluster.session import OPERATOR_IMAGE_VARIABLE, RUNTIME_IMAGE_VARIABLE
-from e2e.conftest import SYSTEM_NAMESPACE
+from e2e.conftest import CHART, OPERATOR_PODS, RELEASE, SYSTEM_NAMESPACE, WHERE
 from e2e.kubernetes import CallFailedError, Kubernetes, Object, eventually
 from e2e.load import Load, Outcome, ttft_milliseconds
 from e2e.observed_service import (
@@ -34,48 +31,11 @@ from e2e.observed_service import (
     workloads,
 )
 
-CHART = Path(__file__).resolve().parents[1] / "charts" / "headway"
-RELEASE = "headway"
-WHERE = f"--namespace={SYSTEM_NAMESPACE}"
-OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "Count from 5 to 50."]
 USERS = MAX_REPLICAS * MAX_NUM_SEQS  # as many as all replicas can run at once: one fewer makes requests wait
 JUDGED_SECONDS = 15.0
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
-    """The chart, installed by helm into a namespace that admits only restricted pods.
-
-    The service's namespace does too, unless its replicas mount the runtime from the host.
-    """
-    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
-    kubernetes.apply(
-        namespace(SYSTEM_NAMESPACE, restricted),
-        namespace(NAMESPACE, {} if kubernetes.has_pod_network else restricted),
-    )
-    settings = ["--set=intervalSeconds=2"]
-    for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
-        repository, tag = os.environ[variable].rsplit(":", 1)
-        settings += [f"--set-string={value}.repository={repository}", f"--set-string={value}.tag={tag}"]
-    kubernetes.helm("install", RELEASE, str(CHART), WHERE, *settings, "--wait", "--timeout=90s", seconds=120)
-    yield kubernetes
-    kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
-    kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
-    kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
-
-
-@pytest.fixture(scope="module")
-def url(installed: Kubernetes) -> Iterator[str]:
-    """The base URL of the service, which an earlier test has made."""
-    with installed.service_url(NAME, NAMESPACE) as found:
-        yield f"{found}/v1"
-
-
-def namespace(name: str, labels: dict[str, str]) -> Object:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 def test_chart_installs_an_operator_that_meets_the_restricted_standard(installed: Kubernetes) -> None:

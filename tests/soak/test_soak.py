@@ -1,0 +1,19 @@
+"""A few seconds of the soak that `make soak` runs for minutes (benchmarks/soak/)."""
+
+import asyncio
+
+from benchmarks.soak import run
+
+
+def test_random_traffic_leaves_nothing_behind() -> None:
+    with run.running_server() as server:
+        outcome = asyncio.run(run.soak(server, seconds=12.0, seed=20, num_users=16))
+    assert not outcome.problems, run.report(outcome)
+    assert sum(outcome.requests.values()) >= 50, "too little traffic to show anything"
+
+
+def test_a_fault_is_seen_and_named() -> None:
+    with run.running_server(["--api-key=another"]) as server:
+        outcome = asyncio.run(run.soak(server, seconds=1.0, seed=21, num_users=2))
+    assert any("401" in problem for problem in outcome.problems)
+    assert "PROBLEM" in run.report(outcome)
