@@ -174,7 +174,12 @@ class EngineCore:
 
     def _commit(self, batch: Batch, result: StepResult, started_at: float) -> list[RequestOutput]:
         ended_at = self._clock()
-        self.metrics.step(ended_at - started_at, batch.num_tokens - batch.num_decodes, batch.num_decodes)
+        self.metrics.step(
+            ended_at - started_at,
+            batch.num_tokens - batch.num_decodes,
+            batch.num_decodes,
+            len(batch.chunks) - batch.num_decodes,
+        )
         for chunk, sample in zip(batch.chunks, result.samples, strict=True):
             if sample is not None and sample.token_id is None:
                 # What is not finite would reach others through the masked tail of a reused block (0 * nan).
@@ -191,17 +196,26 @@ class EngineCore:
             self._count_end(sequence, FinishReason.ERROR, now)
             error = "the model's logits are not finite; check the weights, or serve it with another --dtype"
             return RequestOutput(request_id, (), FinishReason.ERROR, error=error)
-        queue_seconds: float | None = None
+        queue_seconds = prefill_seconds = None
         if progress.previous_token_at is not None:
-            self.metrics.inter_token(now - progress.previous_token_at)
+            gap_seconds = now - progress.previous_token_at
+            self.metrics.inter_token(gap_seconds)
+            if sequence.num_generated == 2:
+                self.metrics.first_decoded(gap_seconds)
         elif sequence.scheduled_at is not None:
-            self.metrics.prefilled(now - sequence.scheduled_at)
             queue_seconds = sequence.scheduled_at - sequence.request.received_at
+            prefill_seconds = now - sequence.scheduled_at
+            self.metrics.prefilled(prefill_seconds)
         if progress.finish_reason is not None:
             self._count_end(sequence, progress.finish_reason, now)
         logprobs = () if sample.logprobs is None else (sample.logprobs,)
         return RequestOutput(
-            request_id, (sample.token_id,), progress.finish_reason, logprobs, queue_seconds=queue_seconds
+            request_id,
+            (sample.token_id,),
+            progress.finish_reason,
+            logprobs,
+            queue_seconds=queue_seconds,
+            prefill_seconds=prefill_seconds,
         )
 
     def _fail(self, batch: Batch, error: str) -> list[RequestOutput]:
@@ -220,6 +234,7 @@ class EngineCore:
         return True
 
     def _count_end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self.metrics.sizes(sequence.num_prompt, sequence.num_generated)
         self.metrics.finished(reason, now - sequence.request.received_at, sequence.seconds_per_output_token())
 
     def _check(self, request: Request, now: float) -> None:

@@ -12,20 +12,20 @@ Two things here are decided on purpose:
   so that a reader never subtracts counts taken against different targets.
 """
 
-from bisect import bisect_left
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from headway_runtime.config import Targets
+from headway_runtime.histograms import Histogram, HistogramSnapshot, RateWindow, SizeHistogram, SizeSnapshot
 from headway_runtime.request import FinishReason
 
-FIRST_EDGE_MILLISECONDS = 1.0
-EDGE_RATIO = 1.12
-NUM_EDGES = 105
-# Bucket i counts values <= EDGES_MILLISECONDS[i]; one more bucket, index NUM_EDGES, lies above all edges.
-EDGES_MILLISECONDS = tuple(FIRST_EDGE_MILLISECONDS * EDGE_RATIO**i for i in range(NUM_EDGES))
-assert all(high <= low * 1.15 for low, high in pairwise(EDGES_MILLISECONDS))
+HISTOGRAM_NAMES = (
+    *("ttft", "queue", "prefill", "delivery", "first_decode"),
+    *("tpot", "inter_token", "e2e", "step"),
+)
+SIZE_NAMES = ("step_tokens", "step_sequences", "prompt_tokens", "generated_tokens")
 
 
 class RejectReason(StrEnum):
@@ -33,7 +33,10 @@ class RejectReason(StrEnum):
 
     QUEUE_FULL = "queue_full"  # max_waiting requests wait already
     CONTEXT_LENGTH = "context_length"  # the prompt can never fit
-    INVALID = "invalid"  # any other fault of the client's
+    INVALID = "invalid"  # any other fault of the client's in the body
+    UNAUTHORIZED = "unauthorized"  # no API key, or a wrong one
+    MODEL_NOT_FOUND = "model_not_found"  # no such model here
+    TOO_LARGE = "too_large"  # the body is too long, or came too slowly
 
 
 # The server's own fault: these are TTFT misses, and `rejected` in a sample. The rest are answered 4xx and
@@ -42,19 +45,13 @@ OVERLOAD_REASONS = frozenset({RejectReason.QUEUE_FULL})
 
 
 @dataclass(frozen=True, slots=True)
-class HistogramSnapshot:
-    """Counts per bucket (NUM_EDGES + 1 of them) and the sum of all values in milliseconds."""
-
-    counts: tuple[int, ...]
-    sum_milliseconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """Everything counted so far, at one instant.
 
     counters: see `EngineMetrics.snapshot`. rejected, finished: requests by reason, all reasons present.
-    histograms: by the names in `HISTOGRAM_NAMES`.
+    histograms: times, by the names in `HISTOGRAM_NAMES`. sizes: by the names in `SIZE_NAMES`.
+    rates: tokens per second, prompt and generated, over the last ten seconds.
+    model_load_seconds: what loading the weights took; 0.0 where nobody said.
     """
 
     targets: Targets
@@ -63,45 +60,34 @@ class MetricsSnapshot:
     rejected: dict[str, int]
     finished: dict[str, int]
     histograms: dict[str, HistogramSnapshot]
-
-
-HISTOGRAM_NAMES = ("ttft", "queue", "prefill", "tpot", "inter_token", "e2e", "step")
-
-
-class Histogram:
-    """Counts of values in the fixed buckets."""
-
-    __slots__ = ("_counts", "_sum_milliseconds")
-
-    def __init__(self) -> None:
-        self._counts = [0] * (NUM_EDGES + 1)
-        self._sum_milliseconds = 0.0
-
-    def observe(self, seconds: float, count: int = 1) -> None:
-        """Count `count` values of `seconds` each; a clock's negative rounding counts as 0."""
-        milliseconds = max(0.0, seconds * 1000.0)
-        self._counts[bisect_left(EDGES_MILLISECONDS, milliseconds)] += count
-        self._sum_milliseconds += milliseconds * count
-
-    def snapshot(self) -> HistogramSnapshot:
-        return HistogramSnapshot(tuple(self._counts), self._sum_milliseconds)
+    sizes: dict[str, SizeSnapshot]
+    rates: dict[str, float]
+    model_load_seconds: float
 
 
 class EngineMetrics:
-    """The one place where an engine's numbers live. The engine calls it as things happen."""
+    """The one place where an engine's numbers live. The engine calls it as things happen.
 
-    def __init__(self, targets: Targets | None = None) -> None:
+    clock: seconds; only rates read it.
+    """
+
+    def __init__(self, targets: Targets | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._targets = targets or Targets()
         self._targets_epoch = 1
         self._ttft_met = self._ttft_missed = self._tpot_met = self._tpot_missed = 0
         self._received = self._preemptions = self._steps = 0
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+        self._cache_queried_tokens = 0
         self._prefill_step_tokens = self._decode_step_sequences = 0
         self._rejected = dict.fromkeys(RejectReason, 0)
         self._finished = dict.fromkeys(FinishReason, 0)
         self._histograms = {name: Histogram() for name in HISTOGRAM_NAMES}
         self._inter_token = self._histograms["inter_token"]
         self._step = self._histograms["step"]
+        self._sizes = {name: SizeHistogram() for name in SIZE_NAMES}
+        self._step_tokens, self._step_sequences = self._sizes["step_tokens"], self._sizes["step_sequences"]
+        self._prompt_rate, self._generated_rate = RateWindow(clock), RateWindow(clock)
+        self._model_load_seconds = 0.0
 
     @property
     def targets(self) -> Targets:
@@ -119,6 +105,10 @@ class EngineMetrics:
         self._targets_epoch += 1
         self._ttft_met = self._ttft_missed = self._tpot_met = self._tpot_missed = 0
 
+    def model_loaded(self, seconds: float) -> None:
+        """The weights are in place, `seconds` after loading began."""
+        self._model_load_seconds = seconds
+
     def received(self) -> None:
         """A request has arrived; exactly one of `rejected` and `finished` follows."""
         self._received += 1
@@ -135,8 +125,16 @@ class EngineMetrics:
         self._histograms["queue"].observe(queue_seconds)
 
     def prefilled(self, prefill_seconds: float) -> None:
-        """A request's whole prompt is computed, `prefill_seconds` after it was first scheduled."""
+        """A request's first token is computed, `prefill_seconds` after the request was first scheduled."""
         self._histograms["prefill"].observe(prefill_seconds)
+
+    def first_decoded(self, seconds: float) -> None:
+        """A request's second token is computed, `seconds` after its first."""
+        self._histograms["first_decode"].observe(seconds)
+
+    def delivered(self, seconds: float) -> None:
+        """The HTTP process wrote the first byte, `seconds` after the first token was computed."""
+        self._histograms["delivery"].observe(seconds)
 
     def first_byte(self, ttft_seconds: float) -> None:
         """The HTTP process wrote the first byte of an answer, `ttft_seconds` after the request came."""
@@ -165,6 +163,14 @@ class EngineMetrics:
         self._prompt_tokens += prompt_computed
         self._cached_tokens += cached
         self._generated_tokens += generated
+        if prompt_computed:
+            self._prompt_rate.add(prompt_computed)
+        if generated:
+            self._generated_rate.add(generated)
+
+    def cache_queried(self, num_tokens: int) -> None:
+        """A new request's prompt of `num_tokens` was looked up in the prefix cache; its hits are `cached`."""
+        self._cache_queried_tokens += num_tokens
 
     def preempted(self) -> None:
         """A running sequence lost its blocks and waits again."""
@@ -174,12 +180,21 @@ class EngineMetrics:
         """`count` gaps of `seconds` each between consecutive tokens of one request."""
         self._inter_token.observe(seconds, count)
 
-    def step(self, seconds: float, num_prefill_tokens: int, num_decode_seqs: int) -> None:
+    def step(
+        self, seconds: float, num_prefill_tokens: int, num_decode_seqs: int, num_prefill_seqs: int = 0
+    ) -> None:
         """One step took `seconds` and computed that much."""
         self._steps += 1
         self._prefill_step_tokens += num_prefill_tokens
         self._decode_step_sequences += num_decode_seqs
         self._step.observe(seconds)
+        self._step_tokens.observe(num_prefill_tokens + num_decode_seqs)
+        self._step_sequences.observe(num_prefill_seqs + num_decode_seqs)
+
+    def sizes(self, num_prompt: int, num_generated: int) -> None:
+        """How long an accepted request's prompt was, and its answer when it ended, however it ended."""
+        self._sizes["prompt_tokens"].observe(num_prompt)
+        self._sizes["generated_tokens"].observe(num_generated)
 
     def finished(self, reason: FinishReason, e2e_seconds: float, tpot_seconds: float | None) -> None:
         """An accepted request ended. `tpot_seconds` is None with fewer than two generated tokens.
@@ -221,6 +236,7 @@ class EngineMetrics:
             "tpot_missed": self._tpot_missed,
             "prompt_tokens": self._prompt_tokens,
             "cached_tokens": self._cached_tokens,
+            "cache_queried_tokens": self._cache_queried_tokens,
             "generated_tokens": self._generated_tokens,
             "preemptions": self._preemptions,
             "steps": self._steps,
@@ -234,4 +250,10 @@ class EngineMetrics:
             rejected={str(reason): count for reason, count in self._rejected.items()},
             finished={str(reason): count for reason, count in finished.items()},
             histograms={name: histogram.snapshot() for name, histogram in self._histograms.items()},
+            sizes={name: histogram.snapshot() for name, histogram in self._sizes.items()},
+            rates={
+                "prompt_tokens": self._prompt_rate.per_second(),
+                "generated_tokens": self._generated_rate.per_second(),
+            },
+            model_load_seconds=self._model_load_seconds,
         )

@@ -9,7 +9,7 @@ import httpx2 as httpx
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway_runtime.metrics import EDGES_MILLISECONDS
+from headway_runtime.histograms import EDGES_MILLISECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headway_runtime.config import Envelope, Limits, Targets
-from headway_runtime.metrics import HISTOGRAM_NAMES, NUM_EDGES, HistogramSnapshot, MetricsSnapshot
+from headway_runtime.histograms import NUM_EDGES, HistogramSnapshot
+from headway_runtime.metrics import HISTOGRAM_NAMES, MetricsSnapshot
 from headway_runtime.server.messages import EngineState
 from headway_runtime.server.sample import COUNTERS, MAX_SAMPLE_BYTES, SampleWriter
 
@@ -25,6 +26,9 @@ def state(count: int, *, epoch: int = 1, counts: tuple[int, ...] | None = None) 
         rejected={},
         finished={},
         histograms=dict.fromkeys(HISTOGRAM_NAMES, histogram),
+        sizes={},
+        rates={},
+        model_load_seconds=0.0,
     )
     return EngineState(
         instance="a" * 32,

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from headway_runtime.metrics import EDGES_MILLISECONDS, HistogramSnapshot
+from headway_runtime.histograms import EDGES_MILLISECONDS, HistogramSnapshot
 from headway_runtime.server.messages import EngineState
 
 _EDGE_LABELS = (*(format(edge / 1000.0, ".9g") for edge in EDGES_MILLISECONDS), "+Inf")

@@ -11,13 +11,8 @@ from typing import Any
 
 import msgspec
 
-from headway_runtime.metrics import (
-    EDGE_RATIO,
-    FIRST_EDGE_MILLISECONDS,
-    NUM_EDGES,
-    HistogramSnapshot,
-    MetricsSnapshot,
-)
+from headway_runtime.histograms import EDGE_RATIO, FIRST_EDGE_MILLISECONDS, NUM_EDGES, HistogramSnapshot
+from headway_runtime.metrics import MetricsSnapshot
 from headway_runtime.server.messages import EngineState
 
 SAMPLE_VERSION = 1
