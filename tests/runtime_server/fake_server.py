@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headway_runtime.config import EngineConfig, Limits
+from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import QueueFullError
 from headway_runtime.metrics import EngineMetrics, RejectReason
 from headway_runtime.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from headway_runtime.server.engine_process import run
 from headway_runtime.server.messages import Launch
-from headway_runtime.server.options import EngineOptions, parse_options
+from headway_runtime.server.options import parse_options
 from headway_runtime.server.serve import serve
 
 # First tokens that ask for a fault.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headway_runtime.config import Limits
+from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
-from headway_runtime.server.cpus import usable_cpus
 from headway_runtime.server.options import ServeOptions, parse_options
 
 if TYPE_CHECKING:

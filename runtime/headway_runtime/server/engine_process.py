@@ -38,7 +38,7 @@ from headway_runtime.server.lifeline import die_with_parent, watch_lifeline
 from headway_runtime.server.log import configure_logging
 
 if TYPE_CHECKING:
-    from headway_runtime.server.options import EngineOptions
+    from headway_runtime.engine_options import EngineOptions
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class EngineLoop:
 
 def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable[[str], None]) -> EngineLike:
     """The real engine. Imports torch, which is most of the time that a small model takes to start."""
-    from headway_runtime.server.engine_config import resolve_engine_config
+    from headway_runtime.engine_config import resolve_engine_config
 
     config = resolve_engine_config(options)
     mark("torch")

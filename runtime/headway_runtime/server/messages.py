@@ -11,9 +11,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headway_runtime.config import Envelope, Limits
+from headway_runtime.engine_options import EngineOptions
 from headway_runtime.metrics import MetricsSnapshot
 from headway_runtime.request import Request, RequestOutput
-from headway_runtime.server.options import EngineOptions
 
 # How the engine process ends when the command line or the model is at fault, which it has then printed.
 EXIT_STATUS_CONFIG = 2

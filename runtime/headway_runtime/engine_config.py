@@ -8,8 +8,8 @@ from typing import get_args
 import torch
 
 from headway_runtime.config import Device, Dtype, EngineConfig, LoadFormat
+from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import ConfigError
-from headway_runtime.server.options import EngineOptions
 
 
 def resolve_engine_config(options: EngineOptions) -> EngineConfig:

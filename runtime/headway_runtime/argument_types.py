@@ -1,0 +1,56 @@
+"""What a flag's text may be: integers in a range, positive numbers, sizes. For argparse's `type`."""
+
+import argparse
+import math
+import re
+
+SIZE_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+
+
+class integer:  # noqa: N801 - reads as the type of an argument
+    """An integer within a range."""
+
+    def __init__(self, low: int, high: int | None = None) -> None:
+        self._low, self._high = low, high
+
+    def __call__(self, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+        if value < self._low or (self._high is not None and value > self._high):
+            bounds = f"at least {self._low}" if self._high is None else f"from {self._low} to {self._high}"
+            raise argparse.ArgumentTypeError(f"{text!r} is out of range; give {bounds}")
+        return value
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give a number above 0")
+    return value
+
+
+def size(text: str) -> int:
+    """Bytes as Kubernetes quantities write them: 512Mi, 4G, 1073741824; a final B is allowed."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*?)B?", text)
+    if match is None or match[2] not in SIZE_UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or e.g. 512Mi or 4G")
+    value = int(float(match[1]) * SIZE_UNITS[match[2]])
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give at least 1 byte")
+    return value

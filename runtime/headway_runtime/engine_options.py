@@ -1,0 +1,128 @@
+"""What a user may say of an engine: the flags that `headway serve` and the in-process engine share.
+
+The flags are declared once, here; `headway serve` parses them from its command line and `keyword_options`
+from keyword arguments of the same names, so that names, defaults and checks cannot differ. Reads the model's
+config.json and nothing else: no torch, no device. What only the engine can know stays "auto".
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from headway_runtime.argument_types import integer, positive, size
+from headway_runtime.config import Envelope, Limits, Targets
+from headway_runtime.cpus import usable_cpus
+from headway_runtime.errors import ConfigError, LimitRangeError
+from headway_runtime.model_config import ModelConfig, read_model_config
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine process is told. None: it chooses by the device that it finds."""
+
+    model_path: str
+    device: str
+    dtype: str
+    load_format: str
+    max_model_len: int
+    block_size: int
+    kv_cache_memory_bytes: int | None
+    envelope: Envelope
+    limits: Limits
+    targets: Targets
+    max_waiting: int
+    num_threads: int
+    seed: int
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what the engine is and what it may take."""
+    add = parser.add_argument
+    add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
+    add("--max-model-len", type=integer(2), help="tokens of prompt plus answer (default: the model's own)")
+    add("--max-num-seqs", type=integer(1), default=64, help="upper end of the live limit")
+    add("--max-num-batched-tokens", type=integer(1), default=2048, help="upper end of the live limit")
+    add("--initial-max-num-seqs", type=integer(1), help="live limit at start (default: the upper end)")
+    add("--initial-max-num-batched-tokens", type=integer(1), help="likewise")
+    add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
+    add("--kv-cache-memory-bytes", type=size, metavar="SIZE", help="e.g. 512Mi, 4G (default: by device)")
+    add("--max-waiting", type=integer(1), default=1024, help="requests that may wait; more get 503")
+    add("--ttft-target-milliseconds", type=positive, metavar="MS", help="count requests within it")
+    add("--tpot-target-milliseconds", type=positive, metavar="MS", help="likewise")
+    add("--seed", type=integer(0), default=0, help="of dummy weights")
+    add("--num-threads", type=integer(1), help="compute threads (default: the CPUs this process may use)")
+
+
+def engine_options(arguments: argparse.Namespace, model_path: Path, model: ModelConfig) -> EngineOptions:
+    """Apply the model's own defaults and check what must agree. ConfigError names the flag at fault."""
+    envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens)
+    limits = Limits(
+        arguments.initial_max_num_seqs or envelope.max_num_seqs,
+        arguments.initial_max_num_batched_tokens or envelope.max_num_batched_tokens,
+    )
+    try:
+        envelope.check(limits)
+    except LimitRangeError as error:
+        prefix = "--initial-" if getattr(arguments, f"initial_{error.field}") is not None else "--"
+        raise ConfigError(f"{prefix}{error.field.replace('_', '-')}: {error}") from error
+    model_len = model.max_position_embeddings
+    if arguments.max_model_len is not None and arguments.max_model_len > model_len:
+        raise ConfigError(
+            f"--max-model-len={arguments.max_model_len} is more than the model's max_position_embeddings, "
+            f"{model_len}; ask for at most that"
+        )
+    return EngineOptions(
+        model_path=str(model_path),
+        device=arguments.device,
+        dtype=arguments.dtype,
+        load_format=arguments.load_format,
+        max_model_len=arguments.max_model_len or model_len,
+        block_size=arguments.block_size,
+        kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
+        envelope=envelope,
+        limits=limits,
+        targets=Targets(arguments.ttft_target_milliseconds, arguments.tpot_target_milliseconds),
+        max_waiting=arguments.max_waiting,
+        num_threads=arguments.num_threads or usable_cpus(),
+        seed=arguments.seed,
+    )
+
+
+def keyword_options(model_path: Path, keywords: Mapping[str, object]) -> EngineOptions:
+    """The same from keyword arguments: `max_model_len=512` for `--max-model-len=512`; None is the default.
+
+    ConfigError for an unknown name, or a value that the flag would not take.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_engine_arguments(parser)
+    # The only list of a parser's flags that argparse keeps.
+    actions = {action.dest: action for action in parser._actions}
+    arguments = parser.parse_args([])
+    for name, value in keywords.items():
+        action = actions.get(name)
+        if action is None:
+            near = get_close_matches(name, actions, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(actions))}"
+            raise ConfigError(f"{name}={value!r} is no option of an engine; {remedy}")
+        if value is not None:
+            setattr(arguments, name, _keyword_value(action, name, value))
+    return engine_options(arguments, model_path, read_model_config(model_path))
+
+
+def _keyword_value(action: argparse.Action, name: str, value: object) -> object:
+    if isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r}: want True or False")
+        return value
+    if action.choices is not None and value not in action.choices:
+        raise ConfigError(f"{name}={value!r}: want one of {', '.join(map(repr, action.choices))}")
+    if not callable(action.type):
+        return value
+    try:
+        return action.type(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{name}={value!r}: {error}") from error
