@@ -71,6 +71,7 @@ class EngineClient:
         self._queries: dict[int, asyncio.Future[messages.State | messages.PatchRefused]] = {}
         self._num_queries = 0
         self._ttft_seconds: list[float] = []
+        self._delivery_seconds: list[float] = []
         self._num_missed = 0
         self._abandoned_seconds: list[float] = []
         self._refused: list[str] = []
@@ -138,8 +139,11 @@ class EngineClient:
         answer = await self._ask(msgspec.convert({"query_id": self._next_query(), **fields}, messages.Patch))
         return answer.state if isinstance(answer, messages.State) else answer
 
-    def report_first_byte(self, ttft_seconds: float) -> None:
+    def report_first_byte(self, ttft_seconds: float, delivery_seconds: float | None = None) -> None:
+        """delivery_seconds: the part of it after the engine had computed the token, where that is known."""
         self._ttft_seconds.append(ttft_seconds)
+        if delivery_seconds is not None:
+            self._delivery_seconds.append(delivery_seconds)
         self._report_soon()
 
     def report_missed(self) -> None:
@@ -255,11 +259,18 @@ class EngineClient:
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_timer = None
-        seen = (self._ttft_seconds, self._num_missed, self._abandoned_seconds, self._refused)
+        seen = (
+            self._ttft_seconds,
+            self._delivery_seconds,
+            self._num_missed,
+            self._abandoned_seconds,
+            self._refused,
+        )
         if not any(seen) or not self.is_ready:
             return
         self._send(messages.Report(*seen))
-        self._ttft_seconds, self._num_missed, self._abandoned_seconds, self._refused = [], 0, [], []
+        self._ttft_seconds, self._delivery_seconds, self._num_missed = [], [], 0
+        self._abandoned_seconds, self._refused = [], []
 
     def _send(self, message: messages.ToEngine) -> None:
         try:

@@ -172,6 +172,8 @@ class EngineLoop:
     def _count(self, report: messages.Report) -> None:
         for ttft_seconds in report.ttft_seconds:
             self._metrics.first_byte(ttft_seconds)
+        for delivery_seconds in report.delivery_seconds:
+            self._metrics.delivered(delivery_seconds)
         for _ in range(report.num_missed):
             self._metrics.first_byte_missed()
         for waited_seconds in report.abandoned_seconds:
@@ -233,7 +235,9 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
     from headway_runtime.engine import EngineCore
 
     mark("engine imports")
+    began_at = time.monotonic()
     engine = EngineCore(config, metrics, time.monotonic)
+    metrics.model_loaded(time.monotonic() - began_at)
     mark("model")
     return engine
 

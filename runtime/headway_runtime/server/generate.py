@@ -24,6 +24,7 @@ from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.log import AccessEntry
 from headway_runtime.server.messages import Refused
 from headway_runtime.server.prompts import Prepared
+from headway_runtime.server.request_times import RequestTimes
 from headway_runtime.server.responses import DONE, AnswerFormat, Usage, WholeChoice
 
 Scope = MutableMapping[str, Any]
@@ -97,6 +98,7 @@ class _Run:
         self._stream: RequestStream | None = None
         self._num_open = len(generation.choices)
         self._has_started = False
+        self._times = RequestTimes(generation.received_at, generation.log)
 
     async def answer(self) -> None:
         """HttpError only while nothing has been written."""
@@ -193,16 +195,15 @@ class _Run:
 
     def _feed(self, choice: Choice, output: RequestOutput) -> Delta:
         delta = choice.feed(output)
-        log = self._generation.log
         if output.queue_seconds is not None:
-            # Of several choices, the one that waited longest.
-            waited = round(output.queue_seconds * 1000.0, 3)
-            log.queue_milliseconds = max(waited, log.queue_milliseconds or 0.0)
+            self._times.first_token(output)
+        elif self._times.awaits_second:
+            self._times.second_token(output.request_id)
         if delta.finish_reason is not None:
             self._num_open -= 1
             if choice.is_stopped_by_text:
                 self._client.finish(choice.request_id)
-            log.outcome = delta.finish_reason
+            self._times.ended(choice.request_id, choice.num_generated, delta.finish_reason)
         return delta
 
     async def _write(self, body: bytes, *, more: bool) -> None:
@@ -221,11 +222,11 @@ class _Run:
     def _report_first_bytes(self, choices: list[Choice]) -> None:
         if not choices:
             return
-        ttft_seconds = time.monotonic() - self._generation.received_at
-        for _ in choices:
-            self._client.report_first_byte(ttft_seconds)
-        if self._generation.log.ttft_milliseconds is None:
-            self._generation.log.ttft_milliseconds = round(ttft_seconds * 1000.0, 3)
+        ttft_seconds = self._times.first_bytes()
+        for choice in choices:
+            self._client.report_first_byte(
+                ttft_seconds, self._times.delivery_seconds(choice.request_id, ttft_seconds)
+            )
 
     def _report_missed(self, error: HttpError) -> None:
         """Choices that the engine had accepted, and that fail by no fault of the client's, are misses."""

@@ -45,7 +45,11 @@ class AccessEntry(msgspec.Struct, omit_defaults=True):
     waited_at_gateway_milliseconds: float = 0.0
     ttft_milliseconds: float | None = None
     queue_milliseconds: float | None = None
+    prefill_milliseconds: float | None = None
+    first_decode_milliseconds: float | None = None
+    tpot_milliseconds: float | None = None
     outcome: str | None = None
+    finish_reasons: list[str] | None = None
 
 
 _encoder = msgspec.json.Encoder()

@@ -60,12 +60,13 @@ class Finish(msgspec.Struct, tag="finish", frozen=True):
 class Report(msgspec.Struct, tag="report", frozen=True):
     """What only the HTTP process saw, for the engine's counters.
 
-    ttft_seconds: of each request whose first byte was written. num_missed: requests that failed before
-    it. abandoned_seconds: how long each client had waited that left before it. refused: reasons of requests
-    that never reached the engine.
+    ttft_seconds: of each request whose first byte was written. delivery_seconds: the parts of them after the
+    first token was computed. num_missed: requests that failed before it. abandoned_seconds: how long each
+    client had waited that left before it. refused: reasons of requests that never reached the engine.
     """
 
     ttft_seconds: list[float]
+    delivery_seconds: list[float]
     num_missed: int
     abandoned_seconds: list[float]
     refused: list[str]
