@@ -40,15 +40,15 @@ class ChatTemplate:
             ) from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, up to where the assistant begins to speak.
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt, up to where the assistant begins to speak, or without its cue to.
 
         InvalidRequestError, with the template's own words, for messages that it refuses.
         """
         try:
             return self._template.render(
                 messages=messages,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
                 **self._special_tokens,

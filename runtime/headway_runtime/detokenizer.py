@@ -19,10 +19,11 @@ REPLACEMENT = "\ufffd"
 class Detokenizer:
     """The text of one sequence, as its tokens come."""
 
-    __slots__ = ("_byte_level", "_run", "_utf8", "_vocabulary")
+    __slots__ = ("_byte_level", "_piece", "_run", "_utf8")
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, *, special_tokens: bool = False) -> None:
+        """special_tokens: whether their names are part of the text."""
+        self._piece = vocabulary.piece_or_name if special_tokens else vocabulary.piece
         self._byte_level = vocabulary.is_byte_level
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run = bytearray()
@@ -34,7 +35,7 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is certain now that `token_ids` have come; the rest is kept for later."""
-        piece = self._vocabulary.piece
+        piece = self._piece
         if self._byte_level:
             return self._utf8.decode(b"".join([piece(token_id) for token_id in token_ids]))  # type: ignore[misc]
         texts = []
@@ -66,21 +67,23 @@ class Detokenizer:
 class StopStrings:
     """Looks for the first stop string in a text that arrives in pieces."""
 
-    __slots__ = ("_held", "_longest_start", "_starts", "_stops", "matched")
+    __slots__ = ("_held", "_included", "_longest_start", "_starts", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
+        """included: whether the stop string that is found is the end of the text, or what follows it."""
         assert stops, "at least one stop string"
         assert all(stops), "an empty stop string would match everywhere"
         self._stops = tuple(stops)
         self._starts = frozenset(stop[:length] for stop in stops for length in range(1, len(stop)))
         self._longest_start = max(len(stop) for stop in stops) - 1
+        self._included = included
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """The part of the text so far that no stop string can touch any more.
 
-        Once `matched` is set, the text before the match has been returned in full and nothing more comes.
+        Once `matched` is set, the text up to the match has been returned in full and nothing more comes.
         The match that ends first wins, the longer of two that end together: what is found does not depend
         on how the text was cut into pieces.
         """
@@ -89,9 +92,9 @@ class StopStrings:
         text = self._held + text
         found = [(index + len(stop), index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if found:
-            _, index, self.matched = min(found)
+            end, index, self.matched = min(found)
             self._held = ""
-            return text[:index]
+            return text[: end if self._included else index]
         for length in range(min(self._longest_start, len(text)), 0, -1):
             if text[-length:] in self._starts:
                 self._held = text[-length:]

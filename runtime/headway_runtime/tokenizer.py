@@ -118,9 +118,13 @@ class Vocabulary:
             self._pieces[token_id] = found
         return found
 
+    def piece_or_name(self, token_id: int) -> Piece:
+        """The same, but special tokens add their name."""
+        return self._spell(token_id) if token_id in self._special_ids else self.piece(token_id)
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, special tokens by their name."""
-        piece = self._spell(token_id) if token_id in self._special_ids else self.piece(token_id)
+        piece = self.piece_or_name(token_id)
         return piece if isinstance(piece, bytes) else piece.encode()
 
     def _spell(self, token_id: int) -> Piece:
@@ -184,9 +188,25 @@ class Tokenizer:
         # Normal forms may join a few characters into one before they are encoded.
         return longest if self._tokenizer.normalizer is None else 4 * longest
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The library's own text of `token_ids`, special tokens left out."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        """The same, and where in `text` each token begins, in characters.
+
+        Tokens that the tokenizer has added itself begin where their neighbour does.
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        offsets: list[int] = []
+        for (start, end), is_added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
+            is_nowhere = is_added and start == end == 0
+            offsets.append((offsets[-1] if offsets else 0) if is_nowhere else start)
+        return encoding.ids, offsets
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The library's own text of `token_ids`."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_string(self, token_id: int) -> str:
+        """How the vocabulary itself writes a token; empty for an id without one."""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     @property
     def size(self) -> int:

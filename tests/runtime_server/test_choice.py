@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway_runtime.request import FinishReason, RequestOutput, TokenLogprobs
-from headway_runtime.server.choice import Choice, Delta
+from headway_runtime.server.choice import Choice, Delta, TextRules
 from headway_runtime.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def test_log_probabilities_tell_no_more_than_the_text(
     token_ids = byte_level_tokenizer.encode(text).ids
     if not token_ids:
         return
-    choice = Choice(0, "r", vocabulary, tuple(stops), 0)
+    choice = Choice(0, "r", vocabulary, TextRules(tuple(stops)))
     let_out, spelled = "", b""
     deltas = feed(choice, token_ids, per_output=per_output)
     for delta in deltas:
         let_out += delta.text
         spelled += b"".join(vocabulary.token_bytes(entry.token_id) for entry in delta.entries)
         assert let_out.encode().startswith(spelled)
-    plain = Choice(0, "r", vocabulary, tuple(stops), 0)
+    plain = Choice(0, "r", vocabulary, TextRules(tuple(stops)))
     assert text_of(feed(plain, token_ids, per_output=per_output, with_logprobs=False)) == let_out
     ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
     assert let_out == (text[: min(ends)[1]] if ends else text)
@@ -68,7 +68,7 @@ def test_log_probabilities_tell_no_more_than_the_text(
 
 def test_offsets_are_characters_of_the_answer(byte_level_tokenizer: Tokenizer) -> None:
     text = "é the 日本 fox"
-    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), (), 0)
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), TextRules())
     deltas = feed(choice, byte_level_tokenizer.encode(text).ids)
     entries = [entry for delta in deltas for entry in delta.entries]
     assert entries[0].text_offset == 0
@@ -80,7 +80,7 @@ def test_offsets_are_characters_of_the_answer(byte_level_tokenizer: Tokenizer) -
 def test_stop_strings_count_only_after_min_tokens(byte_level_tokenizer: Tokenizer) -> None:
     token_ids = byte_level_tokenizer.encode("a#b").ids
     assert len(token_ids) == 3
-    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), ("#",), 2)
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), TextRules(("#",), min_tokens=2))
     assert text_of(feed(choice, token_ids * 2)) == "a#ba"
     assert (choice.finish_reason, choice.num_generated) == ("stop", 5)
     assert choice.is_stopped_by_text
@@ -88,18 +88,18 @@ def test_stop_strings_count_only_after_min_tokens(byte_level_tokenizer: Tokenize
 
 def test_what_the_end_cuts_off_is_still_let_out(byte_level_tokenizer: Tokenizer) -> None:
     token_ids = byte_level_tokenizer.encode("ab##").ids
-    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), ("###",), 0)
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), TextRules(("###",)))
     assert text_of(feed(choice, token_ids)) == "ab##"
     assert choice.finish_reason == "length"
     half = byte_level_tokenizer.encode("日").ids
     first_byte = [token_id for token_id in half if byte_level_tokenizer.id_to_token(token_id)][:1]
     if len(half) > 1:
-        choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), (), 0)
+        choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), TextRules())
         assert text_of(feed(choice, first_byte)) == "\ufffd"
 
 
 def test_nothing_may_follow_the_end(byte_level_tokenizer: Tokenizer) -> None:
-    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), (), 0)
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), TextRules())
     feed(choice, [50])
     with pytest.raises(AssertionError, match="end"):
         choice.feed(RequestOutput("r", (50,)))

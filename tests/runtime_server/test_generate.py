@@ -9,12 +9,12 @@ import pytest
 
 from headway_runtime.request import Request, RequestOutput, SamplingParams
 from headway_runtime.server import generate
-from headway_runtime.server.choice import Choice
+from headway_runtime.server.choice import Choice, TextRules
 from headway_runtime.server.engine_client import EngineClient, RequestStream
 from headway_runtime.server.generate import Generation, GenerationResponse
 from headway_runtime.server.log import AccessEntry
-from headway_runtime.server.prompts import Prepared
-from headway_runtime.server.responses import CompletionFormat
+from headway_runtime.server.prompts import EncodedPrompt, Prepared
+from headway_runtime.server.responses import AnswerHead, CompletionFormat
 from headway_runtime.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def generation(byte_level_tokenizer: Tokenizer) -> Generation:
     request = Request("r", (50,), SamplingParams(max_tokens=5), 0.0)
     return Generation(
         client=cast("EngineClient", OneTokenClient()),
-        prepared=Prepared([request], 1, 1),
-        choices={"r": Choice(0, "r", vocabulary, (), 0)},
-        answer=CompletionFormat("cmpl-1", "tiny", vocabulary, with_usage=False, logprobs=False),
+        prepared=Prepared([request], [EncodedPrompt((50,))], 1, 1),
+        choices={"r": Choice(0, "r", vocabulary, TextRules())},
+        answer=CompletionFormat(AnswerHead("cmpl-1", "tiny", vocabulary)),
         received_at=0.0,
         log=AccessEntry("id", "POST", "/v1/completions", 0),
         wants_stream=True,

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from headway_runtime.errors import InvalidRequestError
-from headway_runtime.server.protocol import ChatBody, CompletionBody, parse_body
+from headway_runtime.server.body import parse_body
+from headway_runtime.server.chat_protocol import ChatBody
+from headway_runtime.server.protocol import CompletionBody
 
 USER = {"role": "user", "content": "hi"}
 CHAT = {"model": "tiny", "messages": [USER]}

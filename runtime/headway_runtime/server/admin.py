@@ -5,11 +5,9 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from headway_runtime.server.completions import json_response
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.messages import EngineState, PatchRefused
-from headway_runtime.server.sample import SampleWriter
-from headway_runtime.server.serving import Serving
+from headway_runtime.server.serving import Serving, json_response
 
 LIMIT_FIELDS = ("max_num_seqs", "max_num_batched_tokens")
 TARGET_FIELDS = ("ttft_milliseconds", "tpot_milliseconds")
@@ -19,7 +17,6 @@ LONGEST_TARGET_MILLISECONDS = 3_600_000.0
 def admin_routes(serving: Serving) -> APIRouter:
     """All of them want a token signed by the operator."""
     router = APIRouter(prefix="/admin", dependencies=[Depends(serving.require_operator)])
-    sample_writer = SampleWriter()
 
     @router.get("/limits")
     async def get_limits() -> Response:
@@ -38,8 +35,7 @@ def admin_routes(serving: Serving) -> APIRouter:
     @router.get("/sample")
     async def get_sample() -> Response:
         serving.require_engine()
-        state = await serving.client.state()
-        body = sample_writer.write(state, is_draining=serving.lifecycle.is_draining)
+        body = await serving.client.sample(is_draining=serving.lifecycle.is_draining)
         return Response(body, media_type="application/json")
 
     return router

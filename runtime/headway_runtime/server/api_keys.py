@@ -3,6 +3,17 @@
 import hashlib
 import hmac
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whoever sent a request, as far as the server can tell. key_digest: None if it has no API keys."""
+
+    key_digest: bytes | None = None
+
+
+ANYBODY = Tenant()
 
 
 class ApiKeys:
@@ -10,17 +21,21 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str]) -> None:
         # Digests of one length, so that not even a key's length shows in the time it takes.
-        self._digests = tuple(_digest(key) for key in keys)
+        self._tenants = tuple(Tenant(_digest(key)) for key in keys)
 
-    def allow(self, authorization: str | None) -> bool:
-        """Whether the value of an Authorization header carries one of the keys."""
-        if not self._digests:
-            return True
+    def tenant_of(self, authorization: str | None) -> Tenant | None:
+        """Whose key the value of an Authorization header carries; None if it is nobody's."""
+        if not self._tenants:
+            return ANYBODY
         scheme, _, token = (authorization or "").partition(" ")
         given = _digest(token.strip())
+        found: Tenant | None = None
         # Every key is compared, whichever fits.
-        fits = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(fits)
+        for tenant in self._tenants:
+            assert tenant.key_digest is not None
+            if hmac.compare_digest(given, tenant.key_digest):
+                found = tenant
+        return found if scheme.lower() == "bearer" else None
 
 
 def _digest(key: str) -> bytes:

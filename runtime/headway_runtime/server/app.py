@@ -9,17 +9,19 @@ from starlette.requests import ClientDisconnect
 from headway import __version__
 from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.server.admin import admin_routes
-from headway_runtime.server.completions import completion_routes, json_response
+from headway_runtime.server.completions import completion_routes
 from headway_runtime.server.edge import Edge
 from headway_runtime.server.http_errors import HttpError, http_error_of
 from headway_runtime.server.metrics_page import render_metrics
-from headway_runtime.server.serving import Serving
+from headway_runtime.server.serving import Serving, json_response
+from headway_runtime.server.tokenize_routes import tokenize_routes
 
 
 def build_app(serving: Serving) -> Edge:
     """The ASGI application of one server."""
     app = FastAPI(title="Headway", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.include_router(completion_routes(serving))
+    app.include_router(tokenize_routes(serving))
     app.include_router(admin_routes(serving))
     _add_status_routes(app, serving)
     _add_error_handlers(app)

@@ -3,8 +3,12 @@
 Puts the detokenizer, the stop strings and the log-probabilities together. A token's log-probability is let
 out with the text it belongs to, so that a stop string that is being held back cannot be read from there
 either; a token that the stop string cut, wholly or in part, is left out. Knows no JSON and no HTTP.
+
+This is the hot path: a choice of plain text costs a detokenizer call per output. What only some clients ask
+for (echo, token ids, usage with every chunk) is in `choice_details`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway_runtime.detokenizer import Detokenizer, StopStrings
@@ -14,20 +18,59 @@ from headway_runtime.tokenizer import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One token's log-probabilities; `text_offset` is where its text begins, in characters of the answer."""
+    """One token's log-probabilities; `text_offset` is where its text begins, in characters of the answer.
+
+    logprobs: None for the first token of a prompt, which nothing precedes.
+    """
 
     token_id: int
     text_offset: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaDetails:
+    """What a delta carries for those who asked for it.
+
+    usage: of the choice so far: tokens of its prompt, generated, and found in the cache.
+    """
+
+    token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    usage: tuple[int, int, int] | None = None
+
+
+# Not frozen, as one is made for every token: assigning a frozen one's fields takes three times as long.
+@dataclass(slots=True)
 class Delta:
-    """What one batch of outputs adds. `finish_reason` comes once, with the last delta of a choice."""
+    """What one batch of outputs adds. `finish_reason` comes once, with the last delta of a choice.
+
+    stop_reason: the stop string or the client's stop token that ended the choice, if one did.
+    """
 
     text: str
     entries: list[TokenEntry]
     finish_reason: str | None
+    stop_reason: str | int | None = None
+    details: DeltaDetails | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How the tokens of a choice become its text.
+
+    stops: the strings that end it; with_stop: whether they, and stop tokens, are part of the text.
+    min_tokens: stop strings begin to count with the text of the first token after so many.
+    stop_token_ids: all tokens that end it; stop_reasons: those of them that the client named.
+    special_tokens: whether their names are part of the text.
+    """
+
+    stops: tuple[str, ...] = ()
+    with_stop: bool = False
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_reasons: frozenset[int] = frozenset()
+    special_tokens: bool = False
 
 
 class Choice:
@@ -37,29 +80,33 @@ class Choice:
         "_decoded",
         "_detokenizer",
         "_entries",
-        "_min_tokens",
         "_released",
+        "_rules",
         "_stops",
         "finish_reason",
         "index",
         "is_first_byte_written",
         "num_cached_tokens",
         "num_generated",
+        "prompt_logprobs",
         "request_id",
+        "stop_reason",
+        "sum_logprobs",
     )
 
-    def __init__(
-        self, index: int, request_id: str, vocabulary: Vocabulary, stops: tuple[str, ...], min_tokens: int
-    ) -> None:
+    def __init__(self, index: int, request_id: str, vocabulary: Vocabulary, rules: TextRules) -> None:
         self.index = index
         self.request_id = request_id
         self.num_generated = 0
         self.num_cached_tokens = 0
+        self.sum_logprobs = 0.0
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
         self.is_first_byte_written = False
-        self._detokenizer = Detokenizer(vocabulary)
-        self._stops = StopStrings(stops) if stops else None
-        self._min_tokens = min_tokens
+        self._detokenizer = Detokenizer(vocabulary, special_tokens=rules.special_tokens)
+        self._stops = StopStrings(rules.stops, included=rules.with_stop) if rules.stops else None
+        self._rules = rules
         self._entries: list[tuple[int, TokenEntry]] = []
         # Characters of the answer so far: decoded, and let out to the client.
         self._decoded = 0
@@ -70,45 +117,64 @@ class Choice:
         """Whether a stop string ended this choice, which the engine has to be told."""
         return self._stops is not None and self._stops.matched is not None
 
+    @property
+    def mean_logprob(self) -> float:
+        """Of the generated tokens, if their log-probabilities were asked for."""
+        return self.sum_logprobs / max(1, self.num_generated)
+
     def feed(self, output: RequestOutput) -> Delta:
         """Take in one output (not one with an error)."""
         assert self.finish_reason is None, "nothing may follow the end of a choice"
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
-        if self._stops is None and not output.logprobs:
+        if self._stops is None and not output.logprobs and output.finish_reason is None:
             self.num_generated += len(output.token_ids)
             text = self._detokenizer.push(output.token_ids)
-        else:
-            text = self._feed_one_by_one(output)
+            return Delta(text, [], None)
+        text = self._feed_one_by_one(output)
         if output.finish_reason is not None and not self.is_stopped_by_text:
             tail = self._detokenizer.finish()
             self._decoded += len(tail)
             text += tail if self._stops is None else self._pass_stops(tail) + self._stops.finish()
             self.finish_reason = _FINISH_REASONS[output.finish_reason]
         if self.is_stopped_by_text:
-            self.finish_reason = "stop"
+            assert self._stops is not None
+            self.finish_reason, self.stop_reason = "stop", self._stops.matched
         self._released += len(text)
-        return Delta(text, self._entries_let_out(), self.finish_reason)
+        return Delta(text, self._entries_let_out(), self.finish_reason, self.stop_reason)
 
     def _feed_one_by_one(self, output: RequestOutput) -> str:
         text = ""
+        stop_token_id = self._stop_token_of(output)
+        last = len(output.token_ids) - 1
         for position, token_id in enumerate(output.token_ids):
             if self.is_stopped_by_text:
                 break
             self.num_generated += 1
             offset = self._decoded
-            part = self._detokenizer.push((token_id,))
+            is_hidden = position == last and stop_token_id is not None and not self._rules.with_stop
+            part = "" if is_hidden else self._detokenizer.push((token_id,))
             self._decoded += len(part)
             if output.logprobs:
-                entry = TokenEntry(token_id, offset, output.logprobs[position])
+                logprobs = output.logprobs[position]
+                self.sum_logprobs += logprobs.chosen
                 # A token that ends inside a character goes with the rest of that character.
                 end = self._decoded + 1 if self._detokenizer.holds_back else self._decoded
-                self._entries.append((end, entry))
+                self._entries.append((end, TokenEntry(token_id, offset, logprobs)))
             text += self._pass_stops(part)
+        if stop_token_id in self._rules.stop_reasons and not self.is_stopped_by_text:
+            self.stop_reason = stop_token_id
         return text
+
+    def _stop_token_of(self, output: RequestOutput) -> int | None:
+        """The token that ended the choice, if one did."""
+        if output.finish_reason is not FinishReason.STOP or not output.token_ids:
+            return None
+        token_id = output.token_ids[-1]
+        return token_id if token_id in self._rules.stop_token_ids else None
 
     def _pass_stops(self, text: str) -> str:
         """Stop strings begin to count with the text of the first token after min_tokens."""
-        if self._stops is None or self.num_generated <= self._min_tokens:
+        if self._stops is None or self.num_generated <= self._rules.min_tokens:
             return text
         return self._stops.push(text)
 

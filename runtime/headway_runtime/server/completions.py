@@ -1,35 +1,25 @@
-"""The routes that use the model: both completion endpoints, the list of models, and the bare tokenizer."""
+"""The routes that use the model: both completion endpoints and the list of models."""
 
 import uuid
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
 from headway_runtime.metrics import RejectReason
-from headway_runtime.server.choice import Choice
+from headway_runtime.server.body import parse_body
+from headway_runtime.server.chat_format import ChatFormat
+from headway_runtime.server.chat_protocol import ChatBody
+from headway_runtime.server.choices import choices_of
 from headway_runtime.server.generate import Generation, GenerationResponse
-from headway_runtime.server.prompts import (
-    Prepared,
-    ServedModel,
-    encode_messages,
-    prepare_chat,
-    prepare_completion,
-)
-from headway_runtime.server.protocol import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-    parse_body,
-)
-from headway_runtime.server.responses import ChatFormat, CompletionFormat, encode_json
-from headway_runtime.server.serving import Serving, context_of, require_json
+from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat, prepare_completion
+from headway_runtime.server.protocol import CompletionBody, GenerationBody
+from headway_runtime.server.responses import AnswerFormat, AnswerHead, CompletionFormat
+from headway_runtime.server.serving import Serving, body_of, context_of, json_response, tenant_of
 
-
-def json_response(value: object) -> Response:
-    return Response(encode_json(value), media_type="application/json")
+Result = TypeVar("Result")
 
 
 def completion_routes(serving: Serving) -> APIRouter:
@@ -38,11 +28,15 @@ def completion_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await _generate(serving, request, "chatcmpl-", ChatFormat, _read_chat)
+        body, prepared = await read_request(serving, request, partial(_read_chat, serving))
+        answer = ChatFormat(head_of(serving, body, "chatcmpl-"))
+        return answer_of(serving, request, body, prepared, answer)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await _generate(serving, request, "cmpl-", CompletionFormat, _read_completion)
+        body, prepared = await read_request(serving, request, partial(_read_completion, serving))
+        answer = CompletionFormat(head_of(serving, body, "cmpl-"))
+        return answer_of(serving, request, body, prepared, answer)
 
     @router.get("/v1/models")
     async def models() -> Response:
@@ -54,76 +48,38 @@ def completion_routes(serving: Serving) -> APIRouter:
     async def model(name: str) -> Response:
         return json_response(_model_entry(serving, serving.served_name(name)))
 
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        raw = await _body(serving, request)
-        return json_response(await serving.compute(len(raw), partial(_tokenize, serving, raw)))
-
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        raw = await _body(serving, request)
-        return json_response(await serving.compute(len(raw), partial(_detokenize, serving, raw)))
-
     return router
 
 
-type_of_reader = Callable[[bytes, Serving, str, float], tuple[ChatBody | CompletionBody, Prepared]]
-
-
-def _read_chat(raw: bytes, serving: Serving, answer_id: str, received_at: float) -> tuple[ChatBody, Prepared]:
-    body = parse_body(raw, ChatBody)
-    serving.served_name(body.model)
-    return body, prepare_chat(body, serving.model(), answer_id, received_at)
-
-
-def _read_completion(
-    raw: bytes, serving: Serving, answer_id: str, received_at: float
-) -> tuple[CompletionBody, Prepared]:
-    body = parse_body(raw, CompletionBody)
-    serving.served_name(body.model)
-    return body, prepare_completion(body, serving.model(), answer_id, received_at)
-
-
-async def _generate(
-    serving: Serving,
-    request: Request,
-    id_prefix: str,
-    format_of: type[ChatFormat] | type[CompletionFormat],
-    read: type_of_reader,
-) -> Response:
-    context = context_of(request)
+async def read_request(
+    serving: Serving, request: Request, read: Callable[[bytes, Arrival], Result]
+) -> Result:
+    """What `read` makes of a request's body; one that it refuses is counted."""
     serving.require_engine()
-    raw = await _body(serving, request)
-    answer_id = id_prefix + uuid.uuid4().hex
+    raw = await body_of(serving, request)
+    context = context_of(request)
+    arrival = Arrival(uuid.uuid4().hex, context.received_at, tenant_of(request))
     try:
-        body, prepared = await serving.compute(
-            len(raw), partial(read, raw, serving, answer_id, context.received_at)
-        )
+        return await serving.compute(len(raw), partial(read, raw, arrival))
     except ContextLengthError:
         serving.client.report_refused(RejectReason.CONTEXT_LENGTH)
         raise
     except InvalidRequestError:
         serving.client.report_refused(RejectReason.INVALID)
         raise
-    model: ServedModel = serving.model()
-    vocabulary = model.tokenizer.vocabulary
+
+
+def answer_of(
+    serving: Serving, request: Request, body: GenerationBody, prepared: Prepared, answer: AnswerFormat
+) -> Response:
+    """The response that runs a prepared request."""
+    context = context_of(request)
     context.log.streamed = bool(body.stream)
-    answer = format_of(
-        answer_id,
-        serving.served_name(body.model),
-        vocabulary,
-        with_usage=body.wants_usage_chunk,
-        logprobs=body.num_logprobs is not None,
-    )
-    choices = {
-        one.request_id: Choice(index, one.request_id, vocabulary, body.stops, one.sampling.min_tokens)
-        for index, one in enumerate(prepared.requests)
-    }
     return GenerationResponse(
         Generation(
             client=serving.client,
             prepared=prepared,
-            choices=choices,
+            choices=choices_of(body, prepared, serving.model().tokenizer.vocabulary),
             answer=answer,
             received_at=context.received_at,
             log=context.log,
@@ -133,34 +89,28 @@ async def _generate(
     )
 
 
-async def _body(serving: Serving, request: Request) -> bytes:
-    require_json(request)
-    return await serving.read_body(request)
+def head_of(serving: Serving, body: GenerationBody, id_prefix: str) -> AnswerHead:
+    """What all chunks of an answer share, its id among them."""
+    return AnswerHead(
+        answer_id=id_prefix + (body.request_id or uuid.uuid4().hex),
+        model=serving.served_name(body.model),
+        vocabulary=serving.model().tokenizer.vocabulary,
+        with_usage=body.wants_usage_chunk,
+        logprobs=body.num_logprobs is not None,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+    )
 
 
-def _tokenize(serving: Serving, raw: bytes) -> dict[str, object]:
-    body = parse_body(raw, TokenizeBody)
+def _read_chat(serving: Serving, raw: bytes, arrival: Arrival) -> tuple[ChatBody, Prepared]:
+    body = parse_body(raw, ChatBody)
     serving.served_name(body.model)
-    model = serving.model()
-    if body.messages is not None:
-        token_ids = encode_messages(body.messages, model, must_fit=False)
-    else:
-        assert body.prompt is not None
-        token_ids = model.tokenizer.encode(
-            body.prompt, add_special_tokens=body.add_special_tokens is not False
-        )
-    return {"tokens": token_ids, "count": len(token_ids), "max_model_len": model.max_model_len}
+    return body, prepare_chat(body, serving.model(), arrival)
 
 
-def _detokenize(serving: Serving, raw: bytes) -> dict[str, object]:
-    body = parse_body(raw, DetokenizeBody)
+def _read_completion(serving: Serving, raw: bytes, arrival: Arrival) -> tuple[CompletionBody, Prepared]:
+    body = parse_body(raw, CompletionBody)
     serving.served_name(body.model)
-    model = serving.model()
-    if body.tokens and max(body.tokens) >= model.vocab_size:
-        raise InvalidRequestError(
-            f"tokens holds {max(body.tokens)}; this model's ids end at {model.vocab_size - 1}", param="tokens"
-        )
-    return {"prompt": model.tokenizer.decode(body.tokens)}
+    return body, prepare_completion(body, serving.model(), arrival)
 
 
 def _names(serving: Serving) -> tuple[str, ...]:

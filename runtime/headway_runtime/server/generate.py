@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from headway_runtime.request import FinishReason, RequestOutput
 from headway_runtime.server.choice import Choice, Delta
+from headway_runtime.server.choices import whole_choices
 from headway_runtime.server.engine_client import EngineClient, EngineDied, RequestStream, StreamEvent
 from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.log import AccessEntry
@@ -147,7 +148,7 @@ class _Run:
                     if choice.finish_reason is not None:
                         continue  # came while a stop string was being told to the engine
                     delta = self._feed(choice, event)
-                    if delta.text or delta.entries or delta.finish_reason is not None:
+                    if delta.text or delta.entries or delta.finish_reason is not None or delta.details:
                         is_first = not choice.is_first_byte_written
                         parts.append(answer.chunk(choice.index, delta, is_first=is_first))
                         if is_first:
@@ -184,10 +185,12 @@ class _Run:
                 texts[event.request_id].append(delta.text)
                 whole[event.request_id].entries += delta.entries
                 whole[event.request_id].finish_reason = delta.finish_reason or ""
+                whole[event.request_id].stop_reason = delta.stop_reason
             self._report_first_bytes(begun)
         for request_id, parts in texts.items():
             whole[request_id].text = "".join(parts)
-        body = self._generation.answer.whole(list(whole.values()), self._usage())
+        answers = whole_choices(list(self._choices.values()), list(whole.values()), self._generation.prepared)
+        body = self._generation.answer.whole(answers, self._usage())
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         self._has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -1,4 +1,4 @@
-"""From a checked body to engine requests: template, tokens, lengths, sampling parameters.
+"""From a checked body to engine requests: template, tokens, lengths, sampling parameters, cache salt.
 
 Pure but for drawing a seed where the client gave none. May take tens of milliseconds for a long prompt, so
 the server runs it in a thread when the body is large. Refuses, as the client's fault, what can never fit.
@@ -10,14 +10,22 @@ from dataclasses import dataclass, replace
 
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
-from headway_runtime.request import Request, SamplingParams
-from headway_runtime.server.protocol import MAX_CHOICES, ChatBody, ChatMessage, CompletionBody
+from headway_runtime.request import Grammar, Request
+from headway_runtime.server.api_keys import Tenant
+from headway_runtime.server.cache_salts import cache_salt
+from headway_runtime.server.chat_messages import ChatMessage
+from headway_runtime.server.chat_protocol import ChatBody
+from headway_runtime.server.choice_details import EchoedPrompt, spell_prompt
+from headway_runtime.server.protocol import MAX_CHOICES, CompletionBody, GenerationBody
+from headway_runtime.server.sampling_fields import sampling_of
 from headway_runtime.tokenizer import Tokenizer
 
 # Distance between the seeds of one request's choices: odd and large, so that neighbours of a client's seed
 # (which clients count up by one) never meet.
 SEED_STRIDE = 0x9E3779B97F4A7C15
 SEED_MASK = 2**63 - 1
+# What is to be truncated has to be encoded first: a text so many times too long is refused without that.
+TRUNCATABLE_CONTEXTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,87 +45,199 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """What the server knows of a request besides its body. request_id: unlike that of any other request."""
+
+    request_id: str
+    received_at: float
+    tenant: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """One prompt. echo: its text, if the answer is to begin with it."""
+
+    token_ids: tuple[int, ...]
+    echo: EchoedPrompt | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """Engine requests, choice by choice: n for the first prompt, then n for the next."""
+    """Engine requests, choice by choice: all of the first prompt, then all of the next.
+
+    choices_per_prompt: sequences that are run. answers_per_prompt: the best of them, which are sent.
+    """
 
     requests: list[Request]
-    num_prompt_tokens: int
+    prompts: Sequence[EncodedPrompt]
     choices_per_prompt: int
+    answers_per_prompt: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
 
 
-def prepare_chat(body: ChatBody, model: ServedModel, request_id: str, received_at: float) -> Prepared:
+def prepare_chat(
+    body: ChatBody, model: ServedModel, arrival: Arrival, grammar: Grammar | None = None
+) -> Prepared:
     """InvalidRequestError (ContextLengthError) for messages that cannot be served."""
-    token_ids = encode_messages(body.messages, model, must_fit=True)
-    return _prepare(body, [token_ids], "messages", model, request_id, received_at)
+    token_ids = encode_messages(
+        body.messages,
+        model,
+        longest=_longest_encoded(body, model),
+        add_special_tokens=body.add_special_tokens is True,
+    )
+    prompt = EncodedPrompt(_truncate(token_ids, body, model))
+    return _prepare(body, [prompt], "messages", model, arrival, grammar)
 
 
 def prepare_completion(
-    body: CompletionBody, model: ServedModel, request_id: str, received_at: float
+    body: CompletionBody, model: ServedModel, arrival: Arrival, grammar: Grammar | None = None
 ) -> Prepared:
     """InvalidRequestError (ContextLengthError) for prompts that cannot be served."""
     if not body.prompts:
         raise InvalidRequestError("prompt=[] holds no prompt; send at least one", param="prompt")
-    prompts = []
-    for prompt in body.prompts:
-        if isinstance(prompt, str):
-            _refuse_hopeless(prompt, "prompt", model)
-            prompts.append(model.tokenizer.encode(prompt, add_special_tokens=True))
-        else:
-            prompts.append(prompt)
-    return _prepare(body, prompts, "prompt", model, request_id, received_at)
+    prompts = [_encode_prompt(prompt, body, model) for prompt in body.prompts]
+    return _prepare(body, prompts, "prompt", model, arrival, grammar)
 
 
-def encode_messages(messages: Sequence[ChatMessage], model: ServedModel, *, must_fit: bool) -> list[int]:
-    """Token ids of a chat. The template writes the special tokens itself, so none are added.
+def encode_messages(
+    messages: Sequence[ChatMessage],
+    model: ServedModel,
+    *,
+    longest: int | None,
+    add_special_tokens: bool = False,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Token ids of a chat. The template writes the special tokens itself, so none are added unasked.
 
-    ContextLengthError at once, if it must fit the context, for what is sure not to.
+    ContextLengthError at once for what is sure to have more than `longest` tokens.
     """
     if model.chat_template is None:
         raise InvalidRequestError(
             "messages: this model has no chat template; use /v1/completions", param="messages"
         )
-    text = model.chat_template.render([message.for_template() for message in messages])
-    if must_fit:
-        _refuse_hopeless(text, "messages", model)
-    return model.tokenizer.encode(text, add_special_tokens=False)
+    text = model.chat_template.render(
+        [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt
+    )
+    if longest is not None:
+        _refuse_hopeless(text, "messages", model, longest)
+    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _encode_prompt(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> EncodedPrompt:
+    tokenizer = model.tokenizer
+    offsets = None
+    if isinstance(prompt, str):
+        _refuse_hopeless(prompt, "prompt", model, _longest_encoded(body, model))
+        with_special = body.add_special_tokens is not False
+        if body.echo:
+            token_ids, offsets = tokenizer.encode_with_offsets(prompt, add_special_tokens=with_special)
+        else:
+            token_ids = tokenizer.encode(prompt, add_special_tokens=with_special)
+    else:
+        token_ids = prompt
+    kept = _truncate(token_ids, body, model)
+    if not body.echo:
+        return EncodedPrompt(kept)
+    if isinstance(prompt, str) and offsets is not None and len(kept) == len(token_ids):
+        return EncodedPrompt(kept, EchoedPrompt(prompt, offsets))
+    _check_vocabulary(kept, "prompt", model)
+    return EncodedPrompt(kept, spell_prompt(kept, tokenizer, special_tokens=not body.skip_special_tokens))
 
 
 def _prepare(
     body: ChatBody | CompletionBody,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[EncodedPrompt],
     param: str,
     model: ServedModel,
-    request_id: str,
-    received_at: float,
+    arrival: Arrival,
+    grammar: Grammar | None,
 ) -> Prepared:
-    num_choices = body.n or 1
-    if len(prompts) * num_choices > MAX_CHOICES:
+    answers = body.n or 1
+    best_of = (body.best_of if isinstance(body, CompletionBody) else None) or answers
+    if len(prompts) * best_of > MAX_CHOICES:
+        field = "n" if best_of == answers else "best_of"
         raise InvalidRequestError(
-            f"n={num_choices} times {len(prompts)} prompts is more than {MAX_CHOICES} choices; send fewer",
-            param="n",
+            f"{field}={best_of} times {len(prompts)} prompts is more than {MAX_CHOICES} choices; send fewer",
+            param=field,
         )
-    stop_token_ids = _stop_token_ids(body, model)
+    salt = cache_salt(arrival.tenant.key_digest, body.cache_salt)
     seed = secrets.randbits(62) if body.seed is None else body.seed
+    # The best are those of the highest mean log-probability, which the engine then has to tell.
+    num_logprobs = body.num_logprobs if body.num_logprobs is not None or best_of == answers else 0
     requests: list[Request] = []
-    for token_ids in prompts:
-        room = _room(token_ids, param, model)
-        sampling = _sampling(body, stop_token_ids, room)
-        for choice in range(num_choices):
+    for prompt in prompts:
+        sampling = sampling_of(
+            body,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.tokenizer.eos_token_ids,
+            room=_room(prompt.token_ids, param, model),
+            grammar=grammar,
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=_num_prompt_logprobs(body),
+        )
+        for choice in range(best_of):
             index = len(requests)
             # A seed fixes each choice of a request; prompts in one list share the seeds of their choices.
             choice_seed = (seed + choice * SEED_STRIDE) & SEED_MASK
             seeded = replace(sampling, seed=choice_seed)
-            requests.append(Request(f"{request_id}-{index}", tuple(token_ids), seeded, received_at))
-    return Prepared(requests, sum(len(token_ids) for token_ids in prompts), num_choices)
+            if choice and prompt.echo is None:
+                # One choice's prompt is like another's; an echo needs its own with its first token.
+                seeded = replace(seeded, num_prompt_logprobs=None)
+            requests.append(
+                Request(
+                    f"{arrival.request_id}-{index}",
+                    prompt.token_ids,
+                    seeded,
+                    arrival.received_at,
+                    priority=body.priority,
+                    cache_salt=salt,
+                )
+            )
+    return Prepared(requests, prompts, best_of, answers)
 
 
-def _refuse_hopeless(text: str, param: str, model: ServedModel) -> None:
+def _num_prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    """As many as were asked for, in one way or the other."""
+    echoed = body.logprobs if isinstance(body, CompletionBody) and body.echo else None
+    wanted = [one for one in (body.prompt_logprobs, echoed) if one is not None]
+    return max(wanted) if wanted else None
+
+
+def _longest_encoded(body: GenerationBody, model: ServedModel) -> int:
+    """Tokens that a text may have at most to be encoded at all."""
+    contexts = 1 if body.truncate_prompt_tokens is None else TRUNCATABLE_CONTEXTS
+    return contexts * model.max_tokens_in_all
+
+
+def _truncate(token_ids: Sequence[int], body: GenerationBody, model: ServedModel) -> tuple[int, ...]:
+    """What truncate_prompt_tokens leaves: the end, or with truncation_side=right the beginning."""
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return tuple(token_ids)
+    if limit == -1:
+        # As many as leave room for what was asked for.
+        limit = max(1, model.max_tokens_in_all - max(1, body.tokens_wanted or 1))
+    return tuple(token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:])
+
+
+def _refuse_hopeless(text: str, param: str, model: ServedModel, longest: int) -> None:
     """Refuse a text that cannot fit by its length alone, before it is encoded."""
     fewest = model.tokenizer.fewest_tokens(text)
-    if fewest > model.max_tokens_in_all:
+    if fewest > longest:
         raise ContextLengthError(
             f"{param} has more than {fewest} tokens, but prompt and answer together may have "
             f"{model.max_tokens_in_all}; shorten it",
+            param=param,
+        )
+
+
+def _check_vocabulary(token_ids: Sequence[int], param: str, model: ServedModel) -> None:
+    if token_ids and max(token_ids) >= model.vocab_size:
+        raise InvalidRequestError(
+            f"{param} holds token id {max(token_ids)}; this model's ids end at {model.vocab_size - 1}",
             param=param,
         )
 
@@ -126,11 +246,7 @@ def _room(token_ids: Sequence[int], param: str, model: ServedModel) -> int:
     """Tokens that the answer may have."""
     if not token_ids:
         raise InvalidRequestError(f"{param} is empty; send at least one token", param=param)
-    if max(token_ids) >= model.vocab_size:
-        raise InvalidRequestError(
-            f"{param} holds token id {max(token_ids)}; this model's ids end at {model.vocab_size - 1}",
-            param=param,
-        )
+    _check_vocabulary(token_ids, param, model)
     room = model.max_tokens_in_all - len(token_ids)
     if room < 1:
         raise ContextLengthError(
@@ -139,30 +255,3 @@ def _room(token_ids: Sequence[int], param: str, model: ServedModel) -> int:
             param=param,
         )
     return room
-
-
-def _stop_token_ids(body: ChatBody | CompletionBody, model: ServedModel) -> frozenset[int]:
-    wanted = frozenset(body.stop_token_ids or ())
-    if wanted and max(wanted) >= model.vocab_size:
-        raise InvalidRequestError(
-            f"stop_token_ids holds {max(wanted)}; this model's ids end at {model.vocab_size - 1}",
-            param="stop_token_ids",
-        )
-    return wanted if body.ignore_eos else wanted | model.tokenizer.eos_token_ids
-
-
-def _sampling(body: ChatBody | CompletionBody, stop_token_ids: frozenset[int], room: int) -> SamplingParams:
-    max_tokens = room if body.tokens_wanted is None else min(room, body.tokens_wanted)
-    if body.min_tokens > (room if body.tokens_wanted is None else body.tokens_wanted):
-        raise InvalidRequestError(
-            f"min_tokens={body.min_tokens} is more than the answer may have; lower it", param="min_tokens"
-        )
-    return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=max(0, body.top_k or 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        max_tokens=max_tokens,
-        min_tokens=min(body.min_tokens, max_tokens),
-        stop_token_ids=stop_token_ids,
-        num_logprobs=body.num_logprobs,
-    )

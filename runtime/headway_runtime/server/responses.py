@@ -1,4 +1,4 @@
-"""The JSON of answers, whole and in chunks, for both completion endpoints.
+"""The JSON of answers, whole and in chunks, for the completion endpoints.
 
 Chunks are the hot path: each is put together from bytes made once per stream and the few parts that change,
 so that a token costs one string encoding and no model of anything.
@@ -7,12 +7,11 @@ so that a token costs one string encoding and no model of anything.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from headway_runtime.request import TokenLogprobs
-from headway_runtime.server.choice import Delta, TokenEntry
+from headway_runtime.server.choice import Delta, DeltaDetails, TokenEntry
 from headway_runtime.tokenizer import Vocabulary
 
 DONE = b"data: [DONE]\n\n"
@@ -41,15 +40,38 @@ class Usage:
 
 @dataclass(slots=True)
 class WholeChoice:
-    """A finished choice of an answer that is not streamed."""
+    """A finished choice of an answer that is not streamed. What was not asked for is None.
+
+    prompt_entries: the prompt's tokens with their log-probabilities.
+    """
 
     text: str
     entries: list[TokenEntry]
     finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    prompt_entries: Sequence[TokenEntry] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What all chunks of an answer share. kind: its `object`.
+
+    with_usage: a chunk of usage follows the last one. logprobs: the tokens' are sent.
+    tokens_as_ids: in log-probabilities a token is written token_id:42, not as its text.
+    """
+
+    answer_id: str
+    model: str
+    vocabulary: Vocabulary
+    with_usage: bool = False
+    logprobs: bool = False
+    tokens_as_ids: bool = False
 
 
 class AnswerFormat(Protocol):
-    """What differs between the two endpoints."""
+    """What differs between the endpoints."""
 
     def chunk(self, index: int, delta: Delta, *, is_first: bool) -> bytes:
         """One server-sent event (two, if the format begins with one of its own)."""
@@ -60,101 +82,120 @@ class AnswerFormat(Protocol):
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
 
 
-class _Format:
-    def __init__(
-        self,
-        kind: str,
-        answer_id: str,
-        model: str,
-        vocabulary: Vocabulary,
-        *,
-        with_usage: bool,
-        logprobs: bool,
-    ) -> None:
-        self._head = {"id": answer_id, "object": kind, "created": int(time.time()), "model": model}
+class Format:
+    """What both completion endpoints share.
+
+    prompt_is_of_the_answer: whether the prompt's token ids stand beside the choices, or in each.
+    """
+
+    prompt_is_of_the_answer: ClassVar[bool]
+
+    def __init__(self, kind: str, head: AnswerHead) -> None:
+        self._head = {
+            "id": head.answer_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": head.model,
+        }
         # {"id":...,"model":"..."  and from there on by hand
         self._prefix = b"data: " + encode_json(self._head)[:-1] + b',"choices":['
-        self._suffix = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
-        self._vocabulary = vocabulary
-        self._logprobs = logprobs
+        self._suffix = b'],"usage":null}\n\n' if head.with_usage else b"]}\n\n"
+        self._vocabulary = head.vocabulary
+        self._logprobs = head.logprobs
+        self._tokens_as_ids = head.tokens_as_ids
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._prefix + b'],"usage":' + encode_json(usage.as_json()) + b"}\n\n"
 
-    def _event(self, index: int, content: bytes, logprobs: bytes, finish_reason: str | None) -> bytes:
-        reason = b"null" if finish_reason is None else b'"%s"' % finish_reason.encode()
-        return b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":%s}%s' % (
+    def _event(self, index: int, content: bytes, logprobs: bytes, delta: Delta) -> bytes:
+        """One event. Of `delta`, everything but its text and its log-probabilities goes in here."""
+        if delta.finish_reason is None and delta.details is None:
+            return b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":null,"stop_reason":null}%s' % (
+                self._prefix,
+                index,
+                content,
+                logprobs,
+                self._suffix,
+            )
+        members, suffix = b"", self._suffix
+        if delta.details is not None:
+            members, suffix = self._detailed(delta.details)
+        return b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":%s,"stop_reason":%s%s}%s' % (
             self._prefix,
             index,
             content,
             logprobs,
-            reason,
-            self._suffix,
+            encode_json(delta.finish_reason),
+            encode_json(delta.stop_reason),
+            members,
+            suffix,
         )
+
+    def _detailed(self, details: DeltaDetails) -> tuple[bytes, bytes]:
+        """What a chunk's choice carries besides, and what follows the choice."""
+        members, suffix = b"", self._suffix
+        if details.token_ids is not None:
+            members += b',"token_ids":' + encode_json(details.token_ids)
+        if details.usage is not None:
+            suffix = b'],"usage":' + encode_json(Usage(*details.usage).as_json()) + b"}\n\n"
+        if details.prompt_token_ids is not None:
+            prompt = b',"prompt_token_ids":' + encode_json(details.prompt_token_ids)
+            if self.prompt_is_of_the_answer:
+                suffix = suffix.replace(b"]", b"]" + prompt, 1)
+            else:
+                members += prompt
+        return members, suffix
+
+    def _ending_of(self, choice: WholeChoice) -> dict[str, Any]:
+        """The members of a whole choice that follow what is the endpoint's own."""
+        found: dict[str, Any] = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        if choice.token_ids is not None:
+            found["token_ids"] = choice.token_ids
+        return found if self.prompt_is_of_the_answer else found | self._prompt_of(choice)
+
+    def _prompt_of(self, choice: WholeChoice) -> dict[str, Any]:
+        """What was asked for of the prompt."""
+        found: dict[str, Any] = {}
+        if choice.prompt_token_ids is not None:
+            found["prompt_token_ids"] = choice.prompt_token_ids
+        if choice.prompt_entries is not None:
+            found["prompt_logprobs"] = [self._prompt_entry(entry) for entry in choice.prompt_entries]
+        return found
+
+    def _prompt_entry(self, entry: TokenEntry) -> dict[str, Any] | None:
+        """One position of a prompt: its own token and the best ones, by token id."""
+        logprobs = entry.logprobs
+        if logprobs is None:
+            return None
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(logprobs.top, 1)}
+        # Its own token first, as vLLM has it; its rank is known if it is one of the best.
+        listed = {entry.token_id: logprobs.chosen, **dict(logprobs.top)}
+        return {
+            str(token_id): {
+                "logprob": max(logprob, LOWEST_LOGPROB),
+                "rank": ranks.get(token_id),
+                "decoded_token": self._spell(token_id)[0],
+            }
+            for token_id, logprob in listed.items()
+        }
 
     def _spell(self, token_id: int) -> tuple[str, list[int]]:
         raw = self._vocabulary.token_bytes(token_id)
-        return raw.decode("utf-8", "replace"), list(raw)
+        text = f"token_id:{token_id}" if self._tokens_as_ids else raw.decode("utf-8", "replace")
+        return text, list(raw)
 
 
-class ChatFormat(_Format):
-    """/v1/chat/completions."""
-
-    def __init__(
-        self, answer_id: str, model: str, vocabulary: Vocabulary, *, with_usage: bool, logprobs: bool
-    ) -> None:
-        super().__init__(
-            "chat.completion.chunk", answer_id, model, vocabulary, with_usage=with_usage, logprobs=logprobs
-        )
-
-    def chunk(self, index: int, delta: Delta, *, is_first: bool) -> bytes:
-        logprobs = encode_json(self._logprobs_of(delta.entries)) if delta.entries else b"null"
-        content = b'"delta":{}'
-        if delta.text or delta.entries:
-            content = b'"delta":{"content":' + encode_json(delta.text) + b"}"
-        event = self._event(index, content, logprobs, delta.finish_reason)
-        if not is_first:
-            return event
-        return self._event(index, b'"delta":{"role":"assistant","content":""}', b"null", None) + event
-
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        listed = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs_of(choice.entries) if self._logprobs else None,
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ]
-        head = {**self._head, "object": "chat.completion"}
-        return encode_json({**head, "choices": listed, "usage": usage.as_json()})
-
-    def _logprobs_of(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
-        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
-
-    def _entry(self, entry: TokenEntry) -> dict[str, Any]:
-        top = [self._token(token_id, logprob) for token_id, logprob in entry.logprobs.top]
-        return {**self._token(entry.token_id, entry.logprobs.chosen), "top_logprobs": top}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, raw = self._spell(token_id)
-        return {"token": text, "logprob": max(logprob, LOWEST_LOGPROB), "bytes": raw}
-
-
-class CompletionFormat(_Format):
+class CompletionFormat(Format):
     """/v1/completions."""
 
-    def __init__(
-        self, answer_id: str, model: str, vocabulary: Vocabulary, *, with_usage: bool, logprobs: bool
-    ) -> None:
-        super().__init__(
-            "text_completion", answer_id, model, vocabulary, with_usage=with_usage, logprobs=logprobs
-        )
+    prompt_is_of_the_answer = False
+
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__("text_completion", head)
 
     def chunk(self, index: int, delta: Delta, *, is_first: bool) -> bytes:
         logprobs = encode_json(self._logprobs_of(delta.entries)) if delta.entries else b"null"
-        return self._event(index, b'"text":' + encode_json(delta.text), logprobs, delta.finish_reason)
+        return self._event(index, b'"text":' + encode_json(delta.text), logprobs, delta)
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         listed = [
@@ -162,7 +203,7 @@ class CompletionFormat(_Format):
                 "index": index,
                 "text": choice.text,
                 "logprobs": self._logprobs_of(choice.entries) if self._logprobs else None,
-                "finish_reason": choice.finish_reason,
+                **self._ending_of(choice),
             }
             for index, choice in enumerate(choices)
         ]
@@ -171,10 +212,21 @@ class CompletionFormat(_Format):
     def _logprobs_of(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
         return {
             "tokens": [self._spell(entry.token_id)[0] for entry in entries],
-            "token_logprobs": [max(entry.logprobs.chosen, LOWEST_LOGPROB) for entry in entries],
-            "top_logprobs": [self._top(entry.logprobs) for entry in entries],
+            "token_logprobs": [
+                None if entry.logprobs is None else max(entry.logprobs.chosen, LOWEST_LOGPROB)
+                for entry in entries
+            ],
+            "top_logprobs": [self._top(entry) for entry in entries],
             "text_offset": [entry.text_offset for entry in entries],
         }
 
-    def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
-        return {self._spell(token_id)[0]: max(logprob, LOWEST_LOGPROB) for token_id, logprob in logprobs.top}
+    def _top(self, entry: TokenEntry) -> dict[str, float] | None:
+        """The best tokens by their text, and always the token's own."""
+        if entry.logprobs is None:
+            return None
+        listed = [*entry.logprobs.top, (entry.token_id, entry.logprobs.chosen)]
+        found: dict[str, float] = {}
+        for token_id, logprob in listed:
+            # Of several tokens with one text, the best.
+            found.setdefault(self._spell(token_id)[0], max(logprob, LOWEST_LOGPROB))
+        return found

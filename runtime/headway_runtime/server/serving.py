@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from headway_runtime.chat import load_chat_template
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.server.admin_tokens import AdminTokens
-from headway_runtime.server.api_keys import ApiKeys
+from headway_runtime.server.api_keys import ApiKeys, Tenant
 from headway_runtime.server.edge import CONTEXT_KEY, RequestContext
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.http_errors import HttpError, overloaded
@@ -30,6 +32,7 @@ BODY_TIMEOUT_SECONDS = 60.0
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
 INLINE_BODY_BYTES = 16 * 2**10
 NUM_TOKENIZER_THREADS = 4
+TENANT_KEY = "headway.tenant"
 
 Result = TypeVar("Result")
 
@@ -92,13 +95,15 @@ class Serving:
 
     async def require_api_key(self, request: Request) -> None:
         """A dependency of the routes that use the model."""
-        if not self._api_keys.allow(request.headers.get("authorization")):
+        tenant = self._api_keys.tenant_of(request.headers.get("authorization"))
+        if tenant is None:
             raise HttpError(
                 401,
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        request.scope[TENANT_KEY] = tenant
 
     async def require_operator(self, request: Request) -> None:
         """A dependency of the admin routes."""
@@ -155,6 +160,23 @@ def context_of(request: Request) -> RequestContext:
     context = request.scope[CONTEXT_KEY]
     assert isinstance(context, RequestContext)
     return context
+
+
+def tenant_of(request: Request) -> Tenant:
+    """Whose API key let the request in."""
+    tenant = request.scope[TENANT_KEY]
+    assert isinstance(tenant, Tenant)
+    return tenant
+
+
+async def body_of(serving: Serving, request: Request) -> bytes:
+    """The body of a request that is to be JSON."""
+    require_json(request)
+    return await serving.read_body(request)
+
+
+def json_response(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def require_json(request: Request) -> None:

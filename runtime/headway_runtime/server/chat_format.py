@@ -1,0 +1,63 @@
+"""The JSON of `/v1/chat/completions`, whole and in chunks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway_runtime.server.choice import Delta, TokenEntry
+from headway_runtime.server.responses import (
+    LOWEST_LOGPROB,
+    AnswerHead,
+    Format,
+    Usage,
+    WholeChoice,
+    encode_json,
+)
+
+NOTHING = Delta("", [], None)
+
+
+class ChatFormat(Format):
+    """/v1/chat/completions."""
+
+    prompt_is_of_the_answer = True
+
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__("chat.completion.chunk", head)
+
+    def chunk(self, index: int, delta: Delta, *, is_first: bool) -> bytes:
+        logprobs = encode_json(self._logprobs_of(delta.entries)) if delta.entries else b"null"
+        content = b'"delta":{}'
+        if delta.text or delta.entries:
+            content = b'"delta":{"content":' + encode_json(delta.text) + b"}"
+        event = self._event(index, content, logprobs, delta)
+        if not is_first:
+            return event
+        role = b'"delta":{"role":"assistant","content":""}'
+        return self._event(index, role, b"null", NOTHING) + event
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        listed = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs_of(choice.entries) if self._logprobs else None,
+                **self._ending_of(choice),
+            }
+            for index, choice in enumerate(choices)
+        ]
+        head = {**self._head, "object": "chat.completion"}
+        return encode_json(
+            {**head, "choices": listed, "usage": usage.as_json(), **self._prompt_of(choices[0])}
+        )
+
+    def _logprobs_of(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
+        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+
+    def _entry(self, entry: TokenEntry) -> dict[str, Any]:
+        assert entry.logprobs is not None, "chats do not echo their prompt"
+        top = [self._token(token_id, logprob) for token_id, logprob in entry.logprobs.top]
+        return {**self._token(entry.token_id, entry.logprobs.chosen), "top_logprobs": top}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text, raw = self._spell(token_id)
+        return {"token": text, "logprob": max(logprob, LOWEST_LOGPROB), "bytes": raw}

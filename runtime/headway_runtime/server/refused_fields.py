@@ -1,0 +1,70 @@
+"""The fields that clients of OpenAI and vLLM know and this server does not serve, and what to do instead.
+
+Such a field may be sent at a value that asks for nothing (`suffix: ""`), as clients send all they know; any
+other value is a 400 that names the field and the way out.
+"""
+
+from collections.abc import Mapping
+
+# Field -> the values that change nothing. None, "not given", is one everywhere.
+NEUTRAL_FIELDS: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "ec_transfer_params": (),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include_reasoning": (True, False),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_embeds": (),
+    "reasoning_effort": ("none",),
+    "repetition_detection": (),
+    "response_format": ({"type": "text"},),
+    "return_mm_kwargs": (True,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "session_id": (),
+    # Tokens are joined as the model's own tokenizer.json says, which knows no spaces between special ones.
+    "spaces_between_special_tokens": (True, False),
+    "stream_interval": (1,),
+    "suffix": ("",),
+    "thinking_token_budget": (-1,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "web_search_options": (),
+}
+
+# What to do instead, where there is something to do.
+REFUSALS: Mapping[str, str] = {
+    "bad_words": "forbid tokens with logit_bias",
+    "best_of": "it belongs to /v1/completions; use n",
+    "echo": "it belongs to /v1/completions",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "guided_choice": "use structured_outputs={'choice': ...}",
+    "guided_decoding_backend": "use structured_outputs",
+    "guided_grammar": "use structured_outputs={'grammar': ...}",
+    "guided_json": "use structured_outputs={'json': ...}",
+    "guided_regex": "use structured_outputs={'regex': ...}",
+    "guided_whitespace_pattern": "use structured_outputs",
+    "length_penalty": "there is no beam search here; use n or best_of",
+    "logprob_token_ids": "ask for top log-probabilities instead",
+    "prompt_cache_options": "prefixes are cached without being asked; cache_salt keeps them apart",
+    "prompt_embeds": "send the prompt as text or token ids",
+    "suffix": "put the text after the gap into the prompt, as the model was trained to read it",
+    "thinking_token_budget": "use max_tokens",
+    "use_beam_search": "use n or best_of",
+}

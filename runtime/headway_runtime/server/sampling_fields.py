@@ -1,0 +1,95 @@
+"""From a checked body to sampling parameters: defaults, what the model's vocabulary and context allow.
+
+Pure. Refuses, as the client's fault and by the field's name, what this model cannot do.
+"""
+
+from collections.abc import Collection
+
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.request import Grammar, SamplingParams
+from headway_runtime.server.protocol import GenerationBody
+
+# Colder than this is greedy: dividing by it would leave no difference between the best tokens but rounding.
+COLDEST_TEMPERATURE = 1e-5
+
+
+def sampling_of(
+    body: GenerationBody,
+    *,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    room: int,
+    grammar: Grammar | None,
+    num_logprobs: int | None,
+    num_prompt_logprobs: int | None,
+) -> SamplingParams:
+    """room: tokens that the answer may have. The seed is left at 0: each choice has its own."""
+    stop_token_ids = frozenset(body.stop_token_ids or ())
+    _check_ids("stop_token_ids", stop_token_ids, vocab_size)
+    if not body.ignore_eos:
+        stop_token_ids |= eos_token_ids
+    wanted = room if body.tokens_wanted is None else body.tokens_wanted
+    if body.min_tokens > wanted:
+        raise InvalidRequestError(
+            f"min_tokens={body.min_tokens} is more than the answer may have ({wanted}); lower it",
+            param="min_tokens",
+        )
+    # Where nothing but the prompt is wanted, the engine makes one token, which is not sent.
+    max_tokens = max(1, min(room, wanted))
+    temperature = 1.0 if body.temperature is None else body.temperature
+    return SamplingParams(
+        temperature=0.0 if temperature < COLDEST_TEMPERATURE else temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=_logit_bias(body, vocab_size),
+        allowed_token_ids=_allowed_token_ids(body, stop_token_ids, vocab_size),
+        max_tokens=max_tokens,
+        min_tokens=min(body.min_tokens, max_tokens),
+        stop_token_ids=stop_token_ids,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+        grammar=grammar,
+    )
+
+
+def _logit_bias(body: GenerationBody, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not body.logit_bias:
+        return ()
+    found: list[tuple[int, float]] = []
+    for name, bias in body.logit_bias.items():
+        # Written in the one usual way, so that no token can be named twice.
+        token_id = int(name) if name.isascii() and name.isdecimal() and len(name) <= 10 else -1
+        if str(token_id) != name:
+            raise InvalidRequestError(
+                f"logit_bias names {name!r}, which is no token id; use ids such as '42'", param="logit_bias"
+            )
+        found.append((token_id, bias))
+    _check_ids("logit_bias", [token_id for token_id, _ in found], vocab_size)
+    return tuple(found)
+
+
+def _allowed_token_ids(
+    body: GenerationBody, stop_token_ids: frozenset[int], vocab_size: int
+) -> frozenset[int] | None:
+    if body.allowed_token_ids is None:
+        return None
+    allowed = frozenset(body.allowed_token_ids)
+    _check_ids("allowed_token_ids", allowed, vocab_size)
+    if body.min_tokens and allowed <= stop_token_ids:
+        raise InvalidRequestError(
+            f"allowed_token_ids allows nothing but stop tokens, which min_tokens={body.min_tokens} forbids; "
+            "allow another token",
+            param="allowed_token_ids",
+        )
+    return allowed
+
+
+def _check_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if token_ids and max(token_ids) >= vocab_size:
+        raise InvalidRequestError(
+            f"{field} holds token id {max(token_ids)}; this model's ids end at {vocab_size - 1}", param=field
+        )
