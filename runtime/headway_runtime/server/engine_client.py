@@ -1,14 +1,15 @@
-"""The engine as the HTTP process sees it: submit requests, receive their outputs, ask for its state.
+"""The engine as an HTTP process sees it: submit requests, receive their outputs, ask for its state.
 
-Owns the two sockets of this side and the table of live requests. All outputs of one step arrive in one
-message and wake each stream once. Knows nothing of text, JSON or HTTP.
+Owns the socket of this side and the table of live requests. All outputs of one step arrive in one message. A
+stream that waits can have single tokens handed to it right there, without a task being woken for each; all
+else wakes its task once. Knows nothing of text, JSON or HTTP.
 
 Every stream gets exactly one end per request: a finish reason, a refusal, or the engine's death; what
 comes for a request that is no longer in the table is dropped.
 """
 
 import asyncio
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -19,9 +20,9 @@ from headway_runtime.metrics import RejectReason
 from headway_runtime.request import Request, RequestOutput
 from headway_runtime.server import messages
 
-logger = logging.getLogger(__name__)
-
 REPORT_DELAY_SECONDS = 0.05
+# How often a connection is tried while the engine process has yet to begin.
+CONNECT_MILLISECONDS = 10
 QUERY_TIMEOUT_SECONDS = 10.0
 
 
@@ -36,39 +37,65 @@ class EngineDied:
 StreamEvent = RequestOutput | messages.Refused | EngineDied
 
 
+# Takes the next token of a request at once. False: not now; it comes as an event instead.
+TakeToken = Callable[[str, int], bool]
+
+
 class RequestStream:
     """What comes back for the requests of one submission, in the order of arrival."""
 
-    __slots__ = ("_events", "_waiter", "request_ids")
+    __slots__ = ("_events", "_waiter", "request_ids", "take_token")
 
     def __init__(self, request_ids: frozenset[str]) -> None:
         self.request_ids = request_ids
+        # Set only while the reader waits and nothing is kept for it, so that nothing is overtaken.
+        self.take_token: TakeToken | None = None
         self._events: list[StreamEvent] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    async def next(self) -> list[StreamEvent]:
-        """Everything that has come since the last call; waits for the first event."""
+    async def next(self, take_token: TakeToken | None = None) -> list[StreamEvent]:
+        """Everything that has come since the last call; waits for the first event.
+
+        Meanwhile `take_token` is offered single tokens outside of this task. What it raises is raised here.
+        `wake` makes this return although nothing has come.
+        """
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self.take_token = take_token
+            try:
+                await self._waiter
+            finally:
+                self.take_token = None
         events, self._events = self._events, []
         return events
 
     def push(self, event: StreamEvent) -> None:
+        self.take_token = None
         self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `next` return."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Let `next` raise."""
+        self.take_token = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
 
 
 class EngineClient:
     """Created inside the running event loop. `ready` is set once, when the model is loaded."""
 
-    def __init__(self, requests_address: str, outputs_address: str) -> None:
+    def __init__(self, address: str, front: int = 0) -> None:
+        """`front` is this process' number among those of the server."""
         self._loop = asyncio.get_running_loop()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(messages.FromEngine)
         self._streams: dict[str, RequestStream] = {}
-        self._queries: dict[int, asyncio.Future[messages.State | messages.PatchRefused]] = {}
+        self._queries: dict[int, asyncio.Future[messages.Answer]] = {}
         self._num_queries = 0
         self._ttft_seconds: list[float] = []
         self._delivery_seconds: list[float] = []
@@ -79,16 +106,16 @@ class EngineClient:
         self._death: str | None = None
         self.ready: asyncio.Future[messages.Ready] = self._loop.create_future()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._outgoing = context.socket(zmq.PUSH)
-        self._incoming = context.socket(zmq.PULL)
-        for socket in (self._outgoing, self._incoming):
-            socket.set_hwm(0)
-            socket.linger = 0
-        self._outgoing.bind(requests_address)
-        self._incoming.bind(outputs_address)
-        self._loop.add_reader(self._incoming.fileno(), self._read)
-        # The descriptor tells of changes only; what came before add_reader must be read once by hand.
-        self._loop.call_soon(self._read)
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        self._socket.reconnect_ivl = CONNECT_MILLISECONDS
+        self._socket.connect(address)
+        self._is_reading_soon = False
+        # How many messages have come from the engine.
+        self.num_heard = 0
+        self._loop.add_reader(self._socket.fileno(), self._read)
+        self._send(messages.Hello(front))
 
     @property
     def info(self) -> messages.Ready | None:
@@ -128,6 +155,10 @@ class EngineClient:
         if self._streams.pop(request_id, None) is not None and self.is_alive:
             self._send(messages.Finish(request_id))
 
+    def ping(self) -> None:
+        """Ask for a sign of life: `num_heard` grows when it comes."""
+        self._send(messages.Ping())
+
     async def state(self) -> messages.EngineState:
         """EngineDeadError if the engine has ended, TimeoutError if it does not answer."""
         answer = await self._ask(messages.GetState(self._next_query()))
@@ -137,7 +168,16 @@ class EngineClient:
     async def patch(self, **fields: float | None) -> messages.EngineState | messages.PatchRefused:
         """Change limits or targets; the fields and errors are those of `messages.Patch` and `state`."""
         answer = await self._ask(msgspec.convert({"query_id": self._next_query(), **fields}, messages.Patch))
-        return answer.state if isinstance(answer, messages.State) else answer
+        if isinstance(answer, messages.PatchRefused):
+            return answer
+        assert isinstance(answer, messages.State)
+        return answer.state
+
+    async def sample(self, *, is_draining: bool) -> bytes:
+        """The body of `/admin/sample`; errors as for `state`."""
+        answer = await self._ask(messages.GetSample(self._next_query(), is_draining))
+        assert isinstance(answer, messages.Sample)
+        return answer.body
 
     def report_first_byte(self, ttft_seconds: float, delivery_seconds: float | None = None) -> None:
         """delivery_seconds: the part of it after the engine had computed the token, where that is known."""
@@ -180,43 +220,59 @@ class EngineClient:
         if live:
             self._send(messages.Abort(live))
 
-    def shut_down(self) -> None:
-        """Tell the engine process to end, and close this side."""
-        if self.is_alive:
+    def shut_down(self, *, end_engine: bool) -> None:
+        """Close this side; perhaps tell the engine process to end."""
+        self._send_report()
+        if self.is_alive and end_engine:
             self._send(messages.Shutdown())
-        if self._report_timer is not None:
-            self._report_timer.cancel()
-        self._loop.remove_reader(self._incoming.fileno())
-        self._outgoing.close(linger=1000)
-        self._incoming.close()
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close(linger=1000)
 
     def _read(self) -> None:
         """Take in every message that has come. The descriptor is edge-triggered: read until none is left."""
-        while True:
+        self._is_reading_soon = False
+        while not self._socket.closed:
             try:
-                frame = self._incoming.recv(zmq.NOBLOCK)
+                frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            except zmq.ZMQError:
-                if self._incoming.closed:
-                    return
-                raise
+            self.num_heard += 1
             self._dispatch(self._decoder.decode(frame))
 
     def _dispatch(self, message: messages.FromEngine) -> None:
         match message:
             case messages.Outputs():
+                self._deliver_tokens(message.request_ids, message.token_ids)
                 for output in message.outputs:
                     self._deliver(output.request_id, output, is_last=output.finish_reason is not None)
             case messages.Refused():
                 self._deliver(message.request_id, message, is_last=True)
-            case messages.State() | messages.PatchRefused():
+            case messages.State() | messages.Sample() | messages.PatchRefused():
                 query = self._queries.get(message.query_id)
                 if query is not None and not query.done():
                     query.set_result(message)
             case messages.Ready():
                 if not self.ready.done():
                     self.ready.set_result(message)
+            case messages.Pong():
+                pass  # it has been counted like every message
+
+    def _deliver_tokens(self, request_ids: list[str], token_ids: list[int]) -> None:
+        """One token for each of these requests. The hot path: there are thousands of them a second."""
+        streams = self._streams
+        for request_id, token_id in zip(request_ids, token_ids, strict=True):
+            stream = streams.get(request_id)
+            if stream is None:
+                continue
+            take_token = stream.take_token
+            if take_token is not None:
+                try:
+                    if take_token(request_id, token_id):
+                        continue
+                except Exception as error:  # noqa: BLE001 - a stream's fault must not cost the others their tokens
+                    stream.fail(error)
+                    continue
+            stream.push(RequestOutput(request_id, (token_id,)))
 
     def _end_streams(self, event: EngineDied) -> None:
         streams, self._streams = self._streams, {}
@@ -228,13 +284,11 @@ class EngineClient:
         if stream is not None:
             stream.push(event)
 
-    async def _ask(
-        self, question: messages.GetState | messages.Patch
-    ) -> messages.State | messages.PatchRefused:
+    async def _ask(self, question: messages.Question) -> messages.Answer:
         self._check_alive()
         # What was seen before the question belongs into its answer.
         self._send_report()
-        answer: asyncio.Future[messages.State | messages.PatchRefused] = self._loop.create_future()
+        answer: asyncio.Future[messages.Answer] = self._loop.create_future()
         self._queries[question.query_id] = answer
         try:
             self._send(question)
@@ -273,8 +327,9 @@ class EngineClient:
         self._abandoned_seconds, self._refused = [], []
 
     def _send(self, message: messages.ToEngine) -> None:
-        try:
-            self._outgoing.send(self._encoder.encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            # No peer: the process has just ended, and `engine_ended` is about to tell everybody.
-            logger.warning("%s found no engine process", type(message).__name__)
+        # Never blocks: nothing limits what waits in the socket, and what waits for a dead engine goes with it.
+        self._socket.send(self._encoder.encode(message))
+        # Sending may take the edge off the descriptor that tells of what has come.
+        if not self._is_reading_soon:
+            self._is_reading_soon = True
+            self._loop.call_soon(self._read)

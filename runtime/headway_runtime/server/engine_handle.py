@@ -1,6 +1,6 @@
 """The engine process as its parent sees it: started first of all, watched, and ended with it.
 
-Owns the child, the pipe that ends it when this process dies, and the private folder of the two sockets.
+Owns the child, the pipe that ends it when this process dies, and the private folder of its socket.
 Imports nothing heavy: it runs before anything else does, so that both processes start at once.
 """
 
@@ -22,7 +22,7 @@ from headway_runtime.server.options import ServeOptions
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "headway_runtime.server.engine_process")
-# A Unix socket's path may have 107 bytes; the folder's name takes some 20 and the socket's own 13.
+# A Unix socket's path may have 107 bytes; the folder's name takes some 20 and the socket's own 7.
 LONGEST_TEMPORARY_PATH = 70
 
 
@@ -39,13 +39,11 @@ class EngineHandle:
                 prefix="headway-", dir=temporary if len(temporary) <= LONGEST_TEMPORARY_PATH else "/tmp"
             )
         )
-        self.requests_address = f"ipc://{self._directory}/requests"
-        self.outputs_address = f"ipc://{self._directory}/outputs"
+        self.address = f"ipc://{self._directory}/engine"
         read_end, self._lifeline = os.pipe()
         launch = Launch(
             engine=options.engine,
-            requests_address=self.requests_address,
-            outputs_address=self.outputs_address,
+            address=self.address,
             directory=str(self._directory),
             lifeline_fd=read_end,
             parent_pid=os.getpid(),
@@ -85,7 +83,7 @@ class EngineHandle:
         self.remove_directory()
 
     def remove_directory(self) -> None:
-        """Remove the sockets' names. Sockets that are connected stay so."""
+        """Remove the socket's name. Those who are connected stay so."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def close(self, timeout_seconds: float) -> None:

@@ -1,9 +1,9 @@
 """The engine process: one thread that drains messages, steps the engine and sends what each step brought.
 
 Owns the engine, all its counters and nothing of HTTP or text. It ends when it is told to, when a step
-raises (its exit status is how the HTTP process learns of it), or when its parent is gone.
+raises (its exit status is how its parent learns of it), or when its parent is gone.
 
-    read all messages that wait (block only when there is no work) -> step -> one message with all outputs
+    read all messages that wait (block only when there is no work) -> step -> one message to each HTTP process
 
 Started as `python -m headway_runtime.server.engine_process` with the launch as JSON in one argument.
 """
@@ -36,6 +36,7 @@ from headway_runtime.request import Request, RequestOutput
 from headway_runtime.server import messages
 from headway_runtime.server.lifeline import die_with_parent, watch_lifeline
 from headway_runtime.server.log import configure_logging
+from headway_runtime.server.sample import SampleWriter
 
 if TYPE_CHECKING:
     from headway_runtime.engine_options import EngineOptions
@@ -83,30 +84,43 @@ class EngineLike(Protocol):
 MakeEngine = Callable[["EngineOptions", EngineMetrics, Callable[[str], None]], EngineLike]
 
 
-class EngineLoop:
-    """The loop and its two sockets."""
+def bind_socket(address: str) -> zmq.Socket[bytes]:
+    """The socket that fronts connect to; before the model is loaded, so that what they say waits in it."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(zmq.ROUTER)
+    # No limit on what waits in a socket: the engine bounds requests, and its outputs follow them.
+    socket.set_hwm(0)
+    socket.linger = 0
+    socket.bind(address)
+    return socket
 
-    def __init__(self, engine: EngineLike, metrics: EngineMetrics, launch: messages.Launch) -> None:
+
+class EngineLoop:
+    """The loop, the socket, and who asked for what.
+
+    A front is known by the identity that the socket gave its connection. What is sent to one that has gone is
+    dropped by the socket; its requests go when another front takes its number.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        metrics: EngineMetrics,
+        socket: zmq.Socket[bytes],
+        timeline: dict[str, float],
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._socket = socket
+        self._timeline = timeline
+        self._identities: dict[int, bytes] = {}
+        # Live requests -> the identity of their front.
+        self._owners: dict[str, bytes] = {}
+        self._sample_writer = SampleWriter()
         self._instance = uuid.uuid4().hex
         self._started_at = time.monotonic()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(messages.ToEngine)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._incoming = context.socket(zmq.PULL)
-        self._outgoing = context.socket(zmq.PUSH)
-        for socket in (self._incoming, self._outgoing):
-            # No limit on what waits in a socket: the engine bounds requests, and its outputs follow them.
-            socket.set_hwm(0)
-            socket.linger = 0
-        self._incoming.connect(launch.requests_address)
-        self._outgoing.connect(launch.outputs_address)
-
-    def announce(self, timeline: dict[str, float]) -> None:
-        """Say that requests may come."""
-        engine = self._engine
-        self._send(messages.Ready(engine.max_model_len, engine.num_kv_tokens, engine.config.device, timeline))
 
     def run(self) -> None:
         """Serve until told to stop. What `step` raises passes through: such an engine cannot go on."""
@@ -115,59 +129,106 @@ class EngineLoop:
             if not self._drain(wait=not engine.has_work):
                 return
             if engine.has_work and (outputs := engine.step(time.monotonic()).outputs):
-                self._send(messages.Outputs(outputs))
+                self._send_outputs(outputs)
 
     def _drain(self, *, wait: bool) -> bool:
         """Handle every message that has come, waiting for the first one if asked. False at Shutdown."""
         if wait:
-            self._incoming.poll(IDLE_POLL_MILLISECONDS)
+            self._socket.poll(IDLE_POLL_MILLISECONDS)
         while True:
             try:
-                frame = self._incoming.recv(zmq.NOBLOCK)
+                front, frame = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return True
             message = self._decoder.decode(frame)
             if isinstance(message, messages.Shutdown):
                 return False
-            self._handle(message)
+            self._handle(front, message)
 
-    def _handle(self, message: messages.ToEngine) -> None:
+    def _handle(self, front: bytes, message: messages.ToEngine) -> None:
         now = time.monotonic()
         match message:
             case messages.AddRequests():
                 for request in message.requests:
-                    self._add(request, now)
+                    self._add(front, request, now)
             case messages.Abort():
                 for request_id in message.request_ids:
-                    self._engine.abort(request_id, now)
+                    self._abort(request_id, now)
             case messages.Finish():
+                self._owners.pop(message.request_id, None)
                 self._engine.finish(message.request_id, now)
             case messages.Report():
                 self._count(message)
+            case messages.Ping():
+                self._send(front, messages.Pong())
             case messages.GetState():
-                self._send(messages.State(message.query_id, self._state()))
+                self._send(front, messages.State(message.query_id, self._state()))
+            case messages.GetSample():
+                body = self._sample_writer.write(self._state(), is_draining=message.is_draining)
+                self._send(front, messages.Sample(message.query_id, body))
             case messages.Patch():
-                self._patch(message)
+                self._send(front, self._patch(message))
+            case messages.Hello():
+                self._welcome(front, message.front, now)
             case messages.Shutdown():
                 raise AssertionError("handled by _drain")
             case _:
                 assert_never(message)
 
-    def _add(self, request: Request, now: float) -> None:
+    def _welcome(self, front: bytes, number: int, now: float) -> None:
+        """Say that requests may come; drop those of a front that died under this number."""
+        before = self._identities.get(number)
+        self._identities[number] = front
+        orphans = [request_id for request_id, owner in self._owners.items() if owner == before]
+        if orphans:
+            logger.warning("HTTP process %d was started again; %d of its requests end", number, len(orphans))
+        for request_id in orphans:
+            self._abort(request_id, now)
+        engine = self._engine
+        self._send(
+            front,
+            messages.Ready(engine.max_model_len, engine.num_kv_tokens, engine.config.device, self._timeline),
+        )
+
+    def _abort(self, request_id: str, now: float) -> None:
+        self._owners.pop(request_id, None)
+        self._engine.abort(request_id, now)
+
+    def _add(self, front: bytes, request: Request, now: float) -> None:
+        request_id = request.request_id
         try:
             self._engine.add_request(request, now)
         except InvalidRequestError as error:
-            self._send(messages.Refused(request.request_id, 400, str(error), error.param, error.code))
+            self._send(front, messages.Refused(request_id, 400, str(error), error.param, error.code))
         except QueueFullError as error:
+            seconds = error.retry_after_seconds
             self._send(
-                messages.Refused(
-                    request.request_id,
-                    503,
-                    str(error),
-                    code="queue_full",
-                    retry_after_seconds=error.retry_after_seconds,
-                )
+                front,
+                messages.Refused(request_id, 503, str(error), code="queue_full", retry_after_seconds=seconds),
             )
+        else:
+            self._owners[request_id] = front
+
+    def _send_outputs(self, outputs: list[RequestOutput]) -> None:
+        """To each front what is for its requests, in one message."""
+        owners = self._owners
+        by_front: dict[bytes, messages.Outputs] = {}
+        for output in outputs:
+            request_id = output.request_id
+            is_last = output.finish_reason is not None
+            front = owners.pop(request_id, None) if is_last else owners.get(request_id)
+            if front is None:
+                continue  # it was aborted or finished, and nobody waits for more
+            message = by_front.get(front)
+            if message is None:
+                message = by_front[front] = messages.Outputs([], [], [])
+            if messages.is_one_token(output):
+                message.request_ids.append(request_id)
+                message.token_ids.append(output.token_ids[0])
+            else:
+                message.outputs.append(output)
+        for front, message in by_front.items():
+            self._send(front, message)
 
     def _count(self, report: messages.Report) -> None:
         for ttft_seconds in report.ttft_seconds:
@@ -182,7 +243,7 @@ class EngineLoop:
             self._metrics.received()
             self._metrics.rejected(reason)
 
-    def _patch(self, patch: messages.Patch) -> None:
+    def _patch(self, patch: messages.Patch) -> messages.State | messages.PatchRefused:
         limits, targets = self._engine.limits, self._metrics.targets
         wanted_limits = Limits(
             limits.max_num_seqs if patch.max_num_seqs is msgspec.UNSET else patch.max_num_seqs,
@@ -194,10 +255,9 @@ class EngineLoop:
             self._engine.set_limits(wanted_limits)
         except LimitRangeError as error:
             value = getattr(wanted_limits, error.field)
-            self._send(
-                messages.PatchRefused(patch.query_id, str(error), error.field, value, error.low, error.high)
+            return messages.PatchRefused(
+                patch.query_id, str(error), error.field, value, error.low, error.high
             )
-            return
         if patch.ttft_milliseconds is not msgspec.UNSET:
             targets = replace(targets, ttft_milliseconds=patch.ttft_milliseconds)
         if patch.tpot_milliseconds is not msgspec.UNSET:
@@ -205,7 +265,7 @@ class EngineLoop:
         if wanted_limits != limits or targets != self._metrics.targets:
             logger.info("%s -> %s, %s", limits, wanted_limits, targets)
         self._metrics.set_targets(targets)
-        self._send(messages.State(patch.query_id, self._state()))
+        return messages.State(patch.query_id, self._state())
 
     def _state(self) -> messages.EngineState:
         engine, now = self._engine, time.monotonic()
@@ -222,8 +282,8 @@ class EngineLoop:
             kv_blocks_total=engine.kv_blocks_total,
         )
 
-    def _send(self, message: messages.FromEngine) -> None:
-        self._outgoing.send(self._encoder.encode(message))
+    def _send(self, front: bytes, message: messages.FromEngine) -> None:
+        self._socket.send_multipart((front, self._encoder.encode(message)))
 
 
 def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable[[str], None]) -> EngineLike:
@@ -258,6 +318,7 @@ def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
         timeline[stage] = round(time.monotonic() - launch.started_at, 3)
 
     mark("engine process")
+    socket = bind_socket(launch.address)
     metrics = EngineMetrics(launch.engine.targets)
     try:
         engine = make(launch.engine, metrics, mark)
@@ -269,8 +330,7 @@ def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
         return 1
     gc.freeze()
     gc.enable()
-    loop = EngineLoop(engine, metrics, launch)
-    loop.announce(timeline)
+    loop = EngineLoop(engine, metrics, socket, timeline)
     # Not before: until then there is a folder to remove, which only the lifeline's end does.
     die_with_parent(launch.parent_pid)
     try:

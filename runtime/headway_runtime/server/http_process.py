@@ -56,7 +56,7 @@ async def _serve(
     options: ServeOptions, handle: EngineHandle, timeline: dict[str, float], started_at: float
 ) -> int:
     loop = asyncio.get_running_loop()
-    client = EngineClient(handle.requests_address, handle.outputs_address)
+    client = EngineClient(handle.address)
     lifecycle = Lifecycle(time.monotonic)
     listener = _listen(options.host, options.port)
     serving = Serving(options, client, lifecycle)
@@ -176,7 +176,7 @@ class _Ending:
         """End the engine process and remove what the server made."""
         self._server.should_exit = True
         is_ready = self._client.is_ready
-        self._client.shut_down()
+        self._client.shut_down(end_engine=True)
         if not is_ready:
             self._handle.kill()
         await asyncio.to_thread(self._handle.close, ENGINE_END_SECONDS)

@@ -1,8 +1,8 @@
-"""What the HTTP process and the engine process say to each other, as msgspec structs over two ZMQ sockets.
+"""What the HTTP processes ("fronts") and the engine process say to each other: msgspec structs over ZMQ.
 
-Each side pushes on one socket and pulls on the other; messages of one direction arrive in order. Imported
-by both processes, so it imports neither torch nor fastapi. Requests and outputs cross as the engine's own
-dataclasses.
+The engine process binds one socket; each front connects to it and says `Hello` first. Messages of one front
+and one direction arrive in order. Imported by all processes, so it imports neither torch nor fastapi. Requests
+and outputs cross as the engine's own dataclasses, but for what almost every output is: one token, nothing else.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,12 @@ EXIT_STATUS_CONFIG = 2
 class Launch(msgspec.Struct, frozen=True):
     """The engine process' command line, as JSON: everything it needs to know at its start.
 
-    requests_address, outputs_address: the sockets, bound by the HTTP process. directory: holds them, and
-    nothing else. started_at: `time.monotonic()` when the server began, the origin of the timeline.
+    address: where to bind the socket. directory: holds it, and nothing else. started_at: `time.monotonic()`
+    when the server began, the origin of the timeline.
     """
 
     engine: EngineOptions
-    requests_address: str
-    outputs_address: str
+    address: str
     directory: str
     lifeline_fd: int
     parent_pid: int
@@ -36,7 +35,15 @@ class Launch(msgspec.Struct, frozen=True):
     log_level: str
 
 
-# --- from the HTTP process to the engine process ---
+# --- from an HTTP process to the engine process ---
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """The first message of every front, answered by `Ready`. A second `Hello` of the same number comes from one
+    that was started again: what its predecessor had asked for is dropped.
+    """
+
+    front: int
 
 
 class AddRequests(msgspec.Struct, tag="add", frozen=True):
@@ -72,10 +79,21 @@ class Report(msgspec.Struct, tag="report", frozen=True):
     refused: list[str]
 
 
+class Ping(msgspec.Struct, tag="ping", frozen=True):
+    """Answered by `Pong`, between two steps."""
+
+
 class GetState(msgspec.Struct, tag="get_state", frozen=True):
     """Answered by `State`."""
 
     query_id: int
+
+
+class GetSample(msgspec.Struct, tag="get_sample", frozen=True):
+    """Answered by `Sample`."""
+
+    query_id: int
+    is_draining: bool
 
 
 class Patch(msgspec.Struct, tag="patch", frozen=True):
@@ -92,10 +110,11 @@ class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """End the process with status 0."""
 
 
-ToEngine = AddRequests | Abort | Finish | Report | GetState | Patch | Shutdown
+ToEngine = Hello | AddRequests | Abort | Finish | Report | Ping | GetState | GetSample | Patch | Shutdown
+Question = GetState | GetSample | Patch
 
 
-# --- from the engine process to the HTTP process ---
+# --- from the engine process to an HTTP process ---
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -108,9 +127,33 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Outputs(msgspec.Struct, tag="outputs", frozen=True):
-    """Everything that one step brought."""
+    """Everything that one step brought for one front.
 
+    request_ids, token_ids: of all requests that got one token and nothing else (see `is_one_token`), as
+    these are the many. outputs: the others. No request is in both.
+    """
+
+    request_ids: list[str]
+    token_ids: list[int]
     outputs: list[RequestOutput]
+
+
+def is_one_token(output: RequestOutput) -> bool:
+    """Whether request_id and token_ids say all that there is to say."""
+    return (
+        output.finish_reason is None
+        and len(output.token_ids) == 1
+        and not output.logprobs
+        and output.queue_seconds is None
+        and output.prefill_seconds is None
+        and not output.num_cached_tokens
+        and output.prompt_logprobs is None
+        and output.error is None
+    )
+
+
+class Pong(msgspec.Struct, tag="pong", frozen=True):
+    """The engine's loop goes round."""
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
@@ -145,6 +188,13 @@ class State(msgspec.Struct, tag="state", frozen=True):
     state: EngineState
 
 
+class Sample(msgspec.Struct, tag="sample", frozen=True):
+    """The body of `/admin/sample`. Written by the engine process, as one sample counts on from the last."""
+
+    query_id: int
+    body: bytes
+
+
 class PatchRefused(msgspec.Struct, tag="patch_refused", frozen=True):
     """A limit outside its range; nothing was changed."""
 
@@ -156,4 +206,5 @@ class PatchRefused(msgspec.Struct, tag="patch_refused", frozen=True):
     high: float
 
 
-FromEngine = Ready | Outputs | Refused | State | PatchRefused
+Answer = State | Sample | PatchRefused
+FromEngine = Ready | Outputs | Refused | Pong | Answer
