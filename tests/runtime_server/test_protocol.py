@@ -20,13 +20,23 @@ COMPLETION = {"model": "tiny", "prompt": "one two"}
 @pytest.mark.parametrize(
     ("change", "want_param"),
     [
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"presence_penalty": False}, "presence_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": False}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"priority": 2**63}, "priority"),
+        ({"request_id": "two words"}, "request_id"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"suffix": "after"}, "suffix"),
+        ({"suffix": 0}, "suffix"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"min_p": 0.1}, "min_p"),
-        ({"echo": True}, "echo"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"use_beam_search": 0}, "use_beam_search"),
+        ({"guided_json": {}}, "guided_json"),
         ({"no_such_option": None}, "no_such_option"),
         ({"stream_options": {"include_usage": True, "more": 1}, "stream": True}, "stream_options.more"),
         ({"temperature": 2.1}, "temperature"),
@@ -34,7 +44,7 @@ COMPLETION = {"model": "tiny", "prompt": "one two"}
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"n": 129}, "n"),
         ({"seed": 2**64}, "seed"),
@@ -124,8 +134,51 @@ def test_text_parts_are_joined_and_developers_are_the_system() -> None:
         ({"stream_options": {"include_usage": True}}, "stream=true"),
         ({"top_logprobs": 2}, "logprobs=true"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "differ"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "include_usage=true"),
+        ({"stream": True, "prompt_logprobs": 1}, "stream=false"),
+        ({"truncation_side": "left"}, "truncate_prompt_tokens"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         parse_body(json.dumps({**CHAT, **change}).encode(), ChatBody)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_tokens": 0}, "echo=true"),
+        ({"n": 2, "best_of": 1}, "less than n"),
+        ({"best_of": 2, "stream": True}, "stream=false"),
+    ],
+)
+def test_fields_of_completions_that_contradict_each_other_are_refused(
+    change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        parse_body(json.dumps({**COMPLETION, **change}).encode(), CompletionBody)
+
+
+@pytest.mark.parametrize(
+    ("change", "want_words", "want_code"),
+    [
+        ({"temprature": 1}, "did you mean 'temperature'?", "unknown_parameter"),
+        ({"max_token": 1}, "did you mean 'max_tokens'?", "unknown_parameter"),
+        (
+            {"stream": True, "stream_options": {"include_usages": True}},
+            "'include_usage'",
+            "unknown_parameter",
+        ),
+        ({"colour": "red"}, "leave the field out", "unknown_parameter"),
+        ({"use_beam_search": True}, "use n or best_of", "unsupported_parameter"),
+        ({"guided_regex": "a"}, "structured_outputs", "unsupported_parameter"),
+        ({"verbosity": "low"}, "leave the field out", "unsupported_parameter"),
+    ],
+)
+def test_a_field_that_is_not_served_comes_with_the_way_out(
+    change: dict[str, Any], want_words: str, want_code: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(json.dumps({**COMPLETION, **change}).encode(), CompletionBody)
+    assert want_words in str(caught.value)
+    assert caught.value.code == want_code

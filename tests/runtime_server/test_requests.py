@@ -116,16 +116,18 @@ def test_a_stop_string_ends_the_answer_and_appears_nowhere(
 ) -> None:
     body = {**COMPLETION, "max_tokens": 100, "stop": ["###"], "logprobs": 0, **change}
     response = post(fake_server, "/v1/completions", body)
-    assert "#" not in response.text
+    assert response.text.count("#") == 3, "its name is the reason, and stands nowhere else"
     if change:
         *chunks, done = events(response)
         assert done == "[DONE]"
         choices = [chunk["choices"][0] for chunk in chunks]
-        text, reason = "".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]
+        choice = choices[-1]
+        text, reason = "".join(choice["text"] for choice in choices), choice["finish_reason"]
     else:
         choice = response.json()["choices"][0]
         text, reason = choice["text"], choice["finish_reason"]
     assert (text, reason) == ("one two ", "stop")
+    assert choice["stop_reason"] == "###"
     sample = fake_server.sample_until(lambda sample: sample["gauges"]["running"] == 0)
     assert sample["gauges"]["kv_blocks_used"] == 0
 
