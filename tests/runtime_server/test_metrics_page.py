@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import httpx2 as httpx
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,10 +22,18 @@ HISTOGRAMS = {
     "headway_time_to_first_token_seconds",
     "headway_queue_time_seconds",
     "headway_prefill_time_seconds",
+    "headway_delivery_time_seconds",
+    "headway_first_decode_time_seconds",
     "headway_time_per_output_token_seconds",
     "headway_inter_token_latency_seconds",
     "headway_end_to_end_seconds",
     "headway_step_time_seconds",
+}
+SIZE_HISTOGRAMS = {
+    "headway_batch_tokens",
+    "headway_batch_sequences",
+    "headway_request_prompt_tokens",
+    "headway_request_generated_tokens",
 }
 
 
@@ -62,8 +71,24 @@ def test_the_page_says_what_the_requests_did(real_server: RunningServer) -> None
     assert grown("headway_time_per_output_token_seconds_count") == 2
     assert grown("headway_inter_token_latency_seconds_count") == 8
     assert grown("headway_end_to_end_seconds_count") == 2
+    # What a first token's time is made of adds up to it, but for the rounding of the three.
+    parts = ("headway_queue_time", "headway_prefill_time", "headway_delivery_time")
+    assert sum(grown(f"{part}_seconds_sum") for part in parts) == pytest.approx(
+        grown("headway_time_to_first_token_seconds_sum"), abs=1e-3
+    )
     assert 0 < grown("headway_end_to_end_seconds_sum") < 60
     assert grown("headway_step_time_seconds_count") >= 5
+    assert grown("headway_first_decode_time_seconds_count") == 2
+    assert grown("headway_delivery_time_seconds_count") == 2
+    assert grown("headway_request_prompt_tokens_count") == 2
+    assert grown("headway_request_generated_tokens_sum") == 10
+    steps = grown("headway_step_time_seconds_count")
+    assert grown("headway_batch_sequences_count") == grown("headway_batch_tokens_count") == steps
+    # Two requests one after the other: each step held one sequence.
+    assert grown("headway_batch_sequences_sum") == steps
+    computed = grown("headway_step_tokens_total", kind="prefill")
+    assert grown("headway_batch_tokens_sum") == computed + grown("headway_step_tokens_total", kind="decode")
+    assert 0 < after["headway_model_load_seconds", ()] < 60
     assert after["headway_limit", (("limit", "max_num_seqs"),)] == 8
     assert after["headway_kv_blocks_used", ()] == 0
     assert after["headway_kv_blocks_total", ()] > 0
@@ -72,8 +97,9 @@ def test_the_page_says_what_the_requests_did(real_server: RunningServer) -> None
 def test_buckets_are_seconds_cumulative_and_at_most_15_percent_apart(real_server: RunningServer) -> None:
     families = text_string_to_metric_families(httpx.get(f"{real_server.url}/metrics").text)
     histograms = {family.name: family for family in families if family.type == "histogram"}
-    assert set(histograms) == HISTOGRAMS
-    for family in histograms.values():
+    assert set(histograms) == HISTOGRAMS | SIZE_HISTOGRAMS
+    for name in HISTOGRAMS:
+        family = histograms[name]
         buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
         edges = [float(sample.labels["le"]) for sample in buckets]
         assert len(edges) == len(EDGES_MILLISECONDS) + 1

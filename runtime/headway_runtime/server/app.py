@@ -61,6 +61,7 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
                 "device": info.device if info else "",
                 "instance": state.instance,
             },
+            serving.options.engine,
             is_draining=serving.lifecycle.is_draining,
             accept=request.headers.get("accept", ""),
         )

@@ -1,10 +1,12 @@
 """The `/metrics` page for Prometheus, made of one snapshot of the engine's counters.
 
 The engine process owns the counters; this only gives them names, units and labels. Times are seconds here,
-as Prometheus wants them, in the same buckets as everywhere else.
+as Prometheus wants them, in the same buckets as everywhere else. Every name on the page stands in the table
+of `docs/metrics.md`, and every name of that table on the page: a test compares the two.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
@@ -18,43 +20,59 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from headway_runtime.histograms import EDGES_MILLISECONDS, HistogramSnapshot
+from headway_runtime.engine_options import EngineOptions
+from headway_runtime.histograms import EDGES_MILLISECONDS, SIZE_EDGES, HistogramSnapshot, SizeSnapshot
 from headway_runtime.server.messages import EngineState
 
 _EDGE_LABELS = (*(format(edge / 1000.0, ".9g") for edge in EDGES_MILLISECONDS), "+Inf")
+_SIZE_LABELS = (*map(str, SIZE_EDGES), "+Inf")
 _HISTOGRAMS = {
     "ttft": ("headway_time_to_first_token_seconds", "From request received to first byte written."),
     "queue": ("headway_queue_time_seconds", "From request received to first scheduled."),
-    "prefill": ("headway_prefill_time_seconds", "From first scheduled to first token."),
+    "prefill": ("headway_prefill_time_seconds", "From first scheduled to first token computed."),
+    "delivery": ("headway_delivery_time_seconds", "From first token computed to first byte written."),
+    "first_decode": ("headway_first_decode_time_seconds", "From first token to second token computed."),
     "tpot": ("headway_time_per_output_token_seconds", "Mean time per token after the first, per request."),
     "inter_token": ("headway_inter_token_latency_seconds", "Between two consecutive tokens of a request."),
     "e2e": ("headway_end_to_end_seconds", "From request received to its last token."),
     "step": ("headway_step_time_seconds", "One step of the engine."),
 }
+_SIZES = {
+    "step_tokens": ("headway_batch_tokens", "Tokens that a step computed."),
+    "step_sequences": ("headway_batch_sequences", "Sequences that a step worked on."),
+    "prompt_tokens": ("headway_request_prompt_tokens", "Prompt tokens of an accepted request."),
+    "generated_tokens": ("headway_request_generated_tokens", "Generated tokens of an accepted request."),
+}
 
 
 def render_metrics(
-    state: EngineState, info: dict[str, str], *, is_draining: bool, accept: str
+    state: EngineState, info: dict[str, str], options: EngineOptions, *, is_draining: bool, accept: str
 ) -> tuple[bytes, str]:
     """The page and its content type, in the format that the Accept header asks for."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Page(state, info, is_draining=is_draining))
+    registry.register(_Page(state, info, options, is_draining=is_draining))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
 class _Page(Collector):
-    def __init__(self, state: EngineState, info: dict[str, str], *, is_draining: bool) -> None:
+    def __init__(
+        self, state: EngineState, info: dict[str, str], options: EngineOptions, *, is_draining: bool
+    ) -> None:
         self._state = state
         self._info = info
+        self._options = options
         self._is_draining = is_draining
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("headway_runtime", "What is served, and by what.", self._info)
+        yield InfoMetricFamily("headway_config", "What the engine was told.", config_labels(self._options))
         yield from self._gauges()
         yield from self._counters()
         for name, (metric, text) in _HISTOGRAMS.items():
             yield _histogram(metric, text, self._state.metrics.histograms[name])
+        for name, (metric, text) in _SIZES.items():
+            yield _size_histogram(metric, text, self._state.metrics.sizes[name])
 
     def _gauges(self) -> Iterator[Metric]:
         state, targets = self._state, self._state.metrics.targets
@@ -65,6 +83,7 @@ class _Page(Collector):
             ("headway_kv_blocks_used", "KV blocks in use.", state.kv_blocks_used),
             ("headway_kv_blocks_total", "KV blocks there are.", state.kv_blocks_total),
             ("headway_uptime_seconds", "Since the engine started.", state.uptime_seconds),
+            ("headway_model_load_seconds", "What loading the model took.", state.metrics.model_load_seconds),
             ("headway_draining", "1 while the server ends its work.", int(self._is_draining)),
         )
         for name, text, value in plain:
@@ -81,6 +100,10 @@ class _Page(Collector):
             if milliseconds is not None:
                 target.add_metric([name], milliseconds / 1000.0)
         yield target
+        rate = GaugeMetricFamily("headway_tokens_per_second", "Over the last ten seconds.", labels=["kind"])
+        for kind in ("prompt", "generated"):
+            rate.add_metric([kind], state.metrics.rates[f"{kind}_tokens"])
+        yield rate
 
     def _counters(self) -> Iterator[Metric]:
         metrics = self._state.metrics
@@ -119,6 +142,14 @@ class _Page(Collector):
             ),
         )
         yield CounterMetricFamily(
+            "headway_prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            counters["cache_queried_tokens"],
+        )
+        yield CounterMetricFamily(
+            "headway_prefix_cache_hits", "Prompt tokens found in it.", counters["cached_tokens"]
+        )
+        yield CounterMetricFamily(
             "headway_preemptions", "Sequences that lost their blocks.", counters["preemptions"]
         )
         yield _labelled(
@@ -149,3 +180,23 @@ def _histogram(name: str, text: str, histogram: HistogramSnapshot) -> HistogramM
         buckets=list(zip(_EDGE_LABELS, cumulative, strict=True)),
         sum_value=histogram.sum_milliseconds / 1000.0,
     )
+
+
+def _size_histogram(name: str, text: str, histogram: SizeSnapshot) -> HistogramMetricFamily:
+    cumulative = accumulate(histogram.counts)
+    return HistogramMetricFamily(
+        name,
+        text,
+        buckets=list(zip(_SIZE_LABELS, cumulative, strict=True)),
+        sum_value=histogram.sum,
+    )
+
+
+def config_labels(options: EngineOptions) -> dict[str, str]:
+    """One label per option of a single value; limits and targets may change and have their own metrics."""
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return {
+        name: "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if name != "model_path" and not is_dataclass(value)
+    }
