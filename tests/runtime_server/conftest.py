@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import httpx2 as httpx
 import jwt
+import openai
 import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -293,3 +294,22 @@ def real_server(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) ->
     """One server with the real engine and random weights."""
     for start in _server_starter(tmp_path_factory.mktemp("real"), model_folder):
         yield start("--max-num-seqs=8", "--num-threads=1", fake=False)
+
+
+def connect(server: RunningServer, api_key: str = "none") -> openai.OpenAI:
+    """The official client, which tries nothing twice."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def openai_client(real_server: RunningServer) -> Iterator[openai.OpenAI]:
+    """The official client at the real engine with random weights."""
+    with connect(real_server) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def repeating_client(fake_server: RunningServer) -> Iterator[openai.OpenAI]:
+    """The official client at the engine that repeats the prompt."""
+    with connect(fake_server) as client:
+        yield client

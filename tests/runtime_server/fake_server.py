@@ -2,7 +2,8 @@
 
 The server, its two processes and everything between them are real. The engine answers with the prompt's own
 tokens, over and over, one per step, so that a test knows what must come; the first token of a prompt may ask
-for a fault instead. HEADWAY_FAKE_STEP_SECONDS paces it.
+for a fault instead. The log-probability of a prompt's token number n is -n/4. A prompt that has come before
+with the same cache salt is cached but for its last token. HEADWAY_FAKE_STEP_SECONDS paces it.
 """
 
 import os
@@ -72,6 +73,7 @@ class FakeEngine:
         self._metrics = metrics
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._seen: set[tuple[str, tuple[int, ...]]] = set()
         self._step_seconds = float(os.environ.get("HEADWAY_FAKE_STEP_SECONDS", "0"))
 
     @property
@@ -136,11 +138,22 @@ class FakeEngine:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._take_out(request.request_id, reason, now)
+        is_first = sequence.generated == 1
+        key = (request.cache_salt, prompt)
+        num_cached = len(prompt) - 1 if is_first and key in self._seen else 0
+        self._seen.add(key)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if request.sampling.num_logprobs is not None:
             best = ((token_id, -0.5), (token_id + 1, float("-inf")))
             logprobs = (TokenLogprobs(-0.5, best[: request.sampling.num_logprobs]),)
-        return RequestOutput(request.request_id, (token_id,), reason, logprobs)
+        return RequestOutput(
+            request.request_id,
+            (token_id,),
+            reason,
+            logprobs,
+            num_cached_tokens=num_cached,
+            prompt_logprobs=_prompt_logprobs(request) if is_first else None,
+        )
 
     def _take_out(self, request_id: str, reason: FinishReason, now: float) -> bool:
         for sequences in (self._waiting, self._running):
@@ -150,6 +163,21 @@ class FakeEngine:
                     self._metrics.finished(reason, now - sequence.request.received_at, None)
                     return True
         return False
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...] | None:
+    """Of the best tokens, a prompt's own is the second."""
+    num_top = request.sampling.num_prompt_logprobs
+    if num_top is None:
+        return None
+    own = [(token_id, -place / 4) for place, token_id in enumerate(request.prompt_token_ids)]
+    return (
+        None,
+        *(
+            TokenLogprobs(logprob, (((token_id + 1) % 300, -0.125), (token_id, logprob))[:num_top])
+            for token_id, logprob in own[1:]
+        ),
+    )
 
 
 def make_fake(options: EngineOptions, metrics: EngineMetrics, mark: Callable[[str], None]) -> FakeEngine:

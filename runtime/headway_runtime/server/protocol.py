@@ -72,7 +72,8 @@ class GenerationBody(StrictBody):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    # -1: as many as leave room for max_tokens.
+    truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     stream: bool | None = None
