@@ -327,7 +327,7 @@ class EngineClient:
         self._abandoned_seconds, self._refused = [], []
 
     def _send(self, message: messages.ToEngine) -> None:
-        # Never blocks: nothing limits what waits in the socket, and what waits for a dead engine goes with it.
+        # Never blocks: nothing limits what waits in the socket; what waits for a dead engine goes with it.
         self._socket.send(self._encoder.encode(message))
         # Sending may take the edge off the descriptor that tells of what has come.
         if not self._is_reading_soon:

@@ -159,21 +159,26 @@ class EngineLoop:
                 self._engine.finish(message.request_id, now)
             case messages.Report():
                 self._count(message)
+            case messages.GetState() | messages.GetSample() | messages.Patch():
+                self._send(front, self._answer(message))
             case messages.Ping():
                 self._send(front, messages.Pong())
-            case messages.GetState():
-                self._send(front, messages.State(message.query_id, self._state()))
-            case messages.GetSample():
-                body = self._sample_writer.write(self._state(), is_draining=message.is_draining)
-                self._send(front, messages.Sample(message.query_id, body))
-            case messages.Patch():
-                self._send(front, self._patch(message))
             case messages.Hello():
                 self._welcome(front, message.front, now)
             case messages.Shutdown():
                 raise AssertionError("handled by _drain")
             case _:
                 assert_never(message)
+
+    def _answer(self, question: messages.Question) -> messages.Answer:
+        match question:
+            case messages.GetState():
+                return messages.State(question.query_id, self._state())
+            case messages.GetSample():
+                body = self._sample_writer.write(self._state(), is_draining=question.is_draining)
+                return messages.Sample(question.query_id, body)
+            case messages.Patch():
+                return self._patch(question)
 
     def _welcome(self, front: bytes, number: int, now: float) -> None:
         """Say that requests may come; drop those of a front that died under this number."""

@@ -22,6 +22,7 @@ from headway_runtime.server.choice import Choice, Delta
 from headway_runtime.server.choices import whole_choices
 from headway_runtime.server.engine_client import EngineClient, EngineDied, RequestStream, StreamEvent
 from headway_runtime.server.http_errors import HttpError, overloaded
+from headway_runtime.server.http_protocol import WRITER_KEY, ChunkWriter
 from headway_runtime.server.log import AccessEntry
 from headway_runtime.server.messages import Refused
 from headway_runtime.server.prompts import Prepared
@@ -58,7 +59,7 @@ class GenerationResponse(Response):
         self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = _Run(self._generation, send)
+        run = _Run(self._generation, send, scope.get("extensions", {}).get(WRITER_KEY))
         task = asyncio.ensure_future(run.answer())
         gone = asyncio.ensure_future(_wait_for_disconnect(receive))
         gone.add_done_callback(lambda _: task.cancel())
@@ -91,8 +92,9 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 class _Run:
     """One answer in the making."""
 
-    def __init__(self, generation: Generation, send: Send) -> None:
+    def __init__(self, generation: Generation, send: Send, writer: ChunkWriter | None) -> None:
         self._generation = generation
+        self._writer = writer
         self._client = generation.client
         self._choices = generation.choices
         self._send = send
@@ -100,6 +102,8 @@ class _Run:
         self._num_open = len(generation.choices)
         self._has_started = False
         self._times = RequestTimes(generation.received_at, generation.log)
+        # The last chunk, if it was made outside of the task, which then writes it with the end of the stream.
+        self._last_chunk: bytes | None = None
 
     async def answer(self) -> None:
         """HttpError only while nothing has been written."""
@@ -138,8 +142,8 @@ class _Run:
     async def _answer_in_chunks(self, stream: RequestStream) -> None:
         generation, answer = self._generation, self._generation.answer
         while self._num_open:
-            events = await stream.next()
-            parts: list[bytes] = []
+            events = await stream.next(self._take_token)
+            parts = [] if self._last_chunk is None else [self._last_chunk]
             begun: list[Choice] = []
             problem: HttpError | None = None
             for event in events:
@@ -166,6 +170,24 @@ class _Run:
                 self._report_first_bytes(begun)
             if problem is not None:
                 raise problem
+
+    def _take_token(self, request_id: str, token_id: int) -> bool:
+        """Write one token's chunk right away: the way that almost every token of a stream takes."""
+        choice, writer = self._choices[request_id], self._writer
+        if choice.finish_reason is not None:
+            return True  # came while a stop string was being told to the engine
+        if writer is None or not choice.is_first_byte_written or not writer.is_open:
+            return False
+        delta = self._feed(choice, RequestOutput(request_id, (token_id,)))
+        if delta.text or delta.entries or delta.finish_reason is not None or delta.details:
+            chunk = self._generation.answer.chunk(choice.index, delta, is_first=False)
+            if self._num_open:
+                writer.write(chunk)
+            else:
+                assert self._stream is not None
+                self._last_chunk = chunk
+                self._stream.wake()
+        return True
 
     async def _answer_whole(self, stream: RequestStream) -> None:
         whole = {request_id: WholeChoice("", [], "") for request_id in self._choices}

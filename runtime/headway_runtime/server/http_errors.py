@@ -17,6 +17,7 @@ _TYPE_OF_STATUS = {
     408: "invalid_request_error",
     413: "invalid_request_error",
     422: "invalid_request_error",
+    431: "invalid_request_error",
     503: "overloaded_error",
 }
 

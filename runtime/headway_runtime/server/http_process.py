@@ -14,7 +14,9 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -23,6 +25,7 @@ from headway_runtime.errors import ConfigError, EngineDeadError
 from headway_runtime.server.app import build_app
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.engine_handle import EngineHandle
+from headway_runtime.server.http_protocol import Protocol
 from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions
@@ -31,7 +34,6 @@ from headway_runtime.server.serving import Serving
 logger = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
-KEEP_ALIVE_SECONDS = 75
 # How long answers that only have to be written may still take, and how long the engine process may.
 LAST_WRITES_SECONDS = 2.0
 ENGINE_END_SECONDS = 5.0
@@ -63,14 +65,14 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             build_app(serving),
-            http="httptools",
+            http=cast("type[asyncio.Protocol]", partial(Protocol, options=options.http)),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=cast("int", options.http.keep_alive_seconds),  # any number will do
             timeout_graceful_shutdown=1,
             backlog=LISTEN_BACKLOG,
         )

@@ -1,8 +1,9 @@
 """What the HTTP processes ("fronts") and the engine process say to each other: msgspec structs over ZMQ.
 
 The engine process binds one socket; each front connects to it and says `Hello` first. Messages of one front
-and one direction arrive in order. Imported by all processes, so it imports neither torch nor fastapi. Requests
-and outputs cross as the engine's own dataclasses, but for what almost every output is: one token, nothing else.
+and one direction arrive in order. Imported by all processes, so it imports neither torch nor fastapi.
+Requests and outputs cross as the engine's own dataclasses, but for what almost every output is: one token
+and nothing else.
 """
 
 from dataclasses import dataclass
@@ -39,8 +40,10 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """The first message of every front, answered by `Ready`. A second `Hello` of the same number comes from one
-    that was started again: what its predecessor had asked for is dropped.
+    """The first message of every front, answered by `Ready`.
+
+    A second one of the same number comes from a front that was started again: what its predecessor had asked
+    for is dropped.
     """
 
     front: int

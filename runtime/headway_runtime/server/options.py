@@ -16,6 +16,7 @@ from headway_runtime.argument_types import integer, positive
 from headway_runtime.engine_options import EngineOptions, add_engine_arguments, engine_options
 from headway_runtime.errors import ConfigError
 from headway_runtime.model_config import read_model_config
+from headway_runtime.server.http_options import HttpOptions, add_http_arguments, http_options
 from headway_runtime.sources import resolve
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
@@ -27,6 +28,7 @@ class ServeOptions:
     """Everything `headway serve` needs. served_model_names: the first one is the name in responses."""
 
     engine: EngineOptions
+    http: HttpOptions
     model: str
     host: str
     port: int
@@ -54,6 +56,7 @@ def parse_options(argv: Sequence[str], environment: Mapping[str, str] | None = N
     model = read_model_config(model_path)
     return ServeOptions(
         engine=engine_options(arguments, model_path, model),
+        http=http_options(arguments),
         model=arguments.model,
         host=arguments.host,
         port=arguments.port,
@@ -84,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--admin-public-key-file", metavar="PATH", help="PEM, Ed25519; without it /admin is off")
     add("--admin-audience", metavar="NAMESPACE/NAME", help="the service that admin tokens must be for")
     add("--drain-timeout-seconds", type=positive, default=60.0, help="after SIGTERM (default %(default)s)")
+    add_http_arguments(parser)
     add("--lifeline-fd", type=integer(0), metavar="FD", help="end at once when this pipe reaches its end")
     add("--log-level", choices=LOG_LEVELS, default="info")
     return parser

@@ -27,8 +27,6 @@ from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.prompts import ServedModel
 from headway_runtime.tokenizer import Tokenizer
 
-MAX_BODY_BYTES = 16 * 2**20
-BODY_TIMEOUT_SECONDS = 60.0
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
 INLINE_BODY_BYTES = 16 * 2**10
 NUM_TOKENIZER_THREADS = 4
@@ -133,20 +131,19 @@ class Serving:
 
     async def read_body(self, request: Request) -> bytes:
         """The whole body, within its limits of size and time."""
+        most, seconds = self.options.http.max_body_bytes, self.options.http.body_timeout_seconds
         declared = request.headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
-            raise _too_large()
+        if declared.isdecimal() and int(declared) > most:
+            raise _too_large(most)
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            async with asyncio.timeout(seconds):
                 async for part in request.stream():
                     body += part
-                    if len(body) > MAX_BODY_BYTES:
-                        raise _too_large()
+                    if len(body) > most:
+                        raise _too_large(most)
         except TimeoutError:
-            raise HttpError(
-                408, f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s; send it faster"
-            ) from None
+            raise HttpError(408, f"the body did not arrive within {seconds:g} s; send it faster") from None
         return bytes(body)
 
     async def compute(self, num_bytes: int, work: Callable[[], Result]) -> Result:
@@ -186,7 +183,5 @@ def require_json(request: Request) -> None:
         raise InvalidRequestError(f"Content-Type={content_type!r} is not supported; send application/json")
 
 
-def _too_large() -> HttpError:
-    return HttpError(
-        413, f"the body is larger than {MAX_BODY_BYTES} bytes; send less", headers={"Connection": "close"}
-    )
+def _too_large(most: int) -> HttpError:
+    return HttpError(413, f"the body is larger than {most} bytes; send less", headers={"Connection": "close"})

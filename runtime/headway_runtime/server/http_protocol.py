@@ -1,0 +1,204 @@
+"""One connection: uvicorn's HTTP/1.1 protocol, with limits on what comes in and a short way out for chunks.
+
+Limits: connections at a time, size and number of a request's headers, and the time they may take. Who
+exceeds one gets an error body like any other, and the connection is closed. Limits on bodies are the
+application's.
+
+The short way: `ChunkWriter`, found in the ASGI scope, writes a chunk of a response that has begun, outside of
+any task and past all layers of the application. Whoever cannot use it (the client reads too slowly, the
+response has not begun or is to end) sends the ASGI message as usual.
+"""
+
+import asyncio
+from typing import Any
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from headway_runtime.server.http_errors import HttpError, overloaded
+from headway_runtime.server.http_options import HttpOptions
+
+WRITER_KEY = "headway.chunk_writer"
+# How long what a refused client still sends is read and thrown away: closing at once would make its system
+# drop the answer unread.
+LINGER_SECONDS = 2.0
+
+
+class ChunkWriter:
+    """Writes chunks of one response at once."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `write` may be called: the response has begun and not ended, and the client reads it."""
+        cycle = self._cycle
+        return bool(
+            cycle.chunked_encoding
+            and cycle.response_started
+            and not cycle.flow.write_paused
+            and not cycle.response_complete
+            and not cycle.disconnected
+        )
+
+    def write(self, body: bytes) -> None:
+        """Write `body`, which must not be empty, as one chunk."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+class Protocol(HttpToolsProtocol):
+    """What uvicorn makes for every connection."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        options: HttpOptions,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._options = options
+        self._is_refused = False
+        # Of the request whose headers are being read: bytes and headers so far.
+        self._is_in_head = True
+        self._num_raw_bytes = 0
+        self._num_head_bytes = 0
+        self._num_headers = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has been asked that is not answered."""
+        return self._num_raw_bytes == 0 and (self.cycle is None or self.cycle.response_complete)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._options.max_connections and not self._make_room():
+            most = self._options.max_connections
+            self._refuse(overloaded(f"{most} connections are open; retry in a second", "connections", 1))
+            return
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        if self._is_in_head:
+            self._num_raw_bytes += len(data)
+            if self._timer is None:
+                self._start_timer()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is spoken here: the request is answered as what it is, and is the last one.
+            self.cycle.keep_alive = False
+            self._is_refused = True
+        except httptools.HttpParserError as error:
+            if not self._is_refused:
+                self._refuse(HttpError(400, f"this is not valid HTTP ({error}); send HTTP/1.1"))
+            return
+        if self._is_in_head and self._num_raw_bytes > self._options.max_header_bytes:
+            self._refuse(self._head_too_large())
+
+    def on_message_begin(self) -> None:
+        self._num_head_bytes = self._num_headers = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._num_head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._num_head_bytes += len(name) + len(value) + 4
+        options = self._options
+        if self._num_headers > options.max_header_count or self._num_head_bytes > options.max_header_bytes:
+            self._refuse(self._head_too_large())
+            raise ValueError("the parser is to stop")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._num_head_bytes > self._options.max_header_bytes:  # a long path and no header
+            self._refuse(self._head_too_large())
+            raise ValueError("the parser is to stop")
+        self._is_in_head = False
+        self._num_raw_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+        self.scope["extensions"] = {WRITER_KEY: ChunkWriter(self.cycle)}  # type: ignore[dict-item]
+
+    def on_message_complete(self) -> None:
+        self._is_in_head = True
+        super().on_message_complete()
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._options.header_timeout_seconds, self._time_is_up)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        if self._num_raw_bytes == 0:
+            self.transport.close()  # connected, and never asked for anything
+            return
+        seconds = self._options.header_timeout_seconds
+        self._refuse(HttpError(408, f"the headers did not arrive within {seconds:g} s; send them faster"))
+
+    def _make_room(self) -> bool:
+        """Close a connection that waits for its next request."""
+        for other in self.connections:
+            if other is not self and isinstance(other, Protocol) and other.is_idle and not other._is_refused:
+                other.transport.close()
+                return True
+        return False
+
+    def _head_too_large(self) -> HttpError:
+        options = self._options
+        return HttpError(
+            431,
+            f"the request line and headers are more than {options.max_header_bytes} bytes or "
+            f"{options.max_header_count} headers; send less",
+        )
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer with `error` what has come last, read no more of it, and close."""
+        self._is_refused = True
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:
+                cycle.keep_alive = False  # an earlier request is being answered, which is the last thing said
+                return
+            # The fault is in the body of the request that is being worked on.
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        body = error.body()
+        lines = [
+            STATUS_LINE[error.status],
+            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body),
+            *(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in error.headers.items()),
+            b"\r\n",
+            body,
+        ]
+        self.transport.write(b"".join(lines))
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
