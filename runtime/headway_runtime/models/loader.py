@@ -7,6 +7,7 @@ a checkpoint that does not fit its config is an error naming the tensor, never a
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headway_runtime.errors import ModelLoadError
+from headway_runtime.load_progress import LoadProgress
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -44,7 +46,10 @@ class CheckpointWeights:
         self._files = ExitStack()
         self._where: dict[str, Path] = {}
         self._opened = {}
-        for path in _checkpoint_files(folder):
+        self._left: Counter[Path] = Counter()
+        paths = _checkpoint_files(folder)
+        self._progress = LoadProgress(sum(path.stat().st_size for path in paths), len(paths))
+        for path in paths:
             try:
                 opened = self._files.enter_context(safe_open(path, framework="pt", device=str(device)))
             except (OSError, SafetensorError) as error:
@@ -52,7 +57,9 @@ class CheckpointWeights:
                     f"{path}: cannot be read ({error}); copy the checkpoint again"
                 ) from error
             self._opened[path] = opened
-            self._where.update(dict.fromkeys(opened.keys(), path))
+            names = opened.keys()
+            self._where.update(dict.fromkeys(names, path))
+            self._left[path] = len(names)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         path = self._where.pop(name, None)
@@ -69,9 +76,14 @@ class CheckpointWeights:
             raise ModelLoadError(
                 f"{path}: tensor {name!r} is {tensor.dtype}; quantized weights are not supported"
             )
+        self._progress.tensor_read(tensor.nbytes)
+        self._left[path] -= 1
+        if not self._left[path]:
+            self._progress.file_read()
         return tensor.to(self._dtype)
 
     def finish(self, unused: Iterable[str] = ()) -> None:
+        self._progress.close()
         self._files.close()
         self._opened.clear()
         left = sorted(
