@@ -85,6 +85,7 @@ def answer_of(
             log=context.log,
             wants_stream=bool(body.stream),
             wants_usage_chunk=body.wants_usage_chunk,
+            wants_timings=bool(body.return_timings),
         )
     )
 

@@ -49,6 +49,7 @@ class Generation:
     log: AccessEntry
     wants_stream: bool
     wants_usage_chunk: bool
+    wants_timings: bool = False
 
 
 class GenerationResponse(Response):
@@ -272,6 +273,7 @@ class _Run:
                 for choice in choices
                 if choice.index % self._generation.prepared.choices_per_prompt == 0
             ),
+            timings=self._times.as_usage() if self._generation.wants_timings else None,
         )
 
 

@@ -72,6 +72,8 @@ class GenerationBody(StrictBody):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    # Headway's own: `usage.headway` says where the time went.
+    return_timings: bool | None = None
     # -1: as many as leave room for max_tokens.
     truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -94,6 +96,8 @@ class GenerationBody(StrictBody):
     def _shared_fields_agree(self) -> "GenerationBody":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream=true")
+        if self.return_timings and self.stream and not self.wants_usage_chunk:
+            raise ValueError("return_timings with stream=true needs stream_options.include_usage=true")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs is only allowed with stream=false")
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:

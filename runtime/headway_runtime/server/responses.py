@@ -23,18 +23,21 @@ encode_json = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one whole HTTP request."""
+    """Tokens of one whole HTTP request. timings: milliseconds by name, for who asked for them."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    timings: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
+        timings = {} if self.timings is None else {"headway": self.timings}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **timings,
         }
 
 

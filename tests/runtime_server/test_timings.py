@@ -1,0 +1,129 @@
+"""Where one request's time went: `usage.headway` for who asks, the access line for operators, and its id."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+if TYPE_CHECKING:
+    from tests.runtime_server.conftest import RunningServer
+
+BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 6, "ignore_eos": True}
+PARTS = {
+    "queue_milliseconds",
+    "prefill_milliseconds",
+    "ttft_milliseconds",
+    "first_decode_milliseconds",
+    "tpot_milliseconds",
+    "e2e_milliseconds",
+}
+
+
+def post(
+    server: RunningServer, body: object, path: str = "/v1/completions", **headers: str
+) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=30)
+
+
+def check(timings: dict[str, float]) -> None:
+    assert timings.keys() == PARTS
+    assert all(value >= 0 for value in timings.values())
+    assert timings["queue_milliseconds"] + timings["prefill_milliseconds"] <= timings["ttft_milliseconds"] + 1
+    assert timings["ttft_milliseconds"] <= timings["e2e_milliseconds"]
+    assert timings["tpot_milliseconds"] * 5 <= timings["e2e_milliseconds"] + 1
+
+
+def test_usage_says_where_the_time_went_when_asked(real_server: RunningServer) -> None:
+    check(post(real_server, {**BODY, "return_timings": True}).json()["usage"]["headway"])
+
+
+@pytest.mark.parametrize("answer", [None, False])
+def test_usage_says_nothing_of_time_unasked(real_server: RunningServer, answer: object) -> None:
+    assert "headway" not in post(real_server, {**BODY, "return_timings": answer}).json()["usage"]
+
+
+def test_the_usage_chunk_of_a_chat_says_it_through_the_openai_client(real_server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", timeout=30)
+    with client:
+        chunks = list(
+            client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "hi"}],
+                max_tokens=6,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"return_timings": True, "ignore_eos": True},
+            )
+        )
+    usage: Any = chunks[-1].usage
+    check(usage.model_extra["headway"])
+
+
+def test_one_token_has_no_gap_between_tokens(real_server: RunningServer) -> None:
+    usage = post(real_server, {**BODY, "max_tokens": 1, "return_timings": True}).json()["usage"]
+    assert usage["headway"].keys() == PARTS - {"first_decode_milliseconds", "tpot_milliseconds"}
+
+
+def test_a_stream_without_usage_cannot_say_it(real_server: RunningServer) -> None:
+    response = post(real_server, {**BODY, "stream": True, "return_timings": True})
+    assert response.status_code == 400
+    assert "stream_options.include_usage=true" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_the_access_line_has_tokens_times_and_ends(real_server: RunningServer, *, stream: bool) -> None:
+    request_id = f"all-of-it/{stream}"
+    response = post(real_server, {**BODY, "n": 2, "stream": stream}, **{"X-Request-Id": request_id})
+    assert response.headers["x-request-id"] == request_id
+    entry = real_server.access_entry(request_id)
+    assert {key for key in entry if key.endswith("_milliseconds")} >= PARTS
+    # A prompt counts once, however many answers it gets.
+    assert (entry["prompt_tokens"], entry["generated_tokens"]) == (len("abc"), 12)
+    assert (entry["outcome"], entry["finish_reasons"]) == ("length", ["length", "length"])
+    assert (entry["path"], entry["status"]) == ("/v1/completions", 200)
+    assert entry["ttft_milliseconds"] <= entry["e2e_milliseconds"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", BODY, 200),
+        ("/v1/completions", {**BODY, "stream": True}, 200),
+        ("/v1/completions", {"prompt": 5}, 400),
+        ("/v1/completions", {**BODY, "model": "other"}, 404),
+        ("/nowhere", {}, 404),
+        ("/admin/sample", {}, 405),
+        ("/tokenize", {"prompt": "abc"}, 200),
+    ],
+)
+def test_every_answer_carries_the_id_that_its_request_came_with(
+    fake_server: RunningServer, path: str, body: object, status: int
+) -> None:
+    response = post(fake_server, body, path, **{"X-Request-Id": "given:1+2=3"})
+    assert response.status_code == status
+    assert response.headers.get_list("x-request-id") == ["given:1+2=3"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "two words", "a" * 129, 'quote"', "line\\n", "{json}", "é"],
+    ids=lambda text: repr(text)[:12],
+)
+def test_an_id_that_no_log_should_hold_is_replaced(fake_server: RunningServer, given: str) -> None:
+    response = httpx.get(f"{fake_server.url}/v1/models", headers=[(b"X-Request-Id", given.encode())])
+    made = response.headers["x-request-id"]
+    assert len(made) == 32
+    assert int(made, 16)
+    assert fake_server.access_entry(made)["status"] == 200
+
+
+def test_access_lines_are_json_on_one_line(fake_server: RunningServer) -> None:
+    post(fake_server, BODY, **{"X-Request-Id": "one-line"})
+    fake_server.access_entry("one-line")
+    lines = [line for line in fake_server.log.splitlines() if "headway.access" in line]
+    assert lines
+    assert all(json.loads(line.partition("headway.access ")[2])["request_id"] for line in lines)
