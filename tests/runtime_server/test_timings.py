@@ -10,6 +10,8 @@ import openai
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.runtime_server.conftest import RunningServer
 
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 6, "ignore_eos": True}
@@ -21,6 +23,12 @@ PARTS = {
     "tpot_milliseconds",
     "e2e_milliseconds",
 }
+
+
+@pytest.fixture(scope="module")
+def client(real_server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", timeout=30) as one:
+        yield one
 
 
 def post(
@@ -46,19 +54,17 @@ def test_usage_says_nothing_of_time_unasked(real_server: RunningServer, answer: 
     assert "headway" not in post(real_server, {**BODY, "return_timings": answer}).json()["usage"]
 
 
-def test_the_usage_chunk_of_a_chat_says_it_through_the_openai_client(real_server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", timeout=30)
-    with client:
-        chunks = list(
-            client.chat.completions.create(
-                model="tiny",
-                messages=[{"role": "user", "content": "hi"}],
-                max_tokens=6,
-                stream=True,
-                stream_options={"include_usage": True},
-                extra_body={"return_timings": True, "ignore_eos": True},
-            )
+def test_the_usage_chunk_of_a_chat_says_it_through_the_openai_client(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            max_tokens=6,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_timings": True, "ignore_eos": True},
         )
+    )
     usage: Any = chunks[-1].usage
     check(usage.model_extra["headway"])
 
