@@ -17,6 +17,7 @@ GROUP = "headway.commands"
 EXTRA_OF_PACKAGE = {
     "headway_runtime": "runtime",
     "headway_gateway": "gateway",
+    "headway_bench": "bench",
     "headway_operator": "operator",
 }
 

@@ -1,0 +1,217 @@
+"""Reads the published trace formats; knows neither clocks nor prompts.
+
+    TIMESTAMP,ContextTokens,GeneratedTokens            Azure LLM inference 2023 and 2024, CSV: a request each
+    {"timestamp": ms, "input_length": ...              Mooncake, JSON lines; `hash_ids` are 512-token blocks
+    start_seconds,requests_per_second,...              rates by window, CSV; `rate_weighted_cv` may follow
+
+Times are made relative to the first row. `replay` cuts a slice out of a trace, speeds it up and thins it.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from headway_bench.arrivals import RateSegment
+from headway_bench.errors import InputFileError, OptionsError
+
+MOONCAKE_BLOCK_TOKENS = 512
+_AZURE_COLUMNS = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+_RATE_COLUMNS = {"start_seconds", "requests_per_second"}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request as it was recorded. Equal hash ids at the front mean equal prompts there."""
+
+    at_seconds: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RateWindow:
+    """How fast requests came in a stretch of time; `coefficient_of_variation` of the gaps, where recorded."""
+
+    start_seconds: float
+    end_seconds: float
+    requests_per_second: float
+    coefficient_of_variation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A file's rows by time: either requests or windows, the other is empty."""
+
+    format_name: str
+    requests: tuple[TraceRequest, ...] = ()
+    windows: tuple[RateWindow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What part of a trace is replayed, and how.
+
+    `speed` 2 replays in half the time; `rate_scale` keeps that share of the requests, chosen at random, or
+    multiplies rates; `length_scale` multiplies lengths. The slice is in the trace's own seconds.
+    """
+
+    start_seconds: float = 0.0
+    duration_seconds: float = math.inf
+    speed: float = 1.0
+    rate_scale: float = 1.0
+    length_scale: float = 1.0
+    max_input_tokens: int | None = None
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in `path`, its format told by its first line. Raises InputFileError naming the line."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            if first.lstrip().startswith("{"):
+                return _requests("mooncake", path, _mooncake_rows(path, file))
+            columns = {column.strip() for column in first.split(",")}
+            if columns >= _AZURE_COLUMNS:
+                return _requests("azure", path, _azure_rows(path, csv.DictReader(file)))
+            if columns >= _RATE_COLUMNS:
+                return Trace("rates", windows=_windows(path, csv.DictReader(file)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputFileError(f"--trace {str(path)!r} cannot be read: {error}") from error
+    raise InputFileError(
+        f"--trace {str(path)!r} begins with {first[:80]!r}, which no known format does; "
+        "give an Azure CSV, Mooncake JSON lines or a CSV of start_seconds,requests_per_second"
+    )
+
+
+def replay_requests(trace: Trace, replay: Replay, random: numpy.random.Generator) -> tuple[TraceRequest, ...]:
+    """The slice's requests, times counted from the slice's start in seconds of the replay."""
+    if replay.rate_scale > 1:
+        raise OptionsError(
+            f"--trace-rate-scale={replay.rate_scale:g} asks for more requests than the trace has; "
+            "use --trace-speed to send them faster"
+        )
+    end = replay.start_seconds + replay.duration_seconds
+    inside = [r for r in trace.requests if replay.start_seconds <= r.at_seconds < end]
+    if replay.rate_scale < 1:
+        kept = random.random(len(inside)) < replay.rate_scale
+        inside = [request for request, keep in zip(inside, kept, strict=True) if keep]
+    scaled = [_scaled(request, replay) for request in inside]
+    if replay.max_input_tokens is not None:
+        scaled = [request for request in scaled if request.input_tokens <= replay.max_input_tokens]
+    if not scaled:
+        raise OptionsError("the slice of the trace holds no request; widen it or raise --max-input-length")
+    return tuple(scaled)
+
+
+def replay_rates(trace: Trace, replay: Replay, burstiness: float | None) -> tuple[RateSegment, ...]:
+    """The slice's windows as rates of arrival; `burstiness` overrides what was recorded."""
+    end = replay.start_seconds + replay.duration_seconds
+    segments = []
+    for window in trace.windows:
+        start, stop = max(window.start_seconds, replay.start_seconds), min(window.end_seconds, end)
+        if start >= stop:
+            continue
+        rate = window.requests_per_second * replay.rate_scale * replay.speed
+        recorded = window.coefficient_of_variation
+        shape = burstiness if burstiness is not None or not recorded else recorded**-2
+        segments.append(
+            RateSegment(
+                (start - replay.start_seconds) / replay.speed,
+                (stop - replay.start_seconds) / replay.speed,
+                rate,
+                rate,
+                shape,
+            )
+        )
+    if not any(segment.rate_at_start > 0 for segment in segments):
+        raise OptionsError("the slice of the trace holds no window with requests; widen it")
+    return tuple(segments)
+
+
+def _scaled(request: TraceRequest, replay: Replay) -> TraceRequest:
+    return replace(
+        request,
+        at_seconds=(request.at_seconds - replay.start_seconds) / replay.speed,
+        input_tokens=max(1, round(request.input_tokens * replay.length_scale)),
+        output_tokens=max(1, round(request.output_tokens * replay.length_scale)),
+    )
+
+
+def _requests(format_name: str, path: Path, rows: Iterable[TraceRequest]) -> Trace:
+    ordered = sorted(rows, key=lambda request: request.at_seconds)
+    if not ordered:
+        raise InputFileError(f"--trace {str(path)!r} holds no request")
+    first = ordered[0].at_seconds
+    return Trace(format_name, tuple(replace(r, at_seconds=r.at_seconds - first) for r in ordered))
+
+
+def _azure_rows(path: Path, rows: Iterable[dict[str, str]]) -> Iterator[TraceRequest]:
+    for number, row in enumerate(rows, start=2):
+        try:
+            at = datetime.fromisoformat(row["TIMESTAMP"].strip())
+            lengths = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InputFileError(f"--trace {str(path)!r}, line {number}: {error}") from error
+        # An unzoned time is only ever compared with others of the same file.
+        yield TraceRequest((at.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds(), *_sane(*lengths))  # noqa: DTZ001
+
+
+def _mooncake_rows(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row: dict[str, Any] = json.loads(line)
+            lengths = int(row["input_length"]), int(row["output_length"])
+            hash_ids = tuple(int(part) for part in row.get("hash_ids", ()))
+            at_seconds = float(row["timestamp"]) / 1000
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputFileError(
+                f"--trace {str(path)!r}, line {number}: {type(error).__name__}: {error}"
+            ) from error
+        yield TraceRequest(at_seconds, *_sane(*lengths), hash_ids)
+
+
+def _sane(input_tokens: int, output_tokens: int) -> tuple[int, int]:
+    """Published traces hold a few requests of no tokens; a server takes none such."""
+    return max(1, input_tokens), max(1, output_tokens)
+
+
+def _windows(path: Path, rows: Iterable[dict[str, str]]) -> tuple[RateWindow, ...]:
+    seen: list[tuple[float, float, float | None]] = []
+    for number, row in enumerate(rows, start=2):
+        try:
+            variation = row.get("rate_weighted_cv")
+            seen.append(
+                (
+                    float(row["start_seconds"]),
+                    float(row["requests_per_second"]),
+                    float(variation) if variation else None,
+                )
+            )
+        except (ValueError, TypeError) as error:
+            raise InputFileError(f"--trace {str(path)!r}, line {number}: {error}") from error
+        if seen[-1][1] < 0 or (len(seen) > 1 and seen[-1][0] <= seen[-2][0]):
+            raise InputFileError(
+                f"--trace {str(path)!r}, line {number}: start_seconds must rise, rates not be negative"
+            )
+    if not seen:
+        raise InputFileError(f"--trace {str(path)!r} holds no window")
+    return tuple(_closed(seen))
+
+
+def _closed(seen: Sequence[tuple[float, float, float | None]]) -> Iterator[RateWindow]:
+    """A window lasts until the next begins; the last one as long as the one before it."""
+    starts = [row[0] for row in seen]
+    last = starts[-1] - starts[-2] if len(starts) > 1 else math.inf
+    for row, end in zip(seen, [*starts[1:], starts[-1] + last], strict=True):
+        yield RateWindow(row[0] - starts[0], end - starts[0], row[1], row[2])
