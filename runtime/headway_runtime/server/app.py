@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 
 from headway import __version__
 from headway_runtime.errors import HeadwayRuntimeError
+from headway_runtime.metrics import RejectReason
 from headway_runtime.server.admin import admin_routes
 from headway_runtime.server.completions import completion_routes
 from headway_runtime.server.edge import Edge
@@ -24,7 +25,7 @@ def build_app(serving: Serving) -> Edge:
     app.include_router(tokenize_routes(serving))
     app.include_router(admin_routes(serving))
     _add_status_routes(app, serving)
-    _add_error_handlers(app)
+    _add_error_handlers(app, serving)
     return Edge(app, serving.lifecycle)
 
 
@@ -68,9 +69,13 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
         return Response(body, headers={"Content-Type": content_type})
 
 
-def _add_error_handlers(app: FastAPI) -> None:
-    async def known(_: Request, error: Any) -> Response:
-        return http_error_of(error).response()
+def _add_error_handlers(app: FastAPI, serving: Serving) -> None:
+    async def known(request: Request, error: Any) -> Response:
+        answer = http_error_of(error)
+        reason = _reason_of(answer)
+        if reason is not None and request.method == "POST" and request.url.path.startswith("/v1/"):
+            serving.client.report_refused(reason)
+        return answer.response()
 
     async def of_starlette(_: Request, error: Any) -> Response:
         # No such path, or no such method on it.
@@ -89,3 +94,19 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, client_gone)
     # Starlette raises it again after this answer, so that it is logged with its traceback.
     app.add_exception_handler(Exception, unexpected)
+
+
+def _reason_of(error: HttpError) -> RejectReason | None:
+    """Why a request that asked for the model was rejected, where nobody has counted it yet.
+
+    The engine counts what it refuses, and who reads a body counts what is wrong in it.
+    """
+    match error:
+        case HttpError(status=401):
+            return RejectReason.UNAUTHORIZED
+        case HttpError(code="model_not_found"):
+            return RejectReason.MODEL_NOT_FOUND
+        case HttpError(status=408 | 413):
+            return RejectReason.TOO_LARGE
+        case _:
+            return None
