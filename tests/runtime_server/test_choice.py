@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway_runtime.choice import Choice, Delta, TextRules
 from headway_runtime.request import FinishReason, RequestOutput, TokenLogprobs
-from headway_runtime.server.choice import Choice, Delta, TextRules
 from headway_runtime.tokenizer import Vocabulary
 
 if TYPE_CHECKING:

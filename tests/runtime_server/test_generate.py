@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from headway_runtime.choice import Choice, TextRules
 from headway_runtime.request import Request, RequestOutput, SamplingParams
 from headway_runtime.server import generate
-from headway_runtime.server.choice import Choice, TextRules
 from headway_runtime.server.engine_client import EngineClient, RequestStream
 from headway_runtime.server.generate import Generation, GenerationResponse
 from headway_runtime.server.log import AccessEntry

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headway_runtime.server.choice import Delta, TokenEntry
+from headway_runtime.choice import Delta, TokenEntry
 from headway_runtime.server.responses import (
     LOWEST_LOGPROB,
     AnswerHead,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
+from headway_runtime.choice import Choice, Delta, DeltaDetails, TextRules, TokenEntry
 from headway_runtime.detokenizer import Detokenizer
 from headway_runtime.request import RequestOutput
-from headway_runtime.server.choice import Choice, Delta, DeltaDetails, TextRules, TokenEntry
 from headway_runtime.tokenizer import Tokenizer, Vocabulary
 
 

@@ -3,7 +3,7 @@
 A choice gets only what its client asked for: a plain one stays plain.
 """
 
-from headway_runtime.server.choice import Choice, TextRules
+from headway_runtime.choice import Choice, TextRules
 from headway_runtime.server.choice_details import DetailedChoice, Details
 from headway_runtime.server.prompts import EncodedPrompt, Prepared
 from headway_runtime.server.protocol import CompletionBody, GenerationBody

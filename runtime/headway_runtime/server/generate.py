@@ -17,8 +17,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from headway_runtime.choice import Choice, Delta
 from headway_runtime.request import FinishReason, RequestOutput
-from headway_runtime.server.choice import Choice, Delta
 from headway_runtime.server.choices import whole_choices
 from headway_runtime.server.engine_client import EngineClient, EngineDied, RequestStream, StreamEvent
 from headway_runtime.server.http_errors import HttpError, overloaded

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from headway_runtime.server.choice import Delta, DeltaDetails, TokenEntry
+from headway_runtime.choice import Delta, DeltaDetails, TokenEntry
 from headway_runtime.tokenizer import Vocabulary
 
 DONE = b"data: [DONE]\n\n"
