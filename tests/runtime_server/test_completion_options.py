@@ -333,17 +333,6 @@ def test_a_cache_salt_parts_the_cache(repeating_client: openai.OpenAI) -> None:
     ]
 
 
-def test_special_tokens_of_a_prompt_are_the_clients_to_choose(repeating_client: openai.OpenAI) -> None:
-    """This tokenizer adds none of its own: both ways are the same, and the answer says which tokens came."""
-    for with_special in (True, False):
-        answer: Any = complete(
-            repeating_client, "one", add_special_tokens=with_special, return_token_ids=True, max_tokens=1
-        )
-        assert answer.choices[0].prompt_token_ids == tokens_of(
-            repeating_client, "one", add_special_tokens=with_special
-        )
-
-
 def test_what_asks_for_nothing_is_accepted(repeating_client: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "user": "me",

@@ -1,0 +1,148 @@
+"""The conformance tables say what the server does, and every "yes" in them names a test that shows it.
+
+docs/conformance.md is read here: its fields are the fields of the request bodies, both ways; what it says is
+refused is refused; each test it names exists, speaks to a server through the `openai` client and uses the
+field.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import BaseModel
+
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.server.body import StrictBody, parse_body
+from headway_runtime.server.chat_protocol import ChatBody
+from headway_runtime.server.protocol import CompletionBody, GenerationBody
+from headway_runtime.server.refused_fields import NEUTRAL_FIELDS, REFUSALS
+from headway_runtime.server.tokenize_protocol import DetokenizeBody, TokenizeBody
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parent.parent / "docs" / "conformance.md"
+# Of each table: the body whose fields it lists, and the body whose fields another table lists already.
+TABLES: dict[str, tuple[type[StrictBody], type[StrictBody] | None]] = {
+    "Both completion endpoints": (GenerationBody, None),
+    "/v1/completions": (CompletionBody, GenerationBody),
+    "/v1/chat/completions": (ChatBody, GenerationBody),
+    "/tokenize": (TokenizeBody, None),
+    "/detokenize": (DetokenizeBody, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    section: str
+    parameters: tuple[str, ...]
+    headway: str
+    last: str
+
+
+@functools.cache
+def rows() -> list[Row]:
+    found: list[Row] = []
+    section = ""
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+        elif line.startswith("| ") and not line.startswith(("| parameter", "| ---")):
+            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            assert len(cells) == 5, line
+            found.append(Row(section, tuple(re.findall(r"`([^`]+)`", cells[0])), cells[3], cells[4]))
+    return found
+
+
+def fields_of(body: type[BaseModel], without: type[BaseModel] | None) -> Iterator[str]:
+    """Names of fields; of the options of a stream, which are a body in the body, the inner ones."""
+    for name, field in body.model_fields.items():
+        if without is not None and name in without.model_fields:
+            continue
+        if name == "stream_options":
+            (inner,) = [one for one in field.annotation.__args__ if one is not type(None)]  # type: ignore[union-attr]
+            yield from (f"{name}.{one}" for one in inner.model_fields)
+        else:
+            yield name
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_the_tables_and_the_bodies_have_the_same_fields(section: str) -> None:
+    listed = [name for row in rows() if row.section == section for name in row.parameters]
+    body, without = TABLES[section]
+    assert sorted(listed) == sorted(fields_of(body, without))
+    assert len(set(listed)) == len(listed)
+
+
+def test_every_refused_field_is_in_the_last_table_and_no_other() -> None:
+    listed = {name for row in rows() if row.section == "Refused" for name in row.parameters}
+    served = set(CompletionBody.model_fields) & set(ChatBody.model_fields)
+    assert listed == (set(NEUTRAL_FIELDS) | set(REFUSALS)) - served
+    assert {row.section for row in rows()} == {*TABLES, "Refused"}
+
+
+@pytest.mark.parametrize("body", [CompletionBody, ChatBody])
+def test_what_is_said_to_be_refused_is_refused_by_name(body: type[StrictBody]) -> None:
+    needed = {"prompt": "a"} if body is CompletionBody else {"messages": [{"role": "user", "content": "a"}]}
+    for row in rows():
+        if row.section != "Refused":
+            continue
+        assert row.headway.startswith("no"), row
+        for name in set(row.parameters) - set(body.model_fields):
+            with pytest.raises(InvalidRequestError) as caught:
+                parse_body(json.dumps({**needed, name: {"wanted": 1}}).encode(), body)
+            assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+
+
+@functools.cache
+def syntax(file: str) -> ast.Module:
+    return ast.parse((HERE / file).read_text(encoding="utf-8"))
+
+
+def functions(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    return {
+        node.name: node
+        for node in syntax(file).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def gives_a_client(file: str, name: str) -> bool:
+    """Whether a fixture of `file` gives an `openai` client."""
+    function = functions(file).get(name)
+    is_fixture = function is not None and any(
+        "fixture" in ast.unparse(one) for one in function.decorator_list
+    )
+    return bool(is_fixture and function and function.returns and "openai." in ast.unparse(function.returns))
+
+
+CLAIMS = [(name, row.last.strip("`")) for row in rows() if row.section in TABLES for name in row.parameters]
+
+
+@pytest.mark.parametrize(("parameter", "test"), CLAIMS, ids=[f"{name} {test}" for name, test in CLAIMS])
+def test_every_claim_names_a_test_that_uses_the_field_through_the_client(parameter: str, test: str) -> None:
+    file, _, name = test.partition("::")
+    function = functions(file).get(name)
+    assert function is not None, f"{test} does not exist"
+    arguments = [one.arg for one in [*function.args.args, *function.args.kwonlyargs]]
+    clients = [one for one in arguments if gives_a_client(file, one) or gives_a_client("conftest.py", one)]
+    assert clients, f"{test} uses no openai client"
+    assert any(isinstance(node, ast.Name) and node.id in clients for node in ast.walk(function)), (
+        f"{test} has a client and does not use it"
+    )
+    source = "\n".join(ast.unparse(node) for node in (function, *function.decorator_list))
+    assert parameter.rpartition(".")[2] in source, f"{test} does not speak of {parameter}"
+
+
+def test_every_row_says_what_headway_does() -> None:
+    for row in rows():
+        if row.section in TABLES:
+            assert re.match(r"(yes|accepted)(;|$)", row.headway), row
