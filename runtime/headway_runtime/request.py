@@ -25,10 +25,13 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "
 class Grammar:
     """What a whole answer must match. source: a JSON schema, a regular expression, a JSON list of choices,
     or a grammar's text, by its kind; empty for json_object.
+
+    param: the request's field that it came from, to be named if it turns out to be of no use.
     """
 
     kind: GrammarKind
     source: str = ""
+    param: str = "structured_outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,9 @@ class RequestOutput:
     Set on the first output only: num_cached_tokens counts prompt tokens whose KV was not computed for this
     request; queue_seconds is the time from received to first scheduled, prefill_seconds from there to the first
     token; prompt_logprobs has one entry per prompt token, None for the first one, if they were asked for.
+
+    error: why it ended with FinishReason.ERROR. error_param: the field of the request that is at fault, which
+        makes it the client's error; None if it is not.
     """
 
     request_id: str
@@ -111,3 +117,4 @@ class RequestOutput:
     prefill_seconds: float | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
+    error_param: str | None = None

@@ -14,6 +14,7 @@ from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.logprobs import prompt_logprobs
 from headway_runtime.memory import (
     CPU_FRACTION,
     CUDA_FRACTION,
@@ -25,7 +26,8 @@ from headway_runtime.memory import (
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.models import MODELS
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
-from headway_runtime.sampler import Sampler, SamplingRow
+from headway_runtime.request import TokenLogprobs
+from headway_runtime.sampler import Sampler
 from headway_runtime.step_inputs import StepInputBuilder
 
 logger = logging.getLogger(__name__)
@@ -85,14 +87,33 @@ class Runner:
         if inputs.sampled:
             logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))
             chunks = [batch.chunks[index] for index in inputs.sampled]
-            rows = [SamplingRow(one.sampling, len(one.token_ids), one.num_generated) for one in chunks]
-            for index, sample in zip(inputs.sampled, self._sampler(logits, rows), strict=True):
+            for index, sample in zip(inputs.sampled, self._sampler(logits, chunks), strict=True):
                 samples[index] = sample
         elif self._device.type == "cuda":
             # Reading samples waits for the device; without any, wait here: a step's time is its own, and the
             # next one writes into the buffers that this one is copied from.
             torch.cuda.synchronize(self._device)
-        return StepResult(tuple(samples))
+        return StepResult(tuple(samples), self._prompt_logprobs(batch, inputs.order, hidden))
+
+    def _prompt_logprobs(
+        self, batch: Batch, order: list[int], hidden: torch.Tensor
+    ) -> dict[int, list[TokenLogprobs]]:
+        """Of the prompt tokens that follow computed ones, where they are asked for and not yet delivered."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        if all(chunk.sampling.num_prompt_logprobs is None for chunk in batch.chunks):
+            return found
+        row = 0
+        for index in order:
+            chunk = batch.chunks[index]
+            # Without a generated token, all that is known is the prompt; nothing known follows its last one.
+            count = min(chunk.num_tokens, len(chunk.token_ids) - 1 - chunk.start)
+            num_top = chunk.sampling.num_prompt_logprobs
+            if num_top is not None and chunk.num_generated == 0 and count > 0:
+                following = chunk.token_ids[chunk.start + 1 : chunk.start + 1 + count]
+                own = hidden[row : row + count]
+                found[index] = prompt_logprobs(own, self._model.logits, self.vocab_size, following, num_top)
+            row += chunk.num_tokens
+        return found
 
     @torch.inference_mode()
     def clear_blocks(self, blocks: "array[int]") -> None:

@@ -1,202 +1,198 @@
 """The next token of each sequence, chosen from its logits.
 
-Greedy is the plain argmax of the logits. Everything else is Gumbel-max: the token with the largest
-logit / temperature + noise, where the noise of a token is a pure function of (seed, position, token). So one
-seed gives the same tokens whatever else is in the batch, and after a preemption too.
+    logits -> log-probabilities, of the model's own distribution, if asked for
+           -> edits: bias, penalties, forbidden tokens (`logit_edits.py`, `token_masks.py`)
+           -> temperature 0: the likeliest token
+              else: temperature, then min-p, top-k, top-p, then a draw that hangs on the seed (`draws.py`)
 
-- top-k keeps the k best tokens and every equal of the last of them; top-p then keeps, of what is left, the
-  smallest set of best tokens whose probabilities sum to at least p, again with equals. Both are thresholds on
-  the logit, so that ties do not hang on a sort's order.
-- min_tokens forbids the stop tokens; log-probabilities are of the model's own distribution, before all that.
-- A row whose logits are not finite gives no token.
+That is the order of operations of vLLM, and all values are defined as there. Rows that are edited are copied
+to float32 first; all others are read where they are, so that a request pays for what it asks for and for
+nothing else. What can be prepared for a set of requests is prepared once and used until another one joins or
+leaves.
+
+A row whose logits are not finite gives no token, nor does one to which its request leaves none.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
-from headway_runtime.batch import Sample
+from headway_runtime.batch import Chunk, Sample
+from headway_runtime.draws import LOWEST_TEMPERATURE, Drawer, DrawRows, Integers
+from headway_runtime.logit_edits import LogitEdits, needs_edits
+from headway_runtime.logprobs import token_logprobs
+from headway_runtime.occurrences import OccurrenceCounters
 from headway_runtime.request import SamplingParams, TokenLogprobs
+from headway_runtime.token_masks import Unsatisfiable, forbids_stops
 
-# A filtered row is first looked at in so many best tokens, then in so many times more until they are enough.
-NUM_CANDIDATES = 32
-CANDIDATES_GROWTH = 16
-# Noise for more tokens at once than this no longer fits a processor's cache.
-CPU_TOKENS_AT_ONCE = 1 << 18
-MASK_64 = (1 << 64) - 1
+# A row's maximum is found faster in two steps, by blocks of about this size, if there is enough to look
+# through.
+MAXIMUM_BLOCK = 2048
+LEAST_IN_BLOCKS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """What the sampler must know of one row. position: index of the token to be chosen in its sequence."""
+class _Choices:
+    """How tokens are chosen from some rows of logits.
 
-    sampling: SamplingParams
-    position: int
-    num_generated: int
+    greedy: rows that take the likeliest token; None if there is none. greedy_places: where these belong in
+        the batch. draws: the other rows.
+    """
 
-    @property
-    def forbids_stop(self) -> bool:
-        return self.num_generated < self.sampling.min_tokens and bool(self.sampling.stop_token_ids)
+    greedy: slice | Tensor | None
+    greedy_places: list[int]
+    draws: list[DrawRows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is the same in every step of the same requests.
+
+    forbidding: rows whose stop tokens are forbidden, for as long as the plan holds.
+    min_rows: rows that may stop being so. plain: rows that are not edited. edited: the other ones, by
+        `places`.
+    """
+
+    params: list[SamplingParams]
+    min_rows: list[int]
+    forbidding: list[int]
+    plain: _Choices
+    places: list[int]
+    edits: LogitEdits | None
+    edited: _Choices
+    with_logprobs: list[int]
 
 
 class Sampler:
-    """Holds what only depends on the vocabulary."""
+    """Holds what only depends on the vocabulary, and the plan of the latest batch."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._token_hashes = _mix(torch.arange(vocab_size, dtype=torch.int32, device=device).mul_(0x1E3779B1))
-        self._rows_at_once = max(1, CPU_TOKENS_AT_ONCE // vocab_size) if device.type == "cpu" else None
+        self._drawer = Drawer(vocab_size, device)
+        self._counters = OccurrenceCounters()
+        self._plan: _Plan | None = None
+        self._maximum_block = max(
+            size for size in range(1, min(MAXIMUM_BLOCK, vocab_size) + 1) if vocab_size % size == 0
+        )
 
-    def __call__(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sample]:
-        """logits: [rows, vocab_size] in the model's dtype."""
-        with_logprobs = [index for index, row in enumerate(rows) if row.sampling.num_logprobs is not None]
-        original = logits
-        forbidding = [index for index, row in enumerate(rows) if row.forbids_stop]
-        if forbidding:
-            logits = logits.clone()
-            for index in forbidding:
-                stops = rows[index].sampling.stop_token_ids
-                logits[index, [token for token in stops if token < self._vocab_size]] = -math.inf
-        best, tokens = logits.max(dim=-1)
-        drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
-        if drawn:
-            tokens = tokens.clone()
-            tokens[drawn] = self._draw(logits[drawn].float(), [rows[index] for index in drawn])
-        token_ids = tokens.tolist()
-        finite = [math.isfinite(one) for one in best.tolist()]
-        logprobs: dict[int, TokenLogprobs] = {}
-        if with_logprobs:
-            top = [rows[index].sampling.num_logprobs or 0 for index in with_logprobs]
-            found = _logprobs(original[with_logprobs], [token_ids[index] for index in with_logprobs], top)
-            logprobs = dict(zip(with_logprobs, found, strict=True))
-        return [
-            Sample(token_id, logprobs.get(index)) if is_finite else Sample(None)
-            for index, (token_id, is_finite) in enumerate(zip(token_ids, finite, strict=True))
-        ]
+    def __call__(self, logits: Tensor, chunks: Sequence[Chunk]) -> list[Sample]:
+        """logits: [chunks, vocab_size] in the model's dtype; not changed."""
+        plan = self._plan_for(chunks)
+        problems: dict[int, Unsatisfiable] = {}
+        if plan.edits is None and len(plan.plain.greedy_places) == len(chunks):
+            times, tokens = self._likeliest(logits)
+        else:
+            tokens = torch.empty(len(chunks), dtype=torch.int64, device=self._device)
+            times = torch.empty(len(chunks), dtype=torch.float32, device=self._device)
+            positions = numpy.array([len(one.token_ids) for one in chunks], dtype=numpy.int64)
+            self._choose(logits, plan.plain, positions, tokens, times)
+            if plan.edits is not None:
+                edited = logits[plan.places].float()
+                rows = [chunks[place] for place in plan.places]
+                self._counters.next_step()
+                found = plan.edits.apply(edited, rows, self._counters)
+                problems = {plan.places[row]: problem for row, problem in found.items()}
+                self._choose(edited, plan.edited, positions, tokens, times)
+        token_ids = torch.where(times.isfinite(), tokens, -1).tolist()
+        return self._samples(logits, plan, token_ids, problems)
 
-    def _draw(self, logits: Tensor, rows: list[SamplingRow]) -> Tensor:
-        """logits: float32 [rows, vocab_size], a copy. Returns token ids [rows]."""
-        temperatures = torch.tensor([row.sampling.temperature for row in rows], device=self._device)
-        scores = logits.div_(temperatures.unsqueeze(1))
-        keys = torch.tensor(
-            [_row_key(row.sampling.seed, row.position) for row in rows],
-            dtype=torch.int32,
-            device=self._device,
-        ).unsqueeze(1)
-        filtered = [i for i, row in enumerate(rows) if row.sampling.top_k > 0 or row.sampling.top_p < 1.0]
-        if not filtered:
-            return self._draw_from_all(scores, keys)
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=self._device)
-        params = [rows[index].sampling for index in filtered]
-        tokens[filtered] = self._draw_filtered(scores[filtered], keys[filtered], params, NUM_CANDIDATES)
-        plain = sorted(set(range(len(rows))).difference(filtered))
-        if plain:
-            tokens[plain] = self._draw_from_all(scores[plain], keys[plain])
-        return tokens
+    def _samples(
+        self, logits: Tensor, plan: _Plan, token_ids: list[int], problems: dict[int, Unsatisfiable]
+    ) -> list[Sample]:
+        if not plan.with_logprobs and not problems and min(token_ids) >= 0:
+            return [Sample(token_id) for token_id in token_ids]
+        logprobs = self._logprobs(logits, plan, token_ids)
+        samples = []
+        for place, token_id in enumerate(token_ids):
+            problem = problems.get(place)
+            if problem is not None:
+                samples.append(Sample(None, error=problem.error, error_param=problem.param))
+            else:
+                samples.append(Sample(token_id, logprobs.get(place)) if token_id >= 0 else Sample(None))
+        return samples
 
-    def _draw_from_all(self, scores: Tensor, keys: Tensor) -> Tensor:
-        size = self._rows_at_once or len(keys)
-        parts = [
-            part.sub_(_log_exponentials(self._token_hashes ^ part_keys)).argmax(dim=-1)
-            for part, part_keys in zip(torch.split(scores, size), torch.split(keys, size), strict=True)
-        ]
-        return torch.cat(parts)
+    def _logprobs(self, logits: Tensor, plan: _Plan, token_ids: list[int]) -> dict[int, TokenLogprobs]:
+        if not plan.with_logprobs:
+            return {}
+        places = plan.with_logprobs
+        entries = token_logprobs(
+            logits if len(places) == len(logits) else logits[places],
+            [max(0, token_ids[place]) for place in places],
+            [plan.params[place].num_logprobs or 0 for place in places],
+        )
+        return dict(zip(places, entries, strict=True))
 
-    def _draw_filtered(
-        self, scores: Tensor, keys: Tensor, params: list[SamplingParams], num_candidates: int
-    ) -> Tensor:
-        """Draw among the best tokens; rows that may want more than these draw again among more of them.
+    def _choose(
+        self, logits: Tensor, choices: _Choices, positions: Integers, tokens: Tensor, times: Tensor
+    ) -> None:
+        """Write a token, and a number that is finite if there is one, to the places of all these rows."""
+        if choices.greedy is not None:
+            best, likeliest = self._likeliest(logits[choices.greedy])
+            tokens[choices.greedy_places] = likeliest
+            times[choices.greedy_places] = best.float()
+        for part in choices.draws:
+            tokens[part.places], times[part.places] = self._drawer.draw(logits, part, positions)
 
-        What is drawn does not hang on num_candidates: a row is certain if all that it keeps is among them.
-        """
-        largest_k = max((one.top_k for one in params if one.top_k < self._vocab_size), default=0)
-        count = min(max(num_candidates, largest_k + 1), self._vocab_size)
-        best, candidates = scores.topk(count)
-        thresholds, is_certain = _find_thresholds(scores, best, params)
-        hashes = self._token_hashes.index_select(0, candidates.flatten()).view_as(candidates)
-        noise = _log_exponentials(hashes ^ keys)
-        chosen = best.masked_fill(best < thresholds, -math.inf).sub_(noise).argmax(dim=-1, keepdim=True)
-        tokens = candidates.gather(1, chosen).squeeze(1)
-        again = [index for index, certain in enumerate(is_certain.tolist()) if not certain]
-        if again:
-            wanting = [params[index] for index in again]
-            more = count * CANDIDATES_GROWTH
-            tokens[again] = self._draw_filtered(scores[again], keys[again], wanting, more)
-        return tokens
+    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row's maximum and its token, the first of equals."""
+        rows = len(logits)
+        if logits.numel() < LEAST_IN_BLOCKS or self._device.type != "cpu":
+            best, tokens = logits.max(dim=-1)
+            return best, tokens
+        blocks = logits.view(rows, -1, self._maximum_block)
+        block = blocks.amax(dim=-1).max(dim=-1).indices
+        best, within = blocks[torch.arange(rows), block].max(dim=-1)
+        return best, block * self._maximum_block + within
 
+    def _plan_for(self, chunks: Sequence[Chunk]) -> _Plan:
+        params = [one.sampling for one in chunks]
+        plan = self._plan
+        # Mostly the very same objects as in the step before, which makes comparing them cheap.
+        if plan is not None and plan.params == params:
+            if not plan.min_rows:
+                return plan
+            if plan.forbidding == [row for row in plan.min_rows if forbids_stops(chunks[row])]:
+                return plan
+        self._plan = plan = self._make_plan(chunks, params)
+        return plan
 
-def _find_thresholds(scores: Tensor, best: Tensor, params: list[SamplingParams]) -> tuple[Tensor, Tensor]:
-    """The least score that each row keeps [rows, 1], and whether all that it keeps is surely among `best`.
+    def _make_plan(self, chunks: Sequence[Chunk], params: list[SamplingParams]) -> _Plan:
+        places = [place for place, one in enumerate(chunks) if needs_edits(one)]
+        is_edited = set(places)
+        plain = [place for place in range(len(chunks)) if place not in is_edited]
+        min_rows = [row for row, one in enumerate(params) if one.min_tokens > 0]
+        return _Plan(
+            params=params,
+            min_rows=min_rows,
+            forbidding=[row for row in min_rows if forbids_stops(chunks[row])],
+            plain=self._plan_choices(plain, plain, params),
+            places=places,
+            edits=LogitEdits([chunks[place] for place in places], self._vocab_size, self._device)
+            if places
+            else None,
+            edited=self._plan_choices(list(range(len(places))), places, params),
+            with_logprobs=[row for row, one in enumerate(params) if one.num_logprobs is not None],
+        )
 
-    scores: [rows, vocab_size]; best: their best ones [rows, count], in descending order.
-    """
-    vocab_size, count = scores.shape[1], best.shape[1]
-    top_k = [min(one.top_k, vocab_size) if one.top_k > 0 else vocab_size for one in params]
-    last = torch.tensor(top_k, device=scores.device).clamp_(max=count).sub_(1).unsqueeze(1)
-    by_rank = best.gather(1, last)
-    # Mass is relative to what top-k leaves; without top-k that is everything.
-    mass = (best - best[:, :1]).double().exp_().masked_fill_(best < by_rank, 0.0).cumsum(dim=-1)
-    everything = (scores.logsumexp(dim=-1, keepdim=True) - best[:, :1]).double().exp_()
-    is_unlimited = torch.tensor([one == vocab_size for one in top_k], device=scores.device).unsqueeze(1)
-    top_p = torch.tensor([one.top_p for one in params], dtype=torch.float64, device=scores.device).unsqueeze(
-        1
-    )
-    wanted = top_p * torch.where(is_unlimited, everything, mass[:, -1:])
-    # The first place where the mass is reached; rounding may leave the very last one short.
-    place = (mass < wanted).sum(dim=-1, keepdim=True).clamp_(max=count - 1)
-    thresholds = torch.where(top_p >= 1.0, by_rank, torch.maximum(best.gather(1, place), by_rank))
-    if count == vocab_size:
-        return thresholds, torch.ones(len(params), dtype=torch.bool, device=scores.device)
-    # Below the last candidate there may be equals of it; above it everything is seen.
-    is_certain = (thresholds > best[:, -1:]) & (~is_unlimited | (mass[:, -1:] >= wanted))
-    return thresholds, is_certain.squeeze(1)
-
-
-def _log_exponentials(hashes: Tensor) -> Tensor:
-    """Logarithms of exponentially distributed numbers, from 32-bit integers, which are overwritten.
-
-    Minus them is Gumbel noise. Small uniform numbers, which become large noise, are the finely spaced ones.
-    """
-    uniform = (_mix(hashes) & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
-    return uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_()
-
-
-def _logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) -> list[TokenLogprobs]:
-    logprobs = logits.float().log_softmax(dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).flatten().tolist()
-    values, tokens = logprobs.topk(max(num_top), dim=-1)
-    rows = zip(chosen, num_top, values.tolist(), tokens.tolist(), strict=True)
-    return [
-        TokenLogprobs(own, tuple(zip(row_tokens[:num], row_values[:num], strict=True)))
-        for own, num, row_values, row_tokens in rows
-    ]
-
-
-def _row_key(seed: int, position: int) -> int:
-    """32 well-mixed bits, as a signed integer, of a seed and a position (SplitMix64's finaliser)."""
-    mixed = _split_mix((_split_mix(seed & MASK_64) + position) & MASK_64)
-    return (mixed >> 32) - (1 << 31)
-
-
-def _split_mix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & MASK_64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK_64
-    return value ^ (value >> 31)
-
-
-def _mix(values: Tensor) -> Tensor:
-    """A 32-bit mixer of two multiplications, in place (the constants of Chris Wellons' lowbias32).
-
-    Shifts of int32 copy the sign, so that the copied bits are masked away.
-    """
-    values ^= (values >> 16) & 0xFFFF
-    values *= 0x7FEB352D
-    values ^= (values >> 15) & 0x1FFFF
-    values *= 0x846CA68B - (1 << 32)
-    values ^= (values >> 16) & 0xFFFF
-    return values
+    def _plan_choices(self, rows: list[int], places: list[int], params: list[SamplingParams]) -> _Choices:
+        """rows: indices into the logits that are chosen from; places: of the same ones in the batch."""
+        greedy: list[tuple[int, int]] = []
+        drawn: list[tuple[int, int]] = []
+        for row, place in zip(rows, places, strict=True):
+            (greedy if params[place].temperature < LOWEST_TEMPERATURE else drawn).append((row, place))
+        draws = self._drawer.plan(
+            [row for row, _ in drawn],
+            [place for _, place in drawn],
+            [params[place] for _, place in drawn],
+        )
+        greedy_rows = [row for row, _ in greedy]
+        index: slice | Tensor | None = None
+        if greedy_rows:
+            is_range = greedy_rows == list(range(greedy_rows[0], greedy_rows[-1] + 1))
+            first, last = greedy_rows[0], greedy_rows[-1]
+            index = slice(first, last + 1) if is_range else torch.tensor(greedy_rows, device=self._device)
+        return _Choices(index, [place for _, place in greedy], draws)

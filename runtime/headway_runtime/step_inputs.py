@@ -31,6 +31,7 @@ class StepInputs:
 
     sample_rows: rows after which a token is sampled, in ascending order.
     sampled: the chunk that each of these rows belongs to, as an index into the batch.
+    order: all chunks in the order of their rows, as indices into the batch.
     """
 
     token_ids: Tensor
@@ -38,6 +39,7 @@ class StepInputs:
     attention: AttentionInputs
     sample_rows: Tensor
     sampled: list[int]
+    order: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,9 @@ class StepInputBuilder:
             for stretch, table in zip(stretches, tables, strict=True)
         ]
         attention = AttentionInputs(slots, calls)
-        return StepInputs(token_ids, positions, attention, sample_rows, [index for index, _ in sampled])
+        return StepInputs(
+            token_ids, positions, attention, sample_rows, [index for index, _ in sampled], order
+        )
 
     def _reserve(self, num_blocks: int) -> None:
         needed = num_blocks * self._shape.block_numel

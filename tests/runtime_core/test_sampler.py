@@ -1,20 +1,30 @@
 """The sampler against plain references: exact greedy, filters, distributions, and what a seed promises."""
 
 import math
+from array import array
 from typing import Any
 
 import pytest
 import torch
 
-from headway_runtime.batch import Sample
+from headway_runtime.batch import Chunk, Sample
 from headway_runtime.request import SamplingParams
-from headway_runtime.sampler import NUM_CANDIDATES, Sampler, SamplingRow
+from headway_runtime.sampler import Sampler
 
 CPU = torch.device("cpu")
 
 
-def row(position: int = 0, num_generated: int = 0, **params: Any) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), position, num_generated)
+# As many equal tokens, or a set as wide, as anything in the sampler that looks at some tokens first.
+NUM_CANDIDATES = 32
+
+
+def row(position: int = 0, num_generated: int = 0, **params: Any) -> Chunk:
+    """A sequence whose next token goes to `position`."""
+    known = [0] * position
+    sampling = SamplingParams(**params)
+    return Chunk(
+        "a", known, max(0, position - 1), 1, array("q"), num_generated, samples=True, sampling=sampling
+    )
 
 
 def random_logits(seed: int, rows: int, vocab_size: int, scale: float = 3.0) -> torch.Tensor:

@@ -1,0 +1,124 @@
+"""A request's grammar in the words of llguidance, the library that compiles and follows grammars.
+
+Used by every process that meets a grammar, so it imports nothing heavy: llguidance itself only when the first
+grammar comes. Knows no tokens; see `grammar_compiler.py` for what a model's vocabulary is needed for.
+
+- JSON may have white space between its parts, at most MAX_WHITE_SPACE characters in a row: a model that falls
+  into a loop of spaces comes out of it again.
+- A list of choices becomes one regular expression, which costs a tenth of as many alternatives of a grammar.
+- `ebnf` is GBNF as llama.cpp has it; a text in Lark's syntax is taken for that, as other servers do.
+"""
+
+import json
+from typing import Any
+
+from headway_runtime.request import Grammar
+
+MAX_WHITE_SPACE = 64
+# Longer texts are refused; compiling takes memory in proportion.
+MAX_SOURCE_CHARACTERS = 1 << 20
+# Up to here the library's first look takes milliseconds; what is longer is looked at off the event loop.
+MAX_CHEAP_CHARACTERS = 1 << 13
+MAX_MESSAGE_CHARACTERS = 1000
+_JSON_OPTIONS: Any = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITE_SPACE}}}"}
+_REGEX_SYMBOLS = frozenset("\\.+*?()|[]{}^$#&-~/")
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled; the message is for the client."""
+
+
+def validate(grammar: Grammar) -> str | None:
+    """What is wrong with a grammar, as far as that is quickly seen; None if it may be right.
+
+    Takes milliseconds. Long texts are left to the compiler, and so is what depends on the vocabulary.
+    """
+    if len(grammar.source) > MAX_SOURCE_CHARACTERS:
+        return _too_long(grammar)
+    if len(grammar.source) > MAX_CHEAP_CHARACTERS:
+        return None
+    try:
+        text = library_text(grammar)
+    except GrammarError as error:
+        return str(error)
+    from llguidance import LLMatcher
+
+    # The library warns in the same way as it fails; a warning is no reason to refuse.
+    is_error, complaints = LLMatcher.validate_grammar_with_warnings(text)
+    return shorten(complaints[0]) if is_error else None
+
+
+def library_text(grammar: Grammar) -> str:
+    """The grammar as llguidance reads it. GrammarError if it is not even a text of its kind."""
+    from llguidance import LLMatcher
+
+    if len(grammar.source) > MAX_SOURCE_CHARACTERS:
+        raise GrammarError(_too_long(grammar))
+    match grammar.kind:
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS)
+        case "json_schema":
+            return _from_schema(grammar.source)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(map(_escape, _choices(grammar.source))))
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.source)
+        case "ebnf":
+            return LLMatcher.grammar_from_lark(_lark_of(grammar.source))
+
+
+def shorten(message: str) -> str:
+    """A library's message, not longer than anybody reads."""
+    message = message.strip()
+    return message if len(message) <= MAX_MESSAGE_CHARACTERS else message[:MAX_MESSAGE_CHARACTERS] + " ..."
+
+
+def _from_schema(source: str) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the JSON schema is not JSON ({error}); send an object") from None
+    if schema is True:
+        schema, source = {}, "{}"
+    if not isinstance(schema, dict):
+        # false is a schema by the standard, but nothing matches it.
+        raise GrammarError(f"the JSON schema is {schema!r:.40}, not an object; send an object")
+    return LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS)
+
+
+def _choices(source: str) -> list[str]:
+    try:
+        choices = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the choices are not JSON ({error}); send a list of texts") from None
+    if not (isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices)):
+        raise GrammarError("the choices are not a list of at least one text; send one")
+    return choices
+
+
+def _escape(text: str) -> str:
+    """A regular expression that matches `text` alone."""
+    return "".join(f"\\x{{{ord(one):x}}}" if ord(one) < 32 else _escape_symbol(one) for one in text)
+
+
+def _escape_symbol(character: str) -> str:
+    return "\\" + character if character in _REGEX_SYMBOLS else character
+
+
+def _lark_of(source: str) -> str:
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(source)
+    except Exception as error:
+        # The converter raises bare exceptions, and those of its bugs.
+        raise GrammarError(f"the grammar is neither GBNF nor Lark: {shorten(str(error))}") from error
+
+
+def _too_long(grammar: Grammar) -> str:
+    num_characters = len(grammar.source)
+    return f"the grammar has {num_characters} characters, more than {MAX_SOURCE_CHARACTERS}; shorten it"

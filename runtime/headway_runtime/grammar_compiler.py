@@ -1,0 +1,208 @@
+"""Grammars of requests compiled in threads, each new one for trial in a process first, and kept for the next.
+
+Owns those threads and processes, the library's view of the vocabulary, and the cache of what was compiled.
+All of it comes into being with the first grammar; an engine that sees none pays nothing. Knows no request and
+no
+queue: `grammar_queue.py` waits for what is made here.
+
+The library lets other threads run while it compiles. A trial that passes its time is killed with its process.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from headway_runtime.grammar import GrammarError
+from headway_runtime.grammar_trial import compile_grammar, load_library_tokenizer
+from headway_runtime.request import Grammar, GrammarKind
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+logger = logging.getLogger(__name__)
+
+# Grammars that are compiled at once; so many bad ones at a time still let none else wait for long.
+NUM_THREADS = 4
+NUM_KEPT_GRAMMARS = 128
+NUM_KEPT_PROCESSES = 1
+# A process of its own imports a few things and reads the whole vocabulary.
+PROCESS_START_SECONDS = 60.0
+
+Key = tuple[GrammarKind, str]
+
+
+class GrammarTimeoutError(GrammarError):
+    """Compiling took longer than it may."""
+
+
+class GrammarCompiler:
+    """All methods but the internal ones are called by one thread.
+
+    on_done: called, by any thread, whenever a compilation has ended.
+    """
+
+    def __init__(
+        self, folder: Path, vocab_size: int, timeout_seconds: float, on_done: Callable[[], None]
+    ) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._timeout_seconds = timeout_seconds
+        self._on_done = on_done
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._kept: OrderedDict[Key, Future[LLMatcher]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._trials: list[_Trial] = []
+        self._tokenizer: LLTokenizer | None = None
+        self.eos_token_ids: frozenset[int] = frozenset()
+
+    def submit(self, grammar: Grammar) -> "Future[LLMatcher]":
+        """The grammar's matcher, to be copied; the future fails with GrammarError. Equal ones share it."""
+        key = (grammar.kind, grammar.source)
+        found = self._kept.get(key)
+        if found is not None and not (found.done() and _is_passing(found)):
+            self._kept.move_to_end(key)
+            return found
+        future = self._threads.submit(self._compile, grammar)
+        future.add_done_callback(lambda _: self._on_done())
+        self._kept[key] = future
+        if len(self._kept) > NUM_KEPT_GRAMMARS:
+            self._kept.popitem(last=False)
+        return future
+
+    def cancel(self, grammar: Grammar) -> None:
+        """Nobody waits for this grammar any more: do not begin with it, if that is not done yet."""
+        key = (grammar.kind, grammar.source)
+        future = self._kept.get(key)
+        if future is not None and future.cancel():
+            del self._kept[key]
+
+    def close(self) -> None:
+        """End the threads and processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            trials, self._trials = self._trials, []
+        for trial in trials:
+            trial.close()
+
+    def _compile(self, grammar: Grammar) -> "LLMatcher":
+        self._try(grammar)
+        matcher = compile_grammar(grammar, self._load_tokenizer())
+        # What the first mask takes is shared by all copies.
+        matcher.compute_bitmask()
+        return matcher
+
+    def _try(self, grammar: Grammar) -> None:
+        with self._lock:
+            trial = self._trials.pop() if self._trials else None
+        trial = trial or _Trial(self._folder, self._vocab_size)
+        try:
+            problem = trial.problem_of(grammar, self._timeout_seconds)
+        except GrammarError:
+            trial.close()
+            raise
+        self.eos_token_ids = trial.eos_token_ids
+        with self._lock:
+            is_kept = len(self._trials) < NUM_KEPT_PROCESSES
+            if is_kept:
+                self._trials.append(trial)
+        if not is_kept:
+            trial.close()
+        if problem is not None:
+            raise GrammarError(problem)
+
+    def _load_tokenizer(self) -> "LLTokenizer":
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = load_library_tokenizer(
+                    self._folder, self._vocab_size, sorted(self.eos_token_ids)
+                )
+            return self._tokenizer
+
+
+def _is_passing(future: "Future[LLMatcher]") -> bool:
+    """Whether what came of it may be different the next time."""
+    return future.cancelled() or isinstance(future.exception(), GrammarTimeoutError)
+
+
+class _Trial:
+    """One process for trials, used by one thread at a time."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-m", "headway_runtime.grammar_trial", str(folder), str(vocab_size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            # Nothing of the model's own threads is wanted here.
+            env={**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
+        self._is_ready = False
+        self.eos_token_ids: frozenset[int] = frozenset()
+
+    def problem_of(self, grammar: Grammar, timeout_seconds: float) -> str | None:
+        """What is wrong with the grammar. GrammarError if the process cannot tell; it is of no use then."""
+        if not self._is_ready:
+            self._read_ready()
+        try:
+            _pipe(self._process.stdin).write(json.dumps([grammar.kind, grammar.source]) + "\n")
+            _pipe(self._process.stdin).flush()
+            answer = self._read(timeout_seconds)
+        except (OSError, EOFError):
+            raise GrammarError("the grammar takes too much memory to compile; send a simpler one") from None
+        if answer is None:
+            raise GrammarTimeoutError(
+                f"the grammar was not compiled within {timeout_seconds:g} s; send a simpler one"
+            )
+        problem: str | None = answer["error"]
+        return problem
+
+    def close(self) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            # There may be a line that it never read.
+            with contextlib.suppress(OSError):
+                _pipe(pipe).close()
+        self._process.wait()
+
+    def _read_ready(self) -> None:
+        try:
+            answer = self._read(PROCESS_START_SECONDS)
+        except EOFError:
+            answer = {"error": "the process that reads it has ended"}
+        if answer is None:
+            answer = {"error": f"it was not read within {PROCESS_START_SECONDS:g} s"}
+        if "error" in answer:
+            logger.error("no grammar can be used: the tokenizer is not readable: %s", answer["error"])
+            raise GrammarError(f"this model's tokenizer cannot be used with grammars: {answer['error']}")
+        self.eos_token_ids = frozenset(answer["eos_token_ids"])
+        self._is_ready = True
+
+    def _read(self, timeout_seconds: float) -> dict[str, Any] | None:
+        """The next line; None if it does not come in time, EOFError if the process has ended."""
+        output = _pipe(self._process.stdout)
+        poll = select.poll()
+        poll.register(output, select.POLLIN)
+        if not poll.poll(timeout_seconds * 1000.0):
+            return None
+        line = output.readline()
+        if not line.endswith("\n"):
+            raise EOFError
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
