@@ -34,17 +34,17 @@ class EngineHandle:
     ) -> None:
         """Start it. `started_at` is the timeline's origin; `command` gets the launch as one more argument."""
         temporary = tempfile.gettempdir()
-        self._directory = Path(
+        self.directory = Path(
             tempfile.mkdtemp(
                 prefix="headway-", dir=temporary if len(temporary) <= LONGEST_TEMPORARY_PATH else "/tmp"
             )
         )
-        self.address = f"ipc://{self._directory}/engine"
+        self.address = f"ipc://{self.directory}/engine"
         read_end, self._lifeline = os.pipe()
         launch = Launch(
             engine=options.engine,
             address=self.address,
-            directory=str(self._directory),
+            directory=str(self.directory),
             lifeline_fd=read_end,
             parent_pid=os.getpid(),
             started_at=started_at,
@@ -60,7 +60,7 @@ class EngineHandle:
             )
         except OSError:
             os.close(self._lifeline)
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
             raise
         finally:
             os.close(read_end)
@@ -84,7 +84,7 @@ class EngineHandle:
 
     def remove_directory(self) -> None:
         """Remove the socket's name. Those who are connected stay so."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def close(self, timeout_seconds: float) -> None:
         """Wait for a process that was told to end; after `timeout_seconds`, kill it."""

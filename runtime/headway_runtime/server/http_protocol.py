@@ -51,7 +51,7 @@ class ChunkWriter:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
-class Protocol(HttpToolsProtocol):
+class ServerProtocol(HttpToolsProtocol):
     """What uvicorn makes for every connection."""
 
     def __init__(
@@ -161,7 +161,12 @@ class Protocol(HttpToolsProtocol):
     def _make_room(self) -> bool:
         """Close a connection that waits for its next request."""
         for other in self.connections:
-            if other is not self and isinstance(other, Protocol) and other.is_idle and not other._is_refused:
+            if (
+                other is not self
+                and isinstance(other, ServerProtocol)
+                and other.is_idle
+                and not other._is_refused
+            ):
                 other.transport.close()
                 return True
         return False

@@ -1,6 +1,6 @@
 """`headway serve MODEL`: serve one model over OpenAI's API.
 
-Reads the options, starts the engine process, then becomes the HTTP process.
+Reads the options, starts the engine process, then becomes the HTTP process, or the one that minds several.
 
 The order is the point: the engine process, which has the most to import, starts before this process imports
 anything that takes time.
@@ -43,6 +43,10 @@ def serve(options: ServeOptions, started_at: float, engine_command: Sequence[str
         watch_lifeline(options.lifeline_fd, handle.kill)
     timeline["engine started"] = round(time.monotonic() - started_at, 3)
     try:
+        if options.http.api_server_count > 1:
+            from headway_runtime.server.supervisor import Supervisor
+
+            return Supervisor(options, handle, started_at).run()
         from headway_runtime.server import http_process
 
         return http_process.run(options, handle, timeline, started_at)
