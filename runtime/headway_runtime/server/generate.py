@@ -287,5 +287,9 @@ def _error_of(event: StreamEvent) -> HttpError:
             return overloaded(event.message, event.code, 1)
         case EngineDied():
             return HttpError(500, event.message, code=event.code)
+        case RequestOutput(error_param=str(param)):
+            # Seen only in the engine: a grammar that cannot be compiled, or followed any further.
+            code = "invalid_grammar" if param != "allowed_token_ids" else None
+            return HttpError(400, f"{param} cannot be enforced: {event.error}", param=param, code=code)
         case RequestOutput():
             return HttpError(500, f"the engine failed: {event.error}; try again", code="engine_error")
