@@ -72,7 +72,10 @@ class Record:
         """Time for each token after those of the first event; None where there is none."""
         if len(self.token_times) < 2:
             return None
-        later = self.output_tokens - self.token_counts[0]
+        # Tokens without text after the last event (an end marker) took no part of the time between events.
+        is_told = self.count_source in ("token_ids", "usage")
+        last = sum(self.token_counts) if is_told else self.output_tokens
+        later = last - self.token_counts[0]
         if later < 1:
             return None
         return (self.token_times[-1] - self.token_times[0]) / later

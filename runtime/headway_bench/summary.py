@@ -55,7 +55,10 @@ class ClientUse:
 
 @dataclass(frozen=True, slots=True)
 class TokenUse:
-    """Tokens of the completed requests. `counted_by`: requests by how the tokens of events were told."""
+    """Tokens of the completed requests. `counted_by`: requests by how the tokens of events were told.
+
+    `one_token_an_event`: of the requests whose events did not tell, the share for which that holds.
+    """
 
     input_tokens: int
     output_tokens: int
@@ -65,7 +68,7 @@ class TokenUse:
     input_as_wanted: Estimate | None
     output_as_wanted: Estimate
     counted_by: Mapping[str, int]
-    counts_confirmed_by_usage: Estimate | None
+    one_token_an_event: Estimate | None
     tokens_per_event: float
 
 
@@ -212,7 +215,8 @@ def _token_use(complete: Sequence[Record], confidence: float) -> TokenUse:
     output_tokens = sum(r.output_tokens for r in complete)
     # What a later turn's whole prompt should be depends on the answers before it.
     checked = [r for r in told if r.turn == 0 and r.input_tokens_wanted is not None]
-    counted = [r for r in complete if r.completion_tokens and r.token_counts]
+    # Events that told their counts may leave out an end marker; events that did not are checked by the sum.
+    counted = [r for r in complete if r.completion_tokens and r.token_counts and r.count_source == "events"]
     cached = [r.cached_tokens for r in complete if r.cached_tokens is not None]
     num_events = sum(len(r.token_counts) for r in complete)
     return TokenUse(

@@ -51,10 +51,10 @@ def _of_the_answers(summary: Summary) -> list[str]:
                 f"{100 * (1 - tokens.output_as_wanted.value):.0f}% of the answers were not as long as asked; "
                 "--ignore-eos keeps them from ending early"
             )
-        confirmed = tokens.counts_confirmed_by_usage
+        confirmed = tokens.one_token_an_event
         if confirmed is not None and confirmed.value < 1:
             found.append(
-                "events held other numbers of tokens than could be told apart: ITL is between events; "
+                "events held several tokens or none, and did not tell how many: ITL is between events; "
                 "--tokenizer counts them"
             )
     if summary.num_without_content:
