@@ -28,7 +28,8 @@ SHORT = {"model": "tiny", "prompt": [50], "max_tokens": 2}
 
 def processes_of(server: RunningServer) -> tuple[psutil.Process, list[psutil.Process]]:
     """The engine process and the HTTP processes."""
-    fronts, engines = [], []
+    fronts: list[psutil.Process] = []
+    engines: list[psutil.Process] = []
     for child in server.children():
         (fronts if "front_process" in " ".join(child.cmdline()) else engines).append(child)
     (engine,) = engines

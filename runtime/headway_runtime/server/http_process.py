@@ -148,11 +148,12 @@ async def _serve(front: _Front) -> int:
     gc.freeze()
     gc.enable()
     front.mark("listening")
-    announcing = asyncio.create_task(_announce(client, front))
+    tasks = [asyncio.create_task(_announce(client, front)), asyncio.create_task(serving.watch.run())]
     try:
         await server.serve(sockets=[front.listener])
     finally:
-        announcing.cancel()
+        for task in tasks:
+            task.cancel()
         serving.close()
         await ending.finish()
     return ending.status

@@ -21,6 +21,7 @@ from headway_runtime.server.admin_tokens import AdminTokens
 from headway_runtime.server.api_keys import ApiKeys, Tenant
 from headway_runtime.server.edge import CONTEXT_KEY, RequestContext
 from headway_runtime.server.engine_client import EngineClient
+from headway_runtime.server.engine_watch import EngineWatch
 from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.options import ServeOptions
@@ -43,6 +44,7 @@ class Serving:
         self.options = options
         self.client = client
         self.lifecycle = lifecycle
+        self.watch = EngineWatch(client, options.http.engine_timeout_seconds)
         self.started_at_unix = int(time.time())
         self._api_keys = ApiKeys(options.api_keys)
         self._admin_tokens = None
@@ -64,6 +66,8 @@ class Serving:
         """Why `/ready` fails; None if this server can take new work."""
         if not self.client.is_alive:
             return "the engine process has ended"
+        if self.watch.is_stalled:
+            return f"the engine has not answered for {self.watch.timeout_seconds:g} s"
         if self.lifecycle.is_draining:
             return "the server is draining"
         if not self.client.is_ready:
@@ -88,6 +92,9 @@ class Serving:
     def require_engine(self) -> None:
         if not self.client.is_alive:
             raise overloaded("the engine process has ended; this server ends, too", "engine_dead", 1)
+        if self.watch.is_stalled:
+            seconds = self.watch.timeout_seconds
+            raise overloaded(f"the engine has not answered for {seconds:g} s", "engine_stalled", 1)
         if not self.client.is_ready:
             raise overloaded("the engine is starting; retry in a second", "engine_starting", 1)
 
