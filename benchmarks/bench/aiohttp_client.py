@@ -58,6 +58,7 @@ async def main(port: int, rate: float, seconds: float, tokens: int) -> None:
     report = {
         "requests": len(errors),
         "wall_seconds": wall_seconds,
+        "due_per_second": (len(lags) - 1) / float(gaps[1:].sum()),
         "sent_per_second": (len(lags) - 1) / float(gaps[1:].sum() + lags[-1] - lags[0]),
         "cpu_seconds": cpu_seconds,
         "lags_milliseconds": [1000 * lag for lag in lags],

@@ -1,9 +1,8 @@
 """A lean HTTP/1.1 client for many streamed answers at once; knows nothing of what is in them.
 
-Why not aiohttp: at 500 requests a second it costs about three times the processor time (measured in
-`benchmarks/bench/results.md`), and it wakes a task for each piece of an answer, so that a piece's time would
-be taken late on a busy core. Here the time is taken in `data_received`, before anything else. Parsing is
-httptools'.
+Why not aiohttp: at 500 streamed answers a second it takes about twice the processor time, and it wakes a task
+for each piece of an answer, whose time is then taken late on a busy core (`benchmarks/bench/results.md` has
+both). Here the time is taken in `data_received`, before anything else. Parsing is httptools'.
 
 An idle connection is used again for `KEEP_ALIVE_SECONDS`, which is less than servers keep theirs (uvicorn: 5
 s): so it is this side that lets go, no request meets a connection just closed, and none needs to be sent

@@ -48,7 +48,7 @@ def _run(config: BenchConfig) -> int:
     if plot_path is not None and result.points:
         from headway_bench.plot import draw
 
-        draw(plot_path, result.points, f"{result.material.facts.model}: {config.command[:100]}")
+        draw(plot_path, result.points, f"{result.material.facts.model} at {config.server.base_url}")
     if result.was_interrupted:
         return INTERRUPTED_STATUS
     any_failed = any(point.summary.num_failed for point in result.points)
