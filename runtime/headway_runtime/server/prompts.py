@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
 from headway_runtime.request import Grammar, Request
+from headway_runtime.seeds import choice_seed
 from headway_runtime.server.api_keys import Tenant
 from headway_runtime.server.cache_salts import cache_salt
 from headway_runtime.server.chat_messages import ChatMessage
@@ -20,10 +21,6 @@ from headway_runtime.server.protocol import MAX_CHOICES, CompletionBody, Generat
 from headway_runtime.server.sampling_fields import sampling_of
 from headway_runtime.tokenizer import Tokenizer
 
-# Distance between the seeds of one request's choices: odd and large, so that neighbours of a client's seed
-# (which clients count up by one) never meet.
-SEED_STRIDE = 0x9E3779B97F4A7C15
-SEED_MASK = 2**63 - 1
 # What is to be truncated has to be encoded first: a text so many times too long is refused without that.
 TRUNCATABLE_CONTEXTS = 16
 
@@ -181,8 +178,7 @@ def _prepare(
         for choice in range(best_of):
             index = len(requests)
             # A seed fixes each choice of a request; prompts in one list share the seeds of their choices.
-            choice_seed = (seed + choice * SEED_STRIDE) & SEED_MASK
-            seeded = replace(sampling, seed=choice_seed)
+            seeded = replace(sampling, seed=choice_seed(seed, choice))
             if choice and prompt.echo is None:
                 # One choice's prompt is like another's; an echo needs its own with its first token.
                 seeded = replace(seeded, num_prompt_logprobs=None)

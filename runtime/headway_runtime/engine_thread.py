@@ -1,0 +1,179 @@
+"""The thread that steps an engine core for those who use it in their own process.
+
+Owns the core from its start on: nobody else touches it. Others leave commands and get each output through the
+sink that came with its request, which is called on this thread and must not block. Requests beyond what the
+core lets wait are kept here, in order, so that nobody in the same process is ever refused for the number of
+prompts. Knows no text and no event loop.
+
+Each request's sink is called until an output with a finish reason or an error; nothing follows that.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headway_runtime.config import EngineConfig
+from headway_runtime.errors import EngineDeadError, InvalidRequestError
+from headway_runtime.metrics import EngineMetrics, MetricsSnapshot
+from headway_runtime.request import Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+Event = RequestOutput | InvalidRequestError | EngineDeadError
+Sink = Callable[[str, Event], None]
+
+
+class StepResult(Protocol):
+    @property
+    def outputs(self) -> list[RequestOutput]: ...
+
+
+class CoreLike(Protocol):
+    """What the thread needs of a core; `headway_runtime.engine.EngineCore` is one."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def num_waiting(self) -> int: ...
+    def add_request(self, request: Request, now: float) -> None: ...
+    def abort(self, request_id: str, now: float) -> bool: ...
+    def finish(self, request_id: str, now: float) -> bool: ...
+    def step(self, now: float) -> StepResult: ...
+
+
+class EngineThread:
+    """Starts at once. Everything but the core is safe to use from any thread."""
+
+    def __init__(self, core: CoreLike, metrics: EngineMetrics) -> None:
+        self._core = core
+        self._metrics = metrics
+        self._condition = threading.Condition()
+        self._commands: list[Callable[[], None]] = []
+        self._is_closing = False
+        self._death: str | None = None
+        # Touched by the thread alone.
+        self._backlog: deque[Request] = deque()
+        self._sinks: dict[str, Sink] = {}
+        self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
+        """Run `requests`. EngineDeadError if the engine has ended."""
+        self._command(lambda: self._accept(requests, sink))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget these requests, those that have ended already among them; their sinks hear nothing more."""
+        self._leave(request_ids, self._core.abort)
+
+    def finish(self, request_id: str) -> None:
+        """End a request normally: its answer is complete."""
+        self._leave((request_id,), self._core.finish)
+
+    def snapshot(self) -> MetricsSnapshot:
+        """The counters, between two steps."""
+        if threading.current_thread() is self._thread or not self._thread.is_alive():
+            return self._metrics.snapshot()
+        found: list[MetricsSnapshot] = []
+        is_there = threading.Event()
+
+        def take() -> None:
+            found.append(self._metrics.snapshot())
+            is_there.set()
+
+        try:
+            self._command(take)
+        except EngineDeadError:
+            return self._metrics.snapshot()
+        while not is_there.wait(0.1):
+            if not self._thread.is_alive():
+                return self._metrics.snapshot()
+        return found[0]
+
+    def close(self) -> None:
+        """End the thread after the step that runs; requests that still live get EngineDeadError."""
+        with self._condition:
+            self._is_closing = True
+            self._condition.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._condition:
+            if self._death is not None or self._is_closing:
+                raise EngineDeadError(self._death or "the engine has been closed; make another one")
+            self._commands.append(command)
+            self._condition.notify()
+
+    def _leave(self, request_ids: Sequence[str], leave: Callable[[str, float], bool]) -> None:
+        def command() -> None:
+            now = time.monotonic()
+            for request_id in request_ids:
+                if self._sinks.pop(request_id, None) is not None and not leave(request_id, now):
+                    # The core has never heard of it.
+                    self._backlog = deque(one for one in self._backlog if one.request_id != request_id)
+
+        try:
+            self._command(command)
+        except EngineDeadError:
+            return  # everything has ended already
+
+    def _run(self) -> None:
+        reason = "the engine has been closed; make another one"
+        try:
+            while self._take_commands():
+                self._admit()
+                if self._core.has_work:
+                    for output in self._core.step(time.monotonic()).outputs:
+                        self._deliver(output)
+        except Exception as error:
+            logger.exception("the engine cannot go on")
+            reason = f"the engine cannot go on: {type(error).__name__}: {error}"
+        with self._condition:
+            self._death = reason
+            commands, self._commands = self._commands, []
+        for command in commands:
+            command()  # who asked between the last step and now gets the same end
+        sinks, self._sinks = self._sinks, {}
+        for request_id, sink in sinks.items():
+            sink(request_id, EngineDeadError(reason))
+
+    def _take_commands(self) -> bool:
+        """Do what was asked for, waiting for it if there is nothing else to do. False when told to end."""
+        with self._condition:
+            while not (self._commands or self._is_closing or self._core.has_work or self._backlog):
+                self._condition.wait()
+            if self._is_closing:
+                return False
+            commands, self._commands = self._commands, []
+        for command in commands:
+            command()
+        return True
+
+    def _accept(self, requests: Sequence[Request], sink: Sink) -> None:
+        self._sinks.update(dict.fromkeys((one.request_id for one in requests), sink))
+        self._backlog.extend(requests)
+
+    def _admit(self) -> None:
+        """Hand over as many as the core lets wait."""
+        now = time.monotonic()
+        while self._backlog and self._core.num_waiting < self._core.config.max_waiting:
+            request = self._backlog.popleft()
+            try:
+                self._core.add_request(request, now)
+            except InvalidRequestError as error:
+                self._sinks.pop(request.request_id)(request.request_id, error)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        sink = self._sinks.get(output.request_id)
+        if sink is None:
+            return
+        if output.queue_seconds is not None and output.prefill_seconds is not None:
+            self._metrics.first_byte(output.queue_seconds + output.prefill_seconds)
+        if output.finish_reason is not None:
+            del self._sinks[output.request_id]
+        sink(output.request_id, output)

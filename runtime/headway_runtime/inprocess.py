@@ -1,0 +1,302 @@
+"""The engine in the user's own process, without a server: `Engine(model).generate(prompts)`.
+
+    with Engine("bundled://headway-tiny", max_model_len=512) as engine:
+        for output in engine.generate(["Once", "Twice"], SamplingParams(max_tokens=8)):
+            print(output.text)
+
+The core steps on a thread of its own; tokenizing, stop strings and text happen on the caller's. An engine may
+be used from any number of threads and event loops at once: their requests share its steps. Imports neither a
+web framework nor sockets; the server and this are two users of the same core.
+"""
+
+import asyncio
+import contextlib
+import queue
+import secrets
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal, Protocol, Self, TypedDict, Unpack
+
+from headway_runtime.answer_assembly import Assembly, Prompt
+from headway_runtime.engine import EngineCore
+from headway_runtime.engine_config import resolve_engine_config
+from headway_runtime.engine_options import keyword_options
+from headway_runtime.engine_thread import EngineThread, Event
+from headway_runtime.errors import ContextLengthError, InvalidRequestError
+from headway_runtime.generation_output import GenerationOutput
+from headway_runtime.metrics import EngineMetrics, MetricsSnapshot
+from headway_runtime.model_config import read_model_config
+from headway_runtime.prompt_encoding import Messages, PromptEncoder, PromptInput
+from headway_runtime.request import Request
+from headway_runtime.sampling_params import SamplingParams
+from headway_runtime.seeds import choice_seed
+from headway_runtime.sources import resolve
+from headway_runtime.tokenizer import Tokenizer
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The flags of `headway serve` that are about the engine, with the same defaults; None is the default."""
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    device: Literal["auto", "cpu", "cuda"]
+    load_format: Literal["auto", "dummy"]
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    initial_max_num_seqs: int | None
+    initial_max_num_batched_tokens: int | None
+    block_size: int
+    kv_cache_memory_bytes: int | str | None
+    max_waiting: int
+    ttft_target_milliseconds: float | None
+    tpot_target_milliseconds: float | None
+    seed: int
+    num_threads: int | None
+
+
+class Engine:
+    """A model, loaded and ready. Close it, or use it as a context manager; else it ends with the process.
+
+    model: bundled://NAME, a folder or file:///FOLDER.
+    Raises ConfigError and ModelLoadError while starting.
+    """
+
+    def __init__(self, model: str, **options: Unpack[EngineKeywords]) -> None:
+        folder = resolve(model)
+        engine_options = keyword_options(folder, options)
+        self._vocab_size = read_model_config(folder).vocab_size
+        self._encoder = PromptEncoder(folder, self._vocab_size)
+        metrics = EngineMetrics(engine_options.targets)
+        began_at = time.monotonic()
+        core = EngineCore(resolve_engine_config(engine_options), metrics)
+        metrics.model_loaded(time.monotonic() - began_at)
+        self._max_tokens_in_all = min(core.max_model_len, core.num_kv_tokens)
+        self._thread = EngineThread(core, metrics)
+        # Also when the process ends, before the interpreter takes the thread's ground away.
+        self._close = weakref.finalize(self, self._thread.close)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self._max_tokens_in_all
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._encoder.tokenizer
+
+    def metrics(self) -> MetricsSnapshot:
+        """Everything counted so far: the numbers of a server's /metrics page."""
+        return self._thread.snapshot()
+
+    def close(self) -> None:
+        """End the engine; what still runs gets EngineDeadError. Again does nothing."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> list[GenerationOutput]:
+        """Answer all prompts; one output per prompt, in their order.
+
+        prompts: a text, token ids, or a list of either. sampling_params: for all of them, or one each.
+        use_tqdm: show a progress bar. priority: the lower is served first. cache_salt: prompts share what was
+        computed for the same beginning only with others of the same salt.
+        InvalidRequestError (ContextLengthError) before anything runs if one of them cannot be answered. An
+        answer that fails by the engine's fault has the finish reason "error".
+        """
+        encoded = self._encoder.encode_all(prompts)
+        return self._run(encoded, sampling_params, priority, cache_salt, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_generation_prompt: bool = True,
+    ) -> list[GenerationOutput]:
+        """The same for chats, by the model's own template: one conversation, or a list of them."""
+        encoded = self._encoder.encode_chats(messages, add_generation_prompt=add_generation_prompt)
+        return self._run(encoded, sampling_params, priority, cache_salt, use_tqdm=use_tqdm)
+
+    async def generate_async(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[GenerationOutput]:
+        """Answer one prompt, and give what there is each time more has come; the last output is finished.
+
+        Leaving the loop early gives the rest up at once.
+        """
+        encoded = await asyncio.to_thread(self._encoder.encode, prompt)
+        async for output in self._stream(encoded, sampling_params, priority, cache_salt):
+            yield output
+
+    async def chat_async(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_generation_prompt: bool = True,
+    ) -> AsyncIterator[GenerationOutput]:
+        """The same for one chat."""
+        encoded = await asyncio.to_thread(
+            self._encoder.encode_chat, messages, add_generation_prompt=add_generation_prompt
+        )
+        async for output in self._stream(encoded, sampling_params, priority, cache_salt):
+            yield output
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int,
+        cache_salt: str,
+        *,
+        use_tqdm: bool,
+    ) -> list[GenerationOutput]:
+        events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
+        received_at = time.monotonic()
+        params = _params_of_each(sampling_params, len(prompts))
+        assemblies = [
+            self._assembly(prompt, one, priority, cache_salt, received_at)
+            for prompt, one in zip(prompts, params, strict=True)
+        ]
+        by_request = {one.request_id: assembly for assembly in assemblies for one in assembly.requests}
+        with _progress(len(prompts), is_shown=use_tqdm) as progress:
+            try:
+                for assembly in assemblies:
+                    self._thread.submit(assembly.requests, lambda *event: events.put(event))
+                remaining = set(assemblies)
+                while remaining:
+                    request_id, event = events.get()
+                    assembly = by_request[request_id]
+                    if self._feed(assembly, request_id, event) and assembly in remaining:
+                        remaining.remove(assembly)
+                        progress.update(1)
+            except BaseException:
+                # Whatever it was, an interrupt included: nobody waits for the rest.
+                self._thread.abort(list(by_request))
+                raise
+        return [one.output() for one in assemblies]
+
+    async def _stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None, priority: int, cache_salt: str
+    ) -> AsyncIterator[GenerationOutput]:
+        params = SamplingParams() if sampling_params is None else sampling_params
+        assembly = self._assembly(prompt, params, priority, cache_salt, time.monotonic())
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[tuple[str, Event]] = asyncio.Queue()
+
+        def sink(request_id: str, event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is left to hear it
+                loop.call_soon_threadsafe(events.put_nowait, (request_id, event))
+
+        try:
+            self._thread.submit(assembly.requests, sink)
+            while not assembly.finished:
+                self._feed(assembly, *await events.get())
+                while not events.empty():
+                    # What came together is given together.
+                    self._feed(assembly, *events.get_nowait())
+                yield assembly.output()
+        except BaseException:
+            # Also when the caller leaves the loop, or its task is cancelled; what has ended stays as it is.
+            self._thread.abort([one.request_id for one in assembly.requests])
+            raise
+
+    def _feed(self, assembly: Assembly, request_id: str, event: Event) -> bool:
+        """Whether its prompt has all its answers now."""
+        complete = assembly.feed(request_id, event)
+        if complete is not None:
+            self._thread.finish(complete)
+        return assembly.finished
+
+    def _assembly(
+        self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str, received_at: float
+    ) -> Assembly:
+        room = self._max_tokens_in_all - len(prompt.token_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"prompt has {len(prompt.token_ids)} tokens, but prompt and answer together may have "
+                f"{self._max_tokens_in_all}; shorten it",
+                param="prompt",
+            )
+        sampling = params.for_engine(
+            vocab_size=self._vocab_size, eos_token_ids=self.tokenizer.eos_token_ids, room=room
+        )
+        if sampling.min_tokens < params.min_tokens:
+            raise InvalidRequestError(
+                f"min_tokens={params.min_tokens} is more than the answer may have ({room}); lower it",
+                param="min_tokens",
+            )
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        requests = []
+        for choice in range(params.n):
+            own = replace(sampling, seed=choice_seed(seed, choice))
+            if choice:
+                # One answer's prompt is like another's.
+                own = replace(own, num_prompt_logprobs=None)
+            requests.append(
+                Request(
+                    f"{prompt.request_id}-{choice}", prompt.token_ids, own, received_at, priority, cache_salt
+                )
+            )
+        return Assembly(prompt, requests, params, self.tokenizer.vocabulary, received_at)
+
+
+def _params_of_each(
+    given: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise InvalidRequestError(
+            f"sampling_params has {len(given)} entries for {count} prompts; give one, or one for each",
+            param="sampling_params",
+        )
+    return given
+
+
+class _Progress(Protocol):
+    def update(self, n: float) -> object: ...
+
+
+class _Hidden:
+    def update(self, n: float) -> object:
+        return None
+
+
+@contextlib.contextmanager
+def _progress(count: int, *, is_shown: bool) -> Iterator[_Progress]:
+    """A bar on standard error, one tick for each prompt that is answered."""
+    if not is_shown:
+        yield _Hidden()
+        return
+    import tqdm
+
+    with tqdm.tqdm(total=count, desc="Answered prompts", dynamic_ncols=True) as bar:
+        yield bar

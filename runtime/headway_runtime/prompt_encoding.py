@@ -1,0 +1,93 @@
+"""Prompts as users of the in-process engine give them, to token ids: texts, token ids, chats.
+
+Refuses by name what is none of these and what this model cannot read. Knows no sampling and no engine.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from headway_runtime.answer_assembly import Prompt
+from headway_runtime.chat import load_chat_template
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.tokenizer import Tokenizer
+
+PromptInput: TypeAlias = str | Sequence[int]
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class PromptEncoder:
+    """One model's tokenizer and chat template. ConfigError if one of them is not usable."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self.tokenizer = Tokenizer(folder)
+        self._chat_template = load_chat_template(folder, self.tokenizer.config, self.tokenizer.special_tokens)
+        self._vocab_size = vocab_size
+
+    def encode_all(self, prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
+        """A text, token ids, or a list of either."""
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            return [self.encode(prompts)]  # type: ignore[arg-type]
+        return [self.encode(one) for one in prompts]  # type: ignore[arg-type]
+
+    def encode(self, prompt: PromptInput) -> Prompt:
+        if isinstance(prompt, str):
+            encoded = self.tokenizer.encode(prompt, add_special_tokens=True)
+            return self._checked(Prompt(uuid.uuid4().hex, prompt, tuple(encoded)))
+        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+        if not is_list or not all(type(one) is int for one in prompt):
+            raise InvalidRequestError(
+                f"prompt={prompt!r}: want a text or a list of token ids", param="prompt"
+            )
+        return self._checked(Prompt(uuid.uuid4().hex, None, tuple(prompt)))
+
+    def encode_chats(
+        self, messages: Messages | Sequence[Messages], *, add_generation_prompt: bool
+    ) -> list[Prompt]:
+        """One conversation, or a list of them."""
+        is_one = not messages or isinstance(messages[0], Mapping)
+        chats: Any = [messages] if is_one else messages
+        return [self.encode_chat(one, add_generation_prompt=add_generation_prompt) for one in chats]
+
+    def encode_chat(self, messages: Messages, *, add_generation_prompt: bool) -> Prompt:
+        if self._chat_template is None:
+            raise InvalidRequestError(
+                "messages: this model has no chat template; use generate", param="messages"
+            )
+        text = self._chat_template.render(
+            [_for_template(one) for one in messages], add_generation_prompt=add_generation_prompt
+        )
+        # The template writes the special tokens itself.
+        token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._checked(Prompt(uuid.uuid4().hex, text, token_ids))
+
+    def _checked(self, prompt: Prompt) -> Prompt:
+        token_ids = prompt.token_ids
+        if not token_ids:
+            raise InvalidRequestError("prompt is empty; give at least one token", param="prompt")
+        if not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise InvalidRequestError(
+                f"prompt holds a token id outside [0, {self._vocab_size - 1}]; use this model's tokenizer",
+                param="prompt",
+            )
+        return prompt
+
+
+def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates read it: content as one text, and today's word for `system`."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequestError(
+            f"messages: {message!r} has no role; give dicts with role and content", param="messages"
+        )
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        for part in content:
+            if not isinstance(part, Mapping) or part.get("type") != "text" or "text" not in part:
+                raise InvalidRequestError(
+                    f"messages: {part!r} is no text part; write {{'type': 'text', 'text': ...}}",
+                    param="messages",
+                )
+        content = "\n".join(part["text"] for part in content)
+    role = "system" if message["role"] == "developer" else message["role"]
+    return {**message, "role": role, "content": content or ""}

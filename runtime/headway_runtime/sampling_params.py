@@ -1,0 +1,214 @@
+"""How answers are sampled, as users of the in-process engine say it: checked when it is made.
+
+Names and defaults are those of vLLM's class of the same name, ranges those of the HTTP API. What depends on
+the model (its vocabulary, the room in its context) is checked by `for_engine`, which makes the engine's own
+parameters of it.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from headway_runtime import request
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.request import Grammar
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGPROBS = 20
+MAX_TOKENS = 2**31 - 1
+MAX_SEED = 2**63 - 1
+# Colder than this is greedy: dividing by it would leave no difference between the best tokens but rounding.
+COLDEST_TEMPERATURE = 1e-5
+
+# Field -> lowest and highest value, both allowed.
+INTEGERS = {
+    "n": (1, MAX_CHOICES),
+    "top_k": (-1, MAX_TOKENS),
+    "max_tokens": (1, MAX_TOKENS),
+    "min_tokens": (0, MAX_TOKENS),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "seed": (-MAX_SEED, MAX_SEED),
+}
+NUMBERS = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 10.0),
+}
+# Of those, the ones whose lowest value itself is not allowed.
+ABOVE_LOWEST = frozenset(("top_p", "repetition_penalty"))
+BIASES = (-100.0, 100.0)
+OPTIONAL = frozenset(("max_tokens", "logprobs", "prompt_logprobs", "seed"))
+SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one prompt is answered. InvalidRequestError, naming field, value and remedy, for what cannot be.
+
+    n: answers to each prompt.
+    temperature: 0 is greedy. top_k: 0 and -1 keep all. top_p, min_p: share of probability kept, and share of
+        the likeliest token's below which others are left out.
+    presence_penalty, frequency_penalty, repetition_penalty: as OpenAI and vLLM define them.
+    logit_bias: token id -> what is added to its logit. allowed_token_ids: no other is ever sampled.
+    seed: the same tokens each time; None draws one.
+    max_tokens: None is as many as fit. min_tokens: before them no stop counts.
+    stop: one string or up to 16, which end an answer; stop_token_ids: tokens that do, besides the model's own
+        ends (unless ignore_eos).
+    logprobs, prompt_logprobs: how many best log-probabilities to return per token; None for none.
+    grammar: what an answer must match.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Collection[int] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Collection[str] | None = None
+    stop_token_ids: Collection[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        for name, (lowest, highest) in INTEGERS.items():
+            _check_integer(name, getattr(self, name), lowest, highest)
+        for name, (least, most) in NUMBERS.items():
+            _check_number(name, getattr(self, name), least, most)
+        for name in SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(name, getattr(self, name), "want True or False")
+        self._check_stops()
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            _check_token_ids(name, getattr(self, name))
+        _check_biases(self.logit_bias)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise _wrong("allowed_token_ids", self.allowed_token_ids, "allow at least one, or give None")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _wrong(
+                "min_tokens", self.min_tokens, f"is more than max_tokens={self.max_tokens}; lower it"
+            )
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise _wrong("grammar", self.grammar, "want a Grammar, such as Grammar('regex', r'[0-9]+')")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def for_engine(
+        self, *, vocab_size: int, eos_token_ids: frozenset[int], room: int
+    ) -> request.SamplingParams:
+        """The engine's parameters, but for the seed. room: tokens that the answer may have.
+
+        InvalidRequestError for token ids that the model does not have.
+        """
+        stop_token_ids = frozenset(self.stop_token_ids or ())
+        bias = tuple((self.logit_bias or {}).items())
+        named: Mapping[str, Collection[int]] = {
+            "stop_token_ids": stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "logit_bias": [token_id for token_id, _ in bias],
+        }
+        for name, token_ids in named.items():
+            if token_ids and max(token_ids) >= vocab_size:
+                raise InvalidRequestError(
+                    f"{name} holds token id {max(token_ids)}; this model's ids end at {vocab_size - 1}",
+                    param=name,
+                )
+        if not self.ignore_eos:
+            stop_token_ids |= eos_token_ids
+        max_tokens = room if self.max_tokens is None else min(room, self.max_tokens)
+        allowed = None if self.allowed_token_ids is None else frozenset(self.allowed_token_ids)
+        if self.min_tokens and allowed is not None and allowed <= stop_token_ids:
+            raise _wrong(
+                "allowed_token_ids",
+                sorted(allowed),
+                f"are all stop tokens, which min_tokens={self.min_tokens} forbids; allow another",
+            )
+        return request.SamplingParams(
+            temperature=0.0 if self.temperature < COLDEST_TEMPERATURE else self.temperature,
+            top_k=max(0, self.top_k),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=bias,
+            allowed_token_ids=allowed,
+            max_tokens=max_tokens,
+            min_tokens=min(self.min_tokens, max_tokens),
+            stop_token_ids=stop_token_ids,
+            num_logprobs=self.logprobs,
+            num_prompt_logprobs=self.prompt_logprobs,
+            grammar=self.grammar,
+        )
+
+    def _check_stops(self) -> None:
+        if self.stop is not None and not isinstance(self.stop, str | Collection):
+            raise _wrong("stop", self.stop, "want a string, or a list of strings")
+        if len(self.stops) > MAX_STOPS:
+            raise _wrong("stop", self.stop, f"give at most {MAX_STOPS} strings")
+        for one in self.stops:
+            if not isinstance(one, str) or not 1 <= len(one) <= MAX_STOP_CHARACTERS:
+                raise _wrong("stop", one, f"each is a string of 1 to {MAX_STOP_CHARACTERS} characters")
+
+
+def _wrong(name: str, value: object, remedy: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name}={value!r}: {remedy}", param=name)
+
+
+def _check_integer(name: str, value: object, lowest: int, highest: int) -> None:
+    if value is None and name in OPTIONAL:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong(name, value, "want an integer" + (" or None" if name in OPTIONAL else ""))
+    if not lowest <= value <= highest:
+        raise _wrong(name, value, f"is outside [{lowest}, {highest}]; choose a value inside that range")
+
+
+def _check_number(name: str, value: object, lowest: float, highest: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise _wrong(name, value, "want a finite number")
+    if not lowest <= value <= highest or (name in ABOVE_LOWEST and value == lowest):
+        bracket = "(" if name in ABOVE_LOWEST else "["
+        raise _wrong(
+            name, value, f"is outside {bracket}{lowest:g}, {highest:g}]; choose a value inside that range"
+        )
+
+
+def _check_token_ids(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise _wrong(name, value, "want a list of token ids")
+    for one in value:
+        if not isinstance(one, int) or isinstance(one, bool) or one < 0:
+            raise _wrong(name, one, "is no token id; token ids are integers from 0")
+
+
+def _check_biases(value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise _wrong("logit_bias", value, "want a dict of token ids and numbers")
+    _check_token_ids("logit_bias", tuple(value))
+    for bias in value.values():
+        _check_number("logit_bias", bias, *BIASES)
