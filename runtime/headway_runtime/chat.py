@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
@@ -38,20 +39,33 @@ class ChatTemplate:
             raise ConfigError(
                 f"chat template: not valid Jinja ({error}); correct the model's template"
             ) from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, str]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """The prompt, up to where the assistant begins to speak, or without its cue to.
 
+        variables: what else this template knows, such as enable_thinking.
         InvalidRequestError, with the template's own words, for messages that it refuses.
         """
         try:
             return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
+                {
+                    **self._special_tokens,
+                    **variables,
+                    "messages": messages,
+                    "add_generation_prompt": add_generation_prompt,
+                    "tools": tools,
+                    "documents": documents,
+                }
             )
         except (
             jinja2.TemplateError,
@@ -60,6 +74,9 @@ class ChatTemplate:
             KeyError,
             ZeroDivisionError,
             OverflowError,
+            AttributeError,
+            IndexError,
+            RecursionError,
         ) as error:
             raise InvalidRequestError(
                 f"messages: the model's chat template refuses them ({error}); send what it wants",
@@ -68,16 +85,21 @@ class ChatTemplate:
 
 
 def load_chat_template(
-    model_path: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+    model_path: Path,
+    tokenizer_config: Mapping[str, Any],
+    special_tokens: Mapping[str, str],
+    given: Path | None = None,
 ) -> ChatTemplate | None:
-    """The model's template: chat_template.jinja, else tokenizer_config.json's (of several, "default")."""
-    path = model_path / "chat_template.jinja"
+    """The file that was given, or the model's own template.
+
+    That is chat_template.jinja, else tokenizer_config.json's (of several, "default").
+    """
+    path = given or model_path / "chat_template.jinja"
     try:
         return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens)
-    except FileNotFoundError:
-        pass
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); fetch the model's files again") from error
+        if given is not None or not isinstance(error, FileNotFoundError):
+            raise ConfigError(f"{path}: cannot be read ({error}); give a readable template") from error
     source = tokenizer_config.get("chat_template")
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}

@@ -62,7 +62,7 @@ class TextRules:
     stops: the strings that end it; with_stop: whether they, and stop tokens, are part of the text.
     min_tokens: stop strings begin to count with the text of the first token after so many.
     stop_token_ids: all tokens that end it; stop_reasons: those of them that the client named.
-    special_tokens: whether their names are part of the text.
+    special_tokens: whether their names are part of the text, or those of which that is so.
     """
 
     stops: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class TextRules:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     stop_reasons: frozenset[int] = frozenset()
-    special_tokens: bool = False
+    special_tokens: bool | frozenset[int] = False
 
 
 class Choice:

@@ -10,6 +10,7 @@ Knows nothing of requests, HTTP or when to stop the engine.
 
 import codecs
 from collections.abc import Sequence
+from functools import partial
 
 from headway_runtime.tokenizer import Vocabulary
 
@@ -21,9 +22,13 @@ class Detokenizer:
 
     __slots__ = ("_byte_level", "_piece", "_run", "_utf8")
 
-    def __init__(self, vocabulary: Vocabulary, *, special_tokens: bool = False) -> None:
-        """special_tokens: whether their names are part of the text."""
-        self._piece = vocabulary.piece_or_name if special_tokens else vocabulary.piece
+    def __init__(self, vocabulary: Vocabulary, *, special_tokens: bool | frozenset[int] = False) -> None:
+        """special_tokens: whether their names are part of the text, or those of which that is so."""
+        self._piece = vocabulary.piece
+        if isinstance(special_tokens, frozenset) and special_tokens:
+            self._piece = partial(vocabulary.piece_or_name_of, special_tokens)
+        elif special_tokens:
+            self._piece = vocabulary.piece_or_name
         self._byte_level = vocabulary.is_byte_level
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run = bytearray()

@@ -12,7 +12,7 @@ neighbours is refused when the server starts.
 import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -121,6 +121,15 @@ class Vocabulary:
     def piece_or_name(self, token_id: int) -> Piece:
         """The same, but special tokens add their name."""
         return self._spell(token_id) if token_id in self._special_ids else self.piece(token_id)
+
+    def piece_or_name_of(self, shown: Collection[int], token_id: int) -> Piece:
+        """The same, but only special tokens that are `shown` add their name."""
+        return self._spell(token_id) if token_id in shown else self.piece(token_id)
+
+    def special_ids_of(self, names: Collection[str]) -> frozenset[int]:
+        """The special tokens among those of these names."""
+        found = [self._tokenizer.token_to_id(name) for name in names]
+        return self._special_ids.intersection(token_id for token_id in found if token_id is not None)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, special tokens by their name."""

@@ -13,6 +13,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from headway_runtime.errors import InvalidRequestError
 
 
+class FieldError(ValueError):
+    """A field that does not agree with others; raised by validators of whole bodies."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class StrictBody(BaseModel):
     """Strict: no number is taken out of a string, and no field is unknown.
 
@@ -60,7 +68,7 @@ def parse_body(body: bytes, kind: type[AnyBody]) -> AnyBody:
 
 
 def _explain(error: ValidationError, body: bytes, kind: type[StrictBody]) -> InvalidRequestError:
-    problems = error.errors(include_url=False, include_context=False)
+    problems = error.errors(include_url=False)
     # Among the members of a union, the complaint that went deepest is about what the client meant to send.
     problem = max(problems, key=lambda one: (one["type"] == "extra_forbidden", len(one["loc"])))
     if problem["type"] == "json_invalid":
@@ -76,6 +84,10 @@ def _explain(error: ValidationError, body: bytes, kind: type[StrictBody]) -> Inv
         return _unknown(problem["loc"], param or "", shown, kind)
     if is_missing:
         return InvalidRequestError(f"{param} is missing; it is required", param=param)
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        param = f"{param}.{cause.field}" if param else cause.field
+        return InvalidRequestError(f"{param}: {cause}", param=param)
     if param is None:
         return InvalidRequestError(problem["msg"].removeprefix("Value error, "))
     return InvalidRequestError(f"{param}={shown}: {problem['msg']}", param=param)

@@ -36,14 +36,20 @@ class ChatFormat(Format):
         return self._event(index, role, b"null", NOTHING) + event
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        messages = [{"role": "assistant", "content": choice.text, "refusal": None} for choice in choices]
+        return self._whole(choices, messages, usage)
+
+    def _whole(
+        self, choices: Sequence[WholeChoice], messages: Sequence[dict[str, Any]], usage: Usage
+    ) -> bytes:
         listed = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": message,
                 "logprobs": self._logprobs_of(choice.entries) if self._logprobs else None,
                 **self._ending_of(choice),
             }
-            for index, choice in enumerate(choices)
+            for index, (choice, message) in enumerate(zip(choices, messages, strict=True))
         ]
         head = {**self._head, "object": "chat.completion"}
         return encode_json(

@@ -1,17 +1,20 @@
-"""The messages of a chat: roles, contents, and what of them reaches the model's template."""
+"""The messages of a chat: roles, contents, calls of tools, and what of them reaches the model's template."""
 
+import json
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from headway_runtime.server.body import StrictBody
+from pydantic import Field, model_validator
 
-# What the openai client sends back of an assistant's message that it was given.
+from headway_runtime.server.body import FieldError, StrictBody
+
+# What clients send back of an assistant's message that they were given.
 _NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
+    "parsed": (),
     "refusal": (),
-    "tool_calls": ([],),
 }
 
 
@@ -20,18 +23,81 @@ class TextPart(StrictBody):
     text: str
 
 
+class FunctionCall(StrictBody):
+    """What an assistant called. arguments: JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+    def for_template(self) -> dict[str, Any]:
+        """Arguments as an object, which templates write in their own way; as text, if they are none."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
+
+
+class ToolCall(StrictBody):
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"index": tuple(range(128))}
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        return {"id": self.id, "type": self.type, "function": self.function.for_template()}
+
+
 class ChatMessage(StrictBody):
-    """One message; `developer` is today's word for `system` and reaches the template as that."""
+    """One message; `developer` is today's word for `system` and reaches the template as that.
+
+    reasoning, reasoning_content: two names for what an assistant thought before it answered.
+    """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = _NEUTRAL_IN_MESSAGE
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
-    def for_template(self) -> dict[str, str]:
-        """What chat templates read. Text parts are joined by line breaks."""
-        content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        message = {"role": "system" if self.role == "developer" else self.role, "content": text}
-        return message if self.name is None else {**message, "name": self.name}
+    @model_validator(mode="after")
+    def _fields_fit_the_role(self) -> "ChatMessage":
+        for field in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(self, field) and self.role != "assistant":
+                raise FieldError(field, f"only assistants have it; this message's role is {self.role!r}")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise FieldError("tool_call_id", "is missing; role 'tool' answers the call of that id")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise FieldError("tool_call_id", f"is for role 'tool'; this message's role is {self.role!r}")
+        if self.content is None and not self.tool_calls:
+            raise FieldError("content", "is missing; only an assistant's message with tool_calls has none")
+        return self
+
+    @property
+    def text(self) -> str:
+        """Text parts are joined by line breaks; no content is none."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content or ())
+
+    def for_template(self) -> dict[str, Any]:
+        """What chat templates read; what was not sent is left out, as they ask whether it is there."""
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+        }
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        reasoning = self.reasoning_content or self.reasoning
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
+        return message

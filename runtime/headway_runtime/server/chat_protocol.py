@@ -1,18 +1,33 @@
 """The body of `/v1/chat/completions`: what is accepted, and what is refused by name."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from headway_runtime.server.chat_messages import ChatMessage
-from headway_runtime.server.protocol import MAX_LOGPROBS, GenerationBody
+from headway_runtime.request import Grammar
+from headway_runtime.server.body import FieldError
+from headway_runtime.server.protocol import MAX_LOGPROBS, MAX_TOKENS, GenerationBody
+from headway_runtime.server.refused_fields import REFUSALS
+from headway_runtime.server.template_fields import Messages, TemplateFields
+from headway_runtime.server.tool_grammar import forced_call_grammar
+
+_NO_MEDIA = "this server's models read text; send parts of type 'text'"
 
 
-class ChatBody(GenerationBody):
+class ChatBody(TemplateFields, GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    refusals: ClassVar[Mapping[str, str]] = {
+        **REFUSALS,
+        "file": _NO_MEDIA,
+        "image_url": _NO_MEDIA,
+        "input_audio": _NO_MEDIA,
+        "video_url": _NO_MEDIA,
+    }
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -24,6 +39,8 @@ class ChatBody(GenerationBody):
             self.max_tokens != self.max_completion_tokens
         ):
             raise ValueError("max_tokens and max_completion_tokens differ; send one of them")
+        if self.must_call and self.structured_outputs is not None:
+            raise FieldError("structured_outputs", "prescribes the answer, as tool_choice does; send one")
         return self
 
     @property
@@ -33,3 +50,13 @@ class ChatBody(GenerationBody):
     @property
     def tokens_wanted(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """A call that has to be made comes before the form of an answer, which it replaces."""
+        return forced_call_grammar(self) or super().grammar
+
+    @property
+    def param_of_grammar(self) -> str:
+        """The field that asks for the grammar."""
+        return "tools" if self.must_call else super().param_of_grammar

@@ -3,6 +3,8 @@
 A choice gets only what its client asked for: a plain one stays plain.
 """
 
+from collections.abc import Collection
+
 from headway_runtime.choice import Choice, TextRules
 from headway_runtime.server.choice_details import DetailedChoice, Details
 from headway_runtime.server.prompts import EncodedPrompt, Prepared
@@ -11,8 +13,10 @@ from headway_runtime.server.responses import WholeChoice
 from headway_runtime.tokenizer import Vocabulary
 
 
-def choices_of(body: GenerationBody, prepared: Prepared, vocabulary: Vocabulary) -> dict[str, Choice]:
-    """By engine request id."""
+def choices_of(
+    body: GenerationBody, prepared: Prepared, vocabulary: Vocabulary, shown_tags: Collection[str] = ()
+) -> dict[str, Choice]:
+    """By engine request id. shown_tags: special tokens whose names are part of the text in any case."""
     sampling = prepared.requests[0].sampling
     rules = TextRules(
         stops=body.stops,
@@ -20,7 +24,7 @@ def choices_of(body: GenerationBody, prepared: Prepared, vocabulary: Vocabulary)
         min_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         stop_reasons=frozenset(body.stop_token_ids or ()),
-        special_tokens=not body.skip_special_tokens,
+        special_tokens=not body.skip_special_tokens or vocabulary.special_ids_of(shown_tags),
     )
     details = [_details_of(body, prompt) for prompt in prepared.prompts]
     found: dict[str, Choice] = {}

@@ -1,7 +1,7 @@
 """The routes that use the model: both completion endpoints and the list of models."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
 
@@ -10,16 +10,19 @@ from fastapi import APIRouter, Depends, Request, Response
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
 from headway_runtime.metrics import RejectReason
 from headway_runtime.server.body import parse_body
+from headway_runtime.server.call_rules import call_rules
 from headway_runtime.server.chat_format import ChatFormat
 from headway_runtime.server.chat_protocol import ChatBody
+from headway_runtime.server.chat_tools_format import ToolChatFormat
 from headway_runtime.server.choices import choices_of
 from headway_runtime.server.generate import Generation, GenerationResponse
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat, prepare_completion
 from headway_runtime.server.protocol import CompletionBody, GenerationBody
 from headway_runtime.server.responses import AnswerFormat, AnswerHead, CompletionFormat
 from headway_runtime.server.serving import Serving, body_of, context_of, json_response, tenant_of
+from headway_runtime.server.structured_fields import check_grammar
 
-Result = TypeVar("Result")
+Body = TypeVar("Body", bound=GenerationBody)
 
 
 def completion_routes(serving: Serving) -> APIRouter:
@@ -29,8 +32,13 @@ def completion_routes(serving: Serving) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body, prepared = await read_request(serving, request, partial(_read_chat, serving))
-        answer = ChatFormat(head_of(serving, body, "chatcmpl-"))
-        return answer_of(serving, request, body, prepared, answer)
+        head = head_of(serving, body, "chatcmpl-")
+        if not body.may_call:
+            return answer_of(serving, request, body, prepared, ChatFormat(head))
+        rules = call_rules(body, serving.model())
+        return answer_of(
+            serving, request, body, prepared, ToolChatFormat(head, rules), shown_tags=rules.hidden_tags
+        )
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -52,15 +60,19 @@ def completion_routes(serving: Serving) -> APIRouter:
 
 
 async def read_request(
-    serving: Serving, request: Request, read: Callable[[bytes, Arrival], Result]
-) -> Result:
+    serving: Serving, request: Request, read: Callable[[bytes, Arrival], tuple[Body, Prepared]]
+) -> tuple[Body, Prepared]:
     """What `read` makes of a request's body; one that it refuses is counted."""
     serving.require_engine()
     raw = await body_of(serving, request)
     context = context_of(request)
     arrival = Arrival(uuid.uuid4().hex, context.received_at, tenant_of(request))
     try:
-        return await serving.compute(len(raw), partial(read, raw, arrival))
+        body, prepared = await serving.compute(len(raw), partial(read, raw, arrival))
+        grammar = prepared.requests[0].sampling.grammar
+        if grammar is not None:
+            await serving.compute_in_thread(partial(check_grammar, grammar, body.param_of_grammar))
+        return body, prepared
     except ContextLengthError:
         serving.client.report_refused(RejectReason.CONTEXT_LENGTH)
         raise
@@ -70,16 +82,22 @@ async def read_request(
 
 
 def answer_of(
-    serving: Serving, request: Request, body: GenerationBody, prepared: Prepared, answer: AnswerFormat
+    serving: Serving,
+    request: Request,
+    body: GenerationBody,
+    prepared: Prepared,
+    answer: AnswerFormat,
+    *,
+    shown_tags: Collection[str] = (),
 ) -> Response:
-    """The response that runs a prepared request."""
+    """The response that runs a prepared request. shown_tags: special tokens whose names `answer` reads."""
     context = context_of(request)
     context.log.streamed = bool(body.stream)
     return GenerationResponse(
         Generation(
             client=serving.client,
             prepared=prepared,
-            choices=choices_of(body, prepared, serving.model().tokenizer.vocabulary),
+            choices=choices_of(body, prepared, serving.model().tokenizer.vocabulary, shown_tags),
             answer=answer,
             received_at=context.received_at,
             log=context.log,

@@ -16,6 +16,7 @@ from headway_runtime.argument_types import integer, positive
 from headway_runtime.engine_options import EngineOptions, add_engine_arguments, engine_options
 from headway_runtime.errors import ConfigError
 from headway_runtime.model_config import read_model_config
+from headway_runtime.server.chat_options import ChatOptions, add_chat_arguments, chat_options
 from headway_runtime.server.http_options import HttpOptions, add_http_arguments, http_options
 from headway_runtime.sources import resolve
 
@@ -29,6 +30,7 @@ class ServeOptions:
 
     engine: EngineOptions
     http: HttpOptions
+    chat: ChatOptions
     model: str
     host: str
     port: int
@@ -57,6 +59,7 @@ def parse_options(argv: Sequence[str], environment: Mapping[str, str] | None = N
     return ServeOptions(
         engine=engine_options(arguments, model_path, model),
         http=http_options(arguments),
+        chat=chat_options(arguments),
         model=arguments.model,
         host=arguments.host,
         port=arguments.port,
@@ -88,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--admin-audience", metavar="NAMESPACE/NAME", help="the service that admin tokens must be for")
     add("--drain-timeout-seconds", type=positive, default=60.0, help="after SIGTERM (default %(default)s)")
     add_http_arguments(parser)
+    add_chat_arguments(parser)
     add("--lifeline-fd", type=integer(0), metavar="FD", help="end at once when this pipe reaches its end")
     add("--log-level", choices=LOG_LEVELS, default="info")
     return parser

@@ -5,20 +5,21 @@ the server runs it in a thread when the body is large. Refuses, as the client's 
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
-from headway_runtime.request import Grammar, Request
+from headway_runtime.request import Request
 from headway_runtime.seeds import choice_seed
 from headway_runtime.server.api_keys import Tenant
 from headway_runtime.server.cache_salts import cache_salt
-from headway_runtime.server.chat_messages import ChatMessage
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.choice_details import EchoedPrompt, spell_prompt
 from headway_runtime.server.protocol import MAX_CHOICES, CompletionBody, GenerationBody
 from headway_runtime.server.sampling_fields import sampling_of
+from headway_runtime.server.template_fields import TemplateFields, render_prompt
+from headway_runtime.server.tool_calls.choose import ToolCallFormat
 from headway_runtime.tokenizer import Tokenizer
 
 # What is to be truncated has to be encoded first: a text so many times too long is refused without that.
@@ -27,13 +28,24 @@ TRUNCATABLE_CONTEXTS = 16
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the HTTP process knows of the model. num_kv_tokens: what the KV cache holds."""
+    """What the HTTP process knows of the model. num_kv_tokens: what the KV cache holds.
+
+    tool_calls: how it writes calls of tools, if that is known.
+    trusts_request_templates: whether requests may bring chat templates.
+    """
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     vocab_size: int
     max_model_len: int
     num_kv_tokens: int
+    tool_calls: ToolCallFormat | None = None
+    trusts_request_templates: bool = False
+
+    @property
+    def template_variables(self) -> Mapping[str, str]:
+        """What every template is given: the names of the special tokens."""
+        return self.tokenizer.special_tokens
 
     @property
     def max_tokens_in_all(self) -> int:
@@ -75,49 +87,40 @@ class Prepared:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
 
-def prepare_chat(
-    body: ChatBody, model: ServedModel, arrival: Arrival, grammar: Grammar | None = None
-) -> Prepared:
+def prepare_chat(body: ChatBody, model: ServedModel, arrival: Arrival) -> Prepared:
     """InvalidRequestError (ContextLengthError) for messages that cannot be served."""
-    token_ids = encode_messages(
-        body.messages,
+    if body.may_call and not body.must_call and model.tool_calls is None:
+        raise InvalidRequestError(
+            "tools: it is not known how this model writes calls, so it cannot choose to make any; start the "
+            "server with --tool-call-parser, or send tool_choice 'required', 'none' or a tool's name",
+            param="tools",
+        )
+    token_ids = encode_chat(
+        body,
         model,
         longest=_longest_encoded(body, model),
         add_special_tokens=body.add_special_tokens is True,
     )
     prompt = EncodedPrompt(_truncate(token_ids, body, model))
-    return _prepare(body, [prompt], "messages", model, arrival, grammar)
+    return _prepare(body, [prompt], "messages", model, arrival)
 
 
-def prepare_completion(
-    body: CompletionBody, model: ServedModel, arrival: Arrival, grammar: Grammar | None = None
-) -> Prepared:
+def prepare_completion(body: CompletionBody, model: ServedModel, arrival: Arrival) -> Prepared:
     """InvalidRequestError (ContextLengthError) for prompts that cannot be served."""
     if not body.prompts:
         raise InvalidRequestError("prompt=[] holds no prompt; send at least one", param="prompt")
     prompts = [_encode_prompt(prompt, body, model) for prompt in body.prompts]
-    return _prepare(body, prompts, "prompt", model, arrival, grammar)
+    return _prepare(body, prompts, "prompt", model, arrival)
 
 
-def encode_messages(
-    messages: Sequence[ChatMessage],
-    model: ServedModel,
-    *,
-    longest: int | None,
-    add_special_tokens: bool = False,
-    add_generation_prompt: bool = True,
+def encode_chat(
+    body: TemplateFields, model: ServedModel, *, longest: int | None, add_special_tokens: bool = False
 ) -> list[int]:
     """Token ids of a chat. The template writes the special tokens itself, so none are added unasked.
 
     ContextLengthError at once for what is sure to have more than `longest` tokens.
     """
-    if model.chat_template is None:
-        raise InvalidRequestError(
-            "messages: this model has no chat template; use /v1/completions", param="messages"
-        )
-    text = model.chat_template.render(
-        [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt
-    )
+    text = render_prompt(body, model)
     if longest is not None:
         _refuse_hopeless(text, "messages", model, longest)
     return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -150,7 +153,6 @@ def _prepare(
     param: str,
     model: ServedModel,
     arrival: Arrival,
-    grammar: Grammar | None,
 ) -> Prepared:
     answers = body.n or 1
     best_of = (body.best_of if isinstance(body, CompletionBody) else None) or answers
@@ -162,6 +164,7 @@ def _prepare(
         )
     salt = cache_salt(arrival.tenant.key_digest, body.cache_salt)
     seed = secrets.randbits(62) if body.seed is None else body.seed
+    grammar = body.grammar
     # The best are those of the highest mean log-probability, which the engine then has to tell.
     num_logprobs = body.num_logprobs if body.num_logprobs is not None or best_of == answers else 0
     requests: list[Request] = []

@@ -10,8 +10,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from headway_runtime.request import Grammar
 from headway_runtime.server.body import StrictBody
 from headway_runtime.server.refused_fields import NEUTRAL_FIELDS, REFUSALS
+from headway_runtime.server.structured_fields import StructuredFields, grammar_of, param_of_grammar
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -44,7 +46,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class GenerationBody(StrictBody):
+class GenerationBody(StructuredFields):
     """What both endpoints share."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL_FIELDS
@@ -117,6 +119,16 @@ class GenerationBody(StrictBody):
     @property
     def wants_running_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to match."""
+        return grammar_of(self)
+
+    @property
+    def param_of_grammar(self) -> str:
+        """The field that asks for the grammar."""
+        return param_of_grammar(self)
 
     @property
     def num_logprobs(self) -> int | None:

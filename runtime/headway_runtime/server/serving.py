@@ -19,6 +19,7 @@ from headway_runtime.chat import load_chat_template
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.server.admin_tokens import AdminTokens
 from headway_runtime.server.api_keys import ApiKeys, Tenant
+from headway_runtime.server.chat_options import parser_name
 from headway_runtime.server.edge import CONTEXT_KEY, RequestContext
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.engine_watch import EngineWatch
@@ -26,6 +27,7 @@ from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.prompts import ServedModel
+from headway_runtime.server.tool_calls.choose import FORMATS
 from headway_runtime.tokenizer import Tokenizer
 
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
@@ -53,8 +55,14 @@ class Serving:
         model_path = Path(options.engine.model_path)
         self._tokenizer = Tokenizer(model_path)
         self._chat_template = load_chat_template(
-            model_path, self._tokenizer.config, self._tokenizer.special_tokens
+            model_path,
+            self._tokenizer.config,
+            self._tokenizer.special_tokens,
+            None if options.chat.chat_template is None else Path(options.chat.chat_template),
         )
+        template = self._chat_template
+        name = parser_name(options.chat, None if template is None else template.source)
+        self._tool_calls = None if name is None else FORMATS[name]
         self._model: ServedModel | None = None
         self._threads = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
@@ -86,6 +94,8 @@ class Serving:
                 vocab_size=self.options.vocab_size,
                 max_model_len=info.max_model_len,
                 num_kv_tokens=info.num_kv_tokens,
+                tool_calls=self._tool_calls,
+                trusts_request_templates=self.options.chat.trust_request_chat_template,
             )
         return self._model
 
@@ -157,6 +167,10 @@ class Serving:
         """Parse and tokenize: small bodies here and now, large ones in a thread."""
         if num_bytes <= INLINE_BODY_BYTES:
             return work()
+        return await self.compute_in_thread(work)
+
+    async def compute_in_thread(self, work: Callable[[], Result]) -> Result:
+        """What may take milliseconds, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.server.body import parse_body
-from headway_runtime.server.prompts import encode_messages
+from headway_runtime.server.prompts import encode_chat
 from headway_runtime.server.serving import Serving, body_of, json_response
 from headway_runtime.server.tokenize_protocol import DetokenizeBody, TokenizeBody
 
@@ -33,13 +33,7 @@ def _tokenize(serving: Serving, raw: bytes) -> dict[str, object]:
     serving.served_name(body.model)
     model = serving.model()
     if body.messages is not None:
-        token_ids = encode_messages(
-            body.messages,
-            model,
-            longest=None,
-            add_special_tokens=body.add_special_tokens is True,
-            add_generation_prompt=body.add_generation_prompt is not False,
-        )
+        token_ids = encode_chat(body, model, longest=None, add_special_tokens=body.add_special_tokens is True)
     else:
         assert body.prompt is not None
         token_ids = model.tokenizer.encode(

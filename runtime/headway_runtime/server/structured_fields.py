@@ -1,0 +1,141 @@
+"""The fields of a body that prescribe the form of its answer, and the grammar that they come to.
+
+`response_format` is OpenAI's, `structured_outputs` vLLM's. Whether a grammar can be compiled is its library's
+to say: `check_grammar` asks it.
+"""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.grammar import validate
+from headway_runtime.request import Grammar
+from headway_runtime.server.body import FieldError, StrictBody
+
+MAX_CHOICES_LISTED = 4096
+
+
+class JsonSchema(StrictBody):
+    """A named schema. strict: one that cannot be enforced in full is refused, not followed in part."""
+
+    # `schema` is a method of pydantic's models, so it goes by another name inside.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=False)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    wanted: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictBody):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_has_its_type(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise FieldError("json_schema", "belongs to type 'json_schema', and that needs it; send both")
+        return self
+
+
+class StructuredOutputs(StrictBody):
+    """Exactly one of them."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES_LISTED)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "StructuredOutputs":
+        if self.json_object is False or len(self.asked) != 1:
+            raise ValueError("want exactly one of json, regex, choice, grammar and json_object=true")
+        return self
+
+    @property
+    def asked(self) -> list[str]:
+        """The members that were sent."""
+        members = {
+            "json": self.json_,
+            "regex": self.regex,
+            "choice": self.choice,
+            "grammar": self.grammar,
+            "json_object": self.json_object,
+        }
+        return [name for name, value in members.items() if value is not None]
+
+
+class StructuredFields(StrictBody):
+    """A part of other bodies."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "StructuredFields":
+        is_free = self.response_format is None or self.response_format.type == "text"
+        if self.structured_outputs is not None and not is_free:
+            raise FieldError("structured_outputs", "prescribes the answer, as response_format does; send one")
+        return self
+
+
+def grammar_of(body: StructuredFields) -> Grammar | None:
+    """What the answer has to match; None if anything will do."""
+    grammar = _asked_grammar(body)
+    return None if grammar is None else replace(grammar, param=param_of_grammar(body))
+
+
+def _asked_grammar(body: StructuredFields) -> Grammar | None:
+    if body.structured_outputs is not None:
+        return _grammar_of_outputs(body.structured_outputs)
+    asked = body.response_format
+    if asked is None or asked.type == "text":
+        return None
+    if asked.json_schema is None or asked.json_schema.wanted is None:
+        return Grammar("json_object")
+    return Grammar(
+        "json_schema", schema_text(asked.json_schema.wanted, strict=bool(asked.json_schema.strict))
+    )
+
+
+def param_of_grammar(body: StructuredFields) -> str:
+    """The field that asks for it."""
+    if body.structured_outputs is not None:
+        return f"structured_outputs.{body.structured_outputs.asked[0]}"
+    return "response_format"
+
+
+def schema_text(schema: dict[str, Any], *, strict: bool) -> str:
+    """A schema as its library reads it. Not strict: keywords that it does not know are passed over."""
+    if strict:
+        return json.dumps(schema)
+    options = schema.get("x-guidance")
+    return json.dumps(
+        {**schema, "x-guidance": {"lenient": True, **(options if isinstance(options, dict) else {})}}
+    )
+
+
+def check_grammar(grammar: Grammar, param: str) -> None:
+    """May take milliseconds. InvalidRequestError in the library's words for what it cannot compile."""
+    problem = validate(grammar)
+    if problem is not None:
+        raise InvalidRequestError(
+            f"{param} cannot be enforced: {problem}; correct it", param=param, code="invalid_grammar"
+        )
+
+
+def _grammar_of_outputs(asked: StructuredOutputs) -> Grammar:
+    if asked.json_ is not None:
+        source = asked.json_ if isinstance(asked.json_, str) else json.dumps(asked.json_)
+        return Grammar("json_schema", source)
+    if asked.regex is not None:
+        return Grammar("regex", asked.regex)
+    if asked.choice is not None:
+        return Grammar("choice", json.dumps(asked.choice))
+    if asked.grammar is not None:
+        return Grammar("ebnf", asked.grammar)
+    return Grammar("json_object")

@@ -1,0 +1,102 @@
+"""The fields of a body that a chat template reads, and the prompt that comes of them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field, model_validator
+
+from headway_runtime.chat import ChatTemplate
+from headway_runtime.errors import ConfigError, InvalidRequestError
+from headway_runtime.server.chat_messages import ChatMessage
+from headway_runtime.server.tool_fields import ToolFields
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+# What the server itself gives to templates.
+RESERVED_NAMES = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages", "tools"}
+)
+
+
+class ModelOfTemplates(Protocol):
+    """What of a served model it takes. trusts_request_templates: as the operator of the server says."""
+
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+
+    @property
+    def trusts_request_templates(self) -> bool: ...
+
+    @property
+    def template_variables(self) -> Mapping[str, str]: ...
+
+
+class TemplateFields(ToolFields):
+    """A part of other bodies."""
+
+    messages: Messages | None = None
+    documents: list[dict[str, str]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _template_fields_agree(self) -> "TemplateFields":
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other; send one")
+        if self.continue_final_message and self.messages and not self.messages[-1].text.strip():
+            raise ValueError("continue_final_message needs a final message with text to continue")
+        if taken := RESERVED_NAMES & (self.chat_template_kwargs or {}).keys():
+            raise ValueError(
+                f"chat_template_kwargs sets {min(taken)!r}, which is a field of its own; use that"
+            )
+        return self
+
+
+def render_prompt(body: TemplateFields, model: ModelOfTemplates) -> str:
+    """The text that the model is to go on with. InvalidRequestError for messages that cannot be rendered."""
+    assert body.messages, "the body was checked"
+    continues = bool(body.continue_final_message)
+    text = _template_of(body, model).render(
+        [message.for_template() for message in body.messages],
+        add_generation_prompt=not continues and body.add_generation_prompt is not False,
+        tools=[tool.for_template() for tool in body.tools] if body.tools else None,
+        documents=body.documents,
+        variables=body.chat_template_kwargs or {},
+    )
+    return _cut_after(text, body.messages[-1].text) if continues else text
+
+
+def _template_of(body: TemplateFields, model: ModelOfTemplates) -> ChatTemplate:
+    if body.chat_template is not None:
+        if not model.trusts_request_templates:
+            raise InvalidRequestError(
+                "chat_template: templates in requests are not trusted here; leave the field out, or start "
+                "the server with --trust-request-chat-template",
+                param="chat_template",
+            )
+        try:
+            return ChatTemplate(body.chat_template, model.template_variables)
+        except ConfigError as error:
+            raise InvalidRequestError(str(error), param="chat_template") from error
+    if model.chat_template is None:
+        raise InvalidRequestError(
+            "messages: this model has no chat template; use /v1/completions, or start the server with "
+            "--chat-template",
+            param="messages",
+        )
+    return model.chat_template
+
+
+def _cut_after(text: str, final: str) -> str:
+    """The prompt up to the end of its final message, without what the template closes that with."""
+    # Templates may take white space off a message's ends.
+    for wanted in (final, final.rstrip(), final.strip()):
+        index = text.rfind(wanted)
+        if index >= 0:
+            return text[: index + len(wanted)]
+    raise InvalidRequestError(
+        "continue_final_message: the model's chat template does not write the final message as it is; "
+        "leave the field out",
+        param="continue_final_message",
+    )

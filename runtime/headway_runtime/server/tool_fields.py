@@ -1,0 +1,81 @@
+"""The fields of a body that offer tools to a model, and say whether it has to use them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from headway_runtime.server.body import FieldError, StrictBody
+
+MAX_TOOLS = 128
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+
+
+class FunctionDefinition(StrictBody):
+    """A function. parameters: the JSON schema of its arguments; without one, any object will do.
+
+    strict: its arguments have to match the schema, and a schema that cannot be enforced is refused.
+    """
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictBody):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        """What chat templates read: what was sent, but for what is said to the server."""
+        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
+
+
+class FunctionName(StrictBody):
+    name: str
+
+
+class NamedTool(StrictBody):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ToolFields(StrictBody):
+    """A part of other bodies."""
+
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _tools_fit_the_choice(self) -> "ToolFields":
+        names = self.tool_names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FieldError("tools", f"defines {twice!r} more than once; name each tool once")
+        if not names and (self.tool_choice == "required" or self.named_tool is not None):
+            raise FieldError("tool_choice", "asks for a call, but there are no tools; send tools")
+        if self.named_tool is not None and self.named_tool not in names:
+            raise FieldError(
+                "tool_choice", f"names {self.named_tool!r}, which is not among the tools; add it"
+            )
+        return self
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        return tuple(tool.function.name for tool in self.tools or ())
+
+    @property
+    def named_tool(self) -> str | None:
+        """The one tool that has to be called."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may hold calls at all."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def must_call(self) -> bool:
+        """Whether it has to be one."""
+        return self.tool_choice == "required" or self.named_tool is not None

@@ -1,0 +1,69 @@
+"""The grammar of an answer that has to be a call of a tool.
+
+With tool_choice "required" the answer is a list of {"name", "arguments"}, with a named tool it is that tool's
+arguments: the same whatever the model, as the grammar leaves it no choice. Schemas that refer to their own
+parts keep doing so from where they are put.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway_runtime.request import Grammar
+from headway_runtime.server.structured_fields import schema_text
+from headway_runtime.server.tool_fields import Tool, ToolFields
+
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+
+
+def forced_call_grammar(body: ToolFields) -> Grammar | None:
+    """None if the answer need not be a call."""
+    if not body.must_call:
+        return None
+    tools = body.tools or []
+    named = body.named_tool
+    if named is not None:
+        (tool,) = [one for one in tools if one.function.name == named]
+        schema = arguments_schema(tool)
+        tools = [tool]
+    else:
+        schema = {
+            "type": "array",
+            "items": {"anyOf": [_call_schema(index, tool) for index, tool in enumerate(tools)]},
+            "minItems": 1,
+            "$defs": {f"tool_{index}": arguments_schema(tool, index) for index, tool in enumerate(tools)},
+        }
+        if body.parallel_tool_calls is False:
+            schema["maxItems"] = 1
+    is_strict = any(tool.function.strict for tool in tools)
+    return Grammar("json_schema", schema_text(schema, strict=is_strict), param="tools")
+
+
+def arguments_schema(tool: Tool, index: int | None = None) -> dict[str, Any]:
+    """What a tool's arguments must match. index: it stands in the definitions, as that tool's."""
+    schema = {**ANY_ARGUMENTS, **(tool.function.parameters or {})}
+    return schema if index is None else _moved(schema, f"#/$defs/tool_{index}")
+
+
+def _call_schema(index: int, tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": tool.function.name},
+            "arguments": {"$ref": f"#/$defs/tool_{index}"},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(value: Any, root: str) -> Any:
+    """A schema whose references to its own root lead to where it stands now."""
+    if isinstance(value, dict):
+        found = {name: _moved(one, root) for name, one in value.items()}
+        reference = found.get("$ref")
+        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+            found["$ref"] = root + reference[1:]
+        return found
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_moved(one, root) for one in value]
+    return value
