@@ -63,7 +63,9 @@ class Runner:
                 self._model_config.head_dim,
             )
             self._cache = KVCache(shape, dtype, self._device)
-            self._inputs = StepInputBuilder(config, shape, dtype, self._device)
+            self._inputs = StepInputBuilder(
+                config, shape, self._model_config.num_attention_heads, dtype, self._device
+            )
             self._sampler = Sampler(self.vocab_size, self._device)
         logger.info(
             "model %s on %s in %s, %d KV blocks of %d tokens",

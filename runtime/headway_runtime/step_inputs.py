@@ -21,6 +21,8 @@ from headway_runtime.layers.attention import AttentionInputs, FirstChunk, Gather
 
 # Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
 SMALL_CONTEXT_BLOCKS = 8
+# What several decodes gather together on a CPU: more no longer stays in its cache until it is attended to.
+CPU_WORKSPACE_BYTES = 4 << 20
 
 Integers = NDArray[numpy.int64]
 
@@ -63,17 +65,25 @@ class StepInputBuilder:
     """Owns the buffers; a step's inputs are valid until the next one's are built."""
 
     def __init__(
-        self, config: EngineConfig, shape: KVShape, dtype: torch.dtype, device: torch.device
+        self,
+        config: EngineConfig,
+        shape: KVShape,
+        num_attention_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._shape = shape
+        self._num_groups = num_attention_heads // shape.num_kv_heads
         self._dtype = dtype
         envelope = config.envelope
         blocks_per_sequence = -(-config.max_model_len // shape.block_size)
         # Token, position and slot of each token; sampled row and padded block table of each sequence.
         size = 3 * envelope.max_num_batched_tokens + envelope.max_num_seqs * (1 + blocks_per_sequence)
         self._integers = _IntegerBuffer(size, device)
-        self._ramp = torch.arange(config.max_model_len, device=device)
+        self._ramp = torch.arange(blocks_per_sequence * shape.block_size, device=device)
         self._workspace = torch.zeros(0, dtype=dtype, device=device)
+        block_bytes = shape.block_numel * self._workspace.element_size()
+        self._most_blocks = max(1, CPU_WORKSPACE_BYTES // block_bytes) if device.type == "cpu" else None
 
     def build(self, batch: Batch) -> StepInputs:
         """Rows are the decodes, longest context first, then the batch's other chunks in order."""
@@ -81,7 +91,7 @@ class StepInputBuilder:
         order = sorted(range(num_decodes), key=lambda index: -batch.chunks[index].start)
         order.extend(range(num_decodes, len(batch.chunks)))
         chunks = [batch.chunks[index] for index in order]
-        stretches = list(_stretches(chunks, num_decodes, block_size))
+        stretches = list(_stretches(chunks, num_decodes, block_size, self._most_blocks))
         ends = accumulate(chunk.num_tokens for chunk in chunks)
         sampled = [
             (index, end - 1) for index, end, one in zip(order, ends, chunks, strict=True) if one.samples
@@ -117,18 +127,18 @@ class StepInputBuilder:
     def _gathered(self, stretch: _Stretch, table: Tensor, positions: Tensor) -> GatheredCall:
         """table: [sequences, blocks], ids padded with the null block."""
         shape = self._shape
-        contexts = [chunk.start + chunk.num_tokens for chunk in stretch.chunks]
-        longest = max(contexts)
-        gathered = self._workspace[: table.numel() * shape.block_numel].view(table.numel(), -1)
-        key_value = gathered.view(len(table), -1, 2, shape.num_kv_heads, shape.head_dim)[:, :longest]
-        key, value = key_value.transpose(1, 3).unbind(2)
-        mask = None
-        if stretch.is_chunk or min(contexts) < longest:
-            is_later = self._ramp[:longest] > positions[stretch.start : stretch.end].unsqueeze(1)
-            mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
-            mask.masked_fill_(is_later, -math.inf)
-            if not stretch.is_chunk:
-                mask = mask.view(len(table), 1, 1, longest)
+        num_sequences, context = len(table), table.shape[1] * shape.block_size
+        gathered = self._workspace[: table.numel() * shape.block_numel].view(
+            shape.num_planes, table.numel(), -1
+        )
+        key, value = gathered.view(shape.num_planes, num_sequences, context, -1).chunk(2)
+        is_later = self._ramp[:context] > positions[stretch.start : stretch.end].unsqueeze(1)
+        mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
+        mask.masked_fill_(is_later, -math.inf)
+        if not stretch.is_chunk:
+            # In full, once for all layers: a batched product takes nothing that would have to be repeated.
+            scores = (shape.num_kv_heads, num_sequences, self._num_groups, context)
+            mask = mask.unsqueeze(1).expand(scores).contiguous()
         return GatheredCall(
             stretch.start, stretch.end, stretch.is_chunk, table.flatten(), gathered, key, value, mask
         )
@@ -157,14 +167,21 @@ class _IntegerBuffer:
             self._on_device[: self._length].copy_(self._host[: self._length], non_blocking=True)
 
 
-def _stretches(chunks: Sequence[Chunk], num_decodes: int, block_size: int) -> Iterator[_Stretch]:
-    """Cut decodes, longest context first, where one is less than half its group's longest; then chunks."""
+def _stretches(
+    chunks: Sequence[Chunk], num_decodes: int, block_size: int, most_blocks: int | None
+) -> Iterator[_Stretch]:
+    """Cut decodes, longest context first, where one is less than half its group's longest; then chunks.
+
+    most_blocks: how many blocks, padding included, a group of several may have.
+    """
     start = 0
     while start < num_decodes:
         longest = chunks[start].start // block_size + 1
         least = 1 if longest <= SMALL_CONTEXT_BLOCKS else longest // 2
-        end = start + 1
-        while end < num_decodes and chunks[end].start // block_size + 1 >= least:
+        end, limit = start + 1, num_decodes
+        if most_blocks is not None:
+            limit = min(limit, start + max(1, most_blocks // longest))
+        while end < limit and chunks[end].start // block_size + 1 >= least:
             end += 1
         yield _Stretch(chunks[start:end], start, end)
         start = end

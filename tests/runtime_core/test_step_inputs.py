@@ -11,16 +11,22 @@ from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import Envelope, Limits
 from headway_runtime.layers.attention import FirstChunk, GatheredCall, KVShape
 from headway_runtime.request import SamplingParams
-from headway_runtime.step_inputs import SMALL_CONTEXT_BLOCKS, StepInputBuilder, StepInputs
+from headway_runtime.step_inputs import (
+    CPU_WORKSPACE_BYTES,
+    SMALL_CONTEXT_BLOCKS,
+    StepInputBuilder,
+    StepInputs,
+)
 
 BLOCK_SIZE = 16
+NUM_HEADS = 3
 
 
 @pytest.fixture
 def builder(engine_config: Any) -> StepInputBuilder:
     config = engine_config(max_model_len=4096, envelope=Envelope(32, 512), limits=Limits(32, 512))
     shape = KVShape(num_layers=1, num_blocks=5000, block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=4)
-    return StepInputBuilder(config, shape, torch.float32, torch.device("cpu"))
+    return StepInputBuilder(config, shape, NUM_HEADS, torch.float32, torch.device("cpu"))
 
 
 def chunk(start: int, num_tokens: int, first_block: int, *, samples: bool = True) -> Chunk:
@@ -67,16 +73,26 @@ def test_rows_are_decodes_longest_first_then_chunks(builder: StepInputBuilder) -
     assert first == FirstChunk(2, 5)
     assert isinstance(later, GatheredCall)
     assert (later.start, later.end, later.is_chunk) == (5, 7, True)
-    assert later.mask is not None
     assert (later.mask == 0).sum(dim=1).tolist() == [17, 18]
 
 
-def test_equally_long_decodes_need_no_mask(builder: StepInputBuilder) -> None:
-    (alike,) = gathered(build(builder, chunk(20, 1, 1), chunk(20, 1, 10)))
-    assert alike.mask is None
-    (ragged,) = gathered(build(builder, chunk(20, 1, 1), chunk(21, 1, 10)))
-    assert ragged.mask is not None
-    assert (ragged.mask == 0).flatten(1).sum(dim=1).tolist() == [22, 21]
+def test_masks_hide_what_lies_past_each_decode(builder: StepInputBuilder) -> None:
+    (call,) = gathered(build(builder, chunk(20, 1, 1), chunk(21, 1, 10)))
+    assert call.mask.shape == (1, 2, NUM_HEADS, 2 * BLOCK_SIZE)
+    seen = (call.mask == 0).sum(dim=-1)
+    assert seen.tolist() == [[[22] * NUM_HEADS, [21] * NUM_HEADS]]
+    assert call.mask[0, 1, 0, :21].eq(0).all()
+
+
+def test_gathered_blocks_are_bounded_but_for_one_sequence(builder: StepInputBuilder) -> None:
+    chunks = [chunk(4000, 1, 300 * index + 1) for index in range(12)]
+    calls = gathered(build(builder, *chunks))
+    block_bytes = BLOCK_SIZE * 2 * 4 * 4
+    assert [call.end for call in calls][-1] == 12
+    for call in calls:
+        num_sequences = call.end - call.start
+        assert num_sequences == 1 or len(call.blocks) * block_bytes <= CPU_WORKSPACE_BYTES
+    assert len(calls) == -(-12 // (CPU_WORKSPACE_BYTES // (251 * block_bytes)))
 
 
 def test_one_long_decode_does_not_pad_the_short_ones(builder: StepInputBuilder) -> None:

@@ -66,7 +66,8 @@ class LlamaLayer:
         rotated = qkv[:, : query_size + num_kv_heads * head_dim]
         rotate_(rotated.view(tokens, -1, head_dim), *rotation)
         query = qkv[:, :query_size].view(tokens, num_kv_heads, -1, head_dim)
-        return attend(query, qkv[:, query_size:], self._index, cache, inputs)
+        key_value = qkv[:, query_size:].view(tokens, 2 * num_kv_heads, head_dim)
+        return attend(query, key_value, self._index, cache, inputs)
 
 
 class Llama:
