@@ -1,0 +1,99 @@
+"""The side-by-side table, in Markdown, of one run's results."""
+
+from typing import Any
+
+BATCHES = (1, 4, 16, 64)
+
+
+def table(results: dict[str, Any]) -> str:
+    """One row per peer. A ratio is ours over theirs: above 1, Headway is faster."""
+    lines = [_conditions(results), ""]
+    header = ["peer", "start to first token, s"]
+    header += [f"{batch} at once: output tokens/s (ours is x)" for batch in BATCHES]
+    header += [
+        "P95 TTFT at 16, ms",
+        "prefix hit / miss TTFT, ms (ratio)",
+        "machine before and after: GB/s read and bare products, tokens/s",
+    ]
+    lines += [_row(header), _row(["---"] * len(header))]
+    ours = results["peers"].get("headway")
+    for name, peer in results["peers"].items():
+        lines.append(_row(_cells(name, peer, ours)))
+    if ours is not None and "error" not in ours:
+        lines += ["", *_goals(results["peers"])]
+    return "\n".join(lines) + "\n"
+
+
+def _conditions(results: dict[str, Any]) -> str:
+    where = results["environment"]
+    return (
+        f"{where['processor']}, {where['cpus']} CPUs, load average {where['load_average']:.1f} at the start; "
+        f"Python {where['python']}, torch {where['torch']}; commit {where['commit']}; "
+        f"{results['model']['parameters'] / 1e6:.0f}M parameters in bfloat16, "
+        f"{results['workload']['prompt_tokens']} tokens in, {results['workload']['output_tokens']} out; "
+        f"`{where['command']}`, {results['seconds']:.0f} s"
+    )
+
+
+def _cells(name: str, peer: dict[str, Any], ours: dict[str, Any] | None) -> list[str]:
+    if "error" in peer:
+        return [name, f"failed: {peer['error'][:200]}".replace("\n", " ").replace("|", "/")]
+    cells = [name, f"{peer['start_seconds']:.1f}"]
+    for batch in BATCHES:
+        own = _speed(peer, batch)
+        if own is None:
+            cells.append("-")
+            continue
+        base = _speed(ours, batch) if ours is not None and peer is not ours else None
+        cells.append(f"{own:.0f}" + (f" ({base / own:.2f}x)" if base else ""))
+    ttft = peer["batches"].get("16", {}).get("ttft_p95_milliseconds")
+    cells.append("-" if ttft is None else f"{ttft:.0f}")
+    prefix = peer["prefix"]
+    cells.append(
+        f"{prefix['hit_milliseconds']:.0f} / {prefix['miss_milliseconds']:.0f} ({prefix['ratio']:.1f}x)"
+        if prefix
+        else "-"
+    )
+    machine = peer["machine"]
+    cells.append(
+        "; ".join(
+            f"{one['read_gigabytes_per_second']:.1f} and {one['products_tokens_per_second']:.1f}"
+            for one in machine
+        )
+    )
+    return cells
+
+
+def _goals(peers: dict[str, Any]) -> list[str]:
+    ours, vllm = peers["headway"], peers.get("vllm", {"error": "not run"})
+    lines = []
+    if "error" not in vllm:
+        for batch, wanted in ((1, 1.5), (16, 1.4), (64, 1.0)):
+            mine, theirs = _speed(ours, batch), _speed(vllm, batch)
+            if mine and theirs:
+                lines.append(_goal(f"output tokens/s over vLLM's, {batch} at once", mine / theirs, wanted))
+        mine, theirs = (one["batches"].get("16", {}).get("ttft_p95_milliseconds") for one in (ours, vllm))
+        if mine and theirs:
+            lines.append(_goal("vLLM's P95 TTFT over ours, 16 at once", theirs / mine, 1.0))
+    bare = [one["products_tokens_per_second"] for one in ours["machine"]]
+    decode = ours["batches"].get("1", {}).get("decode_tokens_per_second")
+    if decode:
+        lines.append(_goal("decode over bare products, 1 at once", decode / (sum(bare) / len(bare)), 0.85))
+    lines.append(_goal("5 s over start to first token", 5 / ours["start_seconds"], 1.0))
+    lines.append(_goal("TTFT of a prefix miss over a hit", ours["prefix"]["ratio"], 8.0))
+    return lines
+
+
+def _goal(what: str, value: float, wanted: float) -> str:
+    return f"- {what}: {value:.2f} (goal {wanted:g}: {'met' if value >= wanted else 'missed'})"
+
+
+def _speed(peer: dict[str, Any] | None, batch: int) -> float | None:
+    if peer is None or "error" in peer:
+        return None
+    speed: float | None = peer["batches"].get(str(batch), {}).get("tokens_per_second")
+    return speed
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

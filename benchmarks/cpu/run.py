@@ -1,0 +1,141 @@
+"""Headway beside vLLM CPU, llama.cpp and transformers: the same model and work, in turn, in one run.
+
+    python -m benchmarks.cpu.run [--only headway vllm] [--quick] [--output results.json] [--markdown FILE]
+
+Makes a random Llama of 349M parameters, installs each peer in an environment of its own under the user's
+cache folder (the first run downloads gigabytes and builds llama.cpp), and gives each 128 tokens in, 64 out,
+at 1, 4, 16 and 64 requests at once. vLLM and Headway are asked over HTTP; llama.cpp and transformers are
+called in their own processes, without the cost of a server. Before and after each peer the machine itself is
+measured. A peer that fails is a row that says so. Only ratios within one run mean anything.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from benchmarks.cpu.environments import HERE, InstallError, cache_folder, peer_python
+from benchmarks.cpu.load import LoadError
+from benchmarks.cpu.model_folder import WEIGHTS_FILE, make_model_folder
+from benchmarks.cpu.peers import IN_PROCESS, SERVED, PeerError, measure_in_process, measure_server
+from benchmarks.cpu.report import table
+from benchmarks.cpu.servers import ServerError
+from benchmarks.cpu.workload import FULL, OUTPUT_TOKENS, PROMPT_TOKENS, QUICK, Plan
+
+# Slow ones answer a batch of 64 as well, but once is enough.
+ONE_ROUND = ("transformers generate", "transformers continuous")
+MACHINE_TIMEOUT_SECONDS = 120.0
+NAMES = (*SERVED, *IN_PROCESS)
+
+
+def measure_machine(folder: Path) -> dict[str, float]:
+    """In a process of its own, so that no setting of a peer's or ours touches it."""
+    output = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cpu.machine", str(folder)],
+        check=True,
+        capture_output=True,
+        timeout=MACHINE_TIMEOUT_SECONDS,
+        cwd=HERE.parent.parent,
+    ).stdout
+    report: dict[str, float] = json.loads(output)
+    return report
+
+
+def measure(name: str, folder: Path, config: dict[str, Any], plan: Plan, logs: Path) -> dict[str, Any]:
+    """One peer between two looks at the machine. What goes wrong is its result."""
+    log = logs / f"{name.replace(' ', '-')}.log"
+    run = measure_server if name in SERVED else measure_in_process
+    if name in ONE_ROUND:
+        plan = replace(plan, rounds=dict.fromkeys(plan.rounds, 1))
+    before = measure_machine(folder)
+    began = time.perf_counter()
+    try:
+        result = run(name, folder, config, plan, log)
+    except (ServerError, PeerError, LoadError, InstallError, aiohttp.ClientError, TimeoutError) as error:
+        result = {"error": f"{type(error).__name__}: {error}"}
+        print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+    result["seconds"] = time.perf_counter() - began
+    result["machine"] = [before, measure_machine(folder)]
+    # As JSON has it, whether it comes from a file or from here.
+    loaded: dict[str, Any] = json.loads(json.dumps(result))
+    return loaded
+
+
+def environment() -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10, check=False
+    )
+    return {
+        "processor": _processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "commit": commit.stdout.strip(),
+        "command": " ".join(["python -m benchmarks.cpu.run", *sys.argv[1:]]),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="PEER")
+    parser.add_argument("--quick", action="store_true", help="two layers, few rounds: does the script work?")
+    parser.add_argument("--install", action="store_true", help="install the peers and stop")
+    parser.add_argument("--output", type=Path, help="write all numbers there as JSON")
+    parser.add_argument("--markdown", type=Path, help="write the table there too")
+    arguments = parser.parse_args()
+    for name in arguments.only:
+        if name != "headway":
+            try:
+                peer_python(name.partition(" ")[0])
+            except InstallError as error:
+                print(f"{name} cannot be installed: {error}", file=sys.stderr)
+    if arguments.install:
+        return 0
+    started_at = time.perf_counter()
+    where = environment()
+    folder = cache_folder() / ("model-quick" if arguments.quick else "model")
+    config = make_model_folder(folder, is_quick=arguments.quick)
+    plan = QUICK if arguments.quick else FULL
+    logs = cache_folder() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {
+        "environment": where,
+        "model": config | {"parameters": (folder / WEIGHTS_FILE).stat().st_size / 2},
+        "workload": {"prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS},
+        "peers": {},
+    }
+    for name in arguments.only:
+        print(f"{name} ...", flush=True)
+        results["peers"][name] = measure(name, folder, config, plan, logs)
+        print(f"    {results['peers'][name]['seconds']:.0f} s", flush=True)
+        results["seconds"] = time.perf_counter() - started_at
+        if arguments.output:  # each time, so that a stopped run leaves what it has
+            arguments.output.write_text(json.dumps(results, indent=2) + "\n")
+    text = table(results)
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+    return 0 if "error" not in results["peers"].get("headway", {}) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

