@@ -1,5 +1,6 @@
 """The HTTP application: routes, error bodies, and the edge around them. Imports no torch."""
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,6 +15,7 @@ from headway_runtime.server.completions import completion_routes
 from headway_runtime.server.edge import Edge
 from headway_runtime.server.http_errors import HttpError, http_error_of
 from headway_runtime.server.metrics_page import render_metrics
+from headway_runtime.server.openapi import openapi_json
 from headway_runtime.server.serving import Serving, json_response
 from headway_runtime.server.tokenize_routes import tokenize_routes
 
@@ -34,9 +36,13 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/health")
     async def health() -> Response:
-        if serving.client.is_alive:
-            return json_response({"status": "ok"})
-        return HttpError(503, "the engine process has ended", code="engine_dead").response()
+        if not serving.client.is_alive:
+            return HttpError(503, "the engine process has ended", code="engine_dead").response()
+        if serving.watch.is_stalled:
+            seconds = serving.watch.timeout_seconds
+            message = f"the engine has not answered for {seconds:g} s; restart this server"
+            return HttpError(503, message, code="engine_stalled").response()
+        return json_response({"status": "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -48,6 +54,11 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
     @app.get("/version")
     async def version() -> Response:
         return json_response({"version": __version__})
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        # It is made when it is first asked for, which takes a while.
+        return Response(await asyncio.to_thread(openapi_json), media_type="application/json")
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
