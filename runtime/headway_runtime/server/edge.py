@@ -14,6 +14,7 @@ from typing import Any
 
 from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.log import AccessEntry, log_access
+from headway_runtime.server.turnstile import Turnstile
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -42,6 +43,7 @@ class Edge:
     def __init__(self, app: AsgiApp, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,6 +67,8 @@ class Edge:
         if is_model_work:
             lifecycle.request_begins()
         try:
+            if is_model_work:
+                await self._turnstile.enter()
             await self._app(scope, receive, send_with_headers)
         finally:
             if is_model_work:
