@@ -13,6 +13,7 @@ Starts `headway serve` with a KV cache so small that sequences are preempted, ke
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import statistics
@@ -20,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +113,7 @@ class Server:
         return {"http": server.memory_info().rss, **engine}
 
 
-@contextmanager
+@contextlib.contextmanager
 def running_server(arguments: Sequence[str] = ()) -> Iterator[Server]:
     """The bundled model behind a real server, ready; it is gone afterwards whatever happens."""
     key = Ed25519PrivateKey.generate()
@@ -152,7 +154,7 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
     stop = asyncio.Event()
     samples: list[dict[str, int]] = []
     async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(total=30)) as session:
-        await _wait_until_ready(session, server)
+        await asyncio.to_thread(wait_until_ready, server)
         started = time.monotonic()
         users = [
             asyncio.ensure_future(User(server.url, {}, f"{seed}/{index}", seen, MAX_MODEL_LEN).run(stop))
@@ -193,15 +195,16 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
     )
 
 
-async def _wait_until_ready(session: aiohttp.ClientSession, server: Server) -> None:
+def wait_until_ready(server: Server) -> None:
+    """Returns once the model is loaded. RuntimeError, with the log, if it never is."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while True:
-        async with session.get("/ready") as response:
-            if response.status == 200:
+        with contextlib.suppress(urllib.error.HTTPError):
+            with urllib.request.urlopen(f"{server.url}/ready", timeout=10):
                 return
         if server.process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the server did not get ready: {server.log}")
-        await asyncio.sleep(0.05)
+        time.sleep(0.05)
 
 
 async def _change_limits(
