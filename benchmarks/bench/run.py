@@ -175,10 +175,11 @@ def render(runs: dict[tuple[str, int], list[Run]], conditions: Sequence[str]) ->
 
 _LEGEND = f"""\
 Each request asks 128 words and is answered with {TOKENS} events, the first after {DELAY_MILLISECONDS:g} ms
-and one each {PACE_MILLISECONDS:g} ms after it. Arrivals are Poisson; *due/s* is what the draw came to. *Sent late*:
-after the request was due. *CPU each*: user and system time of the client for one request with all its events, the
-waiting for the next one's time included. *TTFT error*: measured by the client, less the server's own account of
-that request. The row of aiohttp is a plain client (`aiohttp_client.py`) that keeps fewer numbers.
+and one each {PACE_MILLISECONDS:g} ms after it. Arrivals are Poisson; *due/s* is what the draw came to. *Sent
+late*: after the request was due. *CPU each*: user and system time of the client for one request with all its
+events, the waiting for the next one's time included. *TTFT error*: measured by the client, less the server's
+own account of that request. The row of aiohttp is a plain client (`aiohttp_client.py`) that keeps
+fewer numbers.
 """
 
 

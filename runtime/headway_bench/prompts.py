@@ -82,8 +82,8 @@ class Words:
             text = self.write(random.integers(self.size, size=length))
             if (counted := count(text)) != length:
                 raise TargetError(
-                    f"a text of {length} words that are one token each is {counted} tokens together; this "
-                    "tokenizer joins words, so use --prompt-tokens=ids on the completions endpoint"
+                    f"a text of {length} words that are one token each is {counted} tokens together: this "
+                    "tokenizer joins words; use --prompt-lengths=ids with completions, or =words"
                 )
 
 

@@ -1,0 +1,119 @@
+"""Reading and cutting traces, on samples in the published shapes."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from headway_bench.errors import InputFileError, OptionsError
+from headway_bench.traces import Replay, read_trace, replay_rates, replay_requests
+from headway_bench.workload import random_stream
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:15:46.6805900,374,44\r\n"
+    "2023-11-16 18:15:50.9951690,396,109\r\n"
+    "2023-11-16 18:16:46.6805900,879,55"
+)
+MOONCAKE = (
+    '{"timestamp": 0, "input_length": 700, "output_length": 500, "hash_ids": [0, 1]}\n'
+    '{"timestamp": 3000, "input_length": 1100, "output_length": 1, "hash_ids": [0, 2, 3]}\n\n'
+)
+RATES = (
+    "start_seconds,requests_per_second,rate_weighted_cv,active_clients\n"
+    "0,212.78,2.0,43\n600,100,1.5,40\n1200,50,,40\n"
+)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "trace"
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_azure_times_are_counted_from_the_first_request(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, AZURE))
+    assert trace.format_name == "azure"
+    assert [r.at_seconds for r in trace.requests] == pytest.approx([0, 4.314579, 60], abs=1e-5)
+    assert [(r.input_tokens, r.output_tokens) for r in trace.requests] == [(374, 44), (396, 109), (879, 55)]
+
+
+def test_mooncake_keeps_what_prompts_share(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, MOONCAKE))
+    assert [r.at_seconds for r in trace.requests] == [0, 3]
+    assert [r.hash_ids for r in trace.requests] == [(0, 1), (0, 2, 3)]
+
+
+def test_rates_hold_until_the_next_window_and_the_last_as_long_as_the_one_before(tmp_path: Path) -> None:
+    windows = read_trace(write(tmp_path, RATES)).windows
+    assert [(w.start_seconds, w.end_seconds) for w in windows] == [(0, 600), (600, 1200), (1200, 1800)]
+    assert [w.coefficient_of_variation for w in windows] == [2.0, 1.5, None]
+
+
+def test_a_slice_is_cut_then_sped_up_and_scaled(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, AZURE))
+    replay = Replay(start_seconds=4, duration_seconds=60, speed=2, length_scale=0.5)
+    requests = replay_requests(trace, replay, random_stream(0))
+    assert [r.at_seconds for r in requests] == pytest.approx([0.1572895, 28], abs=1e-5)
+    assert [(r.input_tokens, r.output_tokens) for r in requests] == [(198, 54), (440, 28)]
+
+
+def test_thinning_keeps_a_random_share(tmp_path: Path) -> None:
+    lines = [f'{{"timestamp": {n}, "input_length": 5, "output_length": 5}}' for n in range(4000)]
+    trace = read_trace(write(tmp_path, "\n".join(lines)))
+    kept = replay_requests(trace, Replay(rate_scale=0.25), random_stream(0))
+    assert len(kept) == pytest.approx(1000, rel=0.1)
+    assert kept == replay_requests(trace, Replay(rate_scale=0.25), random_stream(0))
+    with pytest.raises(OptionsError, match="--trace-speed"):
+        replay_requests(trace, Replay(rate_scale=1.5), random_stream(0))
+
+
+def test_longer_prompts_can_be_left_out_but_not_all(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, AZURE))
+    assert len(replay_requests(trace, Replay(max_input_tokens=400), random_stream(0))) == 2
+    with pytest.raises(OptionsError, match="holds no request"):
+        replay_requests(trace, Replay(max_input_tokens=10), random_stream(0))
+
+
+def test_rates_replayed_faster_bring_the_same_number_of_requests(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, RATES))
+    replay = Replay(start_seconds=300, duration_seconds=600, speed=10, rate_scale=0.1)
+    first, second = replay_rates(trace, replay, None)
+    assert (first.start_seconds, first.end_seconds) == (0, 30)
+    assert (second.start_seconds, second.end_seconds) == (30, 60)
+    assert first.expected_arrivals == pytest.approx(0.1 * 300 * 212.78)
+    assert second.expected_arrivals == pytest.approx(0.1 * 300 * 100)
+    assert first.burstiness == pytest.approx(1 / 4)
+    assert replay_rates(trace, replay, 3.0)[0].burstiness == 3.0
+
+
+def test_a_window_without_a_recorded_variation_leaves_it_to_the_process(tmp_path: Path) -> None:
+    segments = replay_rates(read_trace(write(tmp_path, RATES)), Replay(), None)
+    assert segments[2].burstiness is None
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        (AZURE.replace("396", "many"), "line 3"),
+        (MOONCAKE.replace('"input_length": 1100, ', ""), "line 2: KeyError: 'input_length'"),
+        ('{"timestamp": 0', "line 1"),
+        (RATES.replace("600,100", "600,-1"), "line 3"),
+        (RATES.replace("1200,50", "600,50"), "line 4"),
+        ("a,b,c\n1,2,3\n", "no known format"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no request"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, text: str, want: str) -> None:
+    with pytest.raises(InputFileError, match=want):
+        read_trace(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match="nowhere"):
+        read_trace(tmp_path / "nowhere")
+
+
+def test_a_single_window_lasts(tmp_path: Path) -> None:
+    (window,) = read_trace(write(tmp_path, "start_seconds,requests_per_second\n0,5\n")).windows
+    assert math.isinf(window.end_seconds)
