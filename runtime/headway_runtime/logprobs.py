@@ -4,6 +4,7 @@ They are natural logarithms of softmax(logits), before temperature, penalties, b
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,7 +35,11 @@ def prompt_logprobs(
     size = max(1, LOGITS_AT_ONCE // vocab_size)
     entries: list[TokenLogprobs] = []
     for rows, tokens in zip(torch.split(hidden, size), _split(token_ids, size), strict=True):
-        entries += _entries(to_logits(rows).float(), tokens, [num_top] * len(tokens))
+        logits = to_logits(rows).float()
+        found = _entries(logits, tokens, [num_top] * len(tokens))
+        own = logits.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))
+        ranks = (logits > own).sum(dim=-1).add_(1).tolist()
+        entries += [replace(entry, rank=rank) for entry, rank in zip(found, ranks, strict=True)]
     return entries
 
 

@@ -41,8 +41,8 @@ class SamplingParams:
     temperature: 0 means greedy. top_k: 0 means all. top_p: 1.0 means all.
     min_p: tokens less likely than this share of the likeliest one are left out; 0.0 means none.
     presence_penalty, frequency_penalty: taken off the logits of generated tokens, once, or once per
-        occurrence. repetition_penalty: divides positive and multiplies negative logits of tokens that occur in
-        the prompt or the answer; 1.0 means none.
+        occurrence. repetition_penalty: divides positive and multiplies negative logits of tokens that occur
+        in the prompt or the answer; 1.0 means none.
     logit_bias: (token id, what is added to its logit), each id once.
     allowed_token_ids: no other token is ever sampled; None means all.
     seed: same seed and prompt give the same tokens at any batch size; None draws one per request at the edge.
@@ -90,10 +90,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities (natural logarithm, of the model's own distribution) at one generated position."""
+    """Log-probabilities (natural logarithm, of the model's own distribution) at one position.
+
+    rank: place of the position's token among all, the likeliest being 1; told of prompts' tokens only.
+    """
 
     chosen: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,9 @@ class RequestOutput:
     """What one step did for one request: its new tokens, and the end if this was it.
 
     Set on the first output only: num_cached_tokens counts prompt tokens whose KV was not computed for this
-    request; queue_seconds is the time from received to first scheduled, prefill_seconds from there to the first
-    token; prompt_logprobs has one entry per prompt token, None for the first one, if they were asked for.
+    request; queue_seconds is the time from received to first scheduled, prefill_seconds from there to the
+    first token; prompt_logprobs has one entry per prompt token, None for the first one, if they were asked
+    for.
 
     error: why it ended with FinishReason.ERROR. error_param: the field of the request that is at fault, which
         makes it the client's error; None if it is not.

@@ -174,7 +174,7 @@ def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...] | Non
     return (
         None,
         *(
-            TokenLogprobs(logprob, (((token_id + 1) % 300, -0.125), (token_id, logprob))[:num_top])
+            TokenLogprobs(logprob, (((token_id + 1) % 300, -0.125), (token_id, logprob))[:num_top], 2)
             for token_id, logprob in own[1:]
         ),
     )

@@ -171,6 +171,9 @@ def test_prompt_logprobs_are_those_the_tokens_would_have_had(openai_client: open
     assert [one["rank"] for one in own] == [1] * 8
     want = made.choices[0].logprobs.token_logprobs
     assert [one["logprob"] for one in own] == pytest.approx(want, abs=1e-3)
+    unlikely = completion(openai_client, prompt=[*PROMPT, 50], prompt_logprobs=0, max_tokens=1)
+    (place,) = unlikely.choices[0].prompt_logprobs[-1].values()
+    assert place["rank"] > 20
     echoed = completion(openai_client, prompt=[*PROMPT, *answer], echo=True, logprobs=0, max_tokens=0)
     assert echoed.choices[0].logprobs.token_logprobs[len(PROMPT) :] == pytest.approx(want, abs=1e-3)
 

@@ -170,8 +170,9 @@ class Format:
         logprobs = entry.logprobs
         if logprobs is None:
             return None
-        ranks = {token_id: rank for rank, (token_id, _) in enumerate(logprobs.top, 1)}
-        # Its own token first, as vLLM has it; its rank is known if it is one of the best.
+        # Its own token first, as vLLM has it.
+        ranks = {entry.token_id: logprobs.rank}
+        ranks |= {token_id: rank for rank, (token_id, _) in enumerate(logprobs.top, 1)}
         listed = {entry.token_id: logprobs.chosen, **dict(logprobs.top)}
         return {
             str(token_id): {
