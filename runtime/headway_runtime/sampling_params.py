@@ -38,10 +38,11 @@ NUMBERS = {
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.0, 10.0),
+    # A logit divided by less could leave the range of float32.
+    "repetition_penalty": (0.01, 10.0),
 }
 # Of those, the ones whose lowest value itself is not allowed.
-ABOVE_LOWEST = frozenset(("top_p", "repetition_penalty"))
+ABOVE_LOWEST = frozenset(("top_p",))
 BIASES = (-100.0, 100.0)
 OPTIONAL = frozenset(("max_tokens", "logprobs", "prompt_logprobs", "seed"))
 SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")

@@ -60,7 +60,7 @@ class GenerationBody(StructuredFields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: dict[str, Bias] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | None = None
