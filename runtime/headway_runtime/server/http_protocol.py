@@ -72,6 +72,8 @@ class ServerProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_headers = 0
         self._timer: asyncio.TimerHandle | None = None
+        # Bytes of a body that the parser does not see.
+        self._num_unparsed = 0
 
     @property
     def is_idle(self) -> bool:
@@ -91,6 +93,9 @@ class ServerProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._num_unparsed:
+            self._take_unparsed(data)
+            return
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
@@ -100,10 +105,11 @@ class ServerProtocol(HttpToolsProtocol):
                 self._start_timer()
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as upgrade:
             # No other protocol is spoken here: the request is answered as what it is, and is the last one.
             self.cycle.keep_alive = False
             self._is_refused = True
+            self._take_unparsed(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             if not self._is_refused:
                 self._refuse(HttpError(400, f"this is not valid HTTP ({error}); send HTTP/1.1"))
@@ -139,8 +145,24 @@ class ServerProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {WRITER_KEY: ChunkWriter(self.cycle)}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            # The parser takes what follows for the other protocol's; it is this request's body.
+            declared = next((value for name, value in self.headers if name == b"content-length"), b"0")
+            if declared != b"0":
+                self._num_unparsed = int(declared)
+                return
         self._is_in_head = True
         super().on_message_complete()
+
+    def _take_unparsed(self, data: bytes) -> None:
+        """A part of a body that the parser has left alone."""
+        if self._num_unparsed == 0:
+            return
+        part = data[: self._num_unparsed]
+        self._num_unparsed -= len(part)
+        self.on_body(part)
+        if self._num_unparsed == 0:
+            super().on_message_complete()
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self._options.header_timeout_seconds, self._time_is_up)

@@ -31,7 +31,7 @@ from headway_runtime.server.tool_calls.choose import FORMATS
 from headway_runtime.tokenizer import Tokenizer
 
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
-INLINE_BODY_BYTES = 16 * 2**10
+INLINE_BODY_BYTES = 4 * 2**10
 NUM_TOKENIZER_THREADS = 4
 TENANT_KEY = "headway.tenant"
 
@@ -160,7 +160,8 @@ class Serving:
                     if len(body) > most:
                         raise _too_large(most)
         except TimeoutError:
-            raise HttpError(408, f"the body did not arrive within {seconds:g} s; send it faster") from None
+            message = f"the body did not arrive within {seconds:g} s; send it faster"
+            raise HttpError(408, message, headers={"Connection": "close"}) from None
         return bytes(body)
 
     async def compute(self, num_bytes: int, work: Callable[[], Result]) -> Result:
