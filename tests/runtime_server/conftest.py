@@ -44,6 +44,7 @@ def make_byte_level_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("added token", special=False)])
+    tokenizer.add_special_tokens(["<|python_tag|>"])
     return tokenizer
 
 

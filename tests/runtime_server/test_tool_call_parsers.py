@@ -86,7 +86,7 @@ PARIS = ("get_weather", {"city": "Paris"})
         ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', [("now", {})], ""),
         (
             "hermes",
-            '<tool_call>{"id": 3, "name": "now", "arguments": {"a": "}</tool_call>\\"{"}, "x": []}</tool_call>',
+            '<tool_call>{"i": 3, "name": "now", "arguments": {"a": "}</tool_call>\\"{"}, "x": 1}</tool_call>',
             [("now", {"a": '}</tool_call>"{'})],
             "",
         ),

@@ -162,7 +162,7 @@ class _Run:
                 else:
                     problem = _error_of(event)
                     break
-            if parts:
+            if any(parts):
                 if not self._num_open:
                     if generation.wants_usage_chunk:
                         parts.append(answer.usage_chunk(self._usage()))
@@ -182,6 +182,8 @@ class _Run:
         delta = self._feed(choice, RequestOutput(request_id, (token_id,)))
         if delta.text or delta.entries or delta.finish_reason is not None or delta.details:
             chunk = self._generation.answer.chunk(choice.index, delta, is_first=False)
+            if not chunk:
+                return True  # the answer's format holds the text back
             if self._num_open:
                 writer.write(chunk)
             else:

@@ -77,7 +77,10 @@ class AnswerFormat(Protocol):
     """What differs between the endpoints."""
 
     def chunk(self, index: int, delta: Delta, *, is_first: bool) -> bytes:
-        """One server-sent event (two, if the format begins with one of its own)."""
+        """Server-sent events: one, none if the format holds the text back, more if it has some of its own.
+
+        The last delta of a choice always makes one.
+        """
         ...
 
     def usage_chunk(self, usage: Usage) -> bytes: ...

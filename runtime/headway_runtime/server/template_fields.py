@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ConfigError, InvalidRequestError
+from headway_runtime.server.body import FieldError
 from headway_runtime.server.chat_messages import ChatMessage
 from headway_runtime.server.tool_fields import ToolFields
 
@@ -43,12 +44,12 @@ class TemplateFields(ToolFields):
     @model_validator(mode="after")
     def _template_fields_agree(self) -> "TemplateFields":
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message and add_generation_prompt exclude each other; send one")
+            raise FieldError("continue_final_message", "excludes add_generation_prompt; send one")
         if self.continue_final_message and self.messages and not self.messages[-1].text.strip():
-            raise ValueError("continue_final_message needs a final message with text to continue")
+            raise FieldError("continue_final_message", "needs a final message with text to continue")
         if taken := RESERVED_NAMES & (self.chat_template_kwargs or {}).keys():
-            raise ValueError(
-                f"chat_template_kwargs sets {min(taken)!r}, which is a field of its own; use that"
+            raise FieldError(
+                "chat_template_kwargs", f"sets {min(taken)!r}, which is a field of its own; use that"
             )
         return self
 

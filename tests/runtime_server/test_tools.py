@@ -1,0 +1,315 @@
+"""Tools over HTTP with the `openai` client: whole and streamed, chosen by the model or forced on it.
+
+The engine that repeats its prompt, with a template that is nothing but the last message, answers just what a
+test wants it to answer. What a grammar has to force, the real engine with random weights is forced to.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+ECHO = "{# tools <tool_call> #}{{ messages[-1].content }}{{ eos_token }}"
+ECHO_LLAMA = '{# tools ipython "parameters": #}{{ messages[-1].content }}{{ eos_token }}'
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 4}, "unit": {"$ref": "#/$defs/Unit"}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+            "$defs": {"Unit": {"enum": ["C", "F"]}},
+        },
+    },
+}
+NOW = {
+    "type": "function",
+    "function": {
+        "name": "now",
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+    },
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "unit": "C"}}\n</tool_call>'
+NOW_CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+def client_of(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def hermes(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> openai.OpenAI:
+    template = tmp_path_factory.mktemp("template") / "echo.jinja"
+    template.write_text(ECHO)
+    return client_of(start_shared_server(f"--chat-template={template}"))
+
+
+@pytest.fixture(scope="module")
+def llama(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> openai.OpenAI:
+    template = tmp_path_factory.mktemp("template") / "echo.jinja"
+    template.write_text(ECHO_LLAMA)
+    return client_of(start_shared_server(f"--chat-template={template}"))
+
+
+@pytest.fixture(scope="module")
+def real(real_server: Any) -> openai.OpenAI:
+    return client_of(real_server)
+
+
+def ask(client: openai.OpenAI, text: str, **options: Any) -> Any:
+    options = {"tools": [WEATHER, NOW], **options}
+    return client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": text}], **options
+    )
+
+
+def calls_of(message: Any) -> list[tuple[str, Any]]:
+    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
+
+
+PARIS = ("get_weather", {"city": "Paris", "unit": "C"})
+
+
+def test_a_call_becomes_a_tool_call(hermes: openai.OpenAI) -> None:
+    completion = ask(hermes, f"Let me see.\n{CALL}")
+    (choice,) = completion.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    assert calls_of(choice.message) == [PARIS]
+    assert choice.message.tool_calls[0].type == "function"
+    assert choice.message.tool_calls[0].id
+    assert completion.usage.completion_tokens > 0
+
+
+def test_several_calls_have_ids_of_their_own(hermes: openai.OpenAI) -> None:
+    message = ask(hermes, f"{CALL}\n{NOW_CALL}").choices[0].message
+    assert calls_of(message) == [PARIS, ("now", {})]
+    assert message.content is None
+    assert len({call.id for call in message.tool_calls}) == 2
+
+
+def test_without_parallel_calls_the_first_one_is_all(hermes: openai.OpenAI) -> None:
+    message = ask(hermes, f"{CALL}\n{NOW_CALL}", parallel_tool_calls=False).choices[0].message
+    assert calls_of(message) == [PARIS]
+
+
+def test_what_is_no_call_stays_content(hermes: openai.OpenAI) -> None:
+    text = '<tool_call>{"name": get_weather}</tool_call> then'
+    (choice,) = ask(hermes, text).choices
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", text, None)
+
+
+def test_tool_choice_none_reads_no_calls(hermes: openai.OpenAI) -> None:
+    (choice,) = ask(hermes, CALL, tool_choice="none").choices
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", CALL, None)
+
+
+def test_an_answer_cut_short_says_so(hermes: openai.OpenAI) -> None:
+    (choice,) = ask(hermes, CALL, max_tokens=40).choices
+    assert choice.finish_reason == "length"
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert '{"city": "Paris", "unit": "C"}'.startswith(call.function.arguments)
+
+
+def test_calls_are_streamed_as_they_come(hermes: openai.OpenAI) -> None:
+    stream = ask(hermes, f"Hm. {CALL}{NOW_CALL}", stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == "Hm."
+    pieces = [call for delta in deltas for call in delta.tool_calls or []]
+    begins = [piece for piece in pieces if piece.id is not None]
+    assert [(piece.index, piece.type, piece.function.name) for piece in begins] == [
+        (0, "function", "get_weather"),
+        (1, "function", "now"),
+    ]
+    first = [piece.function.arguments for piece in pieces if piece.index == 0]
+    assert json.loads("".join(first)) == PARIS[1]
+    assert len(first) > 5, "arguments come as they are made"
+    first_call, first_content = (
+        next(i for i, delta in enumerate(deltas) if delta.tool_calls),
+        next(i for i, delta in enumerate(deltas) if delta.content),
+    )
+    assert first_content < first_call
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert [reason for reason in reasons if reason] == ["tool_calls"]
+    assert chunks[-1].usage.completion_tokens > len(first)
+
+
+def test_the_clients_own_stream_helper_puts_calls_together(hermes: openai.OpenAI) -> None:
+    with hermes.chat.completions.stream(
+        model="tiny",
+        messages=[{"role": "user", "content": CALL}],
+        tools=[WEATHER],  # type: ignore[list-item]
+    ) as stream:
+        kinds = {event.type for event in stream}
+        (choice,) = stream.get_final_completion().choices
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    assert calls_of(choice.message) == [PARIS]
+
+
+def test_choices_of_one_answer_keep_their_calls_apart(hermes: openai.OpenAI) -> None:
+    completion = ask(hermes, CALL, n=2)
+    assert [calls_of(choice.message) for choice in completion.choices] == [[PARIS], [PARIS]]
+    found: dict[int, str] = {0: "", 1: ""}
+    for chunk in ask(hermes, CALL, n=2, stream=True):
+        for choice in chunk.choices:
+            for call in choice.delta.tool_calls or []:
+                found[choice.index] += call.function.arguments
+    assert json.loads(found[0]) == json.loads(found[1]) == PARIS[1]
+
+
+def test_log_probabilities_and_token_ids_go_with_calls(hermes: openai.OpenAI) -> None:
+    body = {"return_token_ids": True}
+    completion = ask(hermes, CALL, logprobs=True, extra_body=body)
+    num_tokens = completion.usage.completion_tokens
+    assert len(completion.choices[0].logprobs.content) == num_tokens
+    chunks = list(ask(hermes, CALL, logprobs=True, stream=True, extra_body=body))
+    entries = [e for chunk in chunks for c in chunk.choices if c.logprobs for e in c.logprobs.content]
+    ids = [
+        one for chunk in chunks for c in chunk.choices for one in (c.model_extra or {}).get("token_ids") or []
+    ]
+    assert len(entries) == len(ids) == num_tokens
+
+
+def test_llama_calls_are_found_behind_a_hidden_tag(llama: openai.OpenAI) -> None:
+    call = '{"name": "get_weather", "parameters": {"city": "Paris", "unit": "C"}}'
+    for text in (call, f"<|python_tag|>{call}"):
+        (choice,) = ask(llama, text).choices
+        assert calls_of(choice.message) == [PARIS]
+        assert choice.finish_reason == "tool_calls"
+
+
+def test_a_special_tag_without_a_call_is_hidden(llama: openai.OpenAI) -> None:
+    (choice,) = ask(llama, "<|python_tag|>print(1)").choices
+    assert (choice.message.content, choice.message.tool_calls) == ("print(1)", None)
+    chunks = list(ask(llama, "<|python_tag|>print(1)", stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "print(1)"
+
+
+@pytest.mark.parametrize("way", ["whole", "streamed"])
+def test_a_required_call_is_made_whatever_the_model(real: openai.OpenAI, way: str) -> None:
+    for seed in range(3):
+        options = {"tool_choice": "required", "seed": seed, "parallel_tool_calls": False, "max_tokens": 400}
+        if way == "streamed":
+            with real.chat.completions.stream(
+                model="tiny",
+                messages=[{"role": "user", "content": "Hi"}],
+                tools=[WEATHER, NOW],
+                **options,  # type: ignore[arg-type,call-overload]
+            ) as events:
+                events.until_done()
+                (choice,) = events.get_final_completion().choices
+        else:
+            (choice,) = ask(real, "Hi", **options).choices
+        assert choice.finish_reason == "tool_calls"
+        ((name, arguments),) = calls_of(choice.message)
+        if name == "now":
+            assert arguments == {}
+        else:
+            assert name == "get_weather"
+            assert set(arguments) == {"city", "unit"}
+            assert arguments["unit"] in ("C", "F")
+
+
+def test_a_named_tool_is_called(real: openai.OpenAI) -> None:
+    choice_of_tool = {"type": "function", "function": {"name": "get_weather"}}
+    (choice,) = ask(real, "Hi", tool_choice=choice_of_tool, seed=1, max_tokens=400).choices
+    ((name, arguments),) = calls_of(choice.message)
+    assert (name, arguments["unit"] in ("C", "F"), choice.message.content) == ("get_weather", True, None)
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_conversation_with_calls_reaches_the_template(start_server: Any, tmp_path: Path) -> None:
+    template = tmp_path / "dump.jinja"
+    template.write_text(
+        "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
+        "{{ messages | tojson }}{{ documents | tojson }}{{ mood }}{{ add_generation_prompt }}"
+    )
+    url = start_server(f"--chat-template={template}", "--no-enable-auto-tool-choice").url
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
+    body = {
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+        ],
+        "tools": [{**NOW, "function": {**NOW["function"], "strict": True}}],  # type: ignore[dict-item]
+        "documents": [{"title": "t", "text": "x"}],
+        "chat_template_kwargs": {"mood": "calm"},
+        "add_generation_prompt": False,
+    }
+    tokens = httpx.post(f"{url}/tokenize", json=body, timeout=15).json()["tokens"]
+    prompt = httpx.post(f"{url}/detokenize", json={"tokens": tokens}, timeout=15).json()["prompt"]
+    parsed_call = {**call, "function": {"name": "now", "arguments": {"zone": "UTC"}}}
+    want_messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "", "tool_calls": [parsed_call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "noon", "tool_call_id": "call_1"},
+    ]
+    want_documents = '[{"title": "t", "text": "x"}]'
+    assert prompt == (f"<tool_call>{json.dumps([NOW])}{json.dumps(want_messages)}{want_documents}calmFalse")
+
+
+def test_a_message_can_be_continued(fake_server: Any) -> None:
+    final = {"role": "assistant", "content": "One, two, "}
+    body = {"messages": [{"role": "user", "content": "Count"}, final], "continue_final_message": True}
+    tokens = httpx.post(f"{fake_server.url}/tokenize", json=body, timeout=15).json()["tokens"]
+    answer = httpx.post(f"{fake_server.url}/detokenize", json={"tokens": tokens}, timeout=15).json()
+    assert answer["prompt"].endswith("<|assistant|>One, two, "), answer
+
+
+BOTH_ENDS = {"continue_final_message": True, "add_generation_prompt": True}
+TWO_FORMS = {"tool_choice": "required", "extra_body": {"structured_outputs": {"regex": "a"}}}
+HOPELESS = {"name": "f", "strict": True, "parameters": {"not": {}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "want_param"),
+    [
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template"),
+        ({"extra_body": {"chat_template_kwargs": {"tools": 1}}}, "chat_template_kwargs"),
+        ({"extra_body": BOTH_ENDS}, "continue_final_message"),
+        (TWO_FORMS, "structured_outputs"),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": HOPELESS}]}, "tools"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    hermes: openai.OpenAI, options: dict[str, Any], want_param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(hermes, "x", **options)
+    assert (caught.value.param or "").startswith(want_param), caught.value.message
+
+
+def test_a_model_of_unknown_calls_cannot_choose_to_make_any(fake_server: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client_of(fake_server), "x")
+    assert caught.value.param == "tools"
+    assert "--tool-call-parser" in caught.value.message
+
+
+def test_trusted_servers_take_templates_of_requests(start_server: Any) -> None:
+    client = client_of(start_server("--trust-request-chat-template"))
+    template = "{{ messages[0].content | upper }}{{ eos_token }}"
+    answer = ask(client, "hello", tools=[], extra_body={"chat_template": template})
+    assert answer.choices[0].message.content == "HELLO"
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "hello", tools=[], extra_body={"chat_template": "{% if %}"})
+    assert caught.value.param == "chat_template"
