@@ -173,6 +173,8 @@ def test_fields_of_completions_that_contradict_each_other_are_refused(
         ({"colour": "red"}, "leave the field out", "unknown_parameter"),
         ({"use_beam_search": True}, "use n or best_of", "unsupported_parameter"),
         ({"guided_regex": "a"}, "structured_outputs", "unsupported_parameter"),
+        ({"max_completion_tokens": 5}, "use max_tokens", "unsupported_parameter"),
+        ({"messages": []}, "/v1/chat/completions", "unsupported_parameter"),
         ({"verbosity": "low"}, "leave the field out", "unsupported_parameter"),
     ],
 )
