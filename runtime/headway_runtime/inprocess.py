@@ -15,7 +15,7 @@ import queue
 import secrets
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypedDict, Unpack
@@ -144,7 +144,7 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> AsyncIterator[GenerationOutput]:
+    ) -> AsyncGenerator[GenerationOutput, None]:
         """Answer one prompt, and give what there is each time more has come; the last output is finished.
 
         Leaving the loop early gives the rest up at once.
@@ -161,7 +161,7 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         add_generation_prompt: bool = True,
-    ) -> AsyncIterator[GenerationOutput]:
+    ) -> AsyncGenerator[GenerationOutput, None]:
         """The same for one chat."""
         encoded = await asyncio.to_thread(
             self._encoder.encode_chat, messages, add_generation_prompt=add_generation_prompt
@@ -205,7 +205,7 @@ class Engine:
 
     async def _stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None, priority: int, cache_salt: str
-    ) -> AsyncIterator[GenerationOutput]:
+    ) -> AsyncGenerator[GenerationOutput, None]:
         params = SamplingParams() if sampling_params is None else sampling_params
         assembly = self._assembly(prompt, params, priority, cache_salt, time.monotonic())
         loop = asyncio.get_running_loop()

@@ -1,0 +1,296 @@
+"""The engine in one's own process: prompts in every form, options that work, an end that leaves nothing."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, get_type_hints
+
+import pytest
+
+from headway_runtime import Engine, GenerationOutput, SamplingParams
+from headway_runtime.engine_options import keyword_options
+from headway_runtime.errors import ConfigError, ContextLengthError, EngineDeadError, InvalidRequestError
+from headway_runtime.inprocess import EngineKeywords
+from headway_runtime.server.options import parse_options
+from headway_runtime.sources import resolve
+
+MODEL = "bundled://headway-tiny"
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(MODEL, max_model_len=256, max_num_seqs=8, num_threads=1, max_waiting=4) as one:
+        yield one
+
+
+def generate(engine: Engine, prompts: Any, params: Any = GREEDY, **options: Any) -> list[GenerationOutput]:
+    return engine.generate(prompts, params, use_tqdm=False, **options)
+
+
+def test_a_text_its_token_ids_and_lists_of_either_give_the_same_answer(engine: Engine) -> None:
+    text = "Once upon a time"
+    token_ids = engine.tokenizer.encode(text, add_special_tokens=True)
+    one, same = generate(engine, text)[0], generate(engine, token_ids)[0]
+    assert one.text
+    assert one.text == same.text
+    assert (one.prompt, same.prompt) == (text, None)
+    assert one.prompt_token_ids == same.prompt_token_ids == tuple(token_ids)
+    both = generate(engine, [text, token_ids, text])
+    assert [output.outputs[0].token_ids for output in both] == [one.outputs[0].token_ids] * 3
+
+
+def test_answers_come_in_the_order_of_prompts_however_many_may_wait(engine: Engine) -> None:
+    prompts = [f"The number {index} is" for index in range(40)]
+    params = [SamplingParams(temperature=0, max_tokens=1 + index % 5, ignore_eos=True) for index in range(40)]
+    outputs = generate(engine, prompts, params)
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1 + index % 5 for index in range(40)]
+    assert all(output.finished and output.outputs[0].finish_reason == "length" for output in outputs)
+    for index in range(5):
+        assert generate(engine, prompts[index], params[index])[0].text == outputs[index].text
+
+
+def test_a_seed_gives_each_of_n_answers_again(engine: Engine) -> None:
+    params = SamplingParams(n=4, seed=5, temperature=1.5, max_tokens=12)
+    first, again = generate(engine, "Tell me", params)[0], generate(engine, "Tell me", params)[0]
+    assert [one.token_ids for one in first.outputs] == [one.token_ids for one in again.outputs]
+    assert [one.index for one in first.outputs] == [0, 1, 2, 3]
+    assert len({one.token_ids for one in first.outputs}) > 1
+    unseeded = SamplingParams(temperature=2.0, max_tokens=24, ignore_eos=True)
+    assert len({generate(engine, "Tell me", unseeded)[0].text for _ in range(3)}) > 1
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_a_stop_string_ends_an_answer_and_is_its_reason(engine: Engine, *, included: bool) -> None:
+    whole = generate(engine, "Once upon a time", SamplingParams(temperature=0, max_tokens=20))[0].text
+    stop = whole.split()[3]
+    params = SamplingParams(
+        temperature=0, max_tokens=20, stop=stop, include_stop_str_in_output=included, logprobs=0
+    )
+    got = generate(engine, "Once upon a time", params)[0].outputs[0]
+    before = whole[: whole.index(stop)]
+    assert got.text == (before + stop if included else before)
+    assert (got.finish_reason, got.stop_reason) == ("stop", stop)
+    assert got.logprobs is not None
+    assert len(got.logprobs) == len(got.token_ids) < 20
+
+
+def test_logprobs_are_one_per_token_and_add_up(engine: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=3, prompt_logprobs=1)
+    output = generate(engine, "Once upon a time", params)[0]
+    got = output.outputs[0]
+    assert got.logprobs is not None
+    assert len(got.logprobs) == len(got.token_ids) == 6
+    assert all(len(one.top) == 3 and one.top[0][1] == one.chosen for one in got.logprobs)
+    assert got.cumulative_logprob == pytest.approx(sum(one.chosen for one in got.logprobs))
+    plain = generate(engine, "Once upon a time")[0]
+    assert (plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob) == (None, None)
+
+
+def test_timings_add_up(engine: Engine) -> None:
+    timings = generate(engine, "Once upon a time")[0].timings
+    assert timings.queue_seconds is not None
+    assert timings.prefill_seconds is not None
+    assert timings.ttft_seconds is not None
+    assert timings.ttft_seconds == pytest.approx(timings.queue_seconds + timings.prefill_seconds)
+    assert timings.ttft_seconds < timings.e2e_seconds < 60
+
+
+def test_a_chat_goes_through_the_models_template(engine: Engine) -> None:
+    chat = [{"role": "user", "content": "What is your name?"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "What is your name?"}]}]
+    one = engine.chat(chat, GREEDY, use_tqdm=False)[0]
+    assert one.prompt is not None
+    assert one.prompt != "What is your name?"
+    assert "What is your name?" in one.prompt
+    chats: Any = [chat, parts]
+    two = engine.chat(chats, GREEDY, use_tqdm=False)
+    assert [output.text for output in two] == [one.text, one.text]
+
+
+async def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
+    whole = generate(engine, "Once upon a time")[0]
+    seen = [output async for output in engine.generate_async("Once upon a time", GREEDY)]
+    assert all(later.text.startswith(sooner.text) for sooner, later in pairwise(seen))
+    assert len(seen) > 1
+    assert [output.finished for output in seen] == [False] * (len(seen) - 1) + [True]
+    assert seen[-1].outputs == whole.outputs
+    chat = [{"role": "user", "content": "hi"}]
+    *_, last = [output async for output in engine.chat_async(chat, GREEDY)]
+    assert last.text == engine.chat(chat, GREEDY, use_tqdm=False)[0].text
+
+
+async def test_many_streams_and_threads_share_one_engine(engine: Engine) -> None:
+    prompts = [f"Story {index}:" for index in range(12)]
+    want = [output.text for output in generate(engine, prompts)]
+
+    async def stream(prompt: str) -> str:
+        *_, last = [output async for output in engine.generate_async(prompt, GREEDY)]
+        return last.text
+
+    streams = asyncio.gather(*(stream(prompt) for prompt in prompts))
+    threads = asyncio.gather(*(asyncio.to_thread(generate, engine, prompts) for _ in range(3)))
+    assert await streams == want
+    assert [[output.text for output in one] for one in await threads] == [want] * 3
+
+
+async def test_leaving_a_stream_frees_its_request(engine: Engine) -> None:
+    endless = SamplingParams(max_tokens=None, ignore_eos=True)
+    before = engine.metrics().finished["abort"]
+    stream = engine.generate_async("Once", endless)
+    async for _ in stream:
+        break
+    await stream.aclose()
+
+    async def listen() -> None:
+        async for _ in engine.generate_async("Twice", endless):
+            has_begun.set()
+
+    has_begun = asyncio.Event()
+    task = asyncio.create_task(listen())
+    await has_begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.metrics().finished["abort"] == before + 2
+
+
+def test_one_wrong_prompt_is_named_before_anything_runs(engine: Engine) -> None:
+    received = engine.metrics().counters["received"]
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (["good", [5] * 300], ContextLengthError, "prompt has 300 tokens"),
+        (["good", ""], InvalidRequestError, "prompt is empty"),
+        (["good", [10**6]], InvalidRequestError, "outside"),
+        (["good", 5.5], InvalidRequestError, "want a text or a list of token ids"),
+        (["good", ["nested"]], InvalidRequestError, "want a text or a list of token ids"),
+    ]
+    for prompts, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            generate(engine, prompts)
+    with pytest.raises(InvalidRequestError, match="1 entries for 2 prompts"):
+        generate(engine, ["a", "b"], [GREEDY])
+    with pytest.raises(InvalidRequestError, match="min_tokens=255 is more than the answer may have"):
+        generate(engine, "hello there", SamplingParams(max_tokens=None, min_tokens=255))
+    with pytest.raises(InvalidRequestError, match="has no role"):
+        engine.chat([{"content": "hi"}])
+    assert engine.metrics().counters["received"] == received
+    assert generate(engine, []) == []
+
+
+def test_the_bar_counts_prompts(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.generate(["a", "b", "c"], GREEDY)
+    assert "3/3" in capsys.readouterr().err
+    engine.generate("a", GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_closed_engine_says_so_and_whoever_waits_is_told() -> None:
+    engine = Engine(MODEL, max_model_len=64, num_threads=1)
+    assert generate(engine, "a")[0].finished
+    problems: list[BaseException] = []
+    has_begun = threading.Event()
+
+    def wait() -> None:
+        async def stream() -> None:
+            endless = SamplingParams(max_tokens=None, ignore_eos=True)
+            while True:
+                async for _ in engine.generate_async("a", endless):
+                    has_begun.set()
+
+        try:
+            asyncio.run(stream())
+        except EngineDeadError as error:
+            problems.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert has_begun.wait(20)
+    engine.close()
+    engine.close()
+    waiting.join(20)
+    assert len(problems) == 1
+    with pytest.raises(EngineDeadError, match="closed"):
+        generate(engine, "a")
+    assert engine.metrics().counters["received"] >= 2
+
+
+def test_options_are_the_flags_with_their_defaults_and_checks() -> None:
+    folder = resolve(MODEL)
+    assert keyword_options(folder, {}) == parse_options([MODEL], {}).engine
+    changed = keyword_options(folder, {"max_model_len": 128, "kv_cache_memory_bytes": "64Mi", "dtype": None})
+    assert changed == parse_options([MODEL, "--max-model-len=128", "--kv-cache-memory-bytes=64Mi"], {}).engine
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"max_model_length": 5}, "did you mean 'max_model_len'"),
+        ({"gpu": 1}, "gpu=1 is no option of an engine; there are block_size"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0: '0' is out of range; give at least 1"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs=2.5: '2.5' is not an integer"),
+        ({"dtype": "int3"}, "dtype='int3': want one of 'auto'"),
+        ({"max_model_len": 10**6}, "max_position_embeddings"),
+    ]
+    for keywords, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            Engine(MODEL, **keywords)  # type: ignore[arg-type]
+
+
+def test_every_flag_of_the_engine_is_a_keyword_with_a_type() -> None:
+    import argparse
+
+    from headway_runtime.engine_options import add_engine_arguments
+
+    parser = argparse.ArgumentParser(add_help=False)
+    add_engine_arguments(parser)
+    flags = {action.dest: action.choices for action in parser._actions}
+    hints = get_type_hints(EngineKeywords)
+    assert hints.keys() == flags.keys()
+    for name, choices in flags.items():
+        if choices is not None:
+            assert set(hints[name].__args__) == set(choices)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_the_package_alone_loads_nothing_and_the_engine_no_server() -> None:
+    code = """
+import sys, headway_runtime
+heavy = {"torch", "numpy", "tokenizers", "jinja2", "msgspec", "tqdm"}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+assert "Engine" in dir(headway_runtime)
+from headway_runtime import SamplingParams
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+with headway_runtime.Engine("bundled://headway-tiny", max_model_len=64) as engine:
+    assert engine.generate("hi", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished
+server = {"fastapi", "starlette", "uvicorn", "pydantic", "zmq", "prometheus_client", "transformers"}
+assert not server & sys.modules.keys(), server & sys.modules.keys()
+assert not [name for name in sys.modules if name.startswith("headway_runtime.server")]
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same() -> None:
+    code = """
+import asyncio
+from headway_runtime import Engine, SamplingParams
+engine = Engine("bundled://headway-tiny", max_model_len=256)
+async def begin():
+    stream = engine.generate_async("hi", SamplingParams(max_tokens=None, ignore_eos=True))
+    await anext(stream)
+    import os
+    print("begun", flush=True)
+asyncio.run(begin())
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stdout) == (0, "begun\n"), done.stderr
+
+
+def test_an_unknown_name_of_the_package_is_an_error() -> None:
+    import headway_runtime
+
+    with pytest.raises(AttributeError, match="no attribute 'LLM'"):
+        headway_runtime.LLM  # noqa: B018
