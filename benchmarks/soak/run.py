@@ -167,8 +167,14 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
         took = time.monotonic() - started
         stop.set()
         await asyncio.gather(*users)
-        limit_changes = await limits
-        counters = await _check_books(session, server, problems)
+        limit_changes, counters = 0, {}
+        try:
+            limit_changes = await limits
+            counters = await _check_books(session, server, problems)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            problems.append(f"the admin API does not answer: {type(error).__name__}: {error}")
+    if server.process.poll() is not None:
+        problems.insert(0, f"the server ended under load; the end of its log:\n{server.log[-4000:]}")
     server.process.terminate()
     try:
         status: int | str = await asyncio.to_thread(server.process.wait, END_TIMEOUT_SECONDS)
@@ -191,7 +197,7 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
         limit_changes,
         counters,
         memory,
-        [*seen.faults, *problems],
+        [*problems, *seen.faults],
     )
 
 
