@@ -10,6 +10,7 @@ asked as fast as it refuses.
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from headway_bench.workload import Conversation, Turn, Workload
 PAUSE_AFTER_FAILURE_SECONDS = 0.1
 MOST_PREPARED_BYTES = 256 * 1024 * 1024
 LONGEST_PREPARATION_SECONDS = 20.0
+_ROUNDING_SECONDS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,8 @@ class Gate:
             self._measured_from = due_seconds
         if extent.num_requests is not None and self._num_measured >= extent.num_requests:
             return None
-        if (
-            extent.duration_seconds is not None
-            and due_seconds - self._measured_from >= extent.duration_seconds
-        ):
+        end = math.inf if extent.duration_seconds is None else self._measured_from + extent.duration_seconds
+        if due_seconds >= end - _ROUNDING_SECONDS:
             return None
         self._num_measured += 1
         return True

@@ -63,7 +63,7 @@ def _server(options: argparse.Namespace) -> ServerConfig:
     headers = dict(_header(text) for text in options.header)
     key = options.api_key if options.api_key is not None else os.environ.get(_API_KEY_VARIABLE)
     if key:
-        headers.setdefault("Authorization", f"Bearer {key}")
+        headers.setdefault("Authorization", f"Bearer {key.strip()}")
     return ServerConfig(
         base_url=options.base_url,
         address=parse_base_url(options.base_url),

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -43,6 +43,16 @@ class SmallServer:
     num_connections: int = 0
     num_at_once: int = 0
     most_at_once: int = 0
+
+    def always(self, **changes: Any) -> None:
+        """Let every answer go so."""
+        behaviour = Behaviour(**changes)
+        self.behave = lambda number: behaviour
+
+    def sometimes(self, numbers: Container[int], **changes: Any) -> None:
+        """Let the load's answers of these numbers go so (the probe comes before number 0), others plainly."""
+        behaviour = Behaviour(**changes)
+        self.behave = lambda number: behaviour if number - 1 in numbers else Behaviour()
 
     @property
     def url(self) -> str:
