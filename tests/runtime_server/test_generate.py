@@ -36,7 +36,8 @@ class OneTokenClient:
     def abort(self, stream: RequestStream) -> None:
         self.given_up.append(stream)
 
-    def report_first_byte(self, ttft_seconds: float) -> None:
+    def report_first_byte(self, ttft_seconds: float, delivery_seconds: float | None) -> None:
+        assert delivery_seconds is None, "this engine does not say how long it computed"
         self.ttft_seconds.append(ttft_seconds)
 
 
