@@ -99,6 +99,9 @@ class FakeEngine:
         self.config.envelope.check(limits)
         self.limits = limits
 
+    def reset_prefix_cache(self) -> None:
+        self._seen.clear()
+
     def add_request(self, request: Request, now: float) -> None:
         self._metrics.received()
         if len(self._waiting) >= self.config.max_waiting:

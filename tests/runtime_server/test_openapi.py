@@ -40,7 +40,8 @@ def test_the_document_has_every_path_of_the_server_and_no_other(fake_server: Run
     assert httpx.get(f"{fake_server.url}/openapi.json").json() == DOCUMENT
 
     # The routes are made, and none of them is called.
-    serving = SimpleNamespace(require_api_key=lambda: None, require_operator=lambda: None, lifecycle=None)
+    guards = dict.fromkeys(("require_api_key", "require_operator", "require_sole_user"), lambda: None)
+    serving = SimpleNamespace(**guards, lifecycle=None)
     edge = build_app(cast("Serving", serving))
     app = next(value for value in vars(edge).values() if isinstance(value, FastAPI))
     # FastAPI's own idea of its routes, of which nothing else is used.

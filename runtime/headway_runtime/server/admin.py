@@ -41,6 +41,19 @@ def admin_routes(serving: Serving) -> APIRouter:
     return router
 
 
+def cache_routes(serving: Serving) -> APIRouter:
+    """vLLM's route, at vLLM's place."""
+    router = APIRouter(dependencies=[Depends(serving.require_sole_user)])
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        serving.require_engine()
+        await serving.client.reset_prefix_cache()
+        return json_response({"status": "ok"})
+
+    return router
+
+
 def check_changes(raw: bytes) -> dict[str, Any]:
     """The fields of a PATCH, with types and the targets' range checked; the limits' range is the engine's."""
     try:

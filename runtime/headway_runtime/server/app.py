@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from headway import __version__
 from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.metrics import RejectReason
-from headway_runtime.server.admin import admin_routes
+from headway_runtime.server.admin import admin_routes, cache_routes
 from headway_runtime.server.completions import completion_routes
 from headway_runtime.server.edge import Edge
 from headway_runtime.server.http_errors import HttpError, http_error_of
@@ -26,6 +26,7 @@ def build_app(serving: Serving) -> Edge:
     app.include_router(completion_routes(serving))
     app.include_router(tokenize_routes(serving))
     app.include_router(admin_routes(serving))
+    app.include_router(cache_routes(serving))
     _add_status_routes(app, serving)
     _add_error_handlers(app, serving)
     return Edge(app, serving.lifecycle)

@@ -173,6 +173,10 @@ class EngineClient:
         assert isinstance(answer, messages.State)
         return answer.state
 
+    async def reset_prefix_cache(self) -> None:
+        """From now on, let no request use what was computed for earlier ones; errors as for `state`."""
+        await self._ask(messages.ResetPrefixCache(self._next_query()))
+
     async def sample(self, *, is_draining: bool) -> bytes:
         """The body of `/admin/sample`; errors as for `state`."""
         answer = await self._ask(messages.GetSample(self._next_query(), is_draining))

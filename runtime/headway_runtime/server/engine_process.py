@@ -75,6 +75,7 @@ class EngineLike(Protocol):
     def kv_blocks_total(self) -> int: ...
     def oldest_waiting_seconds(self, now: float) -> float: ...
     def set_limits(self, limits: Limits) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
     def add_request(self, request: Request, now: float) -> None: ...
     def abort(self, request_id: str, now: float) -> bool: ...
     def finish(self, request_id: str, now: float) -> bool: ...
@@ -159,7 +160,7 @@ class EngineLoop:
                 self._engine.finish(message.request_id, now)
             case messages.Report():
                 self._count(message)
-            case messages.GetState() | messages.GetSample() | messages.Patch():
+            case messages.GetState() | messages.GetSample() | messages.Patch() | messages.ResetPrefixCache():
                 self._send(front, self._answer(message))
             case messages.Ping():
                 self._send(front, messages.Pong())
@@ -179,6 +180,10 @@ class EngineLoop:
                 return messages.Sample(question.query_id, body)
             case messages.Patch():
                 return self._patch(question)
+            case messages.ResetPrefixCache():
+                self._engine.reset_prefix_cache()
+                logger.info("the prefix cache was reset")
+                return messages.State(question.query_id, self._state())
 
     def _welcome(self, front: bytes, number: int, now: float) -> None:
         """Say that requests may come; drop those of a front that died under this number."""

@@ -109,12 +109,18 @@ class Patch(msgspec.Struct, tag="patch", frozen=True):
     tpot_milliseconds: float | UnsetType | None = UNSET
 
 
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
+    """Forget what prompts have in common with earlier ones. Answered by `State`."""
+
+    query_id: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """End the process with status 0."""
 
 
-ToEngine = Hello | AddRequests | Abort | Finish | Report | Ping | GetState | GetSample | Patch | Shutdown
-Question = GetState | GetSample | Patch
+Question = GetState | GetSample | Patch | ResetPrefixCache
+ToEngine = Hello | AddRequests | Abort | Finish | Report | Ping | Question | Shutdown
 
 
 # --- from the engine process to an HTTP process ---

@@ -46,6 +46,9 @@ OPERATIONS = (
     Operation("get", "/v1/models/{name}", "Describe one model", "Model", errors=(401, 404)),
     Operation("post", "/tokenize", "Encode a text or a chat", "Tokens", TokenizeBody, errors=_MODEL_WORK),
     Operation("post", "/detokenize", "Decode token ids", "Text", DetokenizeBody, errors=_MODEL_WORK),
+    Operation(
+        "post", "/reset_prefix_cache", "Forget what prompts have in common", "Status", errors=(401, 403, 503)
+    ),
     Operation("get", "/health", "Whether the server works", "Status", errors=(503,), is_open=True),
     Operation("get", "/ready", "Whether it can take work", "Status", errors=(503,), is_open=True),
     Operation("get", "/version", "What it is", "Version", is_open=True),
@@ -55,6 +58,7 @@ OPERATIONS = (
 _MEANINGS: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field",
     401: "The API key is missing or wrong",
+    403: "Only the operator may, as others share what is to be changed",
     404: "No such model",
     408: "The body did not arrive in time",
     413: "The body is too long",

@@ -120,6 +120,24 @@ class Serving:
             )
         request.scope[TENANT_KEY] = tenant
 
+    async def require_sole_user(self, request: Request) -> None:
+        """A dependency of what slows everybody down.
+
+        For the operator; and for whoever may use the model, unless API keys tell several users apart.
+        """
+        if self._admin_tokens is not None:
+            authorization = request.headers.get("authorization")
+            if self._admin_tokens.refusal(authorization) is None:
+                return
+        await self.require_api_key(request)
+        if len(self.options.api_keys) > 1:
+            raise HttpError(
+                403,
+                "this server has several API keys, whose users share what this would take away; "
+                "ask with the operator's token",
+                code="not_the_operator",
+            )
+
     async def require_operator(self, request: Request) -> None:
         """A dependency of the admin routes."""
         if self._admin_tokens is None:
