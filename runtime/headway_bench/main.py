@@ -34,8 +34,7 @@ def main(argv: list[str]) -> int:
 
 def _run(config: BenchConfig) -> int:
     plot_path = config.report.plot_path
-    if plot_path is not None:
-        _check_plot(config)
+    _check_output(config)
     files = read_files(config)
     conditions, started_at = client_conditions(), now()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -70,12 +69,19 @@ def _show(config: BenchConfig, result: SessionResult) -> None:
         print("\ninterrupted: this is what was measured until then")
 
 
-def _check_plot(config: BenchConfig) -> None:
+def _check_output(config: BenchConfig) -> None:
+    """Refuse, before anything is measured, what could not be written afterwards."""
+    for flag, path in (("--json", config.report.json_path), ("--plot", config.report.plot_path)):
+        if path is not None and not path.parent.is_dir():
+            raise OptionsError(
+                f"{flag}={str(path)!r}: there is no folder {str(path.parent)!r}; make it first"
+            )
+    if config.report.plot_path is None:
+        return
     if find_spec("matplotlib") is None:
         raise OptionsError("--plot needs matplotlib; remedy: pip install 'headway[bench]'")
     from headway_bench.plot import check_plot_path
 
-    assert config.report.plot_path is not None
     check_plot_path(config.report.plot_path)
 
 

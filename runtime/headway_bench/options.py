@@ -63,6 +63,8 @@ def _server(options: argparse.Namespace) -> ServerConfig:
     headers = dict(_header(text) for text in options.header)
     key = options.api_key if options.api_key is not None else os.environ.get(_API_KEY_VARIABLE)
     if key:
+        if not key.strip().isprintable():
+            raise OptionsError("--api-key (or $OPENAI_API_KEY) holds a character that no header can carry")
         headers.setdefault("Authorization", f"Bearer {key.strip()}")
     return ServerConfig(
         base_url=options.base_url,

@@ -95,6 +95,7 @@ def test_objectives_are_read_however_they_are_given() -> None:
         (["--header", "nonsense"], "--header='nonsense'"),
         (["--base-url", "ftp://x"], "--base-url"),
         (["--base-url", "http://x:99999"], "--base-url"),
+        (["--api-key", "a\nb: c"], "--api-key"),
         (["--confidence", "1"], "no confidence"),
         (["--ramp-seconds", "5", "--trace", "t"], "--ramp-seconds"),
     ],

@@ -224,10 +224,13 @@ def test_one_point_is_drawn_over_time(run_bench: "RunBench", tmp_path: Path, nam
     assert plot.stat().st_size > 5000
 
 
-def test_a_plot_of_unknown_format_is_refused_before_anything_is_sent(
-    small_server: "SmallServer", run_bench: "RunBench"
+@pytest.mark.parametrize(
+    "flags", [("--plot", "picture.gif"), ("--plot", "nowhere/a.png"), ("--json", "nowhere/a.json")]
+)
+def test_what_could_not_be_written_is_refused_before_anything_is_sent(
+    small_server: "SmallServer", run_bench: "RunBench", flags: tuple[str, str]
 ) -> None:
-    assert run_bench("--plot", "picture.gif").status == 2
+    assert run_bench(*flags).status == 2
     assert small_server.bodies == []
 
 
