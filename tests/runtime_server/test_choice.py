@@ -42,26 +42,28 @@ def text_of(deltas: list[Delta]) -> str:
     text=st.text("ab#é👩\u200d ", max_size=25),
     stops=st.lists(st.text("ab#é", min_size=1, max_size=3), max_size=2),
     per_output=st.integers(1, 4),
+    with_stop=st.booleans(),
 )
 def test_log_probabilities_tell_no_more_than_the_text(
-    byte_level_tokenizer: Tokenizer, text: str, stops: list[str], per_output: int
+    byte_level_tokenizer: Tokenizer, *, text: str, stops: list[str], per_output: int, with_stop: bool
 ) -> None:
     vocabulary = Vocabulary(byte_level_tokenizer)
     token_ids = byte_level_tokenizer.encode(text).ids
     if not token_ids:
         return
-    choice = Choice(0, "r", vocabulary, TextRules(tuple(stops)))
+    choice = Choice(0, "r", vocabulary, TextRules(tuple(stops), with_stop=with_stop))
     let_out, spelled = "", b""
     deltas = feed(choice, token_ids, per_output=per_output)
     for delta in deltas:
         let_out += delta.text
         spelled += b"".join(vocabulary.token_bytes(entry.token_id) for entry in delta.entries)
         assert let_out.encode().startswith(spelled)
-    plain = Choice(0, "r", vocabulary, TextRules(tuple(stops)))
+    plain = Choice(0, "r", vocabulary, TextRules(tuple(stops), with_stop=with_stop))
     assert text_of(feed(plain, token_ids, per_output=per_output, with_logprobs=False)) == let_out
     ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
-    assert let_out == (text[: min(ends)[1]] if ends else text)
+    assert let_out == (text[: min(ends)[0 if with_stop else 1]] if ends else text)
     assert choice.finish_reason == ("stop" if ends else "length")
+    assert choice.stop_reason in (stops if ends else [None])
     if not ends:
         assert spelled == text.encode()
 
@@ -103,3 +105,22 @@ def test_nothing_may_follow_the_end(byte_level_tokenizer: Tokenizer) -> None:
     feed(choice, [50])
     with pytest.raises(AssertionError, match="end"):
         choice.feed(RequestOutput("r", (50,)))
+
+
+@pytest.mark.parametrize("with_stop", [False, True])
+def test_a_stop_token_is_text_only_if_asked_for(byte_level_tokenizer: Tokenizer, *, with_stop: bool) -> None:
+    token_ids = tuple(byte_level_tokenizer.encode("ab#").ids)
+    rules = TextRules(
+        with_stop=with_stop, stop_token_ids=frozenset({1, token_ids[-1]}), stop_reasons=frozenset(token_ids)
+    )
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), rules)
+    delta = choice.feed(RequestOutput("r", token_ids, FinishReason.STOP, (LOGPROBS,) * 3))
+    assert delta.text == ("ab#" if with_stop else "ab")
+    assert (delta.finish_reason, delta.stop_reason) == ("stop", token_ids[-1])
+    assert len(delta.entries) == 3, "its log-probability is told either way"
+    own_end = Choice(0, "r", Vocabulary(byte_level_tokenizer), rules)
+    assert own_end.feed(RequestOutput("r", (1,), FinishReason.STOP)).stop_reason is None
+    # A grammar may end a choice with a token that is none of them.
+    by_grammar = Choice(0, "r", Vocabulary(byte_level_tokenizer), rules)
+    ended = by_grammar.feed(RequestOutput("r", token_ids[:2], FinishReason.STOP))
+    assert (ended.text, ended.stop_reason) == ("ab", None)
