@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -61,7 +62,8 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self._kept: OrderedDict[Key, Future[LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
-        self._trials: list[_Trial] = []
+        self._idle: list[_Trial] = []
+        self._all: weakref.WeakSet[_Trial] = weakref.WeakSet()
         self._tokenizer: LLTokenizer | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
 
@@ -87,10 +89,10 @@ class GrammarCompiler:
             del self._kept[key]
 
     def close(self) -> None:
-        """End the threads and processes."""
+        """End the threads and processes; what is being compiled fails."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            trials, self._trials = self._trials, []
+            trials = list(self._all)
         for trial in trials:
             trial.close()
 
@@ -102,9 +104,7 @@ class GrammarCompiler:
         return matcher
 
     def _try(self, grammar: Grammar) -> None:
-        with self._lock:
-            trial = self._trials.pop() if self._trials else None
-        trial = trial or _Trial(self._folder, self._vocab_size)
+        trial = self._take_trial()
         try:
             problem = trial.problem_of(grammar, self._timeout_seconds)
         except GrammarError:
@@ -112,13 +112,22 @@ class GrammarCompiler:
             raise
         self.eos_token_ids = trial.eos_token_ids
         with self._lock:
-            is_kept = len(self._trials) < NUM_KEPT_PROCESSES
+            is_kept = len(self._idle) < NUM_KEPT_PROCESSES
             if is_kept:
-                self._trials.append(trial)
+                self._idle.append(trial)
         if not is_kept:
             trial.close()
         if problem is not None:
             raise GrammarError(problem)
+
+    def _take_trial(self) -> "_Trial":
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        trial = _Trial(self._folder, self._vocab_size)
+        with self._lock:
+            self._all.add(trial)
+        return trial
 
     def _load_tokenizer(self) -> "LLTokenizer":
         with self._lock:
@@ -150,6 +159,8 @@ class _Trial:
         )
         self._is_ready = False
         self.eos_token_ids: frozenset[int] = frozenset()
+        # However this object ends, the process does, too.
+        self.close = weakref.finalize(self, _end, self._process)
 
     def problem_of(self, grammar: Grammar, timeout_seconds: float) -> str | None:
         """What is wrong with the grammar. GrammarError if the process cannot tell; it is of no use then."""
@@ -159,7 +170,7 @@ class _Trial:
             _pipe(self._process.stdin).write(json.dumps([grammar.kind, grammar.source]) + "\n")
             _pipe(self._process.stdin).flush()
             answer = self._read(timeout_seconds)
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError):
             raise GrammarError("the grammar takes too much memory to compile; send a simpler one") from None
         if answer is None:
             raise GrammarTimeoutError(
@@ -168,18 +179,10 @@ class _Trial:
         problem: str | None = answer["error"]
         return problem
 
-    def close(self) -> None:
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            # There may be a line that it never read.
-            with contextlib.suppress(OSError):
-                _pipe(pipe).close()
-        self._process.wait()
-
     def _read_ready(self) -> None:
         try:
             answer = self._read(PROCESS_START_SECONDS)
-        except EOFError:
+        except (OSError, EOFError, ValueError):
             answer = {"error": "the process that reads it has ended"}
         if answer is None:
             answer = {"error": f"it was not read within {PROCESS_START_SECONDS:g} s"}
@@ -201,6 +204,15 @@ class _Trial:
             raise EOFError
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        # There may be a line that it never read, and a thread that reads may have closed it.
+        with contextlib.suppress(OSError, ValueError):
+            _pipe(pipe).close()
+    process.wait()
 
 
 def _pipe(pipe: IO[str] | None) -> IO[str]:
