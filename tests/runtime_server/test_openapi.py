@@ -55,6 +55,14 @@ def test_what_is_only_read_is_as_described(fake_server: RunningServer, path: str
     check_answer(httpx.get(fake_server.url + path), "get", path)
 
 
+def test_what_no_route_has_seen_is_as_described_for_every_route(fake_server: RunningServer) -> None:
+    response = httpx.get(f"{fake_server.url}/health", headers={"X-Long": "a" * 2**20})
+    assert response.status_code == 431
+    for path, methods in DOCUMENT["paths"].items():
+        for method in methods:
+            check_answer(response, method, path)
+
+
 def test_models_are_as_described(fake_server: RunningServer) -> None:
     for name, want in (("tiny", 200), ("other", 404)):
         response = httpx.get(f"{fake_server.url}/v1/models/{name}")

@@ -55,13 +55,16 @@ OPERATIONS = (
     Operation("get", "/metrics", "Prometheus' metrics", "Metrics", errors=(503,), is_open=True),
     Operation("get", "/openapi.json", "This document", "Document", is_open=True),
 )
+# Said before it is known what is asked for: not HTTP, too slow or too long a head, too many connections.
+_OF_EVERY_CONNECTION = (400, 408, 431, 503)
 _MEANINGS: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field",
     401: "The API key is missing or wrong",
     403: "Only the operator may, as others share what is to be changed",
     404: "No such model",
-    408: "The body did not arrive in time",
+    408: "The request did not arrive in time",
     413: "The body is too long",
+    431: "The headers are too long or too many",
     500: "The engine failed",
     503: "Not now: starting, full, draining or without an engine; see Retry-After",
 }
@@ -98,7 +101,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.can_stream:
         content["text/event-stream"] = {"schema": _reference("Events")}
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
-    for status in operation.errors:
+    for status in sorted({*operation.errors, *_OF_EVERY_CONNECTION}):
         responses[str(status)] = {
             "description": _MEANINGS[status],
             "content": {"application/json": {"schema": _reference("Error")}},
