@@ -359,6 +359,8 @@ def test_what_asks_for_nothing_is_accepted(repeating_client: openai.OpenAI) -> N
         ({"allowed_token_ids": [1], "min_tokens": 2}, "allowed_token_ids"),
         ({"stop_token_ids": [99999]}, "stop_token_ids"),
         ({"n": 2, "best_of": 65, "prompt": ["a", "b"]}, "best_of"),
+        ({"n": 65, "prompt": ["a", "b"]}, "n"),
+        ({"prompt": ["word " * 1000] * 3000}, "prompt"),
         ({"prompt": [99999], "echo": True}, "prompt"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"suffix": "x"}, "suffix"),

@@ -107,8 +107,7 @@ def prepare_chat(body: ChatBody, model: ServedModel, arrival: Arrival) -> Prepar
 
 def prepare_completion(body: CompletionBody, model: ServedModel, arrival: Arrival) -> Prepared:
     """InvalidRequestError (ContextLengthError) for prompts that cannot be served."""
-    if not body.prompts:
-        raise InvalidRequestError("prompt=[] holds no prompt; send at least one", param="prompt")
+    _check_choices(body)
     prompts = [_encode_prompt(prompt, body, model) for prompt in body.prompts]
     return _prepare(body, prompts, "prompt", model, arrival)
 
@@ -154,19 +153,14 @@ def _prepare(
     model: ServedModel,
     arrival: Arrival,
 ) -> Prepared:
-    answers = body.n or 1
-    best_of = (body.best_of if isinstance(body, CompletionBody) else None) or answers
-    if len(prompts) * best_of > MAX_CHOICES:
-        field = "n" if best_of == answers else "best_of"
-        raise InvalidRequestError(
-            f"{field}={best_of} times {len(prompts)} prompts is more than {MAX_CHOICES} choices; send fewer",
-            param=field,
-        )
+    answers, choices = body.n or 1, _choices_per_prompt(body)
     salt = cache_salt(arrival.tenant.key_digest, body.cache_salt)
     seed = secrets.randbits(62) if body.seed is None else body.seed
-    grammar = body.grammar
+    # A seed fixes each choice of a request; prompts in one list share the seeds of their choices.
+    seeds = [choice_seed(seed, choice) for choice in range(choices)]
     # The best are those of the highest mean log-probability, which the engine then has to tell.
-    num_logprobs = body.num_logprobs if body.num_logprobs is not None or best_of == answers else 0
+    num_logprobs = 0 if body.num_logprobs is None and choices > answers else body.num_logprobs
+    grammar = body.grammar
     requests: list[Request] = []
     for prompt in prompts:
         sampling = sampling_of(
@@ -178,24 +172,40 @@ def _prepare(
             num_logprobs=num_logprobs,
             num_prompt_logprobs=_num_prompt_logprobs(body),
         )
-        for choice in range(best_of):
-            index = len(requests)
-            # A seed fixes each choice of a request; prompts in one list share the seeds of their choices.
-            seeded = replace(sampling, seed=choice_seed(seed, choice))
+        for choice, own_seed in enumerate(seeds):
+            own = replace(sampling, seed=own_seed)
             if choice and prompt.echo is None:
                 # One choice's prompt is like another's; an echo needs its own with its first token.
-                seeded = replace(seeded, num_prompt_logprobs=None)
+                own = replace(own, num_prompt_logprobs=None)
             requests.append(
                 Request(
-                    f"{arrival.request_id}-{index}",
+                    f"{arrival.request_id}-{len(requests)}",
                     prompt.token_ids,
-                    seeded,
+                    own,
                     arrival.received_at,
                     priority=body.priority,
                     cache_salt=salt,
                 )
             )
-    return Prepared(requests, prompts, best_of, answers)
+    return Prepared(requests, prompts, choices, answers)
+
+
+def _choices_per_prompt(body: ChatBody | CompletionBody) -> int:
+    """Sequences to run, of which n are sent."""
+    return (body.best_of if isinstance(body, CompletionBody) else None) or body.n or 1
+
+
+def _check_choices(body: CompletionBody) -> None:
+    """Before any prompt is encoded: there may be millions of them."""
+    num_prompts, choices = len(body.prompts), _choices_per_prompt(body)
+    if not num_prompts:
+        raise InvalidRequestError("prompt=[] holds no prompt; send at least one", param="prompt")
+    if num_prompts * choices > MAX_CHOICES:
+        field = "prompt" if choices == 1 else "best_of" if body.best_of else "n"
+        raise InvalidRequestError(
+            f"{field}: {num_prompts} prompts of {choices} choices are more than {MAX_CHOICES}; send fewer",
+            param=field,
+        )
 
 
 def _num_prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
