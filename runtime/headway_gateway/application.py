@@ -109,7 +109,7 @@ def is_proxied(path: str) -> bool:
     """Whether a decoded path belongs to the replicas' public API; a path that climbs with `..` never does."""
     if path.startswith("/v1/"):
         return ".." not in path.split("/")
-    return path in ("/tokenize", "/detokenize")
+    return path in ("/tokenize", "/detokenize", "/openapi.json")
 
 
 def _json(value: dict[str, object], *, status: int = 200) -> web.Response:

@@ -77,7 +77,7 @@ async def test_a_stream_faster_than_its_client_is_slowed_down_and_arrives_whole(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/chat/completions?a=b%20c&d=%2F", "/tokenize", "/detokenize"]
+    "path", ["/v1/models", "/v1/chat/completions?a=b%20c&d=%2F", "/tokenize", "/detokenize", "/openapi.json"]
 )
 async def test_paths_and_queries_reach_the_replica_as_they_were_sent(
     path: str, start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
