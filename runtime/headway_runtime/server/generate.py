@@ -2,7 +2,7 @@
 
 Owns the order of events: nothing is written before the engine has accepted every choice and brought the
 first token, so that a refusal still is a status of its own; all chunks of one step leave in one write; a
-client that goes away takes its requests with it; every stream ends with `[DONE]` or with one error event.
+client that goes away takes its requests with it; every stream ends as its format says, or with an error.
 
 TTFT is reported per choice: for a stream when its first chunk has been written, for a whole answer when its
 first token reached this process (its first byte says when it was done, not when it began).
@@ -27,7 +27,7 @@ from headway_runtime.server.log import AccessEntry
 from headway_runtime.server.messages import Refused
 from headway_runtime.server.prompts import Prepared
 from headway_runtime.server.request_times import RequestTimes
-from headway_runtime.server.responses import DONE, AnswerFormat, Usage, WholeChoice
+from headway_runtime.server.responses import AnswerFormat, Usage, WholeChoice
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -120,7 +120,7 @@ class _Run:
             if not self._has_started:
                 raise
             # The status is long gone: the error is the stream's last event, and no [DONE] follows it.
-            await self._write(b"data: " + error.body() + b"\n\n", more=False)
+            await self._write(self._generation.answer.error_event(error), more=False)
 
     def report_abandoned(self) -> None:
         """The client has left: how long it had waited for what has not begun."""
@@ -166,7 +166,7 @@ class _Run:
                 if not self._num_open:
                     if generation.wants_usage_chunk:
                         parts.append(answer.usage_chunk(self._usage()))
-                    parts.append(DONE)
+                    parts.append(answer.stream_end)
                 await self._write(b"".join(parts), more=self._num_open > 0)
                 self._report_first_bytes(begun)
             if problem is not None:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from headway_runtime.choice import Delta, DeltaDetails, TokenEntry
+from headway_runtime.server.http_errors import HttpError
 from headway_runtime.tokenizer import Vocabulary
 
-DONE = b"data: [DONE]\n\n"
 # JSON has no infinity; this is what others write for a token that cannot come.
 LOWEST_LOGPROB = -9999.0
 
@@ -74,7 +74,9 @@ class AnswerHead:
 
 
 class AnswerFormat(Protocol):
-    """What differs between the endpoints."""
+    """What differs between the endpoints. stream_end: what follows the last chunk of a stream."""
+
+    stream_end: ClassVar[bytes]
 
     def chunk(self, index: int, delta: Delta, *, is_first: bool) -> bytes:
         """Server-sent events: one, none if the format holds the text back, more if it has some of its own.
@@ -84,6 +86,10 @@ class AnswerFormat(Protocol):
         ...
 
     def usage_chunk(self, usage: Usage) -> bytes: ...
+
+    def error_event(self, error: HttpError) -> bytes:
+        """The last event of a stream that fails."""
+        ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
 
@@ -95,6 +101,7 @@ class Format:
     """
 
     prompt_is_of_the_answer: ClassVar[bool]
+    stream_end: ClassVar[bytes] = b"data: [DONE]\n\n"
 
     def __init__(self, kind: str, head: AnswerHead) -> None:
         self._head = {
@@ -112,6 +119,9 @@ class Format:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._prefix + b'],"usage":' + encode_json(usage.as_json()) + b"}\n\n"
+
+    def error_event(self, error: HttpError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
 
     def _event(self, index: int, content: bytes, logprobs: bytes, delta: Delta) -> bytes:
         """One event. Of `delta`, everything but its text and its log-probabilities goes in here."""

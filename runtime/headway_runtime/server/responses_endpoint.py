@@ -1,0 +1,60 @@
+"""The routes of `/v1/responses`. A response is a chat in other words, and none is kept."""
+
+from functools import partial
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.server.body import parse_body
+from headway_runtime.server.call_rules import call_rules
+from headway_runtime.server.chat_protocol import ChatBody
+from headway_runtime.server.completions import answer_of, head_of, read_request
+from headway_runtime.server.http_errors import HttpError
+from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat
+from headway_runtime.server.responses_endpoint_body import ResponsesBody
+from headway_runtime.server.responses_endpoint_chat import chat_of, origin_of
+from headway_runtime.server.responses_endpoint_format import ResponsesFormat
+from headway_runtime.server.serving import Serving
+
+
+def responses_routes(serving: Serving) -> APIRouter:
+    """They want an API key where keys were given."""
+    router = APIRouter(dependencies=[Depends(serving.require_api_key)])
+
+    @router.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        asked: list[ResponsesBody] = []
+        try:
+            chat, prepared = await read_request(serving, request, partial(_read, serving, asked))
+        except InvalidRequestError as error:
+            if error.param is not None:
+                error.param = origin_of(error.param)
+            raise
+        rules = call_rules(chat, serving.model()) if chat.may_call else None
+        answer = ResponsesFormat(head_of(serving, chat, "resp_"), asked[0], rules)
+        shown = () if rules is None else rules.hidden_tags
+        return answer_of(serving, request, chat, prepared, answer, shown_tags=shown)
+
+    @router.get("/v1/responses/{response_id}")
+    @router.delete("/v1/responses/{response_id}")
+    @router.post("/v1/responses/{response_id}/cancel")
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def kept_response(response_id: str) -> Response:
+        raise HttpError(
+            404,
+            f"response {response_id!r} is not kept: this server stores no responses; keep what you were sent",
+            param="response_id",
+            code="response_not_found",
+        )
+
+    return router
+
+
+def _read(
+    serving: Serving, asked: list[ResponsesBody], raw: bytes, arrival: Arrival
+) -> tuple[ChatBody, Prepared]:
+    body = parse_body(raw, ResponsesBody)
+    asked.append(body)
+    serving.served_name(body.model)
+    chat = chat_of(body)
+    return chat, prepare_chat(chat, serving.model(), arrival)

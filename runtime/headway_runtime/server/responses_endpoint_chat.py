@@ -1,0 +1,103 @@
+"""A body of `/v1/responses` as the chat that it comes to."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.server.chat_protocol import ChatBody
+from headway_runtime.server.responses_endpoint_body import (
+    CallItem,
+    CallOutputItem,
+    FunctionTool,
+    InputItem,
+    NamedFunction,
+    ResponsesBody,
+    TextFormat,
+    TextPart,
+)
+
+# Fields that a chat has under the same name.
+_SAME = (
+    "model", "temperature", "top_p", "parallel_tool_calls", "stream", "top_k", "min_p",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop",
+    "stop_token_ids", "ignore_eos", "min_tokens", "cache_salt", "priority", "chat_template_kwargs",
+)  # fmt: skip
+# Where what is wrong with a field of the chat comes from.
+_ORIGINS = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+}
+
+
+def chat_of(body: ResponsesBody) -> ChatBody:
+    """The chat. InvalidRequestError, in this endpoint's words, for what is wrong with it as a chat."""
+    chat: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    chat["messages"] = _messages(body)
+    chat["tools"] = [_tool(tool) for tool in body.tools or ()]
+    chat["tool_choice"] = body.tool_choice
+    if isinstance(body.tool_choice, NamedFunction):
+        chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+    chat["max_completion_tokens"] = body.max_output_tokens
+    if body.wants_logprobs:
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    if body.text is not None and body.text.format is not None:
+        chat["response_format"] = _response_format(body.text.format)
+    if body.stream:
+        chat["stream_options"] = {"include_usage": True}  # the last event tells the usage
+    try:
+        return ChatBody.model_validate(chat)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        param = origin_of(".".join(map(str, problem["loc"]))) or None
+        raise InvalidRequestError(problem["msg"].removeprefix("Value error, "), param=param) from error
+
+
+def origin_of(param: str) -> str:
+    """The field of this endpoint behind a field of the chat."""
+    first, dot, rest = param.partition(".")
+    origin = _ORIGINS.get(first, first)
+    # Messages are counted differently than input items.
+    return origin if first == "messages" else origin + dot + rest
+
+
+def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if body.instructions is not None:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    for item in body.input:
+        _add_item(item, messages)
+    return messages
+
+
+def _add_item(item: InputItem, messages: list[dict[str, Any]]) -> None:
+    if isinstance(item, CallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        # What an assistant said and all that it called with it are one message.
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif isinstance(item, CallOutputItem):
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+    else:
+        messages.append({"role": item.role, "content": _text(item.content)})
+
+
+def _text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    function = tool.model_dump(exclude_unset=True, exclude={"type"})
+    return {"type": "function", "function": function}
+
+
+def _response_format(asked: TextFormat) -> dict[str, Any]:
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    schema = {"name": asked.name, "schema": asked.wanted, "strict": asked.strict}
+    return {"type": "json_schema", "json_schema": schema}
