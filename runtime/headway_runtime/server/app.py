@@ -16,6 +16,7 @@ from headway_runtime.server.edge import Edge
 from headway_runtime.server.http_errors import HttpError, http_error_of
 from headway_runtime.server.metrics_page import render_metrics
 from headway_runtime.server.openapi import openapi_json
+from headway_runtime.server.responses_endpoint import responses_routes
 from headway_runtime.server.serving import Serving, json_response
 from headway_runtime.server.tokenize_routes import tokenize_routes
 
@@ -24,6 +25,7 @@ def build_app(serving: Serving) -> Edge:
     """The ASGI application of one server."""
     app = FastAPI(title="Headway", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.include_router(completion_routes(serving))
+    app.include_router(responses_routes(serving))
     app.include_router(tokenize_routes(serving))
     app.include_router(admin_routes(serving))
     app.include_router(cache_routes(serving))
