@@ -1,4 +1,4 @@
-"""Random draws from rows of logits: each hangs on its logits, its parameters, its seed and its position alone.
+"""Random draws from rows of logits: each hangs on its logits, parameters, seed and position alone.
 
 A draw is a race: every token finishes at Exp / probability, where Exp is an exponentially distributed number,
 and the first one wins; it wins with its probability. (In logarithms that is known as Gumbel-max.) The number
@@ -16,7 +16,7 @@ tokens by the sum of their probabilities, then the tokens of the winning block.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -104,7 +104,7 @@ class Drawer:
         weights = own.softmax(dim=-1, dtype=torch.float32)
         floor = self._floor(weights, part)
         if floor is not None:
-            weights.masked_fill_(weights < floor, 0.0)
+            weights = _kept(weights, torch.ge, floor)
         tokens, times, total = self._race(weights, keys)
         if part.top_p is not None:
             self._reject(weights, keys, part.top_p * total.unsqueeze(1), tokens, times)
@@ -172,7 +172,7 @@ class Drawer:
         own, attempt = tokens, 0
         while True:
             pivot = weights.gather(1, own.unsqueeze(1))
-            likelier = weights.masked_fill(weights <= pivot, 0.0)
+            likelier = _kept(weights, torch.gt, pivot)
             above = likelier.sum(dim=-1, keepdim=True)
             # The likeliest one is always in, even if p rounds to nothing.
             again = ((above >= wanted) & (above > 0.0)).flatten().nonzero().flatten()
@@ -189,6 +189,14 @@ def _block_size(vocab_size: int) -> int:
     """The divisor of the vocabulary's size that makes blocks and their number together the fewest."""
     divisors = (size for size in range(1, math.isqrt(vocab_size) + 1) if vocab_size % size == 0)
     return vocab_size // max(divisors)
+
+
+def _kept(weights: Tensor, compare: Callable[..., Tensor], bound: Tensor) -> Tensor:
+    """The weights that compare so to their row's bound [rows, 1]; 0 for the others.
+
+    Filling by a mask of booleans, which says it better, takes five times as long on a CPU.
+    """
+    return compare(weights, bound, out=torch.empty_like(weights)).mul_(weights)
 
 
 def _exponentials(hashes: Tensor) -> Tensor:

@@ -3,60 +3,66 @@
 They are natural logarithms of softmax(logits), before temperature, penalties, biases and masks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from headway_runtime.request import TokenLogprobs
 
-# Float32 logits that are held at once, however long a prompt and however large the vocabulary is (64 MiB).
+# Logits that are held at once, however long a prompt and however large the vocabulary is.
 LOGITS_AT_ONCE = 1 << 24
+# Float32 copies of more than this no longer fit a processor's cache.
+CPU_LOGITS_AT_ONCE = 1 << 19
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+def token_logprobs(
+    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int], *, with_ranks: bool = False
+) -> list[TokenLogprobs]:
     """logits: [rows, vocab_size]; the other two have one entry per row: the token, and how many best ones."""
-    size = max(1, LOGITS_AT_ONCE // logits.shape[1])
+    at_once = CPU_LOGITS_AT_ONCE if logits.device.type == "cpu" else LOGITS_AT_ONCE
+    size = max(1, at_once // logits.shape[1])
     entries: list[TokenLogprobs] = []
     for start in range(0, len(token_ids), size):
         end = start + size
-        entries += _entries(logits[start:end].float(), token_ids[start:end], num_top[start:end])
+        rows = logits[start:end].float()
+        index = torch.tensor(token_ids[start:end], device=logits.device).unsqueeze(1)
+        own = rows.gather(1, index)
+        ranks: list[int | None] = [None] * len(rows)
+        if with_ranks:
+            ranks = (rows > own).sum(dim=-1).add_(1).tolist()
+        entries += _entries(rows, own, num_top[start:end], ranks)
     return entries
 
 
 def prompt_logprobs(
     hidden: Tensor, to_logits: Callable[[Tensor], Tensor], vocab_size: int, token_ids: list[int], num_top: int
 ) -> list[TokenLogprobs]:
-    """Entries of the tokens that follow each row of hidden states [rows, hidden_size].
+    """Entries, with ranks, of the tokens that follow each row of hidden states [rows, hidden_size].
 
     The logits of all rows together may be gigabytes; only a slice of them exists at a time.
     """
     size = max(1, LOGITS_AT_ONCE // vocab_size)
     entries: list[TokenLogprobs] = []
-    for rows, tokens in zip(torch.split(hidden, size), _split(token_ids, size), strict=True):
-        logits = to_logits(rows).float()
-        found = _entries(logits, tokens, [num_top] * len(tokens))
-        own = logits.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))
-        ranks = (logits > own).sum(dim=-1).add_(1).tolist()
-        entries += [replace(entry, rank=rank) for entry, rank in zip(found, ranks, strict=True)]
+    for start in range(0, len(token_ids), size):
+        tokens = token_ids[start : start + size]
+        logits = to_logits(hidden[start : start + size])
+        entries += token_logprobs(logits, tokens, [num_top] * len(tokens), with_ranks=True)
     return entries
 
 
-def _split(token_ids: list[int], size: int) -> Iterator[list[int]]:
-    return (token_ids[start : start + size] for start in range(0, len(token_ids), size))
-
-
-def _entries(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+def _entries(
+    logits: Tensor, own: Tensor, num_top: Sequence[int], ranks: Sequence[int | None]
+) -> list[TokenLogprobs]:
+    """logits: float32 [rows, vocab_size]. own: those of the tokens [rows, 1]."""
     normalizers = logits.logsumexp(dim=-1, keepdim=True)
-    index = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
-    chosen = (logits.gather(1, index) - normalizers).flatten().tolist()
+    chosen = (own - normalizers).flatten().tolist()
     most = max(num_top)
     if most == 0:
-        return [TokenLogprobs(own, ()) for own in chosen]
+        return [TokenLogprobs(one, (), rank) for one, rank in zip(chosen, ranks, strict=True)]
     best, tokens = logits.topk(min(most, logits.shape[1]), dim=-1)
-    rows = zip(chosen, num_top, (best - normalizers).tolist(), tokens.tolist(), strict=True)
+    rows = zip(chosen, num_top, (best - normalizers).tolist(), tokens.tolist(), ranks, strict=True)
     return [
-        TokenLogprobs(own, tuple(zip(row_tokens[:num], row_values[:num], strict=True)))
-        for own, num, row_values, row_tokens in rows
+        TokenLogprobs(one, tuple(zip(row_tokens[:num], row_values[:num], strict=True)), rank)
+        for one, num, row_values, row_tokens, rank in rows
     ]
