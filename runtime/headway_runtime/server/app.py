@@ -31,7 +31,7 @@ def build_app(serving: Serving) -> Edge:
     app.include_router(cache_routes(serving))
     _add_status_routes(app, serving)
     _add_error_handlers(app, serving)
-    return Edge(app, serving.lifecycle)
+    return Edge(app, serving.lifecycle, serving.tracer)
 
 
 def _add_status_routes(app: FastAPI, serving: Serving) -> None:

@@ -21,6 +21,7 @@ from headway_runtime.server.protocol import CompletionBody, GenerationBody
 from headway_runtime.server.responses import AnswerFormat, AnswerHead, CompletionFormat
 from headway_runtime.server.serving import Serving, body_of, context_of, json_response, tenant_of
 from headway_runtime.server.structured_fields import check_grammar
+from headway_runtime.server.tracing import NOTES_KEY, notes_of
 
 Body = TypeVar("Body", bound=GenerationBody)
 
@@ -93,6 +94,8 @@ def answer_of(
     """The response that runs a prepared request. shown_tags: special tokens whose names `answer` reads."""
     context = context_of(request)
     context.log.streamed = bool(body.stream)
+    if serving.tracer is not None:
+        request.scope[NOTES_KEY] = notes_of(body, serving.served_name(body.model))
     return GenerationResponse(
         Generation(
             client=serving.client,

@@ -1,8 +1,8 @@
 """The outermost layer of the server: what holds for every HTTP request, whatever its path.
 
 Takes the time of arrival (less what a gateway says it waited), gives every request its id, counts what is in
-flight, closes connections while draining, and writes the access line. Plain ASGI: per message of a stream it
-costs one comparison.
+flight, closes connections while draining, and writes the access line and the span. Plain ASGI: per message of
+a stream it costs one comparison.
 """
 
 import re
@@ -14,6 +14,7 @@ from typing import Any
 
 from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.log import AccessEntry, log_access
+from headway_runtime.server.tracing import RequestTracer
 from headway_runtime.server.turnstile import Turnstile
 
 Scope = MutableMapping[str, Any]
@@ -40,9 +41,10 @@ class RequestContext:
 class Edge:
     """Wraps the application."""
 
-    def __init__(self, app: AsgiApp, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: AsgiApp, lifecycle: Lifecycle, tracer: RequestTracer | None = None) -> None:
         self._app = app
         self._lifecycle = lifecycle
+        self._tracer = tracer
         self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,6 +77,8 @@ class Edge:
                 lifecycle.request_ends()
             log.e2e_milliseconds = round((time.monotonic() - context.received_at) * 1000.0, 3)
             log_access(log, quiet=not is_model_work)
+            if self._tracer is not None and is_model_work:
+                self._tracer.request_ended(scope, context.received_at, log)
 
 
 def _context(scope: Scope, arrived_at: float) -> RequestContext:

@@ -18,6 +18,7 @@ from headway_runtime.errors import ConfigError
 from headway_runtime.model_config import read_model_config
 from headway_runtime.server.chat_options import ChatOptions, add_chat_arguments, chat_options
 from headway_runtime.server.http_options import HttpOptions, add_http_arguments, http_options
+from headway_runtime.server.tracing_options import TracingOptions, add_tracing_arguments, tracing_options
 from headway_runtime.sources import resolve
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
@@ -43,6 +44,7 @@ class ServeOptions:
     port_file: str | None
     lifeline_fd: int | None
     log_level: str
+    tracing: TracingOptions
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,6 +74,7 @@ def parse_options(argv: Sequence[str], environment: Mapping[str, str] | None = N
         port_file=arguments.port_file,
         lifeline_fd=arguments.lifeline_fd,
         log_level=arguments.log_level,
+        tracing=tracing_options(arguments, environment),
     )
 
 
@@ -92,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--drain-timeout-seconds", type=positive, default=60.0, help="after SIGTERM (default %(default)s)")
     add_http_arguments(parser)
     add_chat_arguments(parser)
+    add_tracing_arguments(parser)
     add("--lifeline-fd", type=integer(0), metavar="FD", help="end at once when this pipe reaches its end")
     add("--log-level", choices=LOG_LEVELS, default="info")
     return parser

@@ -32,6 +32,7 @@ from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.prompts import ServedModel
 from headway_runtime.server.tool_calls.choose import FORMATS
+from headway_runtime.server.tracing import start_tracing
 from headway_runtime.tokenizer import Tokenizer
 
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
@@ -69,12 +70,16 @@ class Serving:
         name = parser_name(options.chat, None if template is None else template.source)
         self._tool_calls = None if name is None else FORMATS[name]
         self._model: ServedModel | None = None
+        self.tracer = start_tracing(options.tracing)
         self._threads = ThreadPoolExecutor(
             NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer", initializer=_give_way
         )
 
     def close(self) -> None:
+        """May wait a few seconds for a collector of traces."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracer is not None:
+            self.tracer.close()
 
     @property
     def why_not_ready(self) -> str | None:
