@@ -3,6 +3,7 @@
 import argparse
 import math
 import re
+from collections.abc import Callable
 
 SIZE_UNITS = {
     "": 1,
@@ -36,12 +37,25 @@ class integer:  # noqa: N801 - reads as the type of an argument
 
 
 def positive(text: str) -> float:
+    return _number(text, lambda value: value > 0, "a number above 0")
+
+
+def not_negative(text: str) -> float:
+    return _number(text, lambda value: value >= 0, "0 or more")
+
+
+def share(text: str) -> float:
+    """A part of a whole, but not nothing of it."""
+    return _number(text, lambda value: 0 < value <= 1, "a number above 0, at most 1")
+
+
+def _number(text: str, is_in_range: Callable[[float], bool], wanted: str) -> float:
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give a number above 0")
+    if not (math.isfinite(value) and is_in_range(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give {wanted}")
     return value
 
 
