@@ -1,0 +1,101 @@
+"""Answers of a prescribed form from a live server, and grammars that only the engine can find unusable."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+ENDLESS = {"type": "integer", "multipleOf": 100000007}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "endless", "schema": ENDLESS}}
+
+
+@pytest.fixture(scope="module")
+def impatient(start_shared_server: Any) -> Any:
+    """A server that compiles a grammar for a second at most."""
+    return start_shared_server("--structured-output-timeout-seconds=1", "--num-threads=1", fake=False)
+
+
+@pytest.fixture(scope="module")
+def client(impatient: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{impatient.url}/v1", api_key="none", max_retries=0, timeout=120
+    ) as connected:
+        yield connected
+
+
+def complete(client: openai.OpenAI, **changes: Any) -> Any:
+    create: Any = client.completions.create
+    return create(**({"model": "tiny", "prompt": "a", "max_tokens": 200} | changes))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_schema_is_kept_whatever_the_model_wants(client: openai.OpenAI, temperature: float) -> None:
+    schema = {"type": "array", "items": {"enum": ["x", 1, None]}, "minItems": 2, "maxItems": 3}
+    wanted = {"type": "json_schema", "json_schema": {"name": "list", "schema": schema}}
+    for seed in range(3):
+        answer = complete(
+            client, temperature=temperature, seed=seed, n=2, extra_body={"response_format": wanted}
+        )
+        for choice in answer.choices:
+            assert choice.finish_reason == "stop"
+            assert 2 <= len(json.loads(choice.text)) <= 3
+            assert set(json.loads(choice.text)) <= {"x", 1, None}
+
+
+def test_a_stream_matches_its_expression(client: openai.OpenAI) -> None:
+    form = {"structured_outputs": {"regex": "[ab]{4,9}!"}}
+    chunks = list(complete(client, stream=True, temperature=1.0, seed=1, extra_body=form))
+    assert re.fullmatch("[ab]{4,9}!", "".join(chunk.choices[0].text for chunk in chunks))
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
+
+
+def rejected(server: Any) -> float:
+    page = httpx.get(f"{server.url}/metrics", timeout=10).text
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in page.splitlines()
+        if not line.startswith("#") and "rejected" in line and 'reason="invalid"' in line
+    )
+
+
+@pytest.mark.parametrize(("stream", "n"), [(False, 1), (True, 1), (False, 3)])
+def test_endless_grammar_is_400_and_nobody_else_waits_for_it(
+    client: openai.OpenAI, impatient: Any, stream: Any, n: int
+) -> None:
+    # What the processes for grammars take to start is not looked at here.
+    complete(client, extra_body={"structured_outputs": {"choice": ["a"]}})
+    before = rejected(impatient)
+    caught: list[openai.BadRequestError] = []
+
+    def ask() -> None:
+        with pytest.raises(openai.BadRequestError) as error:
+            complete(client, stream=stream, n=n, extra_body={"response_format": FORMAT})
+        caught.append(error.value)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    num_served = 0
+    while thread.is_alive():
+        started_at = time.monotonic()
+        complete(client, max_tokens=3)
+        complete(client, extra_body={"structured_outputs": {"choice": ["a", f"b{num_served}"]}})
+        num_served += time.monotonic() - started_at < 1.0
+    thread.join()
+    assert num_served >= 1
+    (error,) = caught
+    assert (error.param, error.code) == ("response_format", "invalid_grammar")
+    assert "not compiled within 1 s" in error.message
+    assert rejected(impatient) == before + n
+    impatient.sample_until(lambda sample: sample["gauges"]["running"] == sample["gauges"]["waiting"] == 0)
+
+
+def test_engine_names_the_field_when_allowed_tokens_leave_nothing(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(client, extra_body={"structured_outputs": {"regex": "[0-9]"}, "allowed_token_ids": [5]})
+    assert caught.value.param == "allowed_token_ids"
