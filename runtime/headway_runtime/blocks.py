@@ -2,10 +2,10 @@
 
 Owns block ids and reference counts only. Knows nothing of tensors, of sequences, or of what a block holds.
 
-Free blocks form a doubly linked list whose links lie in two flat lists indexed by block id. Taking and giving
-back happen at its ends; `share` can also take a block out of the middle, which is what lets a block that was
-given back, and whose KV is still intact, be used again. Blocks are given back at the tail and taken from the
-head, so that the contents longest unused are overwritten first.
+Free blocks form a doubly linked list whose links lie in two flat lists indexed by block id. Blocks are taken
+from its head. One is given back at the tail when its contents may be wanted again, so that the contents
+longest unused are overwritten first, and else at the head; `share` can also take a block out of the middle,
+which is what lets a block that was given back, and whose KV is still intact, be used again.
 
 Id 0 is the null block. It is never handed out: padding in gathered block tables points at it, and it is
 also the list's sentinel, which spares every special case at the ends.
@@ -33,6 +33,9 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
 
+    def num_references(self, block: int) -> int:
+        return self._num_references[block]
+
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, each with one reference. The caller has checked num_free."""
         assert count <= self.num_free, (count, self.num_free)
@@ -44,24 +47,27 @@ class BlockPool:
             taken.append(block)
         return taken
 
-    def share(self, block: int) -> None:
-        """Add a reference to a block: to one in use, or to a free one, which then is free no more."""
+    def share(self, block: int) -> bool:
+        """Add a reference to a block: to one in use, or to a free one, which then is free no more (True)."""
         assert 0 < block <= self.num_blocks, block
-        if self._num_references[block] == 0:
+        was_free = self._num_references[block] == 0
+        if was_free:
             self._unlink(block)
         self._num_references[block] += 1
+        return was_free
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Give back one reference to each block of a table, the last block first.
+    def release(self, block: int, *, is_wanted: bool) -> bool:
+        """Give back one reference; True if it was the last and the block is free now.
 
-        Last first, because the head of a sequence is what another one may want again.
+        is_wanted: its contents may be used again, so that other free blocks are to be taken before it.
         """
-        for block in reversed(blocks):
-            references = self._num_references[block] - 1
-            assert references >= 0, f"block {block} is released more often than it was taken"
-            self._num_references[block] = references
-            if references == 0:
-                self._link_last(block)
+        references = self._num_references[block] - 1
+        assert references >= 0, f"block {block} is released more often than it was taken"
+        self._num_references[block] = references
+        if references > 0:
+            return False
+        self._link_after(self._previous[NULL_BLOCK] if is_wanted else NULL_BLOCK, block)
+        return True
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
         """AssertionError unless, given every live block table, no block is leaked or wrongly shared."""
@@ -96,10 +102,9 @@ class BlockPool:
         self._previous[following] = previous
         self.num_free -= 1
 
-    def _link_last(self, block: int) -> None:
-        last = self._previous[NULL_BLOCK]
-        self._next[last] = block
-        self._previous[block] = last
-        self._next[block] = NULL_BLOCK
-        self._previous[NULL_BLOCK] = block
+    def _link_after(self, previous: int, block: int) -> None:
+        following = self._next[previous]
+        self._next[previous] = self._previous[following] = block
+        self._previous[block] = previous
+        self._next[block] = following
         self.num_free += 1

@@ -62,8 +62,12 @@ class EngineConfig:
     kv_cache_memory_bytes: memory for KV blocks, all layers together; None lets the engine choose once the
         weights are loaded (see `memory.py`).
     max_waiting: bound on requests that wait; one more is refused with QueueFullError.
-    long_prefill_share: the largest share of a step's token budget that one prompt may take while others
-        want some of it.
+    long_prefill_share: the share of a step's token budget that prompts wanting more than that may take
+        together while others want some of it; above 0, at most 1.
+    priority_ageing_seconds: how much later a request may come and still be served first, for each unit that
+        its priority is better; at least 0.
+    enable_prefix_caching: whether requests use KV that others computed for the same beginning.
+    structured_output_timeout_seconds: how long compiling one request's grammar may take.
     seed: for weights of the dummy load format only; a request brings its own.
     """
 
@@ -79,4 +83,7 @@ class EngineConfig:
     max_waiting: int
     num_threads: int
     long_prefill_share: float = 0.5
+    priority_ageing_seconds: float = 60.0
+    enable_prefix_caching: bool = True
+    structured_output_timeout_seconds: float = 10.0
     seed: int = 0

@@ -1,7 +1,8 @@
 """The step loop: schedule, run, commit; and the numbers that fall out of it.
 
 Owns the scheduler, the runner and the order in which they are called. Knows nothing of text, HTTP or other
-processes, starts no thread and reads only the clock it was given. One step is one call of `step`:
+processes, and reads only the clock it was given; what it starts is hidden in `GrammarQueue`, which compiles
+grammars on the side. One step is one call of `step`:
 
     schedule (who computes what) -> runner.execute (tokens) -> commit (state, finished ones leave) -> outputs
 
@@ -11,14 +12,17 @@ Every accepted request gets exactly one output with a finish reason, unless `abo
 import logging
 import math
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway_runtime.batch import Batch, StepResult
 from headway_runtime.config import EngineConfig, Limits, Targets
 from headway_runtime.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
-from headway_runtime.request import FinishReason, Request, RequestOutput
+from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from headway_runtime.runner import Runner
 from headway_runtime.scheduler import Progress, Scheduler
 from headway_runtime.sequence import Sequence
@@ -26,6 +30,9 @@ from headway_runtime.sequence import Sequence
 logger = logging.getLogger(__name__)
 
 LONGEST_RETRY_AFTER_SECONDS = 60
+# How long a step with nothing to compute waits for a grammar; aborts and new requests wait as long.
+GRAMMAR_WAIT_SECONDS = 0.002
+NOT_FINITE = "the model's logits are not finite; check the weights, or serve it with another --dtype"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,11 @@ class EngineCore:
             max_model_len=config.max_model_len,
             limits=config.limits,
             long_prefill_share=config.long_prefill_share,
+            priority_ageing_seconds=config.priority_ageing_seconds,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._grammars = GrammarQueue(
+            Path(config.model_path), self._runner.vocab_size, config.structured_output_timeout_seconds
         )
 
     @property
@@ -92,8 +104,8 @@ class EngineCore:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no blocks: not yet scheduled, or preempted."""
-        return self._scheduler.num_waiting
+        """Requests that hold no blocks: not yet scheduled, preempted, or waiting for their grammar."""
+        return self._scheduler.num_waiting + len(self._grammars)
 
     @property
     def has_work(self) -> bool:
@@ -108,18 +120,32 @@ class EngineCore:
         return self._scheduler.pool.num_used
 
     @property
+    def kv_blocks_cached(self) -> int:
+        """Blocks that nobody uses, whose contents a new request may use again."""
+        return self._scheduler.cache.num_reusable
+
+    @property
+    def kv_wasted_share(self) -> float:
+        """Share of the cache's slots for tokens that are allocated and empty; 0 when no block is in use."""
+        return self._scheduler.num_empty_slots / self.num_kv_tokens
+
+    @property
     def num_kv_tokens(self) -> int:
         """Tokens whose KV fits into the cache, all sequences together."""
         return self.kv_blocks_total * self.config.block_size
 
     def oldest_waiting_seconds(self, now: float) -> float:
         """Age of the oldest request that waits, unscheduled, for its first token; 0 if none does."""
-        received_at = self._scheduler.oldest_unanswered_at()
-        return 0.0 if received_at is None else max(0.0, now - received_at)
+        oldest = (self._scheduler.oldest_unanswered_at(), self._grammars.oldest_received_at())
+        return max(0.0, now - min((one for one in oldest if one is not None), default=now))
 
     def check_integrity(self) -> None:
         """AssertionError if a KV block or a sequence is lost or held twice."""
         self._scheduler.check_integrity()
+
+    def reset_prefix_cache(self) -> None:
+        """Let no request that starts from now on use KV that was computed before; running ones go on."""
+        self._scheduler.reset_prefix_cache()
 
     def add_request(self, request: Request, now: float) -> None:
         """Accept a request, or raise (and count) ContextLengthError, InvalidRequestError, QueueFullError."""
@@ -135,7 +161,11 @@ class EngineCore:
         except QueueFullError:
             self.metrics.rejected(RejectReason.QUEUE_FULL)
             raise
-        self._scheduler.add(request)
+        grammar = request.sampling.grammar
+        if grammar is None:
+            self._scheduler.add(request)
+        else:
+            self._grammars.add(request, grammar)
 
     def abort(self, request_id: str, now: float) -> bool:
         """Drop a request whose client is gone; its blocks are free on return. False if it was not live."""
@@ -145,32 +175,67 @@ class EngineCore:
         """End a request normally from outside (a stop string was found). False if it was not live."""
         return self._take_out(request_id, FinishReason.STOP, now)
 
+    def close(self) -> None:
+        """End the threads and processes, if there are any. Nothing may be called afterwards."""
+        self._grammars.close()
+
     def step(self, now: float) -> StepOutputs:
         """Compute one step and return what it did; returns at once when nothing can run.
 
         If the runner fails, the requests of that step end with FinishReason.ERROR and the engine goes on;
-        a device that no longer works makes the runner's exception pass through.
+        a device that no longer works makes the runner's exception pass through. While all requests wait for
+        their grammars, it waits with them for a moment.
         """
+        refused = self._take_grammars() if self._grammars else []
         schedule = self._scheduler.schedule(now)
         for sequence in schedule.admitted:
-            self.metrics.scheduled(now - sequence.request.received_at)
+            self._count_start(sequence, now)
         for _ in schedule.preempted:
             self.metrics.preempted()
         batch = schedule.batch
         if not batch.chunks:
-            return StepOutputs([], num_preempted=len(schedule.preempted))
+            if self._grammars and not refused:
+                self._grammars.wait(GRAMMAR_WAIT_SECONDS)
+            return StepOutputs(refused, num_preempted=len(schedule.preempted))
         try:
+            if schedule.blocks_to_clear:
+                self._runner.clear_blocks(array("q", schedule.blocks_to_clear))
             result = self._runner.execute(batch)
         except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
             if not self._runner.is_usable():
                 raise
             logger.exception("a step of %d sequences failed; their requests end", len(batch.chunks))
+            self._scheduler.cache.not_cleared(schedule.blocks_to_clear)
             outputs = self._fail(batch, f"{type(error).__name__}: {error}")
         else:
             outputs = self._commit(batch, result, now)
         return StepOutputs(
-            outputs, batch.num_tokens - batch.num_decodes, batch.num_decodes, len(schedule.preempted)
+            refused + outputs,
+            batch.num_tokens - batch.num_decodes,
+            batch.num_decodes,
+            len(schedule.preempted),
         )
+
+    def _take_grammars(self) -> list[RequestOutput]:
+        """Hand over to the scheduler whose grammar is ready; refuse those who cannot have theirs."""
+        ready, unusable = self._grammars.take()
+        for request, matcher in ready:
+            self._scheduler.add(request, matcher)
+        outputs = []
+        for one in unusable:
+            self.metrics.rejected(RejectReason.INVALID)
+            grammar = one.request.sampling.grammar
+            assert grammar is not None
+            outputs.append(
+                RequestOutput(
+                    one.request.request_id,
+                    (),
+                    FinishReason.ERROR,
+                    error=one.message,
+                    error_param=grammar.param,
+                )
+            )
+        return outputs
 
     def _commit(self, batch: Batch, result: StepResult, started_at: float) -> list[RequestOutput]:
         ended_at = self._clock()
@@ -180,10 +245,6 @@ class EngineCore:
             batch.num_decodes,
             len(batch.chunks) - batch.num_decodes,
         )
-        for chunk, sample in zip(batch.chunks, result.samples, strict=True):
-            if sample is not None and sample.token_id is None:
-                # What is not finite would reach others through the masked tail of a reused block (0 * nan).
-                self._runner.clear_blocks(chunk.block_table)
         committed = self._scheduler.commit(batch, result, ended_at)
         num_generated = sum(one.sample.token_id is not None for one in committed.progress)
         self.metrics.tokens(prompt_computed=committed.num_prompt_tokens, generated=num_generated)
@@ -193,10 +254,20 @@ class EngineCore:
         sequence, sample = progress.sequence, progress.sample
         request_id = sequence.request.request_id
         if sample.token_id is None:
-            self._count_end(sequence, FinishReason.ERROR, now)
-            error = "the model's logits are not finite; check the weights, or serve it with another --dtype"
-            return RequestOutput(request_id, (), FinishReason.ERROR, error=error)
-        queue_seconds = prefill_seconds = None
+            if sample.error_param is not None and sequence.num_generated == 0:
+                # The client's fault, which only the first token could show.
+                self.metrics.rejected(RejectReason.INVALID)
+            else:
+                self._count_end(sequence, FinishReason.ERROR, now)
+            return RequestOutput(
+                request_id,
+                (),
+                FinishReason.ERROR,
+                error=sample.error or NOT_FINITE,
+                error_param=sample.error_param,
+            )
+        queue_seconds = prefill_seconds = prompt_logprobs = None
+        num_cached_tokens = 0
         if progress.previous_token_at is not None:
             gap_seconds = now - progress.previous_token_at
             self.metrics.inter_token(gap_seconds)
@@ -206,16 +277,33 @@ class EngineCore:
             queue_seconds = sequence.scheduled_at - sequence.request.received_at
             prefill_seconds = now - sequence.scheduled_at
             self.metrics.prefilled(prefill_seconds)
+            num_cached_tokens = sequence.num_cached
+            if sequence.request.sampling.num_prompt_logprobs is not None:
+                prompt_logprobs = (None, *sequence.prompt_logprobs)
+                # Delivered; they may be many.
+                sequence.prompt_logprobs = []
         if progress.finish_reason is not None:
             self._count_end(sequence, progress.finish_reason, now)
+        if progress.finish_reason is FinishReason.ERROR:
+            # The only error that comes with a token: one that the grammar does not take.
+            assert sequence.matcher is not None
+            return RequestOutput(
+                request_id,
+                (),
+                FinishReason.ERROR,
+                error=sequence.matcher.error,
+                error_param=sequence.matcher.param,
+            )
         logprobs = () if sample.logprobs is None else (sample.logprobs,)
         return RequestOutput(
             request_id,
             (sample.token_id,),
             progress.finish_reason,
             logprobs,
+            num_cached_tokens=num_cached_tokens,
             queue_seconds=queue_seconds,
             prefill_seconds=prefill_seconds,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _fail(self, batch: Batch, error: str) -> list[RequestOutput]:
@@ -227,11 +315,22 @@ class EngineCore:
         ]
 
     def _take_out(self, request_id: str, reason: FinishReason, now: float) -> bool:
+        request = self._grammars.remove(request_id)
+        if request is not None:
+            self.metrics.sizes(len(request.prompt_token_ids), 0)
+            self.metrics.finished(reason, now - request.received_at, None)
+            return True
         sequence = self._scheduler.remove(request_id)
         if sequence is None:
             return False
         self._count_end(sequence, reason, now)
         return True
+
+    def _count_start(self, sequence: Sequence, now: float) -> None:
+        self.metrics.scheduled(now - sequence.request.received_at)
+        if self._scheduler.cache.is_read_by(sequence):
+            self.metrics.cache_queried(sequence.num_prompt)
+            self.metrics.tokens(cached=sequence.num_cached)
 
     def _count_end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self.metrics.sizes(sequence.num_prompt, sequence.num_generated)
@@ -254,7 +353,8 @@ class EngineCore:
                 f"prompt holds a token id outside [0, {vocab_size - 1}]; use this model's tokenizer",
                 param="prompt",
             )
-        if request.request_id in self._scheduler:
+        _check_tokens(request.sampling, vocab_size)
+        if request.request_id in self._scheduler or request.request_id in self._grammars:
             raise InvalidRequestError(
                 f"request_id={request.request_id!r} is live already", param="request_id"
             )
@@ -262,3 +362,17 @@ class EngineCore:
             # A request that came now would wait about as long as the oldest has waited.
             seconds = math.ceil(self.oldest_waiting_seconds(now))
             raise QueueFullError(self.num_waiting, min(max(1, seconds), LONGEST_RETRY_AFTER_SECONDS))
+
+
+def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
+    """InvalidRequestError for token ids that the model does not have."""
+    named = {
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+        "allowed_token_ids": sampling.allowed_token_ids or (),
+    }
+    for param, token_ids in named.items():
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            raise InvalidRequestError(
+                f"{param} holds a token id outside [0, {vocab_size - 1}]; use this model's tokenizer",
+                param=param,
+            )

@@ -29,6 +29,10 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         limits=options.limits,
         max_waiting=options.max_waiting,
         num_threads=options.num_threads,
+        long_prefill_share=options.long_prefill_share,
+        priority_ageing_seconds=options.priority_ageing_seconds,
+        enable_prefix_caching=options.enable_prefix_caching,
+        structured_output_timeout_seconds=options.structured_output_timeout_seconds,
         seed=options.seed,
     )
 

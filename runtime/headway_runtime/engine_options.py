@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from headway_runtime.argument_types import integer, positive, size
+from headway_runtime.argument_types import integer, not_negative, positive, share, size
 from headway_runtime.config import Envelope, Limits, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
@@ -35,6 +35,10 @@ class EngineOptions:
     max_waiting: int
     num_threads: int
     seed: int
+    long_prefill_share: float
+    priority_ageing_seconds: float
+    enable_prefix_caching: bool
+    structured_output_timeout_seconds: float
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +54,33 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--initial-max-num-batched-tokens", type=integer(1), help="likewise")
     add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
     add("--kv-cache-memory-bytes", type=size, metavar="SIZE", help="e.g. 512Mi, 4G (default: by device)")
+    add(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="use again what was computed for the same beginning (default: on)",
+    )
+    add(
+        "--long-prefill-share",
+        type=share,
+        default=0.5,
+        metavar="SHARE",
+        help="of a step's tokens, for prompts that want more, while others want some (default %(default)s)",
+    )
+    add(
+        "--priority-ageing-seconds",
+        type=not_negative,
+        default=60.0,
+        metavar="SECONDS",
+        help="head start that each unit of better priority gives (default %(default)s)",
+    )
+    add(
+        "--structured-output-timeout-seconds",
+        type=positive,
+        default=10.0,
+        metavar="SECONDS",
+        help="for compiling one grammar or JSON schema; longer ones get 400 (default %(default)s)",
+    )
     add("--max-waiting", type=integer(1), default=1024, help="requests that may wait; more get 503")
     add("--ttft-target-milliseconds", type=positive, metavar="MS", help="count requests within it")
     add("--tpot-target-milliseconds", type=positive, metavar="MS", help="likewise")
@@ -89,6 +120,10 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         max_waiting=arguments.max_waiting,
         num_threads=arguments.num_threads or usable_cpus(),
         seed=arguments.seed,
+        long_prefill_share=arguments.long_prefill_share,
+        priority_ageing_seconds=arguments.priority_ageing_seconds,
+        enable_prefix_caching=arguments.enable_prefix_caching,
+        structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,
     )
 
 

@@ -1,36 +1,57 @@
 """Which tokens the next step computes, and who gets or loses KV blocks for it. No torch, no clock.
 
-There are no phases. Every sequence wants its computed tokens to catch up with its known tokens, and a step is
-filled in this order, until its token budget is spent:
+There are no phases. Every sequence wants its computed tokens to catch up with its known tokens. Sequences
+have a rank, the same for life: that of the moment they came, put back by `priority_ageing_seconds` for each
+unit of priority; of equals the first to come is first. A step is filled in this order, until its token budget
+is spent:
 
-1. Running sequences that are one token short (decodes), in order of admission. One that needs a new block
-   when none is free preempts the running sequence with least computed tokens (the youngest of equals),
-   which may be itself: it gives all its blocks back and computes everything known again later.
-2. Prompts under way, in order of admission, each at most `long_prefill_share` of the budget.
-3. New sequences, preempted ones first (oldest first), then the waiting ones in order of arrival; nobody
-   overtakes. One is admitted only if blocks for all its known tokens are free, plus one for each running
-   sequence; its blocks are taken at once, so that prompts under way never compete for blocks.
-4. What is left goes to the prompts that step 2 or 3 cut short.
+1. Running sequences that are one token short (decodes), by rank. One that needs a new block when none is free
+   preempts: of the running ones but the first in rank, those of the worst (highest) priority, of these the
+   one with least computed tokens, of these the youngest. It may hit the one that asked. The victim gives all
+   its blocks back and later computes what the prefix cache has lost by then.
+2. Prompts under way, by rank. A long prompt, one that wants more than `long_prefill_share` of the budget,
+   gets no more than what others of its kind have left of that share.
+3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
+   plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
+   for blocks. Nobody overtakes one that waits for blocks. Two wait for less and are overtaken: a long prompt
+   when the share for such is spent, and a sequence of whose tokens this very step computes, for another one,
+   at least half of what it could compute itself.
+4. What is left goes to the prompts that were cut short, by rank.
 
-Why nothing waits for ever: a sequence alone always fits (`add` refuses others), a preemption happens only
-when another sequence gets a token for it, a generated token is never taken back, and nobody overtakes.
-The running sequence with most computed tokens is never preempted, so that every step makes progress.
+Why nothing waits for ever. A sequence alone always fits (`add` refuses others), and a generated token is
+never taken back. Only finitely many sequences ever rank before a given one: of those that come later, only
+such as have a better priority and come within `priority_ageing_seconds` per unit of difference. So each one
+becomes the first in rank of all, unless it ends before. The first, once running, is never preempted, gets its
+token or a part of its prompt in every step in which fewer tokens than the budget go to decodes, and so ends.
+While it waits for blocks or a place, nobody is admitted, and those who run go on until there is room, because
+the first of them in rank is not preempted either. While it is overtaken, prompts under way get shorter in
+every step, or its own beginning gets into the cache.
 
 Lowering a limit drains: max_num_seqs only stops admissions; a lower token budget is kept at the next step,
-and running decodes beyond it pause, youngest first, with their blocks kept.
+and running decodes beyond it pause, the last in rank first, with their blocks kept.
 """
 
 import bisect
-from array import array
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
 from headway_runtime.batch import Batch, Chunk, Sample, StepResult
 from headway_runtime.blocks import BlockPool
 from headway_runtime.config import Limits
+from headway_runtime.prefix_cache import PrefixCache
 from headway_runtime.request import FinishReason, Request
 from headway_runtime.sequence import Sequence
+
+if TYPE_CHECKING:
+    from headway_runtime.grammar_matcher import TokenMatcher
+
+# A sequence waits a step for another one's blocks only if they spare it so many tokens.
+LEAST_TOKENS_WORTH_WAITING = 64
+# How many sequences of the queue may be overtaken in a step; bounds the time that looking at them takes.
+MAX_OVERTAKEN = 64
 
 
 @dataclass(slots=True)
@@ -39,16 +60,18 @@ class Schedule:
 
     batch: the work; without chunks when nothing can run.
     admitted: sequences scheduled for the first time. preempted: sequences that lost their blocks.
+    blocks_to_clear: blocks to be zeroed before the step is computed.
     """
 
     batch: Batch
     admitted: list[Sequence]
     preempted: list[Sequence]
+    blocks_to_clear: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
-    """What one sample did to its sequence.
+    """What one sample did to its sequence. Not frozen for the same reason as `Chunk`.
 
     previous_token_at: when its token before this one was made; None for the first.
     finish_reason: set when this was the last token; the sequence's blocks are free then.
@@ -70,22 +93,45 @@ class Committed:
 
 @dataclass(slots=True)
 class _Draft:
-    """A step in the making: the tokens given to each sequence so far, and what is left to give."""
+    """A step in the making: the tokens given to each sequence so far, and what is left to give.
+
+    largest: tokens that long prompts may take together while others want some; long_budget: what is left.
+    prompts: all prompts under way, and those admitted.
+    """
 
     budget: int
+    largest: int
+    long_budget: int
     shares: dict[Sequence, int] = field(default_factory=dict)
+    prompts: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
+    def part_for(self, num_pending: int) -> int:
+        """Tokens that a prompt gets at first."""
+        limit = self.budget if num_pending <= self.largest else min(self.budget, self.long_budget)
+        return min(num_pending, limit)
+
     def give(self, sequence: Sequence, num_tokens: int) -> None:
-        self.shares[sequence] = self.shares.get(sequence, 0) + num_tokens
-        self.budget -= num_tokens
+        if num_tokens > 0:
+            self.shares[sequence] = self.shares.get(sequence, 0) + num_tokens
+            self.budget -= num_tokens
+
+    def give_prompt(self, sequence: Sequence) -> None:
+        """Give a prompt its first part."""
+        num_pending = sequence.num_pending
+        num_tokens = self.part_for(num_pending)
+        if num_pending > self.largest:
+            self.long_budget -= num_tokens
+        self.prompts.append(sequence)
+        self.give(sequence, num_tokens)
 
 
 class Scheduler:
-    """Owns every live sequence and the block pool.
+    """Owns every live sequence and the KV blocks.
 
     limits: may be replaced between steps by any value inside the envelope that the caller keeps.
+    long_prefill_share: above 0, at most 1.
     """
 
     def __init__(
@@ -96,19 +142,24 @@ class Scheduler:
         max_model_len: int,
         limits: Limits,
         long_prefill_share: float,
+        priority_ageing_seconds: float = 60.0,
+        enable_prefix_caching: bool = True,
     ) -> None:
         assert num_blocks * block_size >= max_model_len, "a sequence alone must fit"
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.limits = limits
         self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(self.pool, block_size, is_enabled=enable_prefix_caching)
         self._long_prefill_share = long_prefill_share
+        self._priority_ageing_seconds = priority_ageing_seconds
         self._sequences: dict[str, Sequence] = {}
-        self._running: list[Sequence] = []
-        self._preempted: list[Sequence] = []  # oldest first
-        # An ordered dict gives a queue from which an abort takes any element in constant time.
-        self._waiting: OrderedDict[str, Sequence] = OrderedDict()
+        self._running: list[Sequence] = []  # by rank
+        self._queue: list[Sequence] = []  # by rank: all that do not run
+        # Those of the queue that never ran, by arrival; from an ordered dict an abort takes any at once.
+        self._unscheduled: OrderedDict[str, Sequence] = OrderedDict()
         self._num_arrived = 0
+        self._latest_received_at = -math.inf
 
     @property
     def num_running(self) -> int:
@@ -116,169 +167,235 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._preempted)
+        return len(self._queue)
+
+    @property
+    def num_empty_slots(self) -> int:
+        """Slots for tokens in blocks that are in use, with nothing in them. Shared blocks are always full."""
+        return sum(len(one.block_table) * self.block_size - one.num_computed for one in self._running)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
 
-    def add(self, request: Request) -> None:
-        """Put a request at the end of the queue. Its prompt leaves room for a token, its id is new."""
+    def add(self, request: Request, matcher: "TokenMatcher | None" = None) -> None:
+        """Queue a request. Its prompt leaves room for a token, its id is new."""
         assert 0 < len(request.prompt_token_ids) < self.max_model_len
         assert request.request_id not in self._sequences
-        sequence = Sequence(request, self._num_arrived)
+        # Not before those that are here: of equal priority, nobody overtakes by a clock that was set back.
+        self._latest_received_at = max(self._latest_received_at, request.received_at)
+        served_as_of = self._latest_received_at + request.priority * self._priority_ageing_seconds
+        sequence = Sequence(request, self._num_arrived, served_as_of, matcher)
         self._num_arrived += 1
         self._sequences[request.request_id] = sequence
-        self._waiting[request.request_id] = sequence
+        self._unscheduled[request.request_id] = sequence
+        bisect.insort(self._queue, sequence, key=_rank)
 
     def remove(self, request_id: str) -> Sequence | None:
         """Forget a sequence and free its blocks now; None if it is not (any more) live."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return None
-        if request_id in self._waiting:
-            del self._waiting[request_id]
-        elif sequence in self._preempted:
-            self._preempted.remove(sequence)
-        else:
-            self._running.remove(sequence)
-            self._release_blocks(sequence)
+        self._unscheduled.pop(request_id, None)
+        if not _take_out(self._queue, sequence):
+            _take_out(self._running, sequence)
+            self.cache.release(sequence)
         return sequence
+
+    def reset_prefix_cache(self) -> None:
+        """Let no request that is admitted from now on use what was computed before."""
+        self.cache.reset(self._running)
 
     def oldest_unanswered_at(self) -> float | None:
         """When the longest waiting request that has no token yet was received; None if there is none."""
-        oldest = [next(iter(self._waiting.values()))] if self._waiting else []
-        without_token = (one for one in self._preempted if one.first_token_at is None)
+        oldest = [next(iter(self._unscheduled.values()))] if self._unscheduled else []
+        num_preempted = len(self._queue) - len(self._unscheduled)
+        preempted = (one for one in self._queue if one.scheduled_at is not None) if num_preempted else ()
+        without_token = (one for one in preempted if one.first_token_at is None)
         return min((one.request.received_at for one in chain(oldest, without_token)), default=None)
 
     def schedule(self, now: float) -> Schedule:
         """Decide the next step. Blocks are taken and given back at once; tokens count from `commit`."""
-        draft = _Draft(self.limits.max_num_batched_tokens)
-        self._schedule_decodes(draft)
-        self._schedule_prefills(draft)
-        self._admit(draft, now)
+        budget = self.limits.max_num_batched_tokens
+        largest = max(1, int(self._long_prefill_share * budget))
+        draft = _Draft(budget, largest, largest)
+        prompts = self._schedule_decodes(draft)
+        for sequence in prompts:
+            if draft.budget > 0 and sequence not in draft.preempted:
+                draft.give_prompt(sequence)
+        if self._queue and draft.budget > 0:
+            self._admit(draft, now)
         self._spend_rest(draft)
-        return Schedule(self._batch(draft), draft.admitted, draft.preempted)
+        return Schedule(self._batch(draft), draft.admitted, draft.preempted, self.cache.blocks_to_clear())
 
     def commit(self, batch: Batch, result: StepResult, now: float) -> Committed:
         """Take over what a step computed, at `now`. Sequences removed meanwhile are passed over."""
         progress = []
         num_prompt_tokens = 0
+        block_size = self.block_size
+        for index, entries in result.prompt_logprobs.items():
+            chunk = batch.chunks[index]
+            sequence = self._sequences.get(chunk.request_id)
+            if sequence is not None:
+                sequence.add_prompt_logprobs(chunk.start, entries)
         for chunk, sample in zip(batch.chunks, result.samples, strict=True):
             sequence = self._sequences.get(chunk.request_id)
             if sequence is None:
                 continue
-            num_prompt_tokens += sequence.count_computed(chunk.num_tokens)
+            sequence.num_computed += chunk.num_tokens
+            if sequence.num_prompt_counted < sequence.num_prompt:
+                num_prompt_tokens += sequence.count_prompt_tokens()
+            if sample is not None and sample.token_id is None:
+                if sample.error is None:
+                    self.cache.distrust(sequence)
+                self.remove(chunk.request_id)
+                progress.append(Progress(sequence, sample, sequence.last_token_at, FinishReason.ERROR))
+                continue
+            if sequence.num_computed >= (sequence.num_published + 1) * block_size:
+                self.cache.publish(sequence)
             if sample is not None:
+                if sequence.num_proven < sequence.num_published * block_size:
+                    self.cache.prove(sequence)
+                sequence.num_proven = sequence.num_computed
                 progress.append(self._take_sample(sequence, sample, now))
         return Committed(progress, num_prompt_tokens)
 
     def check_integrity(self) -> None:
-        """Prove that queues, block tables and the pool agree. AssertionError if not."""
-        queued = [*self._running, *self._preempted, *self._waiting.values()]
+        """Prove that queues, block tables, pool and prefix cache agree. AssertionError if not."""
+        queued = [*self._running, *self._queue]
         assert len(queued) == len(self._sequences), "a sequence is in no queue, or in two"
         assert {one.request.request_id for one in queued} == self._sequences.keys()
         for one in queued:
             assert 0 <= one.num_computed < len(one.token_ids) <= self.max_model_len, one.request.request_id
             assert one.num_computed <= len(one.block_table) * self.block_size, one.request.request_id
-        for one in chain(self._preempted, self._waiting.values()):
+        for one in self._queue:
             assert not one.block_table, f"{one.request.request_id} waits and holds blocks"
-        assert [one.arrival for one in self._preempted] == sorted(one.arrival for one in self._preempted)
-        self.pool.check_integrity(one.block_table for one in self._running)
+            is_unscheduled = one.request.request_id in self._unscheduled
+            assert is_unscheduled == (one.scheduled_at is None), one.request.request_id
+        assert self._unscheduled.keys() <= {one.request.request_id for one in self._queue}
+        for ranked in (self._running, self._queue):
+            assert all(first.rank < second.rank for first, second in pairwise(ranked)), "not in order of rank"
+        self.cache.check_integrity(self._running)
 
     def _take_sample(self, sequence: Sequence, sample: Sample, now: float) -> Progress:
         previous_token_at = sequence.last_token_at
-        reason: FinishReason | None = FinishReason.ERROR
-        if sample.token_id is not None:
-            reason = sequence.append_token(sample.token_id, now, self.max_model_len)
+        assert sample.token_id is not None
+        reason = sequence.append_token(sample.token_id, now, self.max_model_len)
         if reason is not None:
             self.remove(sequence.request.request_id)
         return Progress(sequence, sample, previous_token_at, reason)
 
-    def _schedule_decodes(self, draft: _Draft) -> None:
-        for sequence in [one for one in self._running if one.num_pending == 1]:
-            if draft.budget == 0:
-                return
-            if sequence not in draft.preempted and self._make_room(sequence, draft):
-                draft.give(sequence, 1)
+    def _schedule_decodes(self, draft: _Draft) -> list[Sequence]:
+        """Give decodes their token; returns the prompts under way."""
+        prompts = []
+        block_size, shares = self.block_size, draft.shares
+        for sequence in self._running.copy():
+            num_tokens = len(sequence.token_ids)
+            if num_tokens - sequence.num_computed > 1:
+                prompts.append(sequence)
+            elif draft.budget > 0 and not (draft.preempted and sequence in draft.preempted):
+                has_room = num_tokens <= len(sequence.block_table) * block_size
+                if has_room or self._make_room(sequence, draft):
+                    shares[sequence] = 1
+                    draft.budget -= 1
+        return prompts
 
     def _make_room(self, sequence: Sequence, draft: _Draft) -> bool:
         """Give a sequence the block its last known token needs; False if it had to give way itself."""
-        if len(sequence.token_ids) <= len(sequence.block_table) * self.block_size:
-            return True
         while self.pool.num_free == 0:
-            victim = min(self._running, key=lambda one: (one.num_computed, -one.arrival))
+            victim = min(
+                self._running[1:], key=lambda one: (-one.request.priority, one.num_computed, -one.arrival)
+            )
             self._preempt(victim, draft)
             if victim is sequence:
                 return False
-        sequence.block_table.extend(self.pool.allocate(1))
+        self.cache.allocate(sequence, 1)
         return True
 
     def _preempt(self, victim: Sequence, draft: _Draft) -> None:
         draft.budget += draft.shares.pop(victim, 0)
         draft.preempted.append(victim)
-        self._running.remove(victim)
-        self._release_blocks(victim)
-        victim.num_computed = 0
-        bisect.insort(self._preempted, victim, key=lambda one: one.arrival)
-
-    def _release_blocks(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.block_table)
-        # A new table, because a batch under way may still refer to the old one.
-        sequence.block_table = array("q")
-
-    def _prefill_share(self, sequence: Sequence, draft: _Draft) -> int:
-        largest = max(1, int(self._long_prefill_share * self.limits.max_num_batched_tokens))
-        return min(sequence.num_pending, draft.budget, largest)
-
-    def _schedule_prefills(self, draft: _Draft) -> None:
-        for sequence in self._running:
-            if draft.budget == 0:
-                return
-            if sequence.num_pending > 1:
-                draft.give(sequence, self._prefill_share(sequence, draft))
+        _take_out(self._running, victim)
+        self.cache.release(victim)
+        victim.forget_computed()
+        bisect.insort(self._queue, victim, key=_rank)
 
     def _admit(self, draft: _Draft, now: float) -> None:
+        """Admit from the queue, by rank; see the header for who may be overtaken."""
+        under_way: set[bytes] = set()
+        for sequence in draft.prompts:
+            under_way.update(self.cache.keys_of_step(sequence, draft.shares.get(sequence, 0)))
+        position = 0
         while draft.budget > 0 and len(self._running) < self.limits.max_num_seqs:
-            if self._preempted:
-                sequence = self._preempted[0]
-            elif self._waiting:
-                sequence = next(iter(self._waiting.values()))
-            else:
+            if position == min(len(self._queue), MAX_OVERTAKEN):
                 return
-            num_blocks = -(-len(sequence.token_ids) // self.block_size)
-            if num_blocks + len(self._running) > self.pool.num_free:
+            sequence = self._queue[position]
+            found = self.cache.find(sequence)
+            if self._is_overtaken(sequence, found, under_way, draft):
+                position += 1
+                continue
+            if self.cache.num_taken(sequence, found) + len(self._running) > self.pool.num_free:
                 return
-            if self._preempted:
-                del self._preempted[0]
-            else:
-                del self._waiting[sequence.request.request_id]
-            sequence.block_table.extend(self.pool.allocate(num_blocks))
-            self._running.append(sequence)
-            if sequence.scheduled_at is None:
-                sequence.scheduled_at = now
-                draft.admitted.append(sequence)
-            draft.give(sequence, self._prefill_share(sequence, draft))
+            del self._queue[position]
+            self._start(sequence, found, draft, now)
+            under_way.update(self.cache.keys_of_step(sequence, draft.shares[sequence]))
+
+    def _is_overtaken(
+        self, sequence: Sequence, found: list[int], under_way: set[bytes], draft: _Draft
+    ) -> bool:
+        num_tokens = draft.part_for(len(sequence.token_ids) - len(found) * self.block_size)
+        if num_tokens == 0:
+            return True
+        if not under_way or num_tokens < LEAST_TOKENS_WORTH_WAITING:
+            return False
+        num_spared = self.cache.num_tokens_under_way(sequence, found, under_way)
+        return num_spared >= max(LEAST_TOKENS_WORTH_WAITING, num_tokens / 2)
+
+    def _start(self, sequence: Sequence, found: list[int], draft: _Draft, now: float) -> None:
+        self.cache.take(sequence, found)
+        bisect.insort(self._running, sequence, key=_rank)
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = now
+            sequence.num_cached = sequence.num_computed
+            del self._unscheduled[sequence.request.request_id]
+            draft.admitted.append(sequence)
+        draft.give_prompt(sequence)
 
     def _spend_rest(self, draft: _Draft) -> None:
-        for sequence, share in list(draft.shares.items()):
-            extra = min(sequence.num_pending - share, draft.budget)
-            if extra > 0:
-                draft.give(sequence, extra)
+        for sequence in draft.prompts:
+            extra = min(sequence.num_pending - draft.shares.get(sequence, 0), draft.budget)
+            draft.give(sequence, extra)
 
     def _batch(self, draft: _Draft) -> Batch:
-        ordered = sorted(draft.shares.items(), key=lambda item: item[1] > 1)
-        chunks = tuple(
-            Chunk(
-                request_id=sequence.request.request_id,
-                token_ids=sequence.token_ids,
-                start=sequence.num_computed,
-                num_tokens=share,
-                block_table=sequence.block_table,
-                num_generated=sequence.num_generated,
-                samples=share == sequence.num_pending,
-                sampling=sequence.request.sampling,
+        decodes: list[Chunk] = []
+        others: list[Chunk] = []
+        for sequence, share in draft.shares.items():
+            sequence.num_given = end = sequence.num_computed + share
+            num_tokens = len(sequence.token_ids)
+            (decodes if share == 1 else others).append(
+                Chunk(
+                    sequence.request.request_id,
+                    sequence.token_ids,
+                    sequence.num_computed,
+                    share,
+                    sequence.block_table,
+                    num_tokens - sequence.num_prompt,
+                    end == num_tokens,
+                    sequence.request.sampling,
+                    sequence.matcher,
+                )
             )
-            for sequence, share in ordered
-        )
-        num_decodes = sum(chunk.num_tokens == 1 for chunk in chunks)
-        return Batch(chunks, num_decodes, sum(chunk.num_tokens for chunk in chunks))
+        num_tokens = self.limits.max_num_batched_tokens - draft.budget
+        return Batch((*decodes, *others), len(decodes), num_tokens)
+
+
+def _rank(sequence: Sequence) -> tuple[float, int]:
+    return sequence.rank
+
+
+def _take_out(ranked: list[Sequence], sequence: Sequence) -> bool:
+    """Remove a sequence from a list in order of rank; False if it is not in it."""
+    position = bisect.bisect_left(ranked, sequence.rank, key=_rank)
+    if position == len(ranked) or ranked[position] is not sequence:
+        return False
+    del ranked[position]
+    return True

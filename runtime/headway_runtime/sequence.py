@@ -5,40 +5,74 @@ with its known tokens, be it by a chunk of a prompt, by one decoded token, or ag
 """
 
 from array import array
+from typing import TYPE_CHECKING
 
-from headway_runtime.request import FinishReason, Request
+from headway_runtime.request import FinishReason, Request, TokenLogprobs
+
+if TYPE_CHECKING:
+    from headway_runtime.grammar_matcher import TokenMatcher
 
 
 class Sequence:
     """One accepted request.
 
-    arrival: rank in the order of acceptance; the oldest has the lowest.
+    arrival: place in the order of acceptance; the oldest has the lowest.
+    rank: who comes first when not all can be served, the lowest; unique, and the same for life.
     num_computed: tokens whose KV lies in the blocks of block_table.
-    num_prompt_counted: prompt tokens that were ever computed; a recomputed one is not counted again.
+    num_given: tokens that steps were told to compute so far; those beyond num_computed are under way.
+    num_proven: computed tokens that a finite sample has followed.
+    num_published: full computed blocks, offered to the prefix cache.
+    block_keys: keys of the first blocks of token_ids, as many as were needed so far.
+    is_cacheable: whether its blocks may be entered into the prefix cache.
+    num_cached: prompt tokens found in the prefix cache when it was first scheduled.
+    num_prompt_counted: prompt tokens ever computed or found; a recomputed one is not counted again.
     scheduled_at, first_token_at, last_token_at: seconds, None before it happens.
+    matcher: where the generated tokens stand in the request's grammar; None if it has none.
+    prompt_logprobs: of the prompt tokens from the second on, as far as they are computed; stays empty unless
+        they are asked for.
     """
 
     __slots__ = (
         "arrival",
+        "block_keys",
         "block_table",
         "first_token_at",
+        "is_cacheable",
         "last_token_at",
+        "matcher",
+        "num_cached",
         "num_computed",
+        "num_given",
         "num_prompt",
         "num_prompt_counted",
+        "num_proven",
+        "num_published",
+        "prompt_logprobs",
+        "rank",
         "request",
         "scheduled_at",
         "token_ids",
     )
 
-    def __init__(self, request: Request, arrival: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        arrival: int,
+        served_as_of: float = 0.0,
+        matcher: "TokenMatcher | None" = None,
+    ) -> None:
         self.request = request
+        self.matcher = matcher
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.arrival = arrival
+        self.rank = (served_as_of, arrival)
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
-        self.num_computed = 0
+        self.num_cached = 0
         self.num_prompt_counted = 0
         self.block_table: array[int] = array("q")
+        self.block_keys: list[bytes] = []
+        self.forget_computed()
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
@@ -52,12 +86,23 @@ class Sequence:
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
-    def count_computed(self, num_tokens: int) -> int:
-        """Take over num_tokens computed tokens; say how many are prompt tokens never computed before."""
-        self.num_computed += num_tokens
+    def forget_computed(self) -> None:
+        """Start again: none of the known tokens is computed."""
+        self.num_computed = self.num_given = self.num_proven = self.num_published = 0
+        self.is_cacheable = True
+
+    def count_prompt_tokens(self) -> int:
+        """Count the computed prompt tokens that were not counted yet; say how many these are."""
         num_new = max(0, min(self.num_computed, self.num_prompt) - self.num_prompt_counted)
         self.num_prompt_counted += num_new
         return num_new
+
+    def add_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+        """Take the entries of the tokens that follow positions start, start + 1, ...
+
+        After a preemption some of them come again; these are left out.
+        """
+        self.prompt_logprobs += entries[len(self.prompt_logprobs) - start :]
 
     def append_token(self, token_id: int, now: float, max_model_len: int) -> FinishReason | None:
         """Take a token sampled at `now`; say whether, and why, it was the last one."""
@@ -65,11 +110,16 @@ class Sequence:
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
+        if self.matcher is not None:
+            reason = self.matcher.advance(token_id)
+            if reason is not None:
+                return reason
         sampling = self.request.sampling
         # Before min_tokens none of these is ever sampled.
         if token_id in sampling.stop_token_ids:
             return FinishReason.STOP
-        if self.num_generated >= sampling.max_tokens or len(self.token_ids) >= max_model_len:
+        num_tokens = len(self.token_ids)
+        if num_tokens - self.num_prompt >= sampling.max_tokens or num_tokens >= max_model_len:
             return FinishReason.LENGTH
         return None
 
