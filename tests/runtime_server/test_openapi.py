@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from headway_runtime.server.serving import Serving
 
 USER = {"role": "user", "content": "one"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 DOCUMENT: Any = json.loads(openapi_json())
 
 
@@ -41,7 +43,7 @@ def test_the_document_has_every_path_of_the_server_and_no_other(fake_server: Run
 
     # The routes are made, and none of them is called.
     guards = dict.fromkeys(("require_api_key", "require_operator", "require_sole_user"), lambda: None)
-    serving = SimpleNamespace(**guards, lifecycle=None)
+    serving = SimpleNamespace(**guards, lifecycle=None, tracer=None)
     edge = build_app(cast("Serving", serving))
     app = next(value for value in vars(edge).values() if isinstance(value, FastAPI))
     # FastAPI's own idea of its routes, of which nothing else is used.
@@ -95,6 +97,11 @@ BODIES: list[tuple[str, dict[str, Any], int]] = [
         200,
     ),
     ("/v1/chat/completions", {"messages": [USER], "stream": True}, 200),
+    ("/v1/chat/completions", {"messages": [USER], "tools": [TOOL], "tool_choice": "none"}, 200),
+    ("/v1/chat/completions", {"messages": [USER], "tools": [TOOL], "tool_choice": NAMED}, 200),
+    ("/v1/responses", {"input": "one"}, 200),
+    ("/v1/responses", {"input": [USER], "text": {"format": {"type": "text"}}, "stream": True}, 200),
+    ("/v1/responses", {"input": "one", "max_output_tokens": 1, "store": True}, 200),
     ("/tokenize", {"prompt": "one", "return_token_strs": True}, 200),
     ("/tokenize", {"messages": [USER]}, 200),
     ("/detokenize", {"tokens": [50, 60]}, 200),
@@ -125,6 +132,10 @@ def test_bodies_and_answers_are_as_described(
         ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"more": 1}}),
         ("/v1/chat/completions", {"messages": []}),
         ("/v1/chat/completions", {"messages": [{"role": "robot", "content": "a"}]}),
+        ("/v1/chat/completions", {"messages": [USER], "tools": [{"type": "web"}]}),
+        ("/v1/chat/completions", {"messages": [USER], "response_format": {"type": "xml"}}),
+        ("/v1/responses", {"input": "a", "previous_response_id": "resp_1"}),
+        ("/v1/responses", {"input": []}),
         ("/detokenize", {"tokens": ["a"]}),
     ],
 )
