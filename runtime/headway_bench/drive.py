@@ -69,12 +69,13 @@ class Lookahead:
         self._first_body = first_body
         self._ready: dict[int, tuple[Conversation, bytes]] = {}
 
-    def prepare(self, num_conversations: int) -> int:
-        """Make so many ahead, as far as memory and time allow; returns how many."""
+    async def prepare(self, num_conversations: int) -> int:
+        """Make so many ahead, as far as memory and time allow; returns how many. May be cancelled."""
         num_bytes, give_up_at = 0, time.perf_counter() + LONGEST_PREPARATION_SECONDS
         for number in range(num_conversations):
             if num_bytes > MOST_PREPARED_BYTES or time.perf_counter() > give_up_at:
                 break
+            await asyncio.sleep(0)
             self._ready[number] = self._make(number)
             # A text is held twice: in the conversation and in the body.
             num_bytes += 2 * len(self._ready[number][1])

@@ -100,7 +100,8 @@ async def _run_point(
         workload_of(config, material, point.number),
         lambda turn: sender.target.body(turn, History(sender.target.endpoint)),
     )
-    num_prepared = lookahead.prepare(_expected_conversations(config, material, point))
+    expected = _expected_conversations(config, material, point)
+    num_prepared = await _unless(interrupted, lookahead.prepare(expected)) or 0
     recount = _recounting(material.files)
     drive = Drive(
         sender,

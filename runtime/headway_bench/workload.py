@@ -32,7 +32,8 @@ class Stream(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request. `input_tokens` is what its own message was made to have, None where it is text as found.
+    """One request. `input_tokens` is what its own message was made to have, None where it is text as found;
+    no first message is shorter than what the server adds to it and one token more.
 
     `think_seconds` pass between the answer before it and this turn.
     """
@@ -75,7 +76,9 @@ def synthetic(shape: Shape, writer: Writer, overhead_tokens: int, seed: int, poi
         turns = []
         for turn in range(shape.turns.draw_count(random)):
             wanted = shape.input_length.draw_count(random)
-            length = wanted if turn else max(1, wanted - overhead_tokens)
+            if turn == 0:
+                wanted = max(wanted, overhead_tokens + 1)
+            length = wanted if turn else wanted - overhead_tokens
             row = draw_row(
                 writer.size, writer.num_symbols(length), (seed, point, Stream.CONTENTS, number, turn)
             )
@@ -106,7 +109,8 @@ def from_trace(
 
     def conversation(number: int) -> Conversation:
         request = requests[number % len(requests)]
-        length = writer.num_symbols(max(1, request.input_tokens - overhead_tokens))
+        wanted = max(request.input_tokens, overhead_tokens + 1)
+        length = writer.num_symbols(wanted - overhead_tokens)
         blocks = [
             draw_row(writer.size, writer.num_symbols(block_tokens), (seed, point, Stream.BLOCKS, hash_id))
             for hash_id in request.hash_ids
@@ -115,7 +119,7 @@ def from_trace(
         if known < length:
             blocks.append(draw_row(writer.size, length - known, (seed, point, Stream.CONTENTS, number)))
         row = numpy.concatenate(blocks)[:length]
-        return (Turn(writer.write(row), request.input_tokens, request.output_tokens),)
+        return (Turn(writer.write(row), wanted, request.output_tokens),)
 
     return conversation
 

@@ -72,6 +72,13 @@ def test_what_the_server_adds_is_left_out_of_the_first_message_only(words: Words
     assert [turn.input_tokens for turn in conversation] == [40, 40, 40]
 
 
+def test_no_prompt_is_shorter_than_what_the_server_adds_and_a_token(words: Words) -> None:
+    (turn,) = synthetic(shape(input_length=fixed(3)), words, 5, 0, 0)(0)
+    assert (len(str(turn.prompt).split()), turn.input_tokens) == (1, 6)
+    (turn,) = from_trace((TraceRequest(0.0, 3, 3),), 512, words, 5, 0, 0)(0)
+    assert (len(str(turn.prompt).split()), turn.input_tokens) == (1, 6)
+
+
 def test_conversations_repeat_with_seed_and_point_and_only_then(words: Words) -> None:
     spread = parse_spread("uniform:5:60")
     made = {
