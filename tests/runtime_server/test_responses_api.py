@@ -7,6 +7,10 @@ import openai
 import pydantic
 import pytest
 
+from headway_runtime.server.body import parse_body
+from headway_runtime.server.responses_endpoint_body import ResponsesBody
+from headway_runtime.server.responses_endpoint_chat import chat_of
+
 ECHO = "{# tools <tool_call> #}{{ messages[-1].content }}{{ eos_token }}"
 DUMP = (
     "{% for m in messages %}{{ m.role }}={{ m.content }}"
@@ -190,6 +194,69 @@ def test_log_probabilities_go_with_the_text(echo: openai.OpenAI) -> None:
     assert [*streamed, "<|eos|>"] == [one.token for one in done.logprobs]
 
 
+def test_without_parallel_calls_the_first_one_is_all(echo: openai.OpenAI) -> None:
+    response = ask(echo, f"{CALL}{CALL}", tools=[WEATHER], parallel_tool_calls=False)
+    assert [item.type for item in response.output] == ["function_call"]
+    assert response.parallel_tool_calls is False
+    assert len(ask(echo, f"{CALL}{CALL}", tools=[WEATHER], parallel_tool_calls=True).output) == 2
+
+
+def test_what_asks_for_nothing_is_accepted(echo: openai.OpenAI) -> None:
+    response = ask(
+        echo,
+        "Hello",
+        user="u",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        safety_identifier="s",
+        prompt_cache_key="k",
+        prompt_cache_retention="24h",
+        truncation="disabled",
+        reasoning={"effort": "none"},
+        background=False,
+    )
+    assert response.output_text == "Hello"
+    assert (response.user, response.metadata, response.service_tier) == ("u", {"a": "b"}, "default")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {
+            "temperature": 0.9,
+            "top_p": 0.95,
+            "top_k": 40,
+            "min_p": 0.01,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+            "repetition_penalty": 1.1,
+            "logit_bias": {"50": 3},
+            "seed": 11,
+            "stop": ["zzz"],
+            "stop_token_ids": [60],
+            "ignore_eos": True,
+            "min_tokens": 20,
+            "cache_salt": "s",
+            "priority": 1,
+            "chat_template_kwargs": {"mood": "calm"},
+        },
+    ],
+    ids=["all options"],
+)
+def test_sampling_is_that_of_chats(real: openai.OpenAI, sampling: dict[str, Any]) -> None:
+    answer = real.responses.create(model="tiny", input="Hi", max_output_tokens=30, extra_body=sampling)
+    chat = real.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=30, extra_body=sampling
+    )
+    assert answer.output_text == chat.choices[0].message.content
+    other = {**sampling, "seed": 12}
+    assert answer.output_text != ask(real, "Hi", max_output_tokens=30, extra_body=other).output_text
+    # Those that a single answer need not show reach the chat all the same.
+    parsed = chat_of(parse_body(json.dumps({"input": "Hi", **sampling}).encode(), ResponsesBody)).model_dump()
+    assert {name: parsed[name] for name in sampling} == sampling
+
+
 class City(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=5)
     size: int = pydantic.Field(ge=0, le=99)
@@ -206,7 +273,8 @@ def test_an_answer_of_a_schema_is_parsed(real: openai.OpenAI) -> None:
 
 
 def test_a_named_function_is_called(real: openai.OpenAI) -> None:
-    tool = {**WEATHER, "parameters": City.model_json_schema(), "strict": False}
+    schema = {**City.model_json_schema(), "additionalProperties": False}
+    tool = {**WEATHER, "parameters": schema, "strict": False}
     choice = {"type": "function", "name": "get_weather"}
     response = ask(
         real, "Hi", tools=[tool], tool_choice=choice, max_output_tokens=300, extra_body={"seed": 3}

@@ -8,12 +8,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import openai
 import pytest
 
+from headway_runtime.errors import ConfigError
+from headway_runtime.server.chat_options import ChatOptions, parser_name
+from headway_runtime.server.options import parse_options
+
 ECHO = "{# tools <tool_call> #}{{ messages[-1].content }}{{ eos_token }}"
+CHAT_WITHOUT_TOOLS = "{{ messages[-1].content }}"
 ECHO_LLAMA = '{# tools ipython "parameters": #}{{ messages[-1].content }}{{ eos_token }}'
+DUMP = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}{{ documents | tojson }}"
+    "{{ mood }}{{ add_generation_prompt }}{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
+)
 WEATHER = {
     "type": "function",
     "function": {
@@ -55,6 +63,20 @@ def llama(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) ->
     template = tmp_path_factory.mktemp("template") / "echo.jinja"
     template.write_text(ECHO_LLAMA)
     return client_of(start_shared_server(f"--chat-template={template}"))
+
+
+@pytest.fixture(scope="module")
+def dump(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> openai.OpenAI:
+    """Its template writes all that it is given."""
+    template = tmp_path_factory.mktemp("template") / "dump.jinja"
+    template.write_text(DUMP)
+    return client_of(start_shared_server(f"--chat-template={template}", "--trust-request-chat-template"))
+
+
+@pytest.fixture(scope="module")
+def dump_root(dump: openai.OpenAI) -> openai.OpenAI:
+    """The same, asked beside /v1 instead of below it."""
+    return dump.with_options(base_url=str(dump.base_url).removesuffix("v1/"))
 
 
 @pytest.fixture(scope="module")
@@ -197,13 +219,17 @@ def test_a_special_tag_without_a_call_is_hidden(llama: openai.OpenAI) -> None:
 @pytest.mark.parametrize("way", ["whole", "streamed"])
 def test_a_required_call_is_made_whatever_the_model(real: openai.OpenAI, way: str) -> None:
     for seed in range(3):
-        options = {"tool_choice": "required", "seed": seed, "parallel_tool_calls": False, "max_tokens": 400}
+        options: Any = {
+            "tool_choice": "required",
+            "seed": seed,
+            "parallel_tool_calls": False,
+            "max_tokens": 400,
+        }
         if way == "streamed":
+            messages: Any = [{"role": "user", "content": "Hi"}]
+            tools: Any = [WEATHER, NOW]
             with real.chat.completions.stream(
-                model="tiny",
-                messages=[{"role": "user", "content": "Hi"}],
-                tools=[WEATHER, NOW],
-                **options,  # type: ignore[arg-type,call-overload]
+                model="tiny", messages=messages, tools=tools, **options
             ) as events:
                 events.until_done()
                 (choice,) = events.get_final_completion().choices
@@ -227,13 +253,7 @@ def test_a_named_tool_is_called(real: openai.OpenAI) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
-def test_a_conversation_with_calls_reaches_the_template(start_server: Any, tmp_path: Path) -> None:
-    template = tmp_path / "dump.jinja"
-    template.write_text(
-        "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
-        "{{ messages | tojson }}{{ documents | tojson }}{{ mood }}{{ add_generation_prompt }}"
-    )
-    url = start_server(f"--chat-template={template}", "--no-enable-auto-tool-choice").url
+def test_a_conversation_with_calls_reaches_the_template(dump_root: openai.OpenAI) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
     body = {
         "messages": [
@@ -247,8 +267,6 @@ def test_a_conversation_with_calls_reaches_the_template(start_server: Any, tmp_p
         "chat_template_kwargs": {"mood": "calm"},
         "add_generation_prompt": False,
     }
-    tokens = httpx.post(f"{url}/tokenize", json=body, timeout=15).json()["tokens"]
-    prompt = httpx.post(f"{url}/detokenize", json={"tokens": tokens}, timeout=15).json()["prompt"]
     parsed_call = {**call, "function": {"name": "now", "arguments": {"zone": "UTC"}}}
     want_messages = [
         {"role": "system", "content": "Be brief."},
@@ -257,15 +275,44 @@ def test_a_conversation_with_calls_reaches_the_template(start_server: Any, tmp_p
         {"role": "tool", "content": "noon", "tool_call_id": "call_1"},
     ]
     want_documents = '[{"title": "t", "text": "x"}]'
-    assert prompt == (f"<tool_call>{json.dumps([NOW])}{json.dumps(want_messages)}{want_documents}calmFalse")
-
-
-def test_a_message_can_be_continued(fake_server: Any) -> None:
+    assert prompt_of(dump_root, body) == (
+        f"{json.dumps([NOW])}{json.dumps(want_messages)}{want_documents}calmFalse"
+    )
+    own = {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ messages[0].content * 3 }}"}
+    assert prompt_of(dump_root, own) == "aaa"
     final = {"role": "assistant", "content": "One, two, "}
-    body = {"messages": [{"role": "user", "content": "Count"}, final], "continue_final_message": True}
-    tokens = httpx.post(f"{fake_server.url}/tokenize", json=body, timeout=15).json()["tokens"]
-    answer = httpx.post(f"{fake_server.url}/detokenize", json={"tokens": tokens}, timeout=15).json()
-    assert answer["prompt"].endswith("<|assistant|>One, two, "), answer
+    going_on = {"messages": [{"role": "user", "content": "Count"}, final], "continue_final_message": True}
+    assert prompt_of(dump_root, going_on).endswith('"content": "One, two, ')
+
+
+def prompt_of(client: openai.OpenAI, body: dict[str, Any]) -> str:
+    tokens: Any = client.post("/tokenize", cast_to=object, body=body)
+    answer: Any = client.post("/detokenize", cast_to=object, body={"tokens": tokens["tokens"]})
+    return str(answer["prompt"])
+
+
+def test_the_template_reads_fields_of_its_own(dump: openai.OpenAI) -> None:
+    body = {"documents": [{"text": "x"}], "chat_template_kwargs": {"mood": "calm"}}
+    want = '[{"role": "user", "content": "Hi"}][{"text": "x"}]calm'
+    assert ask(dump, "Hi", tools=[], extra_body=body).choices[0].message.content == f"{want}True"
+    # Without its cue to the assistant this template has no end either, and the engine begins again.
+    body["add_generation_prompt"] = False  # type: ignore[assignment]
+    text = ask(dump, "Hi", tools=[], max_tokens=100, extra_body=body).choices[0].message.content
+    assert text.startswith(f"{want}False[{{")
+
+
+def test_a_message_can_be_continued(dump: openai.OpenAI) -> None:
+    messages: list[Any] = [
+        {"role": "user", "content": "Count"},
+        {"role": "assistant", "content": "One, two, "},
+    ]
+    completion = dump.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=120, extra_body={"continue_final_message": True}
+    )
+    text = completion.choices[0].message.content
+    assert text is not None
+    # The engine repeats the prompt, which ends within the message.
+    assert '"content": "One, two, [{"role": "user"' in text
 
 
 BOTH_ENDS = {"continue_final_message": True, "add_generation_prompt": True}
@@ -305,11 +352,20 @@ def test_a_model_of_unknown_calls_cannot_choose_to_make_any(fake_server: Any) ->
     assert "--tool-call-parser" in caught.value.message
 
 
-def test_trusted_servers_take_templates_of_requests(start_server: Any) -> None:
-    client = client_of(start_server("--trust-request-chat-template"))
+def test_trusting_servers_take_templates_of_requests(dump: openai.OpenAI) -> None:
     template = "{{ messages[0].content | upper }}{{ eos_token }}"
-    answer = ask(client, "hello", tools=[], extra_body={"chat_template": template})
+    answer = ask(dump, "hello", tools=[], extra_body={"chat_template": template})
     assert answer.choices[0].message.content == "HELLO"
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, "hello", tools=[], extra_body={"chat_template": "{% if %}"})
+        ask(dump, "hello", tools=[], extra_body={"chat_template": "{% if %}"})
     assert caught.value.param == "chat_template"
+
+
+def test_a_parser_that_must_be_known_and_is_not_ends_the_start(model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--tool-call-parser"):
+        parser_name(ChatOptions(enable_auto_tool_choice=True), CHAT_WITHOUT_TOOLS)
+    assert parser_name(ChatOptions(tool_call_parser="hermes"), CHAT_WITHOUT_TOOLS) == "hermes"
+    assert parser_name(ChatOptions(enable_auto_tool_choice=False), ECHO) is None
+    assert parser_name(ChatOptions(), ECHO) == "hermes"
+    options = parse_options([str(model_folder), "--tool-call-parser=pythonic", "--enable-auto-tool-choice"])
+    assert options.chat == ChatOptions(tool_call_parser="pythonic", enable_auto_tool_choice=True)

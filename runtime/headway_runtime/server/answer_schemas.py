@@ -137,6 +137,28 @@ ANSWERS: Mapping[str, Schema] = {
         },
         {"token_ids": _TOKEN_IDS},
     ),
+    "Response": _members(
+        {
+            "id": _STRING,
+            "object": {"const": "response"},
+            "created_at": _INTEGER,
+            "model": _STRING,
+            "status": {"enum": ["completed", "incomplete"]},
+            "incomplete_details": _or_null(_members({"reason": _STRING})),
+            "error": {"type": "null"},
+            "output": _list_of(_members({"type": {"enum": ["message", "function_call"]}, "id": _STRING})),
+            "store": {"const": False},
+            "usage": _members(
+                {
+                    "input_tokens": _INTEGER,
+                    "input_tokens_details": _members({"cached_tokens": _INTEGER}),
+                    "output_tokens": _INTEGER,
+                    "output_tokens_details": _members({"reasoning_tokens": _INTEGER}),
+                    "total_tokens": _INTEGER,
+                }
+            ),
+        }
+    ),
     "Events": {
         "type": "string",
         "description": "Server-sent events: chunks of the answer, then [DONE]; or an error as the last one.",

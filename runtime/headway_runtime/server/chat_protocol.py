@@ -10,12 +10,13 @@ from headway_runtime.server.body import FieldError
 from headway_runtime.server.protocol import MAX_LOGPROBS, MAX_TOKENS, GenerationBody
 from headway_runtime.server.refused_fields import REFUSALS
 from headway_runtime.server.template_fields import Messages, TemplateFields
+from headway_runtime.server.tool_fields import ToolFields
 from headway_runtime.server.tool_grammar import forced_call_grammar
 
 _NO_MEDIA = "this server's models read text; send parts of type 'text'"
 
 
-class ChatBody(TemplateFields, GenerationBody):
+class ChatBody(TemplateFields, ToolFields, GenerationBody):
     """POST /v1/chat/completions."""
 
     refusals: ClassVar[Mapping[str, str]] = {

@@ -19,6 +19,7 @@ from headway_runtime.server import answer_schemas
 from headway_runtime.server.body import StrictBody
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.protocol import CompletionBody
+from headway_runtime.server.responses_endpoint_body import ResponsesBody
 from headway_runtime.server.tokenize_protocol import DetokenizeBody, TokenizeBody
 
 _SCHEMAS = "#/components/schemas/"
@@ -42,6 +43,9 @@ _MODEL_WORK = (400, 401, 404, 408, 413, 500, 503)
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a chat", "ChatCompletion", ChatBody, True, _MODEL_WORK),
     Operation("post", "/v1/completions", "Continue texts", "Completion", CompletionBody, True, _MODEL_WORK),
+    Operation(
+        "post", "/v1/responses", "Respond to a text or items", "Response", ResponsesBody, True, _MODEL_WORK
+    ),
     Operation("get", "/v1/models", "List what is served", "ModelList", errors=(401,)),
     Operation("get", "/v1/models/{name}", "Describe one model", "Model", errors=(401, 404)),
     Operation("post", "/tokenize", "Encode a text or a chat", "Tokens", TokenizeBody, errors=_MODEL_WORK),

@@ -28,7 +28,6 @@ NEUTRAL_FIELDS: Mapping[str, tuple[object, ...]] = {
     "prompt_embeds": (),
     "reasoning_effort": ("none",),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),

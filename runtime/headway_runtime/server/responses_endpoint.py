@@ -35,10 +35,11 @@ def responses_routes(serving: Serving) -> APIRouter:
         shown = () if rules is None else rules.hidden_tags
         return answer_of(serving, request, chat, prepared, answer, shown_tags=shown)
 
-    @router.get("/v1/responses/{response_id}")
-    @router.delete("/v1/responses/{response_id}")
-    @router.post("/v1/responses/{response_id}/cancel")
-    @router.get("/v1/responses/{response_id}/input_items")
+    # No part of what is offered; they answer clients that ask all the same.
+    @router.get("/v1/responses/{response_id}", include_in_schema=False)
+    @router.delete("/v1/responses/{response_id}", include_in_schema=False)
+    @router.post("/v1/responses/{response_id}/cancel", include_in_schema=False)
+    @router.get("/v1/responses/{response_id}/input_items", include_in_schema=False)
     async def kept_response(response_id: str) -> Response:
         raise HttpError(
             404,

@@ -28,7 +28,7 @@ _STATELESS = "this server keeps no responses; send the whole conversation as inp
 _NO_MEDIA = "this server's models read text; send parts of type 'input_text'"
 
 
-class TextPart(StrictBody):
+class ItemText(StrictBody):
     """A part of a message: what a user sent, or what came back from a model before."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
@@ -42,7 +42,7 @@ class MessageItem(StrictBody):
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[ItemText]
     # As the item was when it came out of a response.
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -64,7 +64,7 @@ class CallItem(StrictBody):
 class CallOutputItem(StrictBody):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: str | list[ItemText]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 

@@ -11,10 +11,10 @@ from headway_runtime.server.responses_endpoint_body import (
     CallOutputItem,
     FunctionTool,
     InputItem,
+    ItemText,
     NamedFunction,
     ResponsesBody,
     TextFormat,
-    TextPart,
 )
 
 # Fields that a chat has under the same name.
@@ -87,7 +87,7 @@ def _add_item(item: InputItem, messages: list[dict[str, Any]]) -> None:
         messages.append({"role": item.role, "content": _text(item.content)})
 
 
-def _text(content: str | list[TextPart]) -> str:
+def _text(content: str | list[ItemText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 

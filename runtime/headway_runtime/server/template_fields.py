@@ -9,7 +9,7 @@ from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ConfigError, InvalidRequestError
 from headway_runtime.server.body import FieldError
 from headway_runtime.server.chat_messages import ChatMessage
-from headway_runtime.server.tool_fields import ToolFields
+from headway_runtime.server.tool_fields import OfferedTools
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1)]
 # What the server itself gives to templates.
@@ -31,7 +31,7 @@ class ModelOfTemplates(Protocol):
     def template_variables(self) -> Mapping[str, str]: ...
 
 
-class TemplateFields(ToolFields):
+class TemplateFields(OfferedTools):
     """A part of other bodies."""
 
     messages: Messages | None = None

@@ -40,19 +40,33 @@ class NamedTool(StrictBody):
     function: FunctionName
 
 
-class ToolFields(StrictBody):
-    """A part of other bodies."""
+class OfferedTools(StrictBody):
+    """A part of other bodies: the tools that a model is told of."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "OfferedTools":
+        names = self.tool_names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FieldError("tools", f"defines {twice!r} more than once; name each tool once")
+        return self
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        return tuple(tool.function.name for tool in self.tools or ())
+
+
+class ToolFields(OfferedTools):
+    """A part of other bodies: the tools, and whether they are to be called."""
+
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _tools_fit_the_choice(self) -> "ToolFields":
         names = self.tool_names
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise FieldError("tools", f"defines {twice!r} more than once; name each tool once")
         if not names and (self.tool_choice == "required" or self.named_tool is not None):
             raise FieldError("tool_choice", "asks for a call, but there are no tools; send tools")
         if self.named_tool is not None and self.named_tool not in names:
@@ -60,10 +74,6 @@ class ToolFields(StrictBody):
                 "tool_choice", f"names {self.named_tool!r}, which is not among the tools; add it"
             )
         return self
-
-    @property
-    def tool_names(self) -> tuple[str, ...]:
-        return tuple(tool.function.name for tool in self.tools or ())
 
     @property
     def named_tool(self) -> str | None:

@@ -1,0 +1,144 @@
+"""Answers of a prescribed form, through the `openai` client: the engine with random weights keeps to it."""
+
+import json
+import re
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "size": {"enum": [1, 2, 3]}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def client(real_server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def check_schema(text: str | None) -> None:
+    value = json.loads(text or "")
+    assert set(value) == {"name", "size"}
+    assert value["size"] in (1, 2, 3)
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_an_answer_of_a_schema_is_one(client: openai.OpenAI, strict: Any) -> None:
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": strict}}
+    for seed in range(2):
+        chat = client.chat.completions.create(
+            model="tiny", messages=HI, response_format=asked, max_tokens=400, seed=seed
+        )
+        assert chat.choices[0].finish_reason == "stop"
+        check_schema(chat.choices[0].message.content)
+    text = client.completions.create(
+        model="tiny", prompt="Hi", max_tokens=400, seed=1, extra_body={"response_format": asked}
+    )
+    check_schema(text.choices[0].text)
+
+
+def test_a_streamed_answer_of_a_schema_is_one(client: openai.OpenAI) -> None:
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+    stream = client.chat.completions.create(
+        model="tiny", messages=HI, response_format=asked, max_tokens=400, seed=4, stream=True
+    )
+    check_schema("".join(chunk.choices[0].delta.content or "" for chunk in stream))
+
+
+class City(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=5)
+    size: int = pydantic.Field(ge=0, le=99)
+
+
+def test_the_clients_own_helper_parses_the_answer(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.parse(
+        model="tiny", messages=HI, response_format=City, max_tokens=400, seed=2
+    )
+    assert isinstance(completion.choices[0].message.parsed, City)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"regex": "[ab]{3}-[0-9]{2}"}, "[ab]{3}-[0-9]{2}"),
+        ({"choice": ["yes", "no", "per|haps"]}, r"yes|no|per\|haps"),
+        ({"grammar": 'root ::= "x" [0-9] "y"'}, "x[0-9]y"),
+        ({"json": {"enum": [5, 7]}}, "5|7"),
+        ({"json": '{"enum": [5, 7]}'}, "5|7"),
+    ],
+    ids=["regex", "choice", "grammar", "json", "json as text"],
+)
+def test_an_answer_has_the_form_that_was_asked_for(
+    client: openai.OpenAI, asked: dict[str, Any], pattern: str
+) -> None:
+    for seed in range(2):
+        options: dict[str, Any] = {"seed": seed, "extra_body": {"structured_outputs": asked}}
+        chat = client.chat.completions.create(model="tiny", messages=HI, max_tokens=60, **options)
+        assert re.fullmatch(pattern, chat.choices[0].message.content or ""), chat
+        text = client.completions.create(model="tiny", prompt="Hi", max_tokens=60, **options)
+        assert re.fullmatch(pattern, text.choices[0].text), text
+
+
+@pytest.mark.parametrize(
+    "asked", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
+)
+def test_any_json_object_begins_as_one(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    chat = client.chat.completions.create(model="tiny", messages=HI, max_tokens=20, seed=1, extra_body=asked)
+    assert (chat.choices[0].message.content or "").lstrip().startswith("{")
+
+
+NOT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "want_param"),
+    [
+        ({"response_format": NOT}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            "response_format.json",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": {"type": "wrong"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outp",
+        ),
+        ({"guided_json": {}}, "guided_json"),
+        ({"guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(
+    fake_server: Any, asked: dict[str, Any], want_param: str
+) -> None:
+    client = openai.OpenAI(base_url=f"{fake_server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=HI, extra_body=asked)
+    assert (caught.value.param or "").startswith(want_param), caught.value.message
+    if want_param.startswith("guided"):
+        assert "structured_outputs" in caught.value.message
+
+
+def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_goes(client: openai.OpenAI) -> None:
+    schema = {**SCHEMA, "not": {"required": ["x"]}}
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    chat = client.chat.completions.create(
+        model="tiny", messages=HI, response_format=asked, max_tokens=400, seed=1
+    )
+    check_schema(chat.choices[0].message.content)
