@@ -9,6 +9,7 @@ comes for a request that is no longer in the table is dropped.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from headway_runtime.server import messages
 REPORT_DELAY_SECONDS = 0.05
 # How often a connection is tried while the engine process has yet to begin.
 CONNECT_MILLISECONDS = 10
+# What is handled of the engine's messages before the loop goes round.
+LONGEST_READ_SECONDS = 0.003
 QUERY_TIMEOUT_SECONDS = 10.0
 
 
@@ -233,8 +236,14 @@ class EngineClient:
         self._socket.close(linger=1000)
 
     def _read(self) -> None:
-        """Take in every message that has come. The descriptor is edge-triggered: read until none is left."""
+        """Take in what has come; after a while, come back for the rest when the loop has gone round.
+
+        So an engine that is faster than this process, or has got ahead of it, holds up nobody who asks for
+        something else. The descriptor is edge-triggered: it tells of nothing new before a read has found
+        nothing.
+        """
         self._is_reading_soon = False
+        until = time.monotonic() + LONGEST_READ_SECONDS
         while not self._socket.closed:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -242,6 +251,14 @@ class EngineClient:
                 return
             self.num_heard += 1
             self._dispatch(self._decoder.decode(frame))
+            if time.monotonic() > until:
+                self._read_soon()
+                return
+
+    def _read_soon(self) -> None:
+        if not self._is_reading_soon:
+            self._is_reading_soon = True
+            self._loop.call_soon(self._read)
 
     def _dispatch(self, message: messages.FromEngine) -> None:
         match message:
@@ -334,6 +351,4 @@ class EngineClient:
         # Never blocks: nothing limits what waits in the socket; what waits for a dead engine goes with it.
         self._socket.send(self._encoder.encode(message))
         # Sending may take the edge off the descriptor that tells of what has come.
-        if not self._is_reading_soon:
-            self._is_reading_soon = True
-            self._loop.call_soon(self._read)
+        self._read_soon()
