@@ -70,6 +70,8 @@ class FakeEngine:
         self.max_model_len = options.max_model_len
         self.num_kv_tokens = NUM_BLOCKS * BLOCK_SIZE
         self.kv_blocks_total = NUM_BLOCKS
+        self.kv_blocks_cached = 0
+        self.kv_wasted_share = 0.0
         self._metrics = metrics
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []

@@ -91,6 +91,9 @@ def test_the_page_says_what_the_requests_did(real_server: RunningServer) -> None
     assert 0 < after["headway_model_load_seconds", ()] < 60
     assert after["headway_limit", (("limit", "max_num_seqs"),)] == 8
     assert after["headway_kv_blocks_used", ()] == 0
+    assert after["headway_kv_wasted_share", ()] == 0
+    # Neither request filled a block.
+    assert grown("headway_kv_blocks_cached") == 0
     assert after["headway_kv_blocks_total", ()] > 0
 
 

@@ -41,6 +41,8 @@ def state(count: int, *, epoch: int = 1, counts: tuple[int, ...] | None = None) 
         oldest_waiting_seconds=1e5 / 3,
         kv_blocks_used=10**6,
         kv_blocks_total=10**6,
+        kv_blocks_cached=0,
+        kv_wasted_share=0.0,
     )
 
 

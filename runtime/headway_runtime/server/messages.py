@@ -190,6 +190,8 @@ class EngineState:
     oldest_waiting_seconds: float
     kv_blocks_used: int
     kv_blocks_total: int
+    kv_blocks_cached: int
+    kv_wasted_share: float
 
 
 class State(msgspec.Struct, tag="state", frozen=True):
