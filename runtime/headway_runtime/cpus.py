@@ -11,11 +11,11 @@ def usable_cpus(cgroup_root: Path = CGROUP_ROOT) -> int:
     """Processors worth one thread each, at least 1. A limit of 1.5 CPUs is worth 2 threads."""
     has_affinity = hasattr(os, "sched_getaffinity")
     count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    limit = _cgroup_cpu_limit(cgroup_root)
+    limit = cgroup_cpu_limit(cgroup_root)
     return max(1, count if limit is None else min(count, math.ceil(limit)))
 
 
-def _cgroup_cpu_limit(root: Path) -> float | None:
+def cgroup_cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
     """CPUs that the cgroup of this container allows (version 2, else 1); None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text(encoding="ascii").split()

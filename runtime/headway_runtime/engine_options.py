@@ -15,7 +15,11 @@ from headway_runtime.argument_types import integer, not_negative, positive, shar
 from headway_runtime.config import Envelope, Limits, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
+from headway_runtime.memory import num_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
+
+# Operators of smaller models end before a second thread has begun.
+FEWEST_WEIGHTS_TO_SHARE = 32_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ttft-target-milliseconds", type=positive, metavar="MS", help="count requests within it")
     add("--tpot-target-milliseconds", type=positive, metavar="MS", help="likewise")
     add("--seed", type=integer(0), default=0, help="of dummy weights")
-    add("--num-threads", type=integer(1), help="compute threads (default: the CPUs this process may use)")
+    add(
+        "--num-threads",
+        type=integer(1),
+        help="compute threads (default: the CPUs this process may use; 1 for models of few weights)",
+    )
 
 
 def engine_options(arguments: argparse.Namespace, model_path: Path, model: ModelConfig) -> EngineOptions:
@@ -118,7 +126,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         limits=limits,
         targets=Targets(arguments.ttft_target_milliseconds, arguments.tpot_target_milliseconds),
         max_waiting=arguments.max_waiting,
-        num_threads=arguments.num_threads or usable_cpus(),
+        num_threads=arguments.num_threads or _default_threads(model),
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,
         priority_ageing_seconds=arguments.priority_ageing_seconds,
@@ -161,3 +169,8 @@ def _keyword_value(action: argparse.Action, name: str, value: object) -> object:
         return action.type(str(value))
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"{name}={value!r}: {error}") from error
+
+
+def _default_threads(model: ModelConfig) -> int:
+    """All processors, but one for a model whose operators are too short to share."""
+    return 1 if num_weights(model) < FEWEST_WEIGHTS_TO_SHARE else usable_cpus()

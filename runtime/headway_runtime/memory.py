@@ -19,6 +19,13 @@ FREE_FRACTION = 0.5
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
+def num_weights(model: ModelConfig) -> int:
+    """Weights that one decode step reads: all products of all layers, and the head's."""
+    heads = 2 * model.num_attention_heads + 2 * model.num_kv_heads
+    per_layer = model.hidden_size * (model.head_dim * heads + 3 * model.intermediate_size)
+    return model.num_layers * per_layer + model.vocab_size * model.hidden_size
+
+
 def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
     """Bytes of one token's keys and values, all layers together."""
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]

@@ -1,10 +1,11 @@
 """Runs one Batch through the model: tensors in, sampled tokens out. All of torch is below this line.
 
-Owns the model, the KV cache and the step's buffers. Knows no queue, no request's state and no clock: which
-tokens to compute, and in which blocks they lie, comes with the Batch.
+Owns the model, the KV cache and the step's buffers, and the number of threads. Knows no queue and no
+request's state: which tokens to compute, and in which blocks they lie, comes with the Batch.
 """
 
 import logging
+import time
 from array import array
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weigh
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
 from headway_runtime.step_inputs import StepInputBuilder
+from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,9 @@ class Runner:
                 config, shape, self._model_config.num_attention_heads, dtype, self._device
             )
             self._sampler = Sampler(self.vocab_size, self._device)
+        self._governor: ThreadGovernor | None = None
+        if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
+            self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
         logger.info(
             "model %s on %s in %s, %d KV blocks of %d tokens",
             folder.name,
@@ -83,6 +88,7 @@ class Runner:
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Compute all chunks, and a sample after each one that reaches its last known token."""
+        started_at = time.monotonic()
         inputs = self._inputs.build(batch)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
         samples: list[Sample | None] = [None] * len(batch.chunks)
@@ -95,7 +101,10 @@ class Runner:
             # Reading samples waits for the device; without any, wait here: a step's time is its own, and the
             # next one writes into the buffers that this one is copied from.
             torch.cuda.synchronize(self._device)
-        return StepResult(tuple(samples), self._prompt_logprobs(batch, inputs.order, hidden))
+        result = StepResult(tuple(samples), self._prompt_logprobs(batch, inputs.order, hidden))
+        if self._governor is not None:
+            self._governor.after_step(time.monotonic() - started_at)
+        return result
 
     def _prompt_logprobs(
         self, batch: Batch, order: list[int], hidden: torch.Tensor
