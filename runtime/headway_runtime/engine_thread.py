@@ -44,6 +44,7 @@ class CoreLike(Protocol):
     def abort(self, request_id: str, now: float) -> bool: ...
     def finish(self, request_id: str, now: float) -> bool: ...
     def step(self, now: float) -> StepResult: ...
+    def close(self) -> None: ...
 
 
 class EngineThread:
@@ -133,6 +134,7 @@ class EngineThread:
         except Exception as error:
             logger.exception("the engine cannot go on")
             reason = f"the engine cannot go on: {type(error).__name__}: {error}"
+        self._core.close()
         with self._condition:
             self._death = reason
             commands, self._commands = self._commands, []

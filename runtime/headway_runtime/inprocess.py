@@ -50,6 +50,10 @@ class EngineKeywords(TypedDict, total=False):
     initial_max_num_batched_tokens: int | None
     block_size: int
     kv_cache_memory_bytes: int | str | None
+    enable_prefix_caching: bool
+    long_prefill_share: float
+    priority_ageing_seconds: float
+    structured_output_timeout_seconds: float
     max_waiting: int
     ttft_target_milliseconds: float | None
     tpot_target_milliseconds: float | None

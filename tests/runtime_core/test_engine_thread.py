@@ -30,6 +30,7 @@ class FakeCore:
     live: list[Request] = field(default_factory=list)
     most_waiting: int = 0
     fault: Exception | None = None
+    is_closed: bool = False
 
     def __post_init__(self) -> None:
         self.config = EngineConfig(
@@ -68,6 +69,9 @@ class FakeCore:
         return len(self.live) < before
 
     finish = abort
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def step(self, now: float) -> Outputs:
         assert self.may_step.wait(20)
@@ -179,6 +183,7 @@ def test_closing_ends_what_lives_and_may_be_done_twice(core: FakeCore, thread: E
     thread.close()
     thread.close()
     assert isinstance(heard.ends(1)["long"], EngineDeadError)
+    assert core.is_closed
     with pytest.raises(EngineDeadError, match="has been closed"):
         thread.submit([request("late")], heard)
 

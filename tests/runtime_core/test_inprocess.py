@@ -1,6 +1,7 @@
 """The engine in one's own process: prompts in every form, options that work, an end that leaves nothing."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -10,10 +11,12 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from headway_runtime import Engine, GenerationOutput, SamplingParams
+from headway_runtime import Engine, GenerationOutput, Grammar, SamplingParams
+from headway_runtime.engine import EngineCore
 from headway_runtime.engine_options import keyword_options
 from headway_runtime.errors import ConfigError, ContextLengthError, EngineDeadError, InvalidRequestError
 from headway_runtime.inprocess import EngineKeywords
+from headway_runtime.request import Request
 from headway_runtime.server.options import parse_options
 from headway_runtime.sources import resolve
 
@@ -157,6 +160,42 @@ async def test_leaving_a_stream_frees_its_request(engine: Engine) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert engine.metrics().finished["abort"] == before + 2
+
+
+def test_a_beginning_that_came_before_is_found_unless_the_salt_differs(engine: Engine) -> None:
+    prompt = [7, 5, 6, 8] * 20 + [9]
+    first, again = generate(engine, prompt)[0], generate(engine, prompt)[0]
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 80)
+    assert again.outputs == first.outputs
+    other = generate(engine, prompt, cache_salt="other")[0]
+    assert (other.num_cached_tokens, other.outputs) == (0, first.outputs)
+    with Engine(MODEL, max_model_len=256, enable_prefix_caching=False, num_threads=1) as without:
+        assert [generate(without, prompt)[0].num_cached_tokens for _ in range(2)] == [0, 0]
+
+
+def test_a_grammar_holds_every_answer_and_a_wrong_one_is_named(engine: Engine) -> None:
+    params = SamplingParams(grammar=Grammar("regex", "(red|blue){2}"), max_tokens=20, n=3, temperature=1.5)
+    for answer in generate(engine, "Colours:", params)[0].outputs:
+        assert re.fullmatch("(red|blue){2}", answer.text), answer
+    wrong = SamplingParams(grammar=Grammar("regex", "(("), max_tokens=5)
+    with pytest.raises(InvalidRequestError):
+        generate(engine, ["good", "good"], [GREEDY, wrong])
+    assert generate(engine, "Once")[0].finished
+
+
+def test_priority_and_salt_reach_the_scheduler(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, str]] = []
+    add_request = EngineCore.add_request
+
+    def spy(core: EngineCore, request: Request, now: float) -> None:
+        seen.append((request.priority, request.cache_salt))
+        add_request(core, request, now)
+
+    monkeypatch.setattr(EngineCore, "add_request", spy)
+    generate(engine, ["a", "b"], priority=-3, cache_salt="mine")
+    chat = [{"role": "user", "content": "hi"}]
+    engine.chat(chat, GREEDY, use_tqdm=False, priority=7, cache_salt="other")
+    assert seen == [(-3, "mine"), (-3, "mine"), (7, "other")]
 
 
 def test_one_wrong_prompt_is_named_before_anything_runs(engine: Engine) -> None:
