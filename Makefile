@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,runtime,gateway,tracing,bench,dev
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e e2e-full soak format crds clean
+.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu format crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ e2e-full: install ## the same, and minutes of disturbance under load (HEADWAY_E2
 soak: install ## ten minutes of random traffic against one server, then fuzzing and random schedules (20 minutes)
 	$(BIN)/python -m benchmarks.soak.run --seconds $${HEADWAY_SOAK_SECONDS:-600}
 	HEADWAY_FUZZ_EXAMPLES=$${HEADWAY_FUZZ_EXAMPLES:-5000} $(BIN)/pytest tests/soak --timeout=1800
+
+bench-cpu: install ## Headway beside vLLM CPU, llama.cpp and transformers (25 minutes; the first time longer, and gigabytes)
+	$(BIN)/python -m benchmarks.cpu.run $(BENCH_CPU)
 
 format: install ## format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)
