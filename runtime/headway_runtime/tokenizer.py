@@ -199,17 +199,22 @@ class Tokenizer:
         # Normal forms may join a few characters into one before they are encoded.
         return longest if self._tokenizer.normalizer is None else 4 * longest
 
-    def encode_with_offsets(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[int]]:
-        """The same, and where in `text` each token begins, in characters.
+    def token_offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Where in `text` each of its tokens begins, in characters.
 
-        Tokens that the tokenizer has added itself begin where their neighbour does.
+        Tokens that the tokenizer has added itself begin where the one before has ended.
         """
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         offsets: list[int] = []
+        end_before = 0
         for (start, end), is_added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
-            is_nowhere = is_added and start == end == 0
-            offsets.append((offsets[-1] if offsets else 0) if is_nowhere else start)
-        return encoding.ids, offsets
+            if is_added and start == end == 0:
+                offsets.append(end_before)
+                continue
+            # Some tokenizers leave a token's own spaces out of its place. Tokens of one character share it.
+            offsets.append(min(start, end_before))
+            end_before = end
+        return offsets
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The library's own text of `token_ids`."""

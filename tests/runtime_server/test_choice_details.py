@@ -5,18 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from headway_runtime.choice import Delta, TextRules
 from headway_runtime.request import FinishReason, RequestOutput, TokenLogprobs
-from headway_runtime.server.choice_details import DetailedChoice, Details, EchoedPrompt, spell_prompt
+from headway_runtime.server.choice_details import (
+    DetailedChoice,
+    Details,
+    EchoedPrompt,
+    place_tokens,
+    spell_prompt,
+)
 from headway_runtime.tokenizer import Tokenizer, Vocabulary
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import tokenizers
 
 SCORE = TokenLogprobs(-0.5, ((7, -0.25), (8, -0.5)))
 
@@ -103,3 +109,43 @@ def test_a_hidden_answer_has_neither_text_nor_tokens(byte_level_tokenizer: token
     (delta,) = feed_all(choice, [52])
     assert (delta.text, len(delta.entries), delta.finish_reason) == ("ab", 2, "length")
     assert choice.num_generated == 0
+
+
+@pytest.fixture(scope="module")
+def encoders(
+    byte_level_tokenizer: tokenizers.Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> dict[bool, Tokenizer]:
+    """By whether a token's own spaces are left out of its place."""
+    found = {}
+    for trims in (False, True):
+        folder: Path = tmp_path_factory.mktemp("encoder")
+        copy = tokenizers.Tokenizer.from_str(byte_level_tokenizer.to_str())
+        copy.post_processor = processors.ByteLevel(trim_offsets=trims)
+        copy.save(str(folder / "tokenizer.json"))
+        found[trims] = Tokenizer(folder)
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text("ab é日👩\u200d \n", max_size=20), trims=st.booleans())
+def test_offsets_of_a_text_are_where_its_tokens_begin(
+    encoders: dict[bool, Tokenizer], *, text: str, trims: bool
+) -> None:
+    tokenizer = encoders[trims]
+    ids = tokenizer.encode(text, add_special_tokens=True)
+    placed = place_tokens(text, ids, tokenizer, add_special_tokens=True)
+    assert placed.text == text
+    before = 0
+    for token_id, offset in zip(ids, placed.offsets, strict=True):
+        # In bytes: a token begins in the character that its first byte is of.
+        assert len(text[:offset].encode()) <= before < len(text[: offset + 1].encode())
+        before += len(tokenizer.vocabulary.token_bytes(token_id))
+
+
+def test_a_text_that_names_special_tokens_is_placed_by_the_tokenizer(encoders: dict[bool, Tokenizer]) -> None:
+    text = "a<|bos|>日b"
+    ids = encoders[False].encode(text, add_special_tokens=True)
+    placed = place_tokens(text, ids, encoders[False], add_special_tokens=True)
+    assert placed.text == text
+    assert placed.offsets[:2] == [0, 1]
+    assert placed.offsets[-1] == len(text) - 1

@@ -24,8 +24,12 @@ def model_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder: Path = tmp_path_factory.mktemp("prefixing") / "model"
     shutil.copytree(model_folder, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|bos|> $A", special_tokens=[("<|bos|>", 0)]
+    # As Llama 3 has it; the first takes a token's space off its place in the text.
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)]),
+        ]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -85,5 +89,8 @@ def test_an_echo_leaves_out_what_the_tokenizer_has_put_before_the_text(client: o
     logprobs = choice.logprobs
     assert logprobs.tokens[0] == logprobs.tokens[-1] == "<|bos|>"
     assert (logprobs.text_offset[:3], logprobs.text_offset[-1]) == ([0, 0, 1], len(TEXT))
+    assert logprobs.tokens[1:4] == ["o", "n", "e"]
+    assert logprobs.tokens[-4:-1] == [" t", "w", "o"]
+    assert logprobs.text_offset[-4:-1] == [5, 7, 8]
     spelled = complete(client, echo=True, skip_special_tokens=False).choices[0]
     assert spelled.text == f"{TEXT}<|bos|>"

@@ -103,8 +103,7 @@ class DetailedChoice(Choice):
 def spell_prompt(token_ids: Sequence[int], tokenizer: Tokenizer, *, special_tokens: bool) -> EchoedPrompt:
     """The text of a prompt that came as token ids."""
     detokenizer = Detokenizer(tokenizer.vocabulary, special_tokens=special_tokens)
-    offsets, text = [], ""
-    parts = []
+    offsets, parts = [], []
     num_characters = 0
     for token_id in token_ids:
         offsets.append(num_characters)
@@ -118,3 +117,17 @@ def spell_prompt(token_ids: Sequence[int], tokenizer: Tokenizer, *, special_toke
     if shift > 0 and text.endswith(whole):
         return EchoedPrompt(whole, [max(0, offset - shift) for offset in offsets])
     return EchoedPrompt(text, offsets)
+
+
+def place_tokens(
+    text: str, token_ids: Sequence[int], tokenizer: Tokenizer, *, add_special_tokens: bool
+) -> EchoedPrompt:
+    """A text with its own tokens, `token_ids`.
+
+    Where the tokens spell the text, they say themselves where each begins. Where they do not (the text names
+    special tokens, or is normalised), the tokenizer says it, which may leave out a token's own spaces.
+    """
+    spelled = spell_prompt(token_ids, tokenizer, special_tokens=False)
+    if spelled.text == text:
+        return spelled
+    return EchoedPrompt(text, tokenizer.token_offsets(text, add_special_tokens=add_special_tokens))

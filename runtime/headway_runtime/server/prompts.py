@@ -15,7 +15,7 @@ from headway_runtime.seeds import choice_seed
 from headway_runtime.server.api_keys import Tenant
 from headway_runtime.server.cache_salts import cache_salt
 from headway_runtime.server.chat_protocol import ChatBody
-from headway_runtime.server.choice_details import EchoedPrompt, spell_prompt
+from headway_runtime.server.choice_details import EchoedPrompt, place_tokens, spell_prompt
 from headway_runtime.server.protocol import MAX_CHOICES, CompletionBody, GenerationBody
 from headway_runtime.server.sampling_fields import sampling_of
 from headway_runtime.server.template_fields import TemplateFields, render_prompt
@@ -126,22 +126,17 @@ def encode_chat(
 
 
 def _encode_prompt(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> EncodedPrompt:
-    tokenizer = model.tokenizer
-    offsets = None
+    tokenizer, with_special = model.tokenizer, body.add_special_tokens is not False
     if isinstance(prompt, str):
         _refuse_hopeless(prompt, "prompt", model, _longest_encoded(body, model))
-        with_special = body.add_special_tokens is not False
-        if body.echo:
-            token_ids, offsets = tokenizer.encode_with_offsets(prompt, add_special_tokens=with_special)
-        else:
-            token_ids = tokenizer.encode(prompt, add_special_tokens=with_special)
+        token_ids = tokenizer.encode(prompt, add_special_tokens=with_special)
     else:
         token_ids = prompt
     kept = _truncate(token_ids, body, model)
     if not body.echo:
         return EncodedPrompt(kept)
-    if isinstance(prompt, str) and offsets is not None and len(kept) == len(token_ids):
-        return EncodedPrompt(kept, EchoedPrompt(prompt, offsets))
+    if isinstance(prompt, str) and len(kept) == len(token_ids):
+        return EncodedPrompt(kept, place_tokens(prompt, kept, tokenizer, add_special_tokens=with_special))
     _check_vocabulary(kept, "prompt", model)
     return EncodedPrompt(kept, spell_prompt(kept, tokenizer, special_tokens=not body.skip_special_tokens))
 
