@@ -91,10 +91,29 @@ def test_the_page_says_what_the_requests_did(real_server: RunningServer) -> None
     assert 0 < after["headway_model_load_seconds", ()] < 60
     assert after["headway_limit", (("limit", "max_num_seqs"),)] == 8
     assert after["headway_kv_blocks_used", ()] == 0
-    assert after["headway_kv_wasted_share", ()] == 0
+    assert after["headway_kv_wasted_ratio", ()] == 0
     # Neither request filled a block.
     assert grown("headway_kv_blocks_cached") == 0
     assert after["headway_kv_blocks_total", ()] > 0
+
+
+def test_a_prompt_that_came_before_is_a_hit_by_tokens(real_server: RunningServer) -> None:
+    prompt = [7, 5, 6, 8] * 20 + [9]
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, "ignore_eos": True}
+    pages = []
+    for _ in range(2):
+        assert httpx.post(f"{real_server.url}/v1/completions", json=body, timeout=30).is_success
+        pages.append(values(text_string_to_metric_families(httpx.get(f"{real_server.url}/metrics").text)))
+    first, second = pages
+
+    def grown(name: str) -> float:
+        return second[name, ()] - first[name, ()]
+
+    assert grown("headway_prefix_cache_queries_total") == len(prompt)
+    assert grown("headway_prefix_cache_hits_total") == 80, "all full blocks of 16"
+    computed = ("headway_tokens_total", (("kind", "prompt"),))
+    assert second[computed] - first[computed] == len(prompt) - 80
+    assert second["headway_kv_blocks_cached", ()] >= 5
 
 
 def test_buckets_are_seconds_cumulative_and_at_most_15_percent_apart(real_server: RunningServer) -> None:

@@ -83,7 +83,7 @@ class _Page(Collector):
             ("headway_kv_blocks_used", "KV blocks in use.", state.kv_blocks_used),
             ("headway_kv_blocks_total", "KV blocks there are.", state.kv_blocks_total),
             ("headway_kv_blocks_cached", "KV blocks free but reusable.", state.kv_blocks_cached),
-            ("headway_kv_wasted_share", "Token slots allocated, but empty.", state.kv_wasted_share),
+            ("headway_kv_wasted_ratio", "Token slots allocated, but empty.", state.kv_wasted_share),
             ("headway_uptime_seconds", "Since the engine started.", state.uptime_seconds),
             ("headway_model_load_seconds", "What loading the model took.", state.metrics.model_load_seconds),
             ("headway_draining", "1 while the server ends its work.", int(self._is_draining)),
