@@ -217,7 +217,7 @@ def test_a_second_signal_ends_everything_at_once(start_server: StartServer, clie
     assert all(has_ended(process) for process in children)
 
 
-@pytest.mark.parametrize("way", ["killed", "raised"])
+@pytest.mark.parametrize("way", ["killed", "crashed", "raised"])
 def test_an_engine_that_dies_fails_every_request_and_the_server_ends(
     start_server: StartServer, client: httpx.Client, way: str
 ) -> None:
@@ -236,15 +236,37 @@ def test_an_engine_that_dies_fails_every_request_and_the_server_ends(
         died_at = time.monotonic()
         if way == "killed":
             engine.kill()
+        elif way == "crashed":
+            engine.send_signal(signal.SIGSEGV)
         else:
             streams.pop().response.close()
         for stream in streams:
             assert json.loads(stream.rest()[-1])["error"]["code"] == "engine_dead"
         assert [one.result().status_code for one in waiting] == [500, 500]
-        if way == "killed":
+        if way != "raised":
             assert time.monotonic() - died_at < 1.0
     assert server.wait() == 1
     assert has_ended(engine)
+
+
+def test_health_fails_while_a_server_without_engine_still_answers(start_server: StartServer) -> None:
+    server = start_server(environment=SLOW)
+    (engine,) = server.children()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        # A request whose body is still on its way is what the server waits for, up to two seconds.
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        engine.kill()
+        deadline = time.monotonic() + 10
+        while (answer := httpx.get(f"{server.url}/health")).status_code == 200:
+            assert time.monotonic() < deadline
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+        refused = httpx.post(f"{server.url}/v1/completions", json=SHORT)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+    assert server.wait() == 1
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

@@ -148,7 +148,7 @@ class Outputs(msgspec.Struct, tag="outputs", frozen=True):
 
 
 def is_one_token(output: RequestOutput) -> bool:
-    """Whether request_id and token_ids say all that there is to say."""
+    """Whether request_id and token_ids say all that there is to say. (Errors come with a finish reason.)"""
     return (
         output.finish_reason is None
         and len(output.token_ids) == 1
@@ -157,7 +157,6 @@ def is_one_token(output: RequestOutput) -> bool:
         and output.prefill_seconds is None
         and not output.num_cached_tokens
         and output.prompt_logprobs is None
-        and output.error is None
     )
 
 
