@@ -56,8 +56,3 @@ class ChatBody(TemplateFields, ToolFields, GenerationBody):
     def grammar(self) -> Grammar | None:
         """A call that has to be made comes before the form of an answer, which it replaces."""
         return forced_call_grammar(self) or super().grammar
-
-    @property
-    def param_of_grammar(self) -> str:
-        """The field that asks for the grammar."""
-        return "tools" if self.must_call else super().param_of_grammar

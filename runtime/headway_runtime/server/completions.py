@@ -72,7 +72,7 @@ async def read_request(
         body, prepared = await serving.compute(len(raw), partial(read, raw, arrival))
         grammar = prepared.requests[0].sampling.grammar
         if grammar is not None:
-            await serving.compute_in_thread(partial(check_grammar, grammar, body.param_of_grammar))
+            await serving.compute_in_thread(partial(check_grammar, grammar))
         return body, prepared
     except ContextLengthError:
         serving.client.report_refused(RejectReason.CONTEXT_LENGTH)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
-from headway_runtime.request import Request
+from headway_runtime.request import Grammar, Request
 from headway_runtime.seeds import choice_seed
 from headway_runtime.server.api_keys import Tenant
 from headway_runtime.server.cache_salts import cache_salt
@@ -19,6 +19,7 @@ from headway_runtime.server.choice_details import EchoedPrompt, place_tokens, sp
 from headway_runtime.server.protocol import MAX_CHOICES, CompletionBody, GenerationBody
 from headway_runtime.server.sampling_fields import sampling_of
 from headway_runtime.server.template_fields import TemplateFields, render_prompt
+from headway_runtime.server.tool_auto_grammar import auto_call_grammar
 from headway_runtime.server.tool_calls.choose import ToolCallFormat
 from headway_runtime.tokenizer import Tokenizer
 
@@ -102,14 +103,17 @@ def prepare_chat(body: ChatBody, model: ServedModel, arrival: Arrival) -> Prepar
         add_special_tokens=body.add_special_tokens is True,
     )
     prompt = EncodedPrompt(_truncate(token_ids, body, model))
-    return _prepare(body, [prompt], "messages", model, arrival)
+    grammar = body.grammar
+    if model.tool_calls is not None and body.may_call and not body.must_call:
+        grammar = auto_call_grammar(body, model.tool_calls.name, model.tokenizer.vocabulary)
+    return _prepare(body, [prompt], "messages", model, arrival, grammar)
 
 
 def prepare_completion(body: CompletionBody, model: ServedModel, arrival: Arrival) -> Prepared:
     """InvalidRequestError (ContextLengthError) for prompts that cannot be served."""
     _check_choices(body)
     prompts = [_encode_prompt(prompt, body, model) for prompt in body.prompts]
-    return _prepare(body, prompts, "prompt", model, arrival)
+    return _prepare(body, prompts, "prompt", model, arrival, body.grammar)
 
 
 def encode_chat(
@@ -147,6 +151,7 @@ def _prepare(
     param: str,
     model: ServedModel,
     arrival: Arrival,
+    grammar: Grammar | None,
 ) -> Prepared:
     answers, choices = body.n or 1, _choices_per_prompt(body)
     salt = cache_salt(arrival.tenant.key_digest, body.cache_salt)
@@ -155,7 +160,6 @@ def _prepare(
     seeds = [choice_seed(seed, choice) for choice in range(choices)]
     # The best are those of the highest mean log-probability, which the engine then has to tell.
     num_logprobs = 0 if body.num_logprobs is None and choices > answers else body.num_logprobs
-    grammar = body.grammar
     requests: list[Request] = []
     for prompt in prompts:
         sampling = sampling_of(

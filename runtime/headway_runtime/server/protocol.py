@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from headway_runtime.request import Grammar
 from headway_runtime.server.body import StrictBody
 from headway_runtime.server.refused_fields import NEUTRAL_FIELDS, REFUSALS
-from headway_runtime.server.structured_fields import StructuredFields, grammar_of, param_of_grammar
+from headway_runtime.server.structured_fields import StructuredFields, grammar_of
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -124,11 +124,6 @@ class GenerationBody(StructuredFields):
     def grammar(self) -> Grammar | None:
         """What the answer has to match."""
         return grammar_of(self)
-
-    @property
-    def param_of_grammar(self) -> str:
-        """The field that asks for the grammar."""
-        return param_of_grammar(self)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -1,10 +1,12 @@
 """The routes of `/v1/responses`. A response is a chat in other words, and none is kept."""
 
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from headway_runtime.errors import InvalidRequestError
+from headway_runtime.request import Request as EngineRequest
 from headway_runtime.server.body import parse_body
 from headway_runtime.server.call_rules import call_rules
 from headway_runtime.server.chat_protocol import ChatBody
@@ -58,4 +60,14 @@ def _read(
     asked.append(body)
     serving.served_name(body.model)
     chat = chat_of(body)
-    return chat, prepare_chat(chat, serving.model(), arrival)
+    prepared = prepare_chat(chat, serving.model(), arrival)
+    return chat, replace(prepared, requests=[_in_own_words(one) for one in prepared.requests])
+
+
+def _in_own_words(request: EngineRequest) -> EngineRequest:
+    """A request whose grammar, should it be of no use, is told from this endpoint's field."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return request
+    named = replace(grammar, param=origin_of(grammar.param))
+    return replace(request, sampling=replace(request.sampling, grammar=named))

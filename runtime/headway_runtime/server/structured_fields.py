@@ -5,7 +5,6 @@ to say: `check_grammar` asks it.
 """
 
 import json
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -85,28 +84,15 @@ class StructuredFields(StrictBody):
 
 def grammar_of(body: StructuredFields) -> Grammar | None:
     """What the answer has to match; None if anything will do."""
-    grammar = _asked_grammar(body)
-    return None if grammar is None else replace(grammar, param=param_of_grammar(body))
-
-
-def _asked_grammar(body: StructuredFields) -> Grammar | None:
     if body.structured_outputs is not None:
         return _grammar_of_outputs(body.structured_outputs)
-    asked = body.response_format
+    asked, param = body.response_format, "response_format"
     if asked is None or asked.type == "text":
         return None
     if asked.json_schema is None or asked.json_schema.wanted is None:
-        return Grammar("json_object")
-    return Grammar(
-        "json_schema", schema_text(asked.json_schema.wanted, strict=bool(asked.json_schema.strict))
-    )
-
-
-def param_of_grammar(body: StructuredFields) -> str:
-    """The field that asks for it."""
-    if body.structured_outputs is not None:
-        return f"structured_outputs.{body.structured_outputs.asked[0]}"
-    return "response_format"
+        return Grammar("json_object", param=param)
+    source = schema_text(asked.json_schema.wanted, strict=bool(asked.json_schema.strict))
+    return Grammar("json_schema", source, param)
 
 
 def schema_text(schema: dict[str, Any], *, strict: bool) -> str:
@@ -119,23 +105,25 @@ def schema_text(schema: dict[str, Any], *, strict: bool) -> str:
     )
 
 
-def check_grammar(grammar: Grammar, param: str) -> None:
+def check_grammar(grammar: Grammar) -> None:
     """May take milliseconds. InvalidRequestError in the library's words for what it cannot compile."""
     problem = validate(grammar)
     if problem is not None:
+        param = grammar.param
         raise InvalidRequestError(
             f"{param} cannot be enforced: {problem}; correct it", param=param, code="invalid_grammar"
         )
 
 
 def _grammar_of_outputs(asked: StructuredOutputs) -> Grammar:
+    param = f"structured_outputs.{asked.asked[0]}"
     if asked.json_ is not None:
         source = asked.json_ if isinstance(asked.json_, str) else json.dumps(asked.json_)
-        return Grammar("json_schema", source)
+        return Grammar("json_schema", source, param)
     if asked.regex is not None:
-        return Grammar("regex", asked.regex)
+        return Grammar("regex", asked.regex, param)
     if asked.choice is not None:
-        return Grammar("choice", json.dumps(asked.choice))
+        return Grammar("choice", json.dumps(asked.choice), param)
     if asked.grammar is not None:
-        return Grammar("ebnf", asked.grammar)
-    return Grammar("json_object")
+        return Grammar("ebnf", asked.grammar, param)
+    return Grammar("json_object", param=param)

@@ -86,6 +86,11 @@ class ToolFields(OfferedTools):
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def has_strict_tools(self) -> bool:
+        """Whether the arguments of one at least have to match their schema."""
+        return any(tool.function.strict for tool in self.tools or ())
+
+    @property
     def must_call(self) -> bool:
         """Whether it has to be one."""
         return self.tool_choice == "required" or self.named_tool is not None

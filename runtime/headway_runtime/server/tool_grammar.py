@@ -28,7 +28,7 @@ def forced_call_grammar(body: ToolFields) -> Grammar | None:
     else:
         schema = {
             "type": "array",
-            "items": {"anyOf": [_call_schema(index, tool) for index, tool in enumerate(tools)]},
+            "items": {"anyOf": [call_schema(index, tool) for index, tool in enumerate(tools)]},
             "minItems": 1,
             "$defs": {f"tool_{index}": arguments_schema(tool, index) for index, tool in enumerate(tools)},
         }
@@ -44,14 +44,15 @@ def arguments_schema(tool: Tool, index: int | None = None) -> dict[str, Any]:
     return schema if index is None else _moved(schema, f"#/$defs/tool_{index}")
 
 
-def _call_schema(index: int, tool: Tool) -> dict[str, Any]:
+def call_schema(index: int, tool: Tool, member: str = "arguments") -> dict[str, Any]:
+    """One call of a tool whose arguments are among the definitions. member: what they are called."""
     return {
         "type": "object",
         "properties": {
             "name": {"const": tool.function.name},
-            "arguments": {"$ref": f"#/$defs/tool_{index}"},
+            member: {"$ref": f"#/$defs/tool_{index}"},
         },
-        "required": ["name", "arguments"],
+        "required": ["name", member],
         "additionalProperties": False,
     }
 

@@ -23,15 +23,17 @@ class ToolCallFormat:
     tags: texts that mark calls; where they are special tokens, their names must reach the parser.
     """
 
+    name: str
     make: Callable[[Collection[str]], ToolCallParser]
     tags: tuple[str, ...]
 
 
-FORMATS: Mapping[str, ToolCallFormat] = {
-    "hermes": ToolCallFormat(lambda _: HermesParser(), (BEGIN_TAG, END_TAG)),
-    "llama3_json": ToolCallFormat(Llama3JsonParser, (PYTHON_TAG,)),
-    "pythonic": ToolCallFormat(PythonicParser, (PYTHON_START, PYTHON_END)),
-}
+_ALL = (
+    ToolCallFormat("hermes", lambda _: HermesParser(), (BEGIN_TAG, END_TAG)),
+    ToolCallFormat("llama3_json", Llama3JsonParser, (PYTHON_TAG,)),
+    ToolCallFormat("pythonic", PythonicParser, (PYTHON_START, PYTHON_END)),
+)
+FORMATS: Mapping[str, ToolCallFormat] = {one.name: one for one in _ALL}
 
 
 def detect_format(template: str) -> str | None:
