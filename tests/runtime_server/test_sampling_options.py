@@ -212,10 +212,17 @@ def narrow_client(narrow_server: RunningServer) -> Iterator[openai.OpenAI]:
 
 
 def test_the_lowest_priority_goes_first(narrow_client: openai.OpenAI, narrow_server: RunningServer) -> None:
+    # A hundred choices, one after the other: they last until they are given up.
     blocker = narrow_client.completions.create(
-        model="tiny", prompt="a", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+        model="tiny",
+        prompt="a",
+        n=100,
+        max_tokens=500,
+        stream=True,
+        extra_body={"ignore_eos": True, "priority": -100},
     )
     next(iter(blocker))
+    received = narrow_server.sample()["counters"]["received"]
     ended: list[int] = []
     lock = threading.Lock()
 
@@ -224,12 +231,12 @@ def test_the_lowest_priority_goes_first(narrow_client: openai.OpenAI, narrow_ser
         with lock:
             ended.append(priority)
 
-    def wait_in_line(count: int) -> None:
-        narrow_server.sample_until(lambda sample: sample["gauges"]["waiting"] == count)
+    def wait_for(count: int) -> None:
+        narrow_server.sample_until(lambda sample: sample["counters"]["received"] == received + count)
 
     with ThreadPoolExecutor(3) as pool:
         for count, priority in enumerate((5, 0, -5), 1):
             pool.submit(run, priority)
-            wait_in_line(count)
+            wait_for(count)
         blocker.close()
     assert ended == [-5, 0, 5]
