@@ -5,7 +5,9 @@ All of it comes into being with the first grammar; an engine that sees none pays
 no
 queue: `grammar_queue.py` waits for what is made here.
 
-The library lets other threads run while it compiles. A trial that passes its time is killed with its process.
+The library lets other threads run while it compiles, and a trial that passes its time is killed with its process.
+It does not let them run while it reads the vocabulary, once: 20 ms for 1,500 tokens, one to two seconds for 128,000,
+in which no step is made.
 """
 
 import contextlib
@@ -64,6 +66,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._idle: list[_Trial] = []
         self._all: weakref.WeakSet[_Trial] = weakref.WeakSet()
+        self._tokenizer_lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
 
@@ -97,28 +100,21 @@ class GrammarCompiler:
             trial.close()
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":
-        self._try(grammar)
-        matcher = compile_grammar(grammar, self._load_tokenizer())
-        # What the first mask takes is shared by all copies.
-        matcher.compute_bitmask()
-        return matcher
-
-    def _try(self, grammar: Grammar) -> None:
         trial = self._take_trial()
         try:
+            self.eos_token_ids = trial.eos_token_ids()
+            tokenizer = self._load_tokenizer()
             problem = trial.problem_of(grammar, self._timeout_seconds)
         except GrammarError:
             trial.close()
             raise
-        self.eos_token_ids = trial.eos_token_ids
-        with self._lock:
-            is_kept = len(self._idle) < NUM_KEPT_PROCESSES
-            if is_kept:
-                self._idle.append(trial)
-        if not is_kept:
-            trial.close()
+        self._give_back(trial)
         if problem is not None:
             raise GrammarError(problem)
+        matcher = compile_grammar(grammar, tokenizer)
+        # What the first mask takes is shared by all copies.
+        matcher.compute_bitmask()
+        return matcher
 
     def _take_trial(self) -> "_Trial":
         with self._lock:
@@ -129,12 +125,23 @@ class GrammarCompiler:
             self._all.add(trial)
         return trial
 
-    def _load_tokenizer(self) -> "LLTokenizer":
+    def _give_back(self, trial: "_Trial") -> None:
         with self._lock:
+            is_kept = len(self._idle) < NUM_KEPT_PROCESSES
+            if is_kept:
+                self._idle.append(trial)
+        if not is_kept:
+            trial.close()
+
+    def _load_tokenizer(self) -> "LLTokenizer":
+        with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = load_library_tokenizer(
-                    self._folder, self._vocab_size, sorted(self.eos_token_ids)
-                )
+                try:
+                    self._tokenizer = load_library_tokenizer(
+                        self._folder, self._vocab_size, sorted(self.eos_token_ids)
+                    )
+                except ValueError as error:
+                    raise _unreadable(str(error)) from error
             return self._tokenizer
 
 
@@ -158,14 +165,22 @@ class _Trial:
             env={**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
         self._is_ready = False
-        self.eos_token_ids: frozenset[int] = frozenset()
+        self._eos_token_ids: frozenset[int] | None = None
         # However this object ends, the process does, too.
         self.close = weakref.finalize(self, _end, self._process)
 
+    def eos_token_ids(self) -> frozenset[int]:
+        """The model's end-of-sequence tokens. GrammarError if the process cannot tell."""
+        if self._eos_token_ids is None:
+            self._eos_token_ids = frozenset(self._read_start()["eos_token_ids"])
+        return self._eos_token_ids
+
     def problem_of(self, grammar: Grammar, timeout_seconds: float) -> str | None:
         """What is wrong with the grammar. GrammarError if the process cannot tell; it is of no use then."""
+        self.eos_token_ids()
         if not self._is_ready:
-            self._read_ready()
+            self._read_start()
+            self._is_ready = True
         try:
             _pipe(self._process.stdin).write(json.dumps([grammar.kind, grammar.source]) + "\n")
             _pipe(self._process.stdin).flush()
@@ -179,18 +194,17 @@ class _Trial:
         problem: str | None = answer["error"]
         return problem
 
-    def _read_ready(self) -> None:
+    def _read_start(self) -> dict[str, Any]:
+        """The next of the lines that it writes before it is asked."""
         try:
             answer = self._read(PROCESS_START_SECONDS)
         except (OSError, EOFError, ValueError):
-            answer = {"error": "the process that reads it has ended"}
+            raise _unreadable("the process that reads it has ended") from None
         if answer is None:
-            answer = {"error": f"it was not read within {PROCESS_START_SECONDS:g} s"}
-        if "error" in answer:
-            logger.error("no grammar can be used: the tokenizer is not readable: %s", answer["error"])
-            raise GrammarError(f"this model's tokenizer cannot be used with grammars: {answer['error']}")
-        self.eos_token_ids = frozenset(answer["eos_token_ids"])
-        self._is_ready = True
+            raise _unreadable(f"it was not read within {PROCESS_START_SECONDS:g} s")
+        if answer.get("error") is not None:
+            raise _unreadable(answer["error"])
+        return answer
 
     def _read(self, timeout_seconds: float) -> dict[str, Any] | None:
         """The next line; None if it does not come in time, EOFError if the process has ended."""
@@ -204,6 +218,11 @@ class _Trial:
             raise EOFError
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _unreadable(problem: str) -> GrammarError:
+    logger.error("no grammar can be used: the tokenizer cannot be read: %s", problem)
+    return GrammarError(f"this model's tokenizer cannot be used with grammars: {problem}")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

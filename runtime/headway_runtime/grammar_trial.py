@@ -6,8 +6,8 @@ grammar is compiled here first; only one that comes through in time is compiled 
 
     python -m headway_runtime.grammar_trial MODEL_FOLDER VOCAB_SIZE
 
-Reads one grammar as JSON per line and answers each with one line: what is wrong with it, or null. The very
-first line says that it is ready, and names the model's end-of-sequence tokens. Ends when its input does.
+Reads one grammar as JSON per line and answers each with one line: what is wrong with it, or null. Before, one
+line names the model's end-of-sequence tokens, and one says that it is ready. Ends when its input does.
 """
 
 import json
@@ -36,13 +36,15 @@ def main(argv: list[str]) -> int:
     from headway_runtime.tokenizer import Tokenizer
 
     eos_token_ids = sorted(Tokenizer(folder).eos_token_ids)
+    # The engine may read the vocabulary at the same time.
+    _answer({"eos_token_ids": eos_token_ids})
     try:
         tokenizer = load_library_tokenizer(folder, vocab_size, eos_token_ids)
     except ValueError as error:
         _answer({"error": str(error)})
         return 1
     _limit_memory()
-    _answer({"eos_token_ids": eos_token_ids})
+    _answer({"error": None})
     for line in sys.stdin:
         kind, source = json.loads(line)
         _answer({"error": problem_of(Grammar(kind, source), tokenizer)})
