@@ -24,7 +24,7 @@ def engine_params(params: SamplingParams, room: int = 100) -> Any:
         ("temperature", True, "want a finite number"),
         ("top_p", 0.0, "outside (0, 1]"),
         ("top_p", None, "want a finite number"),
-        ("repetition_penalty", 0, "outside (0, 10]"),
+        ("repetition_penalty", 0, "outside [0.01, 10]"),
         ("n", 0, "outside [1, 128]"),
         ("n", None, "want an integer"),
         ("max_tokens", 0, "outside [1, "),
