@@ -23,7 +23,7 @@ from headway_runtime.server.body import StrictBody, parse_body
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.protocol import CompletionBody, GenerationBody
 from headway_runtime.server.refused_fields import NEUTRAL_FIELDS, REFUSALS
-from headway_runtime.server.responses_endpoint_body import ResponsesBody
+from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
 from headway_runtime.server.tokenize_protocol import DetokenizeBody, TokenizeBody
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pydantic
 import pytest
 
 from headway_runtime.server.body import parse_body
-from headway_runtime.server.responses_endpoint_body import ResponsesBody
 from headway_runtime.server.responses_endpoint_chat import chat_of
+from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
 
 ECHO = "{# tools <tool_call> #}{{ messages[-1].content }}{{ eos_token }}"
 DUMP = (

@@ -19,7 +19,7 @@ from headway_runtime.server import answer_schemas
 from headway_runtime.server.body import StrictBody
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.protocol import CompletionBody
-from headway_runtime.server.responses_endpoint_body import ResponsesBody
+from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
 from headway_runtime.server.tokenize_protocol import DetokenizeBody, TokenizeBody
 
 _SCHEMAS = "#/components/schemas/"

@@ -13,9 +13,9 @@ from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.completions import answer_of, head_of, read_request
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat
-from headway_runtime.server.responses_endpoint_body import ResponsesBody
 from headway_runtime.server.responses_endpoint_chat import chat_of, origin_of
 from headway_runtime.server.responses_endpoint_format import ResponsesFormat
+from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
 from headway_runtime.server.serving import Serving
 
 

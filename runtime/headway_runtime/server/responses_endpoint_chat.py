@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.server.chat_protocol import ChatBody
-from headway_runtime.server.responses_endpoint_body import (
+from headway_runtime.server.responses_endpoint_protocol import (
     CallItem,
     CallOutputItem,
     FunctionTool,

@@ -13,8 +13,8 @@ from headway_runtime.server.chat_format import ChatFormat
 from headway_runtime.server.chat_tools_format import CallReader, CallRules
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.responses import AnswerHead, Usage, WholeChoice, encode_json
-from headway_runtime.server.responses_endpoint_body import ResponsesBody
 from headway_runtime.server.responses_endpoint_items import Event, OutputItems
+from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
 from headway_runtime.server.tool_calls.pieces import Piece
 
 
