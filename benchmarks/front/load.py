@@ -38,7 +38,7 @@ def request_for(num_tokens: int) -> bytes:
 class Reader:
     """One connection and where its stream stands."""
 
-    __slots__ = ("end", "num_tokens", "socket", "step", "tail")
+    __slots__ = ("end", "num_reads", "num_tokens", "socket", "step", "tail")
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -48,6 +48,7 @@ class Reader:
     def begin(self) -> None:
         self.step = -1
         self.num_tokens = 0
+        self.num_reads = 0
         self.tail = b""
         self.end = b""
 
@@ -105,6 +106,9 @@ class Load:
         piece = reader.tail + data if reader.tail else data
         step = reader.step
         times = self._times
+        if reader.num_reads == 0:
+            assert data.startswith(b"HTTP/1.1 200 "), data
+        reader.num_reads += 1
         found = _TEXT.findall(piece)
         for text in found:
             number = self._steps[text]

@@ -321,10 +321,11 @@ def describe_conditions(rounds: int, seconds: float, load_before: float) -> str:
     ]
     packages = ", ".join(f"{name} {version(name)}" for name in ("uvicorn", "uvloop", "pyzmq", "tokenizers"))
     machine = f"{os.cpu_count()} CPUs ({models[0] if models else platform.processor()})"
-    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    is_real_time = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+    urgency = "real-time class" if is_real_time else f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}"
     parts = [
         f"Machine: {machine}, shared by engine, HTTP processes and load.",
-        f"Load average: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after; niceness {niceness}.",
+        f"Load average: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after; {urgency}.",
         f"Python {platform.python_version()}, {packages}.",
         f"Commit {commit or 'unknown'}; {rounds} rounds of {seconds:g} s for each load.",
     ]

@@ -145,6 +145,13 @@ def test_one_that_dies_is_started_again_and_the_other_streams_go_on(start_server
     with closing(connection_to(server, first)) as doomed, closing(connection_to(server, second)) as spared:
         broken, whole = Stream(doomed, LONG), Stream(spared, LONG)
         first.kill()
+        # Whoever comes now is served, by the other one or as soon as there is a successor.
+        with ThreadPoolExecutor(12) as pool:
+            late = [
+                pool.submit(httpx.post, f"{server.url}/v1/completions", json=SHORT, timeout=60)
+                for _ in range(12)
+            ]
+            assert [answer.result().status_code for answer in late] == [200] * 12
         with pytest.raises(httpx.TransportError):
             broken.rest()
         # The requests of the dead one are dropped when its successor takes its place, the others are not.

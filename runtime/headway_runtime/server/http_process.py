@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 # How long answers that only have to be written may still take, and how long the engine process may.
 LAST_WRITES_SECONDS = 2.0
 ENGINE_END_SECONDS = 5.0
+# How long an engine that is ready may take to say so to another HTTP process.
+HELLO_SECONDS = 0.5
 
 
 class _Server(uvicorn.Server):
@@ -147,6 +149,10 @@ async def _serve(front: _Front) -> int:
     # What the start has made stays; only what requests make is worth looking through for garbage.
     gc.freeze()
     gc.enable()
+    if not front.alone:
+        # Connections may wait in the socket already, and the engine may long be ready: then its answer is
+        # worth waiting for, as they would be turned away without it.
+        await asyncio.wait([client.ready], timeout=HELLO_SECONDS)
     front.mark("listening")
     tasks = [asyncio.create_task(_announce(client, front)), asyncio.create_task(serving.watch.run())]
     try:
