@@ -17,7 +17,14 @@ from torch import Tensor
 
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import EngineConfig
-from headway_runtime.layers.attention import AttentionInputs, FirstChunk, GatheredCall, KVShape
+from headway_runtime.layers.attention import (
+    CHUNK_ROWS,
+    AttentionInputs,
+    FirstChunk,
+    GatheredCall,
+    KVShape,
+    attends_by_products,
+)
 
 # Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
 SMALL_CONTEXT_BLOCKS = 8
@@ -82,6 +89,9 @@ class StepInputBuilder:
         self._integers = _IntegerBuffer(size, device)
         self._ramp = torch.arange(blocks_per_sequence * shape.block_size, device=device)
         self._workspace = torch.zeros(0, dtype=dtype, device=device)
+        self._by_products = attends_by_products(dtype, device)
+        later = torch.full((CHUNK_ROWS, CHUNK_ROWS), -math.inf, dtype=dtype, device=device)
+        self._causal = later.triu_(1).unsqueeze(1)
         block_bytes = shape.block_numel * self._workspace.element_size()
         self._most_blocks = max(1, CPU_WORKSPACE_BYTES // block_bytes) if device.type == "cpu" else None
 
@@ -114,7 +124,7 @@ class StepInputBuilder:
             else self._gathered(stretch, table, positions)
             for stretch, table in zip(stretches, tables, strict=True)
         ]
-        attention = AttentionInputs(slots, calls)
+        attention = AttentionInputs(slots, self._causal, calls)
         return StepInputs(
             token_ids, positions, attention, sample_rows, [index for index, _ in sampled], order
         )
@@ -132,15 +142,25 @@ class StepInputBuilder:
             shape.num_planes, table.numel(), -1
         )
         key, value = gathered.view(shape.num_planes, num_sequences, context, -1).chunk(2)
-        is_later = self._ramp[:context] > positions[stretch.start : stretch.end].unsqueeze(1)
-        mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
-        mask.masked_fill_(is_later, -math.inf)
-        if not stretch.is_chunk:
+        mask: Tensor | None = None
+        if not (stretch.is_chunk and self._by_products):
+            is_later = self._ramp[:context] > positions[stretch.start : stretch.end].unsqueeze(1)
+            mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
+            mask.masked_fill_(is_later, -math.inf)
+        if mask is not None and not stretch.is_chunk:
             # In full, once for all layers: a batched product takes nothing that would have to be repeated.
             scores = (shape.num_kv_heads, num_sequences, self._num_groups, context)
             mask = mask.unsqueeze(1).expand(scores).contiguous()
         return GatheredCall(
-            stretch.start, stretch.end, stretch.is_chunk, table.flatten(), gathered, key, value, mask
+            start=stretch.start,
+            end=stretch.end,
+            is_chunk=stretch.is_chunk,
+            blocks=table.flatten(),
+            gathered=gathered,
+            key=key,
+            value=value,
+            first_position=stretch.chunks[0].start if stretch.is_chunk else 0,
+            mask=mask,
         )
 
 

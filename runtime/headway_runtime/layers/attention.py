@@ -5,11 +5,12 @@ for each head's values. So one write stores both, one gather of blocks fetches b
 each head's keys, and values, of a sequence as one matrix without gaps, which matrix products are fast on.
 
 - Decodes (one token each) are attended together: their blocks are gathered into a workspace, padded to the
-  longest of the group, and the query heads that share a KV head are the rows of one product. On a CPU that is
-  two batched products and a softmax, in pieces that a processor's cache holds; scaled_dot_product_attention,
-  which serves CUDA, takes each pair of sequence and head for itself there, and is two to seven times slower.
+  longest of the group, and the query heads that share a KV head are the rows of one product.
 - Prefill chunks are attended one by one, straight from the projections where a chunk starts its sequence,
-  else from a gather of the sequence's blocks under a mask.
+  else from a gather of the sequence's blocks.
+
+CUDA has scaled_dot_product_attention for both. On a CPU it takes two to seven times as long as two batched
+products and a softmax, in pieces that a processor's cache holds; so those do the work there.
 
 What a step needs for all its layers alike (`AttentionInputs`) is made once per step by the runner.
 """
@@ -19,6 +20,23 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+# Rows of a chunk that are attended to at once on a CPU.
+CHUNK_ROWS = 128
+
+
+def attends_by_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether batched products are the fast way on this device."""
+    if device.type != "cpu":
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and _multiplies_bfloat16())
+
+
+def _multiplies_bfloat16() -> bool:
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,7 @@ class KVCache:
 
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
+        self.by_products = attends_by_products(dtype, device)
         planes, row = shape.num_planes, shape.block_size * shape.head_dim
         # Zeros, because padding reads the null block: what is masked still must be finite.
         self.data = torch.zeros((shape.num_layers, planes, shape.num_blocks, row), dtype=dtype, device=device)
@@ -64,8 +83,8 @@ class GatheredCall:
 
     start, end: its rows in the step. blocks: ids of the blocks to gather, flat, equally many per sequence.
     gathered: where they go. key, value: views of it, [kv_heads, sequences, context, head_dim]; the context is
-    whole blocks. mask: added to the scores; [rows, context] of a chunk, else [kv_heads, sequences, group,
-    context].
+    whole blocks. first_position: of a chunk's first row, else 0. mask: added to the scores; [rows, context]
+    of a chunk (None where products attend to it), else [kv_heads, sequences, group, context].
     """
 
     start: int
@@ -75,7 +94,8 @@ class GatheredCall:
     gathered: Tensor
     key: Tensor
     value: Tensor
-    mask: Tensor
+    first_position: int
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +108,13 @@ class FirstChunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """One step's attention work. slots: where each token's KV is stored. calls: in the order of rows."""
+    """One step's attention work. slots: where each token's KV is stored. calls: in the order of rows.
+
+    causal: [CHUNK_ROWS, 1, CHUNK_ROWS], added to the scores of rows against their own chunk.
+    """
 
     slots: Tensor
+    causal: Tensor
     calls: list[GatheredCall | FirstChunk]
 
 
@@ -106,19 +130,26 @@ def attend(query: Tensor, key_value: Tensor, layer: int, cache: KVCache, inputs:
     for call in inputs.calls:
         rows = query[call.start : call.end]
         if isinstance(call, FirstChunk):
-            parts.append(_attend_first(rows, key_value[call.start : call.end]))
+            key, value = key_value[call.start : call.end].transpose(0, 1).chunk(2)
+            if cache.by_products:
+                key, value = key.contiguous(), value.contiguous()
+                parts.append(_attend_chunk_by_products(rows, key, value, 0, inputs.causal))
+            else:
+                parts.append(_attend_sequence(rows, key, value, None))
             continue
         torch.index_select(blocks, 1, call.blocks, out=call.gathered)
-        if call.is_chunk:
-            parts.append(_attend_sequence(rows, call.key[:, 0], call.value[:, 0], call.mask))
-        elif query.device.type == "cpu":
-            parts.append(_attend_decodes_by_products(rows, call))
+        if not call.is_chunk:
+            parts.append((_attend_decodes_by_products if cache.by_products else _attend_decodes)(rows, call))
+        elif cache.by_products:
+            key, value = call.key[:, 0], call.value[:, 0]
+            parts.append(_attend_chunk_by_products(rows, key, value, call.first_position, inputs.causal))
         else:
-            parts.append(_attend_decodes(rows, call))
+            parts.append(_attend_sequence(rows, call.key[:, 0], call.value[:, 0], call.mask))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _attend_decodes(query: Tensor, call: GatheredCall) -> Tensor:
+    assert call.mask is not None
     key, value, mask = call.key.transpose(0, 1), call.value.transpose(0, 1), call.mask.transpose(0, 1)
     attended = functional.scaled_dot_product_attention(query, key, value, mask)
     return attended.reshape(query.shape[0], -1)
@@ -126,6 +157,7 @@ def _attend_decodes(query: Tensor, call: GatheredCall) -> Tensor:
 
 def _attend_decodes_by_products(query: Tensor, call: GatheredCall) -> Tensor:
     """The same; one matrix product per sequence and KV head, all of them in one batch."""
+    assert call.mask is not None
     num_sequences, num_kv_heads, num_groups, head_dim = query.shape
     queries = query.transpose(0, 1).reshape(-1, num_groups, head_dim)
     keys, values = call.key.flatten(0, 1), call.value.flatten(0, 1)
@@ -134,9 +166,27 @@ def _attend_decodes_by_products(query: Tensor, call: GatheredCall) -> Tensor:
     return attended.view(num_kv_heads, num_sequences, -1).transpose(0, 1).reshape(num_sequences, -1)
 
 
-def _attend_first(query: Tensor, key_value: Tensor) -> Tensor:
-    key, value = key_value.transpose(0, 1).chunk(2)
-    return _attend_sequence(query, key, value, None)
+def _attend_chunk_by_products(
+    query: Tensor, key: Tensor, value: Tensor, first_position: int, causal: Tensor
+) -> Tensor:
+    """One sequence's chunk, some rows at a time, each against what lies before and among them.
+
+    key, value: [kv_heads, context, head_dim], from position 0; first_position: of the chunk's first row.
+    """
+    tokens, num_kv_heads, num_groups, head_dim = query.shape
+    parts = []
+    for start in range(0, tokens, CHUNK_ROWS):
+        rows = query[start : start + CHUNK_ROWS]
+        num_rows = len(rows)
+        context = first_position + start + num_rows
+        queries = rows.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
+        keys = key[:, :context].transpose(1, 2)
+        scores = torch.baddbmm(causal[0, 0, 0], queries, keys, beta=0, alpha=head_dim**-0.5)
+        own = scores.view(num_kv_heads, num_rows, num_groups, context)[..., context - num_rows :]
+        own.add_(causal[:num_rows, :, :num_rows])
+        attended = torch.bmm(scores.softmax(-1), value[:, :context])
+        parts.append(attended.view(num_kv_heads, num_rows, -1).transpose(0, 1).reshape(num_rows, -1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _attend_sequence(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
