@@ -37,7 +37,7 @@ class RunningServer:
 
 
 def headway_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
-    command = [sys.executable, "-m", "headway", "serve", "--model", str(folder), "--port", str(port)]
+    command = [sys.executable, "-m", "headway", "serve", str(folder), "--port", str(port)]
     command += ["--served-model-name", "benchmark", "--max-model-len", str(MAX_MODEL_LEN)]
     return [*command, "--kv-cache-memory-bytes", HEADWAY_CACHE, "--log-level", "info"], {}
 
