@@ -23,10 +23,12 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One compiled template."""
+    """A compiled template, and for chats with tools maybe another one."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`source` is the template's text. ConfigError if it is not valid Jinja."""
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], source_with_tools: str | None = None
+    ) -> None:
+        """The sources are the templates' texts. ConfigError if one is not valid Jinja."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
         )
@@ -35,11 +37,15 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self._template_with_tools = (
+                self._template if source_with_tools is None else environment.from_string(source_with_tools)
+            )
         except jinja2.TemplateError as error:
             raise ConfigError(
                 f"chat template: not valid Jinja ({error}); correct the model's template"
             ) from error
-        self.source = source
+        # The one that says how the model calls tools.
+        self.source_with_tools = source if source_with_tools is None else source_with_tools
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -57,7 +63,8 @@ class ChatTemplate:
         InvalidRequestError, with the template's own words, for messages that it refuses.
         """
         try:
-            return self._template.render(
+            template = self._template_with_tools if tools else self._template
+            return template.render(
                 {
                     **self._special_tokens,
                     **variables,
@@ -92,7 +99,8 @@ def load_chat_template(
 ) -> ChatTemplate | None:
     """The file that was given, or the model's own template.
 
-    That is chat_template.jinja, else tokenizer_config.json's (of several, "default").
+    That is chat_template.jinja, else tokenizer_config.json's: of several, "default", and for chats with tools
+    "tool_use".
     """
     path = given or model_path / "chat_template.jinja"
     try:
@@ -100,11 +108,13 @@ def load_chat_template(
     except (OSError, UnicodeDecodeError) as error:
         if given is not None or not isinstance(error, FileNotFoundError):
             raise ConfigError(f"{path}: cannot be read ({error}); give a readable template") from error
-    source = tokenizer_config.get("chat_template")
+    source, with_tools = tokenizer_config.get("chat_template"), None
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    return ChatTemplate(source, special_tokens) if isinstance(source, str) else None
+        source, with_tools = named.get("default"), named.get("tool_use")
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(source, special_tokens, with_tools if isinstance(with_tools, str) else None)
 
 
 class _GenerationTag(jinja2.ext.Extension):

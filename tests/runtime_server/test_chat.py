@@ -39,6 +39,33 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     assert load_chat_template(tmp_path, {}, {}) is None
 
 
+def test_chats_with_tools_have_a_template_of_their_own_if_the_model_has(tmp_path: Path) -> None:
+    named = [
+        {"name": "tool_use", "template": "{{ tools[0].type }}"},
+        {"name": "default", "template": "plain"},
+    ]
+    template = load_chat_template(tmp_path, {"chat_template": named}, {})
+    assert template is not None
+    assert template.render(USER) == "plain"
+    assert template.render(USER, tools=[{"type": "function"}]) == "function"
+    assert template.source_with_tools == "{{ tools[0].type }}"
+
+
+def test_a_template_that_is_given_comes_before_the_models_own(tmp_path: Path) -> None:
+    given = tmp_path / "given.jinja"
+    given.write_text("given {{ mood }}")
+    template = load_chat_template(tmp_path, {"chat_template": "own"}, {}, given)
+    assert template is not None
+    assert template.render(USER, variables={"mood": "calm"}) == "given calm"
+    with pytest.raises(ConfigError, match="missing.jinja"):
+        load_chat_template(tmp_path, {"chat_template": "own"}, {}, tmp_path / "missing.jinja")
+
+
+def test_variables_do_not_replace_what_the_server_gives() -> None:
+    template = ChatTemplate("{{ messages[0].role }} {{ bos_token }}", {"bos_token": "<s>"})
+    assert template.render(USER, variables={"messages": [], "bos_token": "x"}) == "user x"
+
+
 def test_json_is_not_escaped_for_html() -> None:
     assert ChatTemplate("{{ messages[0].content | tojson }}", {}).render(USER) == '"say \\"hi\\" <b>"'
 

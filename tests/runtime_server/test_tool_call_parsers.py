@@ -247,6 +247,10 @@ def test_any_arguments_come_back(kind: str, made: list[tuple[str, object]], size
         ("{% if tools %}<tool_call>{{ tools }}{% endif %}", "hermes"),
         ("{% if tools %}<tool_call>\n<function=f>{% endif %}", None),
         ('{% if tools %}{"name": f, "parameters": x}{% endif %} ipython', "llama3_json"),
+        (
+            '{% if tools %}{{ "{\\"name\\": f, \\"parameters\\": x}" }}<|python_tag|>{% endif %}',
+            "llama3_json",
+        ),
         ("{% if tools %}[func_name1(params_name1=params_value1)]{% endif %}", "pythonic"),
         ("{{ messages }}", None),
     ],

@@ -67,7 +67,7 @@ class Serving:
             None if options.chat.chat_template is None else Path(options.chat.chat_template),
         )
         template = self._chat_template
-        name = parser_name(options.chat, None if template is None else template.source)
+        name = parser_name(options.chat, None if template is None else template.source_with_tools)
         self._tool_calls = None if name is None else FORMATS[name]
         self._model: ServedModel | None = None
         self.tracer = start_tracing(options.tracing)

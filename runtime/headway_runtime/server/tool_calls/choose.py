@@ -38,6 +38,7 @@ FORMATS: Mapping[str, ToolCallFormat] = {one.name: one for one in _ALL}
 
 def detect_format(template: str) -> str | None:
     """The name of the format that a chat template asks its model for; None if it is none of these."""
+    template = template.replace("\\", "")  # quotes within Jinja's own quotes
     if "tools" not in template:
         return None
     if BEGIN_TAG in template:
