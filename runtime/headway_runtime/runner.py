@@ -93,7 +93,7 @@ class Runner:
         hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
         samples: list[Sample | None] = [None] * len(batch.chunks)
         if inputs.sampled:
-            logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))
+            logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
             chunks = [batch.chunks[index] for index in inputs.sampled]
             for index, sample in zip(inputs.sampled, self._sampler(logits, chunks), strict=True):
                 samples[index] = sample

@@ -3,11 +3,16 @@
 All integers of a step are written into one preallocated host buffer (pinned for CUDA) and cross to the device
 in one copy; on a CPU that buffer is the device's memory already. Gathered KV goes into one workspace, which
 grows to the largest step seen and is shared by all attention calls and layers.
+
+On a CPU, bfloat16 products are oneDNN's, which makes a kernel for every shape that it meets: two milliseconds
+and a megabyte each (docs/log.md). So shapes are rounded up to few: rows that belong to nobody follow the last
+token, and the contexts of decodes end in null blocks.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import numpy
@@ -31,6 +36,10 @@ SMALL_CONTEXT_BLOCKS = 8
 # What several decodes gather together on a CPU: more no longer stays in its cache until it is attended to.
 CPU_WORKSPACE_BYTES = 4 << 20
 
+# How many sizes there are between a power of two and the next one; below that power all are exact.
+ROWS_PER_OCTAVE = 8
+BLOCKS_PER_OCTAVE = 4
+
 Integers = NDArray[numpy.int64]
 
 
@@ -38,7 +47,8 @@ Integers = NDArray[numpy.int64]
 class StepInputs:
     """One step's tensors.
 
-    sample_rows: rows after which a token is sampled, in ascending order.
+    token_ids, positions: of every row; the rows past the last token belong to nobody.
+    sample_rows: rows after which a token is sampled, in ascending order, and then some that do not count.
     sampled: the chunk that each of these rows belongs to, as an index into the batch.
     order: all chunks in the order of their rows, as indices into the batch.
     """
@@ -85,7 +95,13 @@ class StepInputBuilder:
         envelope = config.envelope
         blocks_per_sequence = -(-config.max_model_len // shape.block_size)
         # Token, position and slot of each token; sampled row and padded block table of each sequence.
-        size = 3 * envelope.max_num_batched_tokens + envelope.max_num_seqs * (1 + blocks_per_sequence)
+        self._rounds = device.type == "cpu" and dtype == torch.bfloat16
+        self._most_context_blocks = blocks_per_sequence
+        tokens, sequences = map(
+            partial(round_up, per_octave=ROWS_PER_OCTAVE),
+            (envelope.max_num_batched_tokens, envelope.max_num_seqs),
+        )
+        size = 3 * tokens + sequences + envelope.max_num_seqs * blocks_per_sequence
         self._integers = _IntegerBuffer(size, device)
         self._ramp = torch.arange(blocks_per_sequence * shape.block_size, device=device)
         self._workspace = torch.zeros(0, dtype=dtype, device=device)
@@ -109,10 +125,18 @@ class StepInputBuilder:
 
         integers = self._integers
         integers.clear()
-        token_ids, positions, slots = map(integers.write, _token_rows(chunks, num_decodes, block_size))
-        sample_rows = integers.write(numpy.array([row for _, row in sampled], dtype=numpy.int64))
+        own_token_ids, own_positions, own_slots = _token_rows(chunks, num_decodes, block_size)
+        num_padding = self._num_padding(own_token_ids.size)
+        token_ids = integers.write(own_token_ids, num_padding)
+        positions = integers.write(own_positions, num_padding)
+        slots = integers.write(own_slots)
+        sample_rows = integers.write(
+            numpy.array([row for _, row in sampled], dtype=numpy.int64), self._num_padding(len(sampled))
+        )
         tables = [
-            integers.write(_block_table(stretch, block_size)) if stretch.needs_cache else None
+            integers.write(_block_table(stretch, block_size, self._context_blocks))
+            if stretch.needs_cache
+            else None
             for stretch in stretches
         ]
         integers.upload()
@@ -124,10 +148,19 @@ class StepInputBuilder:
             else self._gathered(stretch, table, positions)
             for stretch, table in zip(stretches, tables, strict=True)
         ]
-        attention = AttentionInputs(slots, self._causal, calls)
+        attention = AttentionInputs(slots, self._causal, calls, num_padding)
         return StepInputs(
             token_ids, positions, attention, sample_rows, [index for index, _ in sampled], order
         )
+
+    def _num_padding(self, num_rows: int) -> int:
+        return round_up(num_rows, per_octave=ROWS_PER_OCTAVE) - num_rows if self._rounds else 0
+
+    def _context_blocks(self, num_blocks: int) -> int:
+        """How many blocks decodes gather of a context that fills `num_blocks`."""
+        if not self._rounds:
+            return num_blocks
+        return min(round_up(num_blocks, per_octave=BLOCKS_PER_OCTAVE), self._most_context_blocks)
 
     def _reserve(self, num_blocks: int) -> None:
         needed = num_blocks * self._shape.block_numel
@@ -176,15 +209,25 @@ class _IntegerBuffer:
     def clear(self) -> None:
         self._length = 0
 
-    def write(self, values: Integers) -> Tensor:
-        """Append values; returns the tensor of their shape that holds them on the device after `upload`."""
-        start, self._length = self._length, self._length + values.size
-        self._array[start : self._length] = values.reshape(-1)
-        return self._on_device[start : self._length].view(values.shape)
+    def write(self, values: Integers, num_padding: int = 0) -> Tensor:
+        """Append values, and zeros after them; returns what holds both on the device after `upload`."""
+        start, end = self._length, self._length + values.size
+        self._array[start:end] = values.reshape(-1)
+        self._length = end + num_padding
+        if num_padding:
+            self._array[end : self._length] = 0
+            return self._on_device[start : self._length]
+        return self._on_device[start:end].view(values.shape)
 
     def upload(self) -> None:
         if self._on_device is not self._host:
             self._on_device[: self._length].copy_(self._host[: self._length], non_blocking=True)
+
+
+def round_up(size: int, *, per_octave: int) -> int:
+    """The next of `per_octave` evenly spaced sizes between two powers of two; small sizes are themselves."""
+    shift = max(0, (size - 1).bit_length() - per_octave.bit_length())
+    return -(-size >> shift) << shift
 
 
 def _stretches(
@@ -230,10 +273,11 @@ def _token_rows(
     return numpy.concatenate(token_ids), numpy.concatenate(positions), numpy.concatenate(slots)
 
 
-def _block_table(stretch: _Stretch, block_size: int) -> Integers:
-    """Block ids [sequences, blocks of the longest], padded with the null block."""
+def _block_table(stretch: _Stretch, block_size: int, context_blocks: Callable[[int], int]) -> Integers:
+    """Block ids [sequences, blocks of the longest], padded with the null block; more of it for decodes."""
     lengths = [-(-(chunk.start + chunk.num_tokens) // block_size) for chunk in stretch.chunks]
-    table = numpy.zeros((len(lengths), max(lengths)), dtype=numpy.int64)
+    width = max(lengths) if stretch.is_chunk else context_blocks(max(lengths))
+    table = numpy.zeros((len(lengths), width), dtype=numpy.int64)
     for row, (chunk, length) in enumerate(zip(stretch.chunks, lengths, strict=True)):
         table[row, :length] = chunk.block_table[:length]
     return table

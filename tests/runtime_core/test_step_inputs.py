@@ -16,6 +16,7 @@ from headway_runtime.step_inputs import (
     SMALL_CONTEXT_BLOCKS,
     StepInputBuilder,
     StepInputs,
+    round_up,
 )
 
 BLOCK_SIZE = 16
@@ -120,3 +121,54 @@ def test_workspace_grows_and_is_then_kept(builder: StepInputBuilder) -> None:
     (large,) = gathered(build(builder, chunk(900, 1, 1)))
     (again,) = gathered(build(builder, chunk(900, 1, 1)))
     assert small.gathered.data_ptr() != large.gathered.data_ptr() == again.gathered.data_ptr()
+
+
+@pytest.fixture
+def rounding_builder(engine_config: Any) -> StepInputBuilder:
+    """As on a CPU in bfloat16, where every shape costs."""
+    config = engine_config(max_model_len=1024, envelope=Envelope(64, 512), limits=Limits(64, 512))
+    shape = KVShape(num_layers=1, num_blocks=5000, block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=4)
+    return StepInputBuilder(config, shape, NUM_HEADS, torch.bfloat16, torch.device("cpu"))
+
+
+def test_sizes_are_rounded_up_to_few() -> None:
+    assert [round_up(size, per_octave=8) for size in (0, 1, 16, 17, 33, 100, 2048)] == [
+        *(0, 1, 16, 18, 36, 104, 2048)
+    ]
+    sizes = {round_up(size, per_octave=8) for size in range(1, 2049)}
+    assert len(sizes) == 16 + 7 * 8
+    for size in range(1, 2049):
+        assert size <= round_up(size, per_octave=8) <= max(16, size * 1.125)
+
+
+def test_rows_of_nobody_follow_the_last_token(rounding_builder: StepInputBuilder) -> None:
+    inputs = build(rounding_builder, chunk(20, 1, 1), chunk(0, 100, 10))
+    assert inputs.token_ids.shape == inputs.positions.shape == (104,)
+    assert inputs.token_ids[101:].tolist() == inputs.positions[101:].tolist() == [0, 0, 0]
+    assert inputs.attention.num_padding == 3
+    assert len(inputs.attention.slots) == 101, "what belongs to nobody is stored nowhere"
+    assert inputs.sample_rows.tolist() == [0, 100]
+    # The buffer is used again: what a longer step left must not come back.
+    build(rounding_builder, chunk(0, 120, 10))
+    again = build(rounding_builder, chunk(20, 1, 1), chunk(0, 100, 10))
+    assert again.token_ids.tolist() == inputs.token_ids.tolist()
+
+
+def test_contexts_of_decodes_end_in_null_blocks_within_the_longest_possible(
+    rounding_builder: StepInputBuilder,
+) -> None:
+    for num_blocks, want in ((3, 3), (9, 10), (33, 40), (64, 64)):
+        inputs = build(rounding_builder, chunk(num_blocks * BLOCK_SIZE - 1, 1, 1))
+        [call] = gathered(inputs)
+        assert call.blocks.tolist() == [*range(1, num_blocks + 1), *[0] * (want - num_blocks)]
+        assert (call.mask[0, 0, 0] == 0).sum() == num_blocks * BLOCK_SIZE
+
+
+def test_many_steps_meet_few_shapes(rounding_builder: StepInputBuilder) -> None:
+    rng = random.Random(5)
+    met = set()
+    for _ in range(400):
+        decodes = [chunk(rng.randrange(1000), 1, 1 + 64 * index) for index in range(rng.randrange(40))]
+        inputs = build(rounding_builder, *decodes, chunk(0, rng.randrange(2, 400), 4000))
+        met.add(inputs.token_ids.shape[0])
+    assert len(met) <= 16 + 5 * 8

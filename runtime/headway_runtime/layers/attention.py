@@ -15,6 +15,7 @@ products and a softmax, in pieces that a processor's cache holds; so those do th
 What a step needs for all its layers alike (`AttentionInputs`) is made once per step by the runner.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,9 @@ from torch import Tensor
 
 # Rows of a chunk that are attended to at once on a CPU.
 CHUNK_ROWS = 128
+# Their number, and that of what they are attended against, is rounded up to a multiple of this: every shape
+# of a product costs (see step_inputs.py).
+CHUNK_GRAIN = 16
 
 
 def attends_by_products(dtype: torch.dtype, device: torch.device) -> bool:
@@ -108,14 +112,17 @@ class FirstChunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """One step's attention work. slots: where each token's KV is stored. calls: in the order of rows.
+    """One step's attention work.
 
-    causal: [CHUNK_ROWS, 1, CHUNK_ROWS], added to the scores of rows against their own chunk.
+    slots: where each token's KV is stored. causal: [CHUNK_ROWS, 1, CHUNK_ROWS], added to the scores of rows
+    against their own chunk. calls: in the order of rows. num_padding: rows after the last token, which attend
+    to nothing and whose KV is stored nowhere.
     """
 
     slots: Tensor
     causal: Tensor
     calls: list[GatheredCall | FirstChunk]
+    num_padding: int = 0
 
 
 def attend(query: Tensor, key_value: Tensor, layer: int, cache: KVCache, inputs: AttentionInputs) -> Tensor:
@@ -124,17 +131,18 @@ def attend(query: Tensor, key_value: Tensor, layer: int, cache: KVCache, inputs:
     query: [tokens, kv_heads, group, head_dim]; key_value: [tokens, 2 * kv_heads, head_dim]; both rotated.
     Returns [tokens, kv_heads * group * head_dim].
     """
-    cache.slots[layer].index_copy_(1, inputs.slots, key_value.transpose(0, 1))
+    cache.slots[layer].index_copy_(1, inputs.slots, key_value[: len(inputs.slots)].transpose(0, 1))
     blocks = cache.blocks[layer]
     parts = []
     for call in inputs.calls:
         rows = query[call.start : call.end]
         if isinstance(call, FirstChunk):
-            key, value = key_value[call.start : call.end].transpose(0, 1).chunk(2)
+            own = key_value[call.start : call.end].transpose(0, 1)
             if cache.by_products:
-                key, value = key.contiguous(), value.contiguous()
+                key, value = _whole_grains(own, dim=1).contiguous().chunk(2)
                 parts.append(_attend_chunk_by_products(rows, key, value, 0, inputs.causal))
             else:
+                key, value = own.chunk(2)
                 parts.append(_attend_sequence(rows, key, value, None))
             continue
         torch.index_select(blocks, 1, call.blocks, out=call.gathered)
@@ -145,6 +153,8 @@ def attend(query: Tensor, key_value: Tensor, layer: int, cache: KVCache, inputs:
             parts.append(_attend_chunk_by_products(rows, key, value, call.first_position, inputs.causal))
         else:
             parts.append(_attend_sequence(rows, call.key[:, 0], call.value[:, 0], call.mask))
+    if inputs.num_padding:
+        parts.append(parts[0].new_zeros((inputs.num_padding, parts[0].shape[1])))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -171,22 +181,37 @@ def _attend_chunk_by_products(
 ) -> Tensor:
     """One sequence's chunk, some rows at a time, each against what lies before and among them.
 
-    key, value: [kv_heads, context, head_dim], from position 0; first_position: of the chunk's first row.
+    key, value: [kv_heads, context, head_dim], from position 0, and finite numbers up to a whole grain;
+    first_position: of the chunk's first row.
     """
     tokens, num_kv_heads, num_groups, head_dim = query.shape
     parts = []
     for start in range(0, tokens, CHUNK_ROWS):
-        rows = query[start : start + CHUNK_ROWS]
-        num_rows = len(rows)
+        rows = _whole_grains(query[start : start + CHUNK_ROWS], dim=0)
+        num_rows = min(CHUNK_ROWS, tokens - start)
         context = first_position + start + num_rows
+        width = min(context + -context % CHUNK_GRAIN, key.shape[1])
         queries = rows.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
-        keys = key[:, :context].transpose(1, 2)
+        keys = key[:, :width].transpose(1, 2)
         scores = torch.baddbmm(causal[0, 0, 0], queries, keys, beta=0, alpha=head_dim**-0.5)
-        own = scores.view(num_kv_heads, num_rows, num_groups, context)[..., context - num_rows :]
-        own.add_(causal[:num_rows, :, :num_rows])
-        attended = torch.bmm(scores.softmax(-1), value[:, :context])
-        parts.append(attended.view(num_kv_heads, num_rows, -1).transpose(0, 1).reshape(num_rows, -1))
+        by_row = scores.view(num_kv_heads, len(rows), num_groups, width)
+        by_row[:, :num_rows, :, context - num_rows : context].add_(causal[:num_rows, :, :num_rows])
+        if width > context:
+            by_row[..., context:] = -math.inf
+        attended = torch.bmm(scores.softmax(-1), value[:, :width])
+        by_head = attended.view(num_kv_heads, len(rows), -1).transpose(0, 1)
+        parts.append(by_head[:num_rows].reshape(num_rows, -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _whole_grains(x: Tensor, dim: int) -> Tensor:
+    """`x` with zeros up to a whole grain along `dim`."""
+    missing = -x.shape[dim] % CHUNK_GRAIN
+    if not missing:
+        return x
+    shape = list(x.shape)
+    shape[dim] = missing
+    return torch.cat((x, x.new_zeros(shape)), dim)
 
 
 def _attend_sequence(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
