@@ -13,6 +13,7 @@ import pytest
 from headway_runtime.config import Limits
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
+from headway_runtime.server.http_options import HttpOptions
 from headway_runtime.server.options import ServeOptions, parse_options
 
 if TYPE_CHECKING:
@@ -33,6 +34,38 @@ def test_defaults_are_the_documented_ones(model_folder: Path) -> None:
     assert (engine.device, engine.dtype, engine.load_format) == ("auto", "auto", "auto")
     assert engine.kv_cache_memory_bytes is None
     assert engine.num_threads >= 1
+    assert options.http == HttpOptions(
+        api_server_count=1,
+        max_connections=8192,
+        max_header_bytes=64 * 2**10,
+        max_header_count=256,
+        header_timeout_seconds=15.0,
+        max_body_bytes=16 * 2**20,
+        body_timeout_seconds=60.0,
+        keep_alive_seconds=75.0,
+        engine_timeout_seconds=180.0,
+    )
+
+
+def test_limits_go_by_the_names_of_vllm_and_uvicorn_too(model_folder: Path) -> None:
+    theirs = parse(
+        model_folder,
+        "--h11-max-incomplete-event-size=32768",
+        "--h11-max-header-count=50",
+        "--limit-concurrency=100",
+        "--timeout-keep-alive=5",
+        "--api-server-count=4",
+    ).http
+    ours = parse(
+        model_folder,
+        "--max-header-bytes=32Ki",
+        "--max-header-count=50",
+        "--max-connections=100",
+        "--timeout-keep-alive=5",
+        "--api-server-count=4",
+    ).http
+    assert theirs == ours
+    assert (ours.max_header_bytes, ours.max_connections, ours.api_server_count) == (32768, 100, 4)
 
 
 def test_names_and_keys_come_several_at_once_or_one_by_one(model_folder: Path) -> None:
@@ -78,6 +111,9 @@ def test_api_keys_come_from_flags_file_and_environment(model_folder: Path, tmp_p
         (["--kv-cache-memory-bytes=5X"], "'5X' is not a size"),
         (["--kv-cache-memory-bytes=0"], "at least 1 byte"),
         (["--drain-timeout-seconds=0"], "above 0"),
+        (["--api-server-count=0"], "--api-server-count"),
+        (["--max-body-bytes=0"], "at least 1 byte"),
+        (["--engine-timeout-seconds=-1"], "above 0"),
         (["--ttft-target-milliseconds=inf"], "above 0"),
         (["--device=tpu"], "--device"),
         (["--api-key="], "--api-key"),
@@ -161,7 +197,8 @@ def test_threads_follow_the_cgroups_cpu_limit(tmp_path: Path) -> None:
 def test_the_http_process_imports_neither_torch_nor_transformers() -> None:
     """And before the engine process is started, next to nothing is imported."""
     program = (
-        "import sys, json; import headway_runtime.server.serve; before = set(sys.modules); "
+        "import sys, json; import headway_runtime.server.serve, headway_runtime.server.supervisor; "
+        "before = set(sys.modules); "
         "import headway_runtime.server.http_process; print(json.dumps([sorted(before), sorted(sys.modules)]))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
