@@ -40,9 +40,9 @@ START_TIMEOUT_SECONDS = 120.0
 END_TIMEOUT_SECONDS = 90.0
 MAX_NUM_SEQS = 16
 MAX_NUM_BATCHED_TOKENS = 512
-MAX_MODEL_LEN = 1024
-# About 1,100 tokens: one long sequence fits, sixteen do not.
-KV_CACHE_BYTES = 1100 * 4 * 2 * 2 * 64 * 2
+MAX_MODEL_LEN = 512
+# 560 tokens: one long sequence fits, sixteen of any length do not.
+KV_CACHE_BYTES = 560 * 4 * 2 * 2 * 64 * 2
 SERVER_ARGUMENTS = (
     "--port=0",
     "--device=cpu",
