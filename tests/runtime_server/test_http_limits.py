@@ -166,6 +166,26 @@ def test_a_body_that_is_too_large_is_refused(connection: socket.socket, *, is_ch
     assert "65536 bytes" in error["message"]
 
 
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["declared", "in chunks"])
+def test_a_client_that_sends_all_of_a_large_body_first_reads_why_it_is_refused(
+    limited: RunningServer, *, is_chunked: bool
+) -> None:
+    body = b" " * (4 << 20)
+    headers = {"Content-Type": "application/json"}
+    content = iter([body[:100_000]] * 40) if is_chunked else body
+    answer = httpx.post(f"{limited.url}/v1/completions", content=content, headers=headers, timeout=30)
+    assert answer.status_code == 413
+    assert answer.headers["connection"] == "close"
+
+
+def test_a_client_that_asks_before_it_sends_a_large_body_is_told_at_once(connection: socket.socket) -> None:
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Expect: 100-continue\r\nContent-Length: 4000000\r\n\r\n"
+    )
+    assert error_of(answers(connection))[0] == 413
+
+
 @pytest.mark.parametrize(
     "bytes_sent",
     [

@@ -38,6 +38,8 @@ from headway_runtime.tokenizer import Tokenizer
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
 INLINE_BODY_BYTES = 4 * 2**10
 NUM_TOKENIZER_THREADS = 4
+# How long the rest of a body that is too large is read and thrown away.
+DISCARD_SECONDS = 10.0
 TOKENIZER_NICENESS = 5
 TENANT_KEY = "headway.tenant"
 
@@ -180,16 +182,26 @@ class Serving:
         """The whole body, within its limits of size and time."""
         most, seconds = self.options.http.max_body_bytes, self.options.http.body_timeout_seconds
         declared = request.headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > most:
-            raise _too_large(most)
+        is_too_large = declared.isdecimal() and int(declared) > most
+        if is_too_large and "expect" in request.headers:
+            raise _too_large(most)  # it asks before it sends
         body = bytearray()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(min(seconds, DISCARD_SECONDS) if is_too_large else seconds) as limit:
                 async for part in request.stream():
+                    # What is too large is read to its end, and thrown away: most clients send everything
+                    # before they look at an answer, and would see a broken connection instead of one.
+                    if is_too_large:
+                        continue
                     body += part
                     if len(body) > most:
-                        raise _too_large(most)
+                        is_too_large = True
+                        limit.reschedule(asyncio.get_running_loop().time() + DISCARD_SECONDS)
+            if is_too_large:
+                raise _too_large(most)
         except TimeoutError:
+            if is_too_large:
+                raise _too_large(most) from None
             message = f"the body did not arrive within {seconds:g} s; send it faster"
             raise HttpError(408, message, headers={"Connection": "close"}) from None
         return bytes(body)
