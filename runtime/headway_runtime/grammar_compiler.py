@@ -2,12 +2,11 @@
 
 Owns those threads and processes, the library's view of the vocabulary, and the cache of what was compiled.
 All of it comes into being with the first grammar; an engine that sees none pays nothing. Knows no request and
-no
-queue: `grammar_queue.py` waits for what is made here.
+no queue: `grammar_queue.py` waits for what is made here.
 
-The library lets other threads run while it compiles, and a trial that passes its time is killed with its process.
-It does not let them run while it reads the vocabulary, once: 20 ms for 1,500 tokens, one to two seconds for 128,000,
-in which no step is made.
+The library lets other threads run while it compiles, and a trial that passes its time is killed with its
+process. It does not let them run while it reads the vocabulary, once: 20 ms for 1,500 tokens, one to two
+seconds for 128,000, in which no step is made.
 """
 
 import contextlib
@@ -18,6 +17,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -164,6 +164,7 @@ class _Trial:
             # Nothing of the model's own threads is wanted here.
             env={**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
+        self._unread = b""
         self._is_ready = False
         self._eos_token_ids: frozenset[int] | None = None
         # However this object ends, the process does, too.
@@ -207,15 +208,22 @@ class _Trial:
         return answer
 
     def _read(self, timeout_seconds: float) -> dict[str, Any] | None:
-        """The next line; None if it does not come in time, EOFError if the process has ended."""
-        output = _pipe(self._process.stdout)
+        """The next line; None if it does not come in time, EOFError if the process has ended.
+
+        Reads past the buffers of Python's files: a line in one of them is none that a poll sees.
+        """
+        descriptor = _pipe(self._process.stdout).fileno()
         poll = select.poll()
-        poll.register(output, select.POLLIN)
-        if not poll.poll(timeout_seconds * 1000.0):
-            return None
-        line = output.readline()
-        if not line.endswith("\n"):
-            raise EOFError
+        poll.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + timeout_seconds
+        while b"\n" not in self._unread:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
+                return None
+            part = os.read(descriptor, 1 << 16)
+            if not part:
+                raise EOFError
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -1,5 +1,4 @@
-"""A process in which grammars are compiled for trial: it may take too long, or too much memory, and be
-killed.
+"""A process in which grammars are compiled for trial, and which is killed if that takes too much.
 
 Some grammars of a few bytes would keep a thread busy for minutes, and a thread cannot be stopped. So each new
 grammar is compiled here first; only one that comes through in time is compiled in the engine process.

@@ -1,10 +1,8 @@
-"""Which tokens rows may choose from: by their grammar, by `allowed_token_ids`, and the stop tokens before
-their time.
+"""Which tokens rows may choose from, by their grammar, `allowed_token_ids` and `min_tokens`.
 
 A row must match its grammar and stay within `allowed_token_ids`; a row to which these leave nothing has no
 token. Stop tokens before `min_tokens`, and end-of-sequence tokens in a request that ignores them, are
-forbidden less
-strictly: not where they are all that is left.
+forbidden less strictly: not where they are all that is left.
 """
 
 import math

@@ -1,6 +1,8 @@
 """What is refused at once, and how compiling is bounded, shared and taken back."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -168,6 +170,17 @@ def test_too_much_memory_is_a_refusal(make_compiler: Any, monkeypatch: pytest.Mo
     with pytest.raises(GrammarError, match="too much memory"):
         compiler.submit(ENDLESS).result()
     thread.join()
+
+
+def test_lines_that_come_together_are_read_one_by_one(make_compiler: Any) -> None:
+    trial = make_compiler()._take_trial()
+    command = [sys.executable, "-c", 'print(\'{"a": 1}\\n{"a": 2}\')']
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        process.wait()
+        trial._process = process
+        assert [trial._read(5.0), trial._read(5.0)] == [{"a": 1}, {"a": 2}]
+        with pytest.raises(EOFError):
+            trial._read(5.0)
 
 
 def test_tokens_that_only_the_model_has_are_never_allowed(make_compiler: Any) -> None:
