@@ -55,12 +55,15 @@ class LlamaLayer:
         config = self._config
         normed = functional.rms_norm(hidden, self._input_norm.shape, self._input_norm, config.rms_norm_eps)
         hidden = self._output(self._attend(self._qkv(normed), rotation, cache, inputs)).add_(hidden)
-        normed = functional.rms_norm(hidden, self._post_norm.shape, self._post_norm, config.rms_norm_eps)
-        if len(normed) <= CPU_MLP_ROWS or normed.device.type != "cpu":
-            return self._mlp(normed).add_(hidden)
-        return torch.cat([self._mlp(rows) for rows in torch.split(normed, CPU_MLP_ROWS)]).add_(hidden)
+        is_cpu = hidden.device.type == "cpu"
+        for rows in torch.split(hidden, CPU_MLP_ROWS) if is_cpu else (hidden,):
+            rows.add_(self._mlp(rows))
+        return hidden
 
-    def _mlp(self, normed: Tensor) -> Tensor:
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        normed = functional.rms_norm(
+            hidden, self._post_norm.shape, self._post_norm, self._config.rms_norm_eps
+        )
         gate, up = self._gate_up(normed).chunk(2, -1)
         return self._down(functional.silu(gate).mul_(up))
 
