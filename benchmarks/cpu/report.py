@@ -3,6 +3,15 @@
 from typing import Any
 
 BATCHES = (1, 4, 16, 64)
+PAGE_START = """\
+# Headway beside its peers on one CPU
+
+Written by `make bench-cpu BENCH_CPU="--markdown benchmarks/cpu/results.md"`. vLLM and Headway are measured
+over HTTP at the client, llama.cpp and transformers inside their processes. The speed in bare products is what
+oneDNN's prepacked layers alone would give one sequence at that moment. Only ratios within this run mean
+anything.
+
+"""
 
 
 def table(results: dict[str, Any]) -> str:
@@ -22,6 +31,11 @@ def table(results: dict[str, Any]) -> str:
     if ours is not None and "error" not in ours:
         lines += ["", *_goals(results["peers"])]
     return "\n".join(lines) + "\n"
+
+
+def page(results: dict[str, Any]) -> str:
+    """The table as a page of its own."""
+    return PAGE_START + table(results)
 
 
 def _conditions(results: dict[str, Any]) -> str:

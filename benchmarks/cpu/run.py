@@ -26,7 +26,7 @@ from benchmarks.cpu.environments import HERE, InstallError, cache_folder, peer_p
 from benchmarks.cpu.load import LoadError
 from benchmarks.cpu.model_folder import WEIGHTS_FILE, make_model_folder
 from benchmarks.cpu.peers import IN_PROCESS, SERVED, PeerError, measure_in_process, measure_server
-from benchmarks.cpu.report import table
+from benchmarks.cpu.report import page, table
 from benchmarks.cpu.servers import ServerError
 from benchmarks.cpu.workload import FULL, OUTPUT_TOKENS, PROMPT_TOKENS, QUICK, Plan
 
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two layers, few rounds: does the script work?")
     parser.add_argument("--install", action="store_true", help="install the peers and stop")
     parser.add_argument("--output", type=Path, help="write all numbers there as JSON")
-    parser.add_argument("--markdown", type=Path, help="write the table there too")
+    parser.add_argument("--markdown", type=Path, help="write the table there, as a page")
     arguments = parser.parse_args()
     for name in arguments.only:
         if name != "headway":
@@ -130,10 +130,9 @@ def main() -> int:
         results["seconds"] = time.perf_counter() - started_at
         if arguments.output:  # each time, so that a stopped run leaves what it has
             arguments.output.write_text(json.dumps(results, indent=2) + "\n")
-    text = table(results)
-    print(text)
+    print(table(results))
     if arguments.markdown:
-        arguments.markdown.write_text(text)
+        arguments.markdown.write_text(page(results))
     return 0 if "error" not in results["peers"].get("headway", {}) else 1
 
 
