@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from headway_runtime import step_inputs
 from headway_runtime.config import Envelope, Limits
+from headway_runtime.layers import attention
 from headway_runtime.sources import BUNDLED_FOLDER, bundled_names
 
 NUM_TOKENS = 64
@@ -54,6 +56,25 @@ def test_float32_tokens_in_mixed_batches_equal_the_reference(
     for index, prompt in enumerate(prompts):
         driver.add(str(index), prompt, **GREEDY)
         # Each joins while the ones before it are at work, so that steps mix prompts and decodes.
+        driver.step()
+    driver.run()
+    for index, prompt in enumerate(prompts):
+        tokens = driver.tokens(str(index))
+        check_greedy(reference.logits(prompt + tokens)[len(prompt) - 1 : -1], tokens, 0.0)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_float32_tokens_without_products_equal_the_reference(
+    condition: str, checkpoint: Any, start_engine: Any, random_prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attention of devices other than CPUs, run on one."""
+    for module in (attention, step_inputs):
+        monkeypatch.setattr(module, "attends_by_products", lambda dtype, device: False)
+    reference = checkpoint("gqa")
+    driver = start_engine(reference.folder, **CONDITIONS[condition])
+    prompts = random_prompts(31, LENGTHS)
+    for index, prompt in enumerate(prompts):
+        driver.add(str(index), prompt, **GREEDY)
         driver.step()
     driver.run()
     for index, prompt in enumerate(prompts):
