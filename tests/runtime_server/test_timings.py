@@ -133,3 +133,18 @@ def test_access_lines_are_json_on_one_line(fake_server: RunningServer) -> None:
     lines = [line for line in fake_server.log.splitlines() if "headway.access" in line]
     assert lines
     assert all(json.loads(line.partition("headway.access ")[2])["request_id"] for line in lines)
+
+
+def test_a_stream_that_comes_all_at_once_says_when_it_began(client: openai.OpenAI) -> None:
+    [*_, last] = client.completions.create(
+        model="tiny",
+        prompt="abc",
+        max_tokens=1,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"return_timings": True},
+    )
+    assert last.usage is not None
+    assert last.usage.model_extra is not None
+    timings = last.usage.model_extra["headway"]
+    assert timings["ttft_milliseconds"] <= timings["e2e_milliseconds"]

@@ -163,6 +163,11 @@ class _Run:
                     problem = _error_of(event)
                     break
             if any(parts):
+                if begun and not self._num_open and generation.wants_timings:
+                    # The times that end this stream begin with the time of its first byte.
+                    await self._write(b"".join(parts), more=True)
+                    self._report_first_bytes(begun)
+                    parts, begun = [], []
                 if not self._num_open:
                     if generation.wants_usage_chunk:
                         parts.append(answer.usage_chunk(self._usage()))
