@@ -187,9 +187,10 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
     if "Traceback" in server.log:
         problems.append("the log shows a traceback:\n" + server.log[server.log.index("Traceback") :][:2000])
     memory = _memory(samples)
-    problems += [
-        f"memory of the {name} process grew: {one}" for name, one in memory.items() if not one.is_flat
-    ]
+    if took >= WARM_AFTER_SECONDS:
+        problems += [
+            f"memory of the {name} process grew: {one}" for name, one in memory.items() if not one.is_flat
+        ]
     return Outcome(
         round(took, 1),
         seed,
