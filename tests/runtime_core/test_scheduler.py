@@ -75,7 +75,8 @@ class Driver:
     def add(self, request_id: str, num_prompt: int, max_tokens: int) -> None:
         prompt = tuple(range(num_prompt))
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-        self.scheduler.add(Request(request_id, prompt, sampling, self.now))
+        # A salt of its own: the runner knows whose each slot is, so nothing may be shared here.
+        self.scheduler.add(Request(request_id, prompt, sampling, self.now, cache_salt=request_id))
         self.tokens[request_id] = []
 
     def step(self) -> Schedule:

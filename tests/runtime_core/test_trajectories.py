@@ -1,0 +1,390 @@
+"""Random lives of the scheduler and the prefix cache, judged after every step and against each request alone.
+
+The runner here keeps in each slot a checksum of all tokens up to it, read from the slot before, as KV
+depends on all that came before: a block shared wrongly, or too early, changes the tokens that follow. Token 7
+makes its slot and all that depend on it "not a number", which also spreads from the tail of a block.
+
+HEADWAY_TRAJECTORIES sets how many trajectories run; then they are drawn anew each time.
+"""
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headway_runtime import scheduler as scheduler_module
+from headway_runtime.batch import Batch, Sample, StepResult
+from headway_runtime.config import Limits
+from headway_runtime.prefix_cache import root_key
+from headway_runtime.request import FinishReason, Request, SamplingParams
+from headway_runtime.scheduler import Progress, Schedule, Scheduler
+from headway_runtime.sequence import Sequence
+
+BLOCK_SIZE = 4
+VOCAB_SIZE = 40
+POISON = 7
+STOP = 3
+NUM_TRAJECTORIES = os.environ.get("HEADWAY_TRAJECTORIES")
+
+
+def link(previous: int | None, token_id: int) -> int | None:
+    """What a slot holds: None for not a number."""
+    if previous is None or token_id == POISON:
+        return None
+    return zlib.crc32(f"{previous}/{token_id}".encode())
+
+
+def next_token(last: int, seed: int) -> int:
+    return zlib.crc32(f"{last}+{seed}".encode()) % VOCAB_SIZE
+
+
+@dataclass
+class ChainRunner:
+    """Stands in for the model. slots: by block id * BLOCK_SIZE + offset; untouched ones are missing."""
+
+    slots: dict[int, int | None] = field(default_factory=dict)
+
+    def clear(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.slots.update(dict.fromkeys(range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE), 0))
+
+    def execute(self, batch: Batch) -> StepResult:
+        assert batch.num_tokens == sum(chunk.num_tokens for chunk in batch.chunks)
+        assert [chunk.num_tokens == 1 for chunk in batch.chunks].count(True) == batch.num_decodes
+        assert all(chunk.num_tokens == 1 for chunk in batch.chunks[: batch.num_decodes])
+        written: set[int] = set()
+        for chunk in batch.chunks:
+            slots = [
+                chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+                for position in range(chunk.start + chunk.num_tokens)
+            ]
+            last = self.slots[slots[chunk.start - 1]] if chunk.start else 0
+            for position in range(chunk.start, len(slots)):
+                assert slots[position] not in written, "two sequences write one slot"
+                written.add(slots[position])
+                self.slots[slots[position]] = last = link(last, chunk.token_ids[position])
+        return StepResult(tuple(self._sample(batch, index) for index in range(len(batch.chunks))))
+
+    def _sample(self, batch: Batch, index: int) -> Sample | None:
+        chunk = batch.chunks[index]
+        if not chunk.samples:
+            return None
+        end = chunk.start + chunk.num_tokens
+        want: int | None = 0
+        for position in range(-(-end // BLOCK_SIZE) * BLOCK_SIZE):
+            block = chunk.block_table[position // BLOCK_SIZE]
+            found = self.slots.get(block * BLOCK_SIZE + position % BLOCK_SIZE, 0)
+            if position < end:
+                want = link(want, chunk.token_ids[position])
+                assert found == want, f"{chunk.request_id}: position {position} holds another one's KV"
+            elif found is None:
+                return Sample(None)
+        return Sample(None) if want is None else Sample(next_token(want, chunk.sampling.seed))
+
+
+def run_alone(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """What a request gets when nothing else is there."""
+    last: int | None = 0
+    for token_id in request.prompt_token_ids:
+        last = link(last, token_id)
+    tokens: list[int] = []
+    sampling = request.sampling
+    while last is not None:
+        tokens.append(next_token(last, sampling.seed))
+        if tokens[-1] in sampling.stop_token_ids:
+            return tokens, FinishReason.STOP
+        if len(tokens) == sampling.max_tokens or len(tokens) + len(request.prompt_token_ids) == max_model_len:
+            return tokens, FinishReason.LENGTH
+        last = link(last, tokens[-1])
+    return tokens, FinishReason.ERROR
+
+
+@dataclass(frozen=True)
+class Add:
+    """prefix: which of few common beginnings, and how much of it."""
+
+    prefix: tuple[int, int]
+    suffix: tuple[int, ...]
+    salt: str
+    priority: int
+    max_tokens: int
+    seed: int
+    wants_prompt_logprobs: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """removed: which of its requests is aborted while it is under way, if it has as many."""
+
+    removed: int | None = None
+
+
+@dataclass(frozen=True)
+class FailedStep:
+    """The runner raises, having written what is not finite."""
+
+
+@dataclass(frozen=True)
+class Abort:
+    which: int
+
+
+@dataclass(frozen=True)
+class SetLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The prefix cache is emptied."""
+
+
+Event = Add | Step | FailedStep | Abort | SetLimits | Reset
+
+
+@dataclass(frozen=True)
+class Shape:
+    max_model_len: int
+    num_spare_blocks: int
+    long_prefill_share: float
+    ageing_seconds: float
+    enable_prefix_caching: bool
+
+
+PREFIXES = tuple(tuple((3 * start + 5 * index) % 6 for index in range(64)) for start in range(3))
+ADDS = st.builds(
+    Add,
+    prefix=st.tuples(st.integers(0, 2), st.integers(0, 40)),
+    suffix=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12).map(tuple),
+    salt=st.sampled_from(["", "", "tenant"]),
+    priority=st.sampled_from([0, 0, 0, 1, -3]),
+    max_tokens=st.integers(1, 40),
+    seed=st.integers(0, 3),
+    wants_prompt_logprobs=st.sampled_from([False] * 7 + [True]),
+)
+STEPS = st.builds(Step, st.sampled_from([None] * 9 + [0, 1]))
+LIMITS = st.integers(1, 8).flatmap(
+    lambda num_seqs: st.builds(SetLimits, st.just(num_seqs), st.integers(num_seqs, 32))
+)
+RARE = st.one_of(LIMITS, st.builds(Abort, st.integers(0, 30)), st.just(FailedStep()), st.just(Reset()))
+EVENTS = st.lists(st.one_of(ADDS, ADDS, STEPS, STEPS, STEPS, STEPS, RARE), min_size=20, max_size=80)
+SHAPES = st.builds(
+    Shape,
+    max_model_len=st.sampled_from([16, 40, 64]),
+    num_spare_blocks=st.integers(0, 24),
+    long_prefill_share=st.sampled_from([0.2, 0.5, 1.0]),
+    ageing_seconds=st.sampled_from([0.0, 5.0, 60.0]),
+    enable_prefix_caching=st.sampled_from([True] * 5 + [False]),
+)
+
+
+class Trajectory:
+    """A scheduler over a `ChainRunner`; keeps what came out and what must come out."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.scheduler = Scheduler(
+            num_blocks=-(-shape.max_model_len // BLOCK_SIZE) + shape.num_spare_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=shape.max_model_len,
+            limits=Limits(8, 32),
+            long_prefill_share=shape.long_prefill_share,
+            priority_ageing_seconds=shape.ageing_seconds,
+            enable_prefix_caching=shape.enable_prefix_caching,
+        )
+        self.runner = ChainRunner()
+        self.now = 0.0
+        self.requests: dict[str, Request] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: dict[str, FinishReason | None] = {}  # None: taken out
+        self.contents: dict[bytes, list[int | None]] = {}  # what a block of each key must hold
+        self.num_preempted = self.num_cached = 0
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case Add():
+                self.add(event)
+            case Step():
+                self.step(event.removed)
+            case FailedStep():
+                self.fail_step()
+            case Abort():
+                live = [name for name in self.requests if name not in self.ended]
+                if live:
+                    self.take_out(live[event.which % len(live)])
+            case SetLimits():
+                self.scheduler.limits = Limits(event.max_num_seqs, event.max_num_batched_tokens)
+            case Reset():
+                self.scheduler.reset_prefix_cache()
+        self.check()
+
+    def add(self, event: Add) -> None:
+        which, length = event.prefix
+        prompt = (*PREFIXES[which][:length], *event.suffix)[: self.shape.max_model_len - 1] or (0,)
+        sampling = SamplingParams(
+            max_tokens=event.max_tokens,
+            seed=event.seed,
+            stop_token_ids=frozenset({STOP}),
+            num_prompt_logprobs=1 if event.wants_prompt_logprobs else None,
+        )
+        name = str(len(self.requests))
+        request = Request(name, prompt, sampling, self.now, event.priority, event.salt)
+        self.scheduler.add(request)
+        self.requests[name] = request
+        self.tokens[name] = []
+        self._note_contents(request)
+
+    def _note_contents(self, request: Request) -> None:
+        tokens = [*request.prompt_token_ids, *run_alone(request, self.shape.max_model_len)[0]]
+        sequence = Sequence(replace(request, prompt_token_ids=tuple(tokens)), 0)
+        self.scheduler.cache.extend_keys(sequence, len(tokens) // BLOCK_SIZE)
+        values: list[int | None] = []
+        for token_id in tokens:
+            values.append(link(values[-1] if values else 0, token_id))
+        for index, key in enumerate(sequence.block_keys):
+            self.contents[key] = values[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+
+    def schedule(self) -> Schedule:
+        self.now += 1.0
+        schedule = self.scheduler.schedule(self.now)
+        self.scheduler.check_integrity()
+        assert schedule.batch.num_tokens <= self.scheduler.limits.max_num_batched_tokens
+        assert all(chunk.num_tokens > 0 for chunk in schedule.batch.chunks)
+        self.num_preempted += len(schedule.preempted)
+        for sequence in schedule.admitted:
+            assert sequence.num_cached % BLOCK_SIZE == 0
+            assert sequence.num_cached < sequence.num_prompt, "nothing is left to compute"
+            assert not sequence.num_cached or sequence.request.sampling.num_prompt_logprobs is None
+            self.num_cached += sequence.num_cached
+        return schedule
+
+    def step(self, removed: int | None = None) -> Schedule:
+        schedule = self.schedule()
+        batch = schedule.batch
+        self.runner.clear(schedule.blocks_to_clear)
+        result = self.runner.execute(batch)
+        if removed is not None and removed < len(batch.chunks):
+            self.take_out(batch.chunks[removed].request_id)
+        for one in self.scheduler.commit(batch, result, self.now).progress:
+            self._note(one)
+        return schedule
+
+    def fail_step(self) -> None:
+        schedule = self.schedule()
+        for chunk in schedule.batch.chunks:
+            for position in range(chunk.start, chunk.start + chunk.num_tokens):
+                slot = chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+                self.runner.slots[slot] = None
+        self.scheduler.cache.not_cleared(schedule.blocks_to_clear)
+        for chunk in schedule.batch.chunks:
+            self.take_out(chunk.request_id)
+
+    def take_out(self, name: str) -> None:
+        assert self.scheduler.remove(name) is not None
+        assert name not in self.ended
+        self.ended[name] = None
+
+    def _note(self, one: Progress) -> None:
+        name = one.sequence.request.request_id
+        assert name not in self.ended, "output after the end"
+        if one.sample.token_id is not None:
+            self.tokens[name].append(one.sample.token_id)
+        if one.finish_reason is not None:
+            self.ended[name] = one.finish_reason
+            assert one.sequence.num_prompt_counted == one.sequence.num_prompt
+
+    def check(self) -> None:
+        """What must hold between any two events."""
+        self.scheduler.check_integrity()
+        cache = self.scheduler.cache
+        for key, block in cache._block_of.items():
+            held = [self.runner.slots[block * BLOCK_SIZE + offset] for offset in range(BLOCK_SIZE)]
+            assert held == self.contents[key], f"block {block} does not hold what its key says"
+            assert None not in held or block in cache._unproven, f"block {block} is shared and not finite"
+
+    def finish(self) -> None:
+        """Run to the end, and compare with each request alone."""
+        num_steps = 0
+        while self.scheduler.num_running + self.scheduler.num_waiting:
+            assert self.step().batch.chunks, "live requests, but a step without work"
+            self.check()
+            num_steps += 1
+            assert num_steps < 200 * (1 + len(self.requests)), "not finished in time"
+        assert self.scheduler.pool.num_used == 0
+        for name, request in self.requests.items():
+            want_tokens, want_reason = run_alone(request, self.shape.max_model_len)
+            if self.ended[name] is None:
+                assert self.tokens[name] == want_tokens[: len(self.tokens[name])]
+            else:
+                assert (self.tokens[name], self.ended[name]) == (want_tokens, want_reason)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_thresholds() -> Iterator[None]:
+    """What is worth waiting for, at the size of these requests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler_module, "LEAST_TOKENS_WORTH_WAITING", 2 * BLOCK_SIZE)
+        patch.setattr(scheduler_module, "MAX_OVERTAKEN", 3)
+        yield
+
+
+@settings(
+    max_examples=int(NUM_TRAJECTORIES or 200),
+    derandomize=NUM_TRAJECTORIES is None,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(SHAPES, EVENTS)
+def test_any_trajectory_keeps_integrity_and_answers_each_request_as_if_it_were_alone(
+    shape: Shape, events: list[Event]
+) -> None:
+    trajectory = Trajectory(shape)
+    for event in events:
+        trajectory.apply(event)
+    trajectory.finish()
+
+
+def busy(**changes: Any) -> Trajectory:
+    shape = Shape(40, 4, 0.5, 5.0, enable_prefix_caching=True)
+    return Trajectory(replace(shape, **changes))
+
+
+def add_many(trajectory: Trajectory, count: int) -> None:
+    for index in range(count):
+        trajectory.apply(Add((index % 3, 10 + index % 17), (index % 5,), "", 0, 25, index % 2, False))
+
+
+def test_trajectories_of_this_kind_do_preempt_and_hit() -> None:
+    """The random ones would prove little if blocks never ran out in them, or were never found again."""
+    trajectory = busy()
+    for _ in range(6):
+        add_many(trajectory, 6)
+        for _ in range(8):
+            trajectory.apply(Step())
+    trajectory.finish()
+    assert trajectory.num_preempted >= 5
+    assert trajectory.num_cached >= 20 * BLOCK_SIZE
+
+
+def test_wrong_sharing_would_show() -> None:
+    """The runner above is a judge: a cache that mixes up two beginnings fails the trajectory."""
+    trajectory = busy()
+    trajectory.apply(Add((0, 20), (), "", 0, 4, 0, False))
+    for _ in range(6):
+        trajectory.apply(Step())
+    cache = trajectory.scheduler.cache
+    wrong = root_key("")
+    block = next(iter(cache._block_of.values()))
+    key = cache._key_of[block]
+    assert key is not None
+    cache._key_of[block] = wrong
+    cache._block_of[wrong] = cache._block_of.pop(key)
+    with pytest.raises((AssertionError, KeyError)):
+        trajectory.check()
