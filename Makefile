@@ -50,6 +50,7 @@ e2e-full: install ## the same, and minutes of disturbance under load (HEADWAY_E2
 soak: install ## ten minutes of random traffic against one server, then fuzzing and random schedules (20 minutes)
 	$(BIN)/python -m benchmarks.soak.run --seconds $${HEADWAY_SOAK_SECONDS:-600}
 	HEADWAY_FUZZ_EXAMPLES=$${HEADWAY_FUZZ_EXAMPLES:-5000} $(BIN)/pytest tests/soak --timeout=1800
+	HEADWAY_TRAJECTORIES=$${HEADWAY_TRAJECTORIES:-20000} $(BIN)/pytest tests/runtime_core/test_trajectories.py --timeout=1800
 
 bench-cpu: install ## Headway beside vLLM CPU, llama.cpp and transformers (25 minutes; the first time longer, and gigabytes)
 	$(BIN)/python -m benchmarks.cpu.run $(BENCH_CPU)

@@ -1,0 +1,115 @@
+"""How long anybody waits: simulated trajectories against the bounds that the scheduler's header states."""
+
+import zlib
+
+import pytest
+
+from headway_runtime.batch import Batch, Sample, StepResult
+from headway_runtime.config import Limits
+from headway_runtime.request import Request, SamplingParams
+from headway_runtime.scheduler import Scheduler
+
+AGEING_SECONDS = 10.0
+BLOCK_SIZE = 4
+
+
+class World:
+    """A scheduler whose steps take a second and whose model always says 1."""
+
+    def __init__(self, limits: Limits, *, num_blocks: int = 400, long_prefill_share: float = 0.5) -> None:
+        self.scheduler = Scheduler(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=400,
+            limits=limits,
+            long_prefill_share=long_prefill_share,
+            priority_ageing_seconds=AGEING_SECONDS,
+        )
+        self.now = 0.0
+        self.first_token_at: dict[str, float] = {}
+
+    def add(
+        self, name: str, num_prompt: int, max_tokens: int = 1, *, priority: int = 0, salt: str = ""
+    ) -> None:
+        # Every prompt begins differently, so that no cache spares it anything.
+        prompt = (zlib.crc32(name.encode()), *range(num_prompt - 1))
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        self.scheduler.add(Request(name, prompt, sampling, self.now, priority=priority, cache_salt=salt))
+
+    def step(self) -> Batch:
+        batch = self.scheduler.schedule(self.now).batch
+        self.scheduler.check_integrity()
+        self.now += 1.0
+        result = StepResult(tuple(Sample(1) if chunk.samples else None for chunk in batch.chunks))
+        for one in self.scheduler.commit(batch, result, self.now).progress:
+            self.first_token_at.setdefault(one.sequence.request.request_id, self.now)
+        return batch
+
+
+@pytest.mark.parametrize("priority", [0, 1, 3])
+def test_a_stream_of_better_priority_delays_the_worse_by_its_age_only(priority: int) -> None:
+    """Two come each second where one can be served: without ageing, whoever is worse would never run."""
+    world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16))
+    world.add("patient", 8, priority=priority)
+    for second in range(100):
+        for index in range(2):
+            world.add(f"{second}-{index}", 8)
+        world.step()
+    # Those rank before it that come within ten seconds per unit, two a second; one is served a second.
+    bound = 2 * (priority * AGEING_SECONDS + 1) + 1
+    assert world.first_token_at["patient"] <= bound
+    if priority:
+        assert world.first_token_at["patient"] > priority * AGEING_SECONDS, "it went as if priority were none"
+
+
+def test_short_prompts_wait_no_longer_for_long_ones_than_their_share_of_a_step() -> None:
+    """Long prompts without end leave half of every step to others."""
+    world = World(Limits(max_num_seqs=8, max_num_batched_tokens=32))
+    waits = []
+    for second in range(120):
+        if second % 6 == 0:
+            world.add(f"long-{second}", 300)
+        if second % 3 == 1:
+            world.add(f"short-{second}", 10)
+            waits.append((f"short-{second}", world.now))
+        world.step()
+    seconds = [world.first_token_at[name] - since for name, since in waits[:-4]]
+    assert max(seconds) <= 3.0, seconds
+
+
+def test_a_long_prompt_ends_though_short_ones_never_stop() -> None:
+    world = World(Limits(max_num_seqs=8, max_num_batched_tokens=32))
+    world.add("long", 300)
+    for second in range(60):
+        for index in range(3):
+            world.add(f"{second}-{index}", 10)
+        world.step()
+    assert world.first_token_at["long"] <= 300 / (0.5 * 32) + 2
+
+
+def test_a_large_one_is_not_overtaken_for_ever_where_blocks_are_short() -> None:
+    """It needs nearly all blocks; small ones would always fit into what is left."""
+    world = World(Limits(max_num_seqs=8, max_num_batched_tokens=512), num_blocks=100, long_prefill_share=1.0)
+    for index in range(6):
+        world.add(f"early-{index}", 40, max_tokens=12)
+    world.step()
+    world.add("large", 380)
+    for second in range(60):
+        world.add(f"small-{second}", 8, max_tokens=6)
+        world.step()
+    assert world.first_token_at["large"] <= 20
+
+
+def test_lower_limits_drain_and_nobody_is_lost() -> None:
+    world = World(Limits(max_num_seqs=8, max_num_batched_tokens=64))
+    for index in range(16):
+        world.add(str(index), 12, max_tokens=10)
+    world.step()
+    world.scheduler.limits = Limits(max_num_seqs=2, max_num_batched_tokens=2)
+    num_running = [world.scheduler.num_running]
+    for _ in range(600):
+        assert world.step().num_tokens <= 2
+        num_running.append(world.scheduler.num_running)
+    assert num_running[0] > 2
+    assert len(world.first_token_at) == 16
+    assert world.scheduler.num_running == world.scheduler.pool.num_used == 0
