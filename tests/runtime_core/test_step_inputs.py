@@ -161,6 +161,7 @@ def test_contexts_of_decodes_end_in_null_blocks_within_the_longest_possible(
         inputs = build(rounding_builder, chunk(num_blocks * BLOCK_SIZE - 1, 1, 1))
         [call] = gathered(inputs)
         assert call.blocks.tolist() == [*range(1, num_blocks + 1), *[0] * (want - num_blocks)]
+        assert call.mask is not None
         assert (call.mask[0, 0, 0] == 0).sum() == num_blocks * BLOCK_SIZE
 
 

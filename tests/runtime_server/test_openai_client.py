@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 import openai
@@ -159,7 +159,7 @@ def test_every_request_is_counted_once_and_leaves_no_block(
     real_server: RunningServer, client: openai.OpenAI
 ) -> None:
     before = real_server.sample()
-    whole = {"model": "tiny", "prompt": "abc", "max_tokens": 4, "extra_body": {"ignore_eos": True}}
+    whole: Any = {"model": "tiny", "prompt": "abc", "max_tokens": 4, "extra_body": {"ignore_eos": True}}
     for _ in range(3):
         list(client.completions.create(**whole, stream=True))
     client.completions.create(**whole)

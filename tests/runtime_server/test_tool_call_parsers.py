@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from headway_runtime.server.tool_calls.pieces import Piece, ToolCallParser
 
 NAMES = ("get_weather", "now")
 PARSERS: dict[str, Callable[[], ToolCallParser]] = {
-    **{name: (lambda one=one: one.make(NAMES)) for name, one in FORMATS.items()},
+    **{name: partial(one.make, NAMES) for name, one in FORMATS.items()},
     "required": RequiredParser,
     "named": lambda: NamedParser("now"),
 }
