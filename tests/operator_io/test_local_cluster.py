@@ -305,11 +305,13 @@ async def test_closing_leaves_no_process_and_no_file(
             await cluster.apply(key, manifest)
         await eventually(lambda: backends(cluster))
         closing = asyncio.create_task(cluster.close())
-        await eventually(lambda: len(children()) == 1)  # the gateway has gone, the replica ignores SIGTERM
+        # The gateway has gone, the replica ignores SIGTERM.
+        await eventually(lambda: [process.name for process in cluster.processes] == ["demo-1a2b-0"])
         for manifest in manifests:  # by a pass that is still under way
             await cluster.apply(key, manifest)
         await cluster.scale(key, "demo-1a2b", 2)
         assert [process.name for process in cluster.processes] == ["demo-1a2b-0"], "nothing starts any more"
+        assert len(children()) == 1
         await cluster.close(at_once=True)
         await closing
     assert not children()
