@@ -160,8 +160,11 @@ async def _serve(front: _Front) -> int:
     finally:
         for task in tasks:
             task.cancel()
-        serving.close()
-        await ending.finish()
+        # Both take their time: one waits for a collector of traces, the other for the engine process.
+        await asyncio.gather(asyncio.to_thread(serving.close), ending.finish())
+    if ending.status == 0 and front.alone:
+        # Else the cause stands last, where those look who show one line of a log.
+        logger.info("ended")
     return ending.status
 
 
@@ -248,7 +251,3 @@ class _Ending:
         if not is_ready:
             self._front.engine.kill()
         await asyncio.to_thread(self._front.engine.close, ENGINE_END_SECONDS)
-        if (
-            self.status == 0 and self._front.alone
-        ):  # else the cause stands last, where those look who show one line of a log
-            logger.info("ended")
