@@ -334,6 +334,7 @@ HOPELESS = {"name": "f", "strict": True, "parameters": {"not": {}}}
         ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template"),
         ({"extra_body": {"chat_template_kwargs": {"tools": 1}}}, "chat_template_kwargs"),
         ({"extra_body": BOTH_ENDS}, "continue_final_message"),
+        ({"extra_body": {"continue_final_message": True}}, "continue_final_message"),
         (TWO_FORMS, "structured_outputs"),
         ({"tool_choice": "required", "tools": [{"type": "function", "function": HOPELESS}]}, "tools"),
     ],

@@ -45,8 +45,16 @@ class TemplateFields(OfferedTools):
     def _template_fields_agree(self) -> "TemplateFields":
         if self.continue_final_message and self.add_generation_prompt:
             raise FieldError("continue_final_message", "excludes add_generation_prompt; send one")
-        if self.continue_final_message and self.messages and not self.messages[-1].text.strip():
-            raise FieldError("continue_final_message", "needs a final message with text to continue")
+        if self.continue_final_message and self.messages:
+            final = self.messages[-1]
+            if final.role != "assistant":
+                raise FieldError(
+                    "continue_final_message",
+                    f"needs a final message of role 'assistant', this one's role is {final.role!r}; add what "
+                    "the answer begins with as an assistant's message, or leave the field out",
+                )
+            if not final.text.strip():
+                raise FieldError("continue_final_message", "needs a final message with text to continue")
         if taken := RESERVED_NAMES & (self.chat_template_kwargs or {}).keys():
             raise FieldError(
                 "chat_template_kwargs", f"sets {min(taken)!r}, which is a field of its own; use that"
