@@ -1,4 +1,4 @@
-"""How much of the configured KV cache holds tokens when it is full, counted by hand and told by the engine."""
+"""How much of the configured KV cache holds tokens when it is full: by hand, and as the engine tells it."""
 
 from dataclasses import dataclass
 from typing import Any
