@@ -15,7 +15,7 @@ from headway_runtime.server.chat_format import ChatFormat
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.chat_tools_format import ToolChatFormat
 from headway_runtime.server.choices import choices_of
-from headway_runtime.server.desk import Desk, without_prompt
+from headway_runtime.server.desk import Desk, without_spent
 from headway_runtime.server.generate import Generation, GenerationResponse
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat, prepare_completion
 from headway_runtime.server.protocol import CompletionBody, GenerationBody
@@ -128,14 +128,14 @@ def _read_chat(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[ChatBody, Prep
     body = parse_body(raw, ChatBody)
     desk.served_name(body.model)
     prepared = prepare_chat(body, desk.model(), arrival)
-    return without_prompt(body), prepared
+    return without_spent(body), prepared
 
 
 def _read_completion(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[CompletionBody, Prepared]:
     body = parse_body(raw, CompletionBody)
     desk.served_name(body.model)
     prepared = prepare_completion(body, desk.model(), arrival)
-    return without_prompt(body), prepared
+    return without_spent(body), prepared
 
 
 def _names(serving: Serving) -> tuple[str, ...]:

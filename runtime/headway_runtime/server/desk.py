@@ -15,10 +15,22 @@ from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.prompts import ServedModel
 from headway_runtime.server.tool_calls.choose import FORMATS, ToolCallFormat
+from headway_runtime.server.tool_fields import FunctionDefinition, OfferedTools, Tool
 from headway_runtime.tokenizer import Tokenizer
 
-# Fields of bodies that are of no further use once there are token ids.
-PROMPT_FIELDS = ("messages", "prompt", "documents", "input")
+# Fields of bodies, of any size, that are of no further use once there are engine requests.
+SPENT_FIELDS = (
+    "allowed_token_ids",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "logit_bias",
+    "messages",
+    "metadata",
+    "prompt",
+    "response_format",
+    "structured_outputs",
+)
 
 AnyBody = TypeVar("AnyBody", bound=StrictBody)
 
@@ -80,8 +92,11 @@ def name_of(names: Sequence[str], wanted: str | None) -> str:
     return wanted
 
 
-def without_prompt(body: AnyBody) -> AnyBody:
-    """A body that has been read, without what may be megabytes of it."""
-    return body.model_copy(
-        update=dict.fromkeys(one for one in PROMPT_FIELDS if one in type(body).model_fields)
-    )
+def without_spent(body: AnyBody) -> AnyBody:
+    """A body that has been read, without what may be megabytes of it. Of tools the names are left."""
+    update: dict[str, object] = dict.fromkeys(one for one in SPENT_FIELDS if one in type(body).model_fields)
+    if isinstance(body, OfferedTools) and body.tools:
+        update["tools"] = [
+            Tool(type="function", function=FunctionDefinition(name=name)) for name in body.tool_names
+        ]
+    return body.model_copy(update=update)

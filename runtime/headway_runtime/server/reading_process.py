@@ -75,12 +75,12 @@ def send(file: BinaryIO, data: bytes) -> None:
             view = view[file.write(view[:PIECE_BYTES]) :]
 
 
-def receive(file: BinaryIO) -> bytes:
+def receive(file: BinaryIO) -> bytearray:
     """The next piece of data. EOFError at the end."""
     return _read(file, int.from_bytes(_read(file, LENGTH_BYTES), "big"))
 
 
-def _read(file: BinaryIO, length: int) -> bytes:
+def _read(file: BinaryIO, length: int) -> bytearray:
     data = bytearray(length)
     view = memoryview(data)
     while view:
@@ -88,7 +88,7 @@ def _read(file: BinaryIO, length: int) -> bytes:
         if not count:
             raise EOFError
         view = view[count:]
-    return bytes(data)
+    return data
 
 
 def _answer(desk: _Desk, job: Job, raw: bytes) -> Answer:
@@ -115,6 +115,6 @@ def main() -> int:
         desk = _Desk(launch)
         while True:
             job: Job = pickle.loads(receive(jobs))
-            send(answers, pickle.dumps(_answer(desk, job, receive(jobs)), pickle.HIGHEST_PROTOCOL))
+            send(answers, pickle.dumps(_answer(desk, job, bytes(receive(jobs))), pickle.HIGHEST_PROTOCOL))
     except (EOFError, BrokenPipeError):
         return 0

@@ -10,7 +10,7 @@ from headway_runtime.server.body import parse_body
 from headway_runtime.server.call_rules import call_rules
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.completions import answer_of, head_of, read_request
-from headway_runtime.server.desk import Desk, without_prompt
+from headway_runtime.server.desk import Desk, without_spent
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat
 from headway_runtime.server.responses_endpoint_chat import chat_of, origin_of
@@ -57,7 +57,8 @@ def _read(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[tuple[ChatBody, Res
     desk.served_name(body.model)
     chat = chat_of(body)
     prepared = prepare_chat(chat, desk.model(), arrival)
-    bodies = (without_prompt(chat), without_prompt(body))
+    # The answer repeats most of the body, but not the input.
+    bodies = (without_spent(chat), body.model_copy(update={"input": ""}))
     return bodies, replace(prepared, requests=[_in_own_words(one) for one in prepared.requests])
 
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.server.body import parse_body
 from headway_runtime.server.desk import Desk
+from headway_runtime.server.long_answers import JsonBytes
 from headway_runtime.server.prompts import encode_chat
 from headway_runtime.server.serving import Serving, body_of
 from headway_runtime.server.tokenize_protocol import DetokenizeBody, TokenizeBody
@@ -18,12 +19,12 @@ def tokenize_routes(serving: Serving) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         raw = await body_of(serving, request)
-        return Response(await serving.read(_tokenize, raw), media_type="application/json")
+        return JsonBytes(await serving.read(_tokenize, raw))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         raw = await body_of(serving, request)
-        return Response(await serving.read(_detokenize, raw), media_type="application/json")
+        return JsonBytes(await serving.read(_detokenize, raw))
 
     return router
 
