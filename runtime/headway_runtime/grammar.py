@@ -54,6 +54,11 @@ def validate(grammar: Grammar) -> str | None:
     return shorten(complaints[0]) if is_error else None
 
 
+def load_library() -> None:
+    """Import llguidance, which takes tens of milliseconds, before somebody waits for it."""
+    validate(Grammar("json_object"))
+
+
 def library_text(grammar: Grammar) -> str:
     """The grammar as llguidance reads it. GrammarError if it is not even a text of its kind."""
     from llguidance import LLMatcher

@@ -23,6 +23,7 @@ import uvicorn
 import uvloop
 
 from headway_runtime.errors import EngineDeadError
+from headway_runtime.grammar import load_library
 from headway_runtime.server.app import build_app
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.engine_handle import EngineHandle
@@ -154,7 +155,12 @@ async def _serve(front: _Front) -> int:
         # worth waiting for, as they would be turned away without it.
         await asyncio.wait([client.ready], timeout=HELLO_SECONDS)
     front.mark("listening")
-    tasks = [asyncio.create_task(_announce(client, front)), asyncio.create_task(serving.watch.run())]
+    tasks = [
+        asyncio.create_task(_announce(client, front)),
+        asyncio.create_task(serving.watch.run()),
+        # While the engine starts there is nothing else to do.
+        asyncio.create_task(serving.compute_in_thread(load_library)),
+    ]
     try:
         await server.serve(sockets=[front.listener])
     finally:
