@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from tests.runtime_server.conftest import StartServer
 
-CONFIGURED_BYTES = 2**20
+CONFIGURED_BYTES = 2 * 2**20
 # Keys and values, 2 layers, 2 KV heads of 16, float32: see `model_folder`.
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4
 BLOCK = 16
@@ -42,15 +42,15 @@ def test_a_full_cache_holds_tokens_in_95_percent_of_its_configured_memory(start_
         return int(answer.json()["usage"]["completion_tokens"])
 
     fullest = 0.0
-    with concurrent.futures.ThreadPoolExecutor(24) as pool:
-        asked = [pool.submit(ask, number) for number in range(24)]
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        asked = [pool.submit(ask, number) for number in range(32)]
         while not all(one.done() for one in asked):
             page = gauges(server.url)
             assert page["headway_kv_blocks_used"] <= page["headway_kv_blocks_total"] == total
             # Every sequence that runs wastes the rest of one block, or of a prompt that is under way.
             share = page["headway_kv_blocks_used"] / total - page["headway_kv_wasted_ratio"]
             fullest = max(fullest, share * total * BLOCK / slots_paid_for)
-        assert [one.result() for one in asked] == [400] * 24
+        assert [one.result() for one in asked] == [400] * 32
     assert fullest >= 0.95, fullest
     page = gauges(server.url)
     assert page["headway_kv_blocks_used"] == page["headway_kv_wasted_ratio"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from headway_runtime.request import Request, SamplingParams
-from headway_runtime.server import messages
+from headway_runtime.server import long_answers, messages
 from headway_runtime.server.serving import THREAD_BODY_BYTES
 
 if TYPE_CHECKING:
@@ -200,3 +201,25 @@ def test_the_engine_is_told_each_prompt_once() -> None:
     assert len(sent) < 2 * len(msgspec.msgpack.encode(prompt))
     received = msgspec.msgpack.decode(sent, type=messages.AddRequests)
     assert messages.added_requests(received) == asked
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["read", "left unread"])
+async def test_a_long_answer_goes_in_pieces_to_whoever_reads_it(
+    reads: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(long_answers, "SECONDS_PER_PIECE", 0.01)
+    body, sent = b"x" * (3 * long_answers.PIECE_BYTES + 1), []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if not reads and len(sent) == 3:
+            await asyncio.Event().wait()
+
+    await long_answers.JsonBytes(body)({}, None, send)
+    assert (b"content-length", b"%d" % len(body)) in sent[0]["headers"]
+    pieces = sent[1:]
+    assert len(pieces) == (4 if reads else 2)
+    if reads:
+        assert b"".join(one["body"] for one in pieces) == body
+        assert [one["more_body"] for one in pieces] == [True, True, True, False]

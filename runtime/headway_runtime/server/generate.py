@@ -226,7 +226,7 @@ class _Run:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         self._has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send_in_pieces(body, self._send)
+        await send_in_pieces(body, self._send, WRITE_TIMEOUT_SECONDS)
 
     async def _whole_body(self, whole: list[WholeChoice]) -> bytes:
         """The JSON of an answer; with log-probabilities of thousands of tokens, a thread makes it."""
