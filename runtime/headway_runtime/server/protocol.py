@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from headway_runtime.request import Grammar
+from headway_runtime.request import MAX_PRIORITY, MAX_SALT_CHARACTERS, Grammar
 from headway_runtime.server.body import StrictBody
 from headway_runtime.server.refused_fields import NEUTRAL_FIELDS, REFUSALS
 from headway_runtime.server.structured_fields import StructuredFields, grammar_of
@@ -23,8 +23,6 @@ MAX_SEED = 2**63 - 1
 
 # Tokens that may be asked for at most; an answer is clipped to the context anyway.
 MAX_TOKENS = 2**31 - 1
-MAX_PRIORITY = 2**63 - 1
-MAX_SALT_CHARACTERS = 1024
 
 
 class StreamOptions(StrictBody):

@@ -8,11 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from headway_runtime.request import MAX_PRIORITY, MAX_SALT_CHARACTERS
 from headway_runtime.server.body import FieldError, StrictBody
 from headway_runtime.server.protocol import (
     MAX_LOGPROBS,
-    MAX_PRIORITY,
-    MAX_SALT_CHARACTERS,
     MAX_SEED,
     MAX_STOPS,
     MAX_TOKENS,
