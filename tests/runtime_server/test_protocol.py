@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -49,9 +50,9 @@ COMPLETION = {"model": "tiny", "prompt": "one two"}
         ({"max_tokens": True}, "max_tokens"),
         ({"n": 129}, "n"),
         ({"seed": 2**64}, "seed"),
-        ({"stop": [""]}, "stop.0"),
+        ({"stop": [""]}, "stop[0]"),
         ({"stop": ["a"] * 17}, "stop"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"stream": "yes"}, "stream"),
         ({"min_tokens": -1}, "min_tokens"),
     ],
@@ -61,7 +62,7 @@ def test_what_is_not_supported_or_wrong_is_refused_by_name(
     kind: type[ChatBody] | type[CompletionBody], change: dict[str, Any], want_param: str
 ) -> None:
     base = CHAT if kind is ChatBody else COMPLETION
-    with pytest.raises(InvalidRequestError, match=want_param.split(".")[0]) as caught:
+    with pytest.raises(InvalidRequestError, match=re.escape(want_param)) as caught:
         parse_body(json.dumps({**base, **change}).encode(), kind)
     assert caught.value.param == want_param
 
@@ -71,13 +72,13 @@ def test_what_is_not_supported_or_wrong_is_refused_by_name(
     [
         ([], "messages"),
         ("hi", "messages"),
-        ([{"role": "function", "content": "x"}], "messages.0.role"),
-        ([{"role": "tool", "content": "x"}], "messages.0.tool_call_id"),
-        ([{"role": "user"}], "messages.0.content"),
-        ([USER, {"role": "user", "content": None}], "messages.1.content"),
-        ([{**USER, "tool_calls": [{}]}], "messages.0.tool_calls"),
-        ([{**USER, "colour": "red"}], "messages.0.colour"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content.0"),
+        ([{"role": "function", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([USER, {"role": "user", "content": None}], "messages[1].content"),
+        ([{**USER, "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{**USER, "colour": "red"}], "messages[0].colour"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0]"),
     ],
 )
 def test_wrong_messages_are_refused_by_name(messages: object, want_param: str) -> None:

@@ -69,13 +69,27 @@ class ChatMessage(StrictBody):
     def _fields_fit_the_role(self) -> "ChatMessage":
         for field in ("tool_calls", "reasoning_content", "reasoning"):
             if getattr(self, field) and self.role != "assistant":
-                raise FieldError(field, f"only assistants have it; this message's role is {self.role!r}")
+                raise FieldError(
+                    field,
+                    f"is only allowed with role 'assistant'; this message's is {self.role!r}, leave it out",
+                )
         if self.role == "tool" and self.tool_call_id is None:
-            raise FieldError("tool_call_id", "is missing; role 'tool' answers the call of that id")
+            raise FieldError(
+                "tool_call_id",
+                "is missing; role 'tool' answers a call, send the id of that",
+                "missing_required_parameter",
+            )
         if self.role != "tool" and self.tool_call_id is not None:
-            raise FieldError("tool_call_id", f"is for role 'tool'; this message's role is {self.role!r}")
+            raise FieldError(
+                "tool_call_id",
+                f"is only allowed with role 'tool'; this message's is {self.role!r}, leave it out",
+            )
         if self.content is None and not self.tool_calls:
-            raise FieldError("content", "is missing; only an assistant's message with tool_calls has none")
+            raise FieldError(
+                "content",
+                "is no text; send some: only an assistant's message with tool_calls may have none",
+                "missing_required_parameter",
+            )
         return self
 
     @property

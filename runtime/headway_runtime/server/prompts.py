@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
 from headway_runtime.request import Grammar, Request
+from headway_runtime.sampling_params import MAX_CHOICES
 from headway_runtime.seeds import choice_seed
 from headway_runtime.server.api_keys import Tenant
 from headway_runtime.server.cache_salts import cache_salt
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.choice_details import EchoedPrompt, place_tokens, spell_prompt
-from headway_runtime.server.protocol import MAX_CHOICES, CompletionBody, GenerationBody
+from headway_runtime.server.protocol import CompletionBody, GenerationBody
 from headway_runtime.server.sampling_fields import sampling_of
 from headway_runtime.server.template_fields import TemplateFields, render_prompt
 from headway_runtime.server.tool_auto_grammar import auto_call_grammar
@@ -142,7 +143,9 @@ def _encode_prompt(prompt: str | list[int], body: CompletionBody, model: ServedM
     if isinstance(prompt, str) and len(kept) == len(token_ids):
         return EncodedPrompt(kept, place_tokens(prompt, kept, tokenizer, add_special_tokens=with_special))
     _check_vocabulary(kept, "prompt", model)
-    return EncodedPrompt(kept, spell_prompt(kept, tokenizer, special_tokens=not body.skip_special_tokens))
+    return EncodedPrompt(
+        kept, spell_prompt(kept, tokenizer, special_tokens=body.skip_special_tokens is False)
+    )
 
 
 def _prepare(
@@ -182,7 +185,7 @@ def _prepare(
                     prompt.token_ids,
                     own,
                     arrival.received_at,
-                    priority=body.priority,
+                    priority=body.priority or 0,
                     cache_salt=salt,
                 )
             )
