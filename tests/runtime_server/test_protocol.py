@@ -132,37 +132,6 @@ def test_text_parts_are_joined_and_developers_are_the_system() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"stream_options": {"include_usage": True}}, "stream=true"),
-        ({"top_logprobs": 2}, "logprobs=true"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "differ"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "include_usage=true"),
-        ({"stream": True, "prompt_logprobs": 1}, "stream=false"),
-        ({"truncation_side": "left"}, "truncate_prompt_tokens"),
-    ],
-)
-def test_fields_that_contradict_each_other_are_refused(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidRequestError, match=words):
-        parse_body(json.dumps({**CHAT, **change}).encode(), ChatBody)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"max_tokens": 0}, "echo=true"),
-        ({"n": 2, "best_of": 1}, "less than n"),
-        ({"best_of": 2, "stream": True}, "stream=false"),
-    ],
-)
-def test_fields_of_completions_that_contradict_each_other_are_refused(
-    change: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=words):
-        parse_body(json.dumps({**COMPLETION, **change}).encode(), CompletionBody)
-
-
-@pytest.mark.parametrize(
     ("change", "want_words", "want_code"),
     [
         ({"temprature": 1}, "did you mean 'temperature'?", "unknown_parameter"),

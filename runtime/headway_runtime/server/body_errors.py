@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Values that say what an object is: a wrong one of these is why its other members are wrong.
 _DISCRIMINATORS = ("type", "role")
+# Complaints that a value is nothing of what was wanted; others are about what it is.
+_WRONG_KIND = ("_type", "literal_error", "int_parsing_size")
 
 
 class FieldError(ValueError):
@@ -120,7 +122,7 @@ def _weight(problem: _Problem) -> tuple[bool, bool, int, int, bool]:
     is_choice = problem.kind in ("literal_error", "union_tag_invalid")
     is_discriminator = is_choice and bool(path) and path[-1] in _DISCRIMINATORS
     place = path[-1] if path and isinstance(path[-1], int) else 0
-    is_about_value = not problem.kind.endswith("_type") and problem.kind != "literal_error"
+    is_about_value = not problem.kind.endswith(_WRONG_KIND)
     return is_discriminator, problem.kind == "extra_forbidden", len(path), place, is_about_value
 
 
@@ -174,6 +176,11 @@ def _fault(problem: _Problem, value: Any, allowed: set[str]) -> tuple[RequestCod
     is_number = bool(allowed & {"integer", "number"})
     if isinstance(value, float) and not math.isfinite(value) and is_number:
         return "invalid_value", "is not a finite number"
+    if isinstance(value, int) and problem.kind == "float_type" and not isinstance(value, bool):
+        # More digits than any decimal has.
+        is_above = value > 0
+        code: RequestCode = "decimal_above_max_value" if is_above else "decimal_below_min_value"
+        return code, "is too large" if is_above else "is too small"
     found = json_type(value)
     if found not in allowed or problem.kind.endswith("_type"):
         return "invalid_type", f"is of type {found}"

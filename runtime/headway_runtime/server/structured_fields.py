@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.grammar import validate
 from headway_runtime.request import Grammar
+from headway_runtime.sampling_params import shown
 from headway_runtime.server.body import FieldError, JsonObject, StrictBody
 
 MAX_CHOICES_LISTED = 4096
@@ -134,8 +135,10 @@ def check_grammar(grammar: Grammar) -> None:
     problem = validate(grammar)
     if problem is not None:
         param = grammar.param
+        # Of a grammar that was made here, its sender knows no word.
+        given = "" if grammar.kind == "lark" or param == "tools" else f"={shown(grammar.source)}"
         raise InvalidRequestError(
-            f"{param} cannot be enforced: {problem}; correct it", param=param, code="invalid_grammar"
+            f"{param}{given} cannot be enforced: {problem}; correct it", param=param, code="invalid_grammar"
         )
 
 

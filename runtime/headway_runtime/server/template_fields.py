@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ConfigError, InvalidRequestError
+from headway_runtime.sampling_params import shown
 from headway_runtime.server.body import FieldError, JsonObject, StrictBody
 from headway_runtime.server.chat_messages import ChatMessage
 from headway_runtime.server.tool_fields import OfferedTools
@@ -95,7 +96,8 @@ def _template_of(body: TemplateFields, model: ModelOfTemplates) -> ChatTemplate:
         try:
             return ChatTemplate(body.chat_template, model.template_variables)
         except ConfigError as error:
-            raise InvalidRequestError(str(error), param="chat_template") from error
+            given = shown(body.chat_template)
+            raise InvalidRequestError(f"chat_template={given}: {error}", param="chat_template") from error
     if model.chat_template is None:
         raise InvalidRequestError(
             "messages: this model has no chat template; use /v1/completions, or start the server with "
