@@ -17,7 +17,6 @@ from typing import Literal
 # What is wrong with a request, in one word: OpenAI's where it has one. docs/api.md says what each means.
 RequestCode = Literal[
     "array_above_max_length",
-    "array_below_min_length",
     "context_length_exceeded",
     "decimal_above_max_value",
     "decimal_below_min_value",
@@ -36,7 +35,6 @@ RequestCode = Literal[
     "unknown_parameter",
     "unsupported_content_type",
     "unsupported_parameter",
-    "unsupported_value",
 ]
 
 

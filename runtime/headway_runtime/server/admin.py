@@ -74,7 +74,9 @@ def check_changes(raw: bytes) -> dict[str, Any]:
         elif field in TARGET_FIELDS:
             if value is None:
                 continue
-            if not isinstance(value, int | float) or isinstance(value, bool):
+            # What JSON cannot say back is no value to be told of a range.
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not abs(value) < 2**63:
                 raise _invalid(field, value, "want milliseconds, or null for no target")
             if not 0 < value <= LONGEST_TARGET_MILLISECONDS:
                 most = LONGEST_TARGET_MILLISECONDS

@@ -195,7 +195,7 @@ def _fault(problem: _Problem, value: Any, allowed: set[str]) -> tuple[RequestCod
             words = f"is above {number_text(context['le'])}"
             return "decimal_above_max_value" if is_decimal else "integer_above_max_value", words
         case "too_short":
-            return ("array_below_min_length" if value else "empty_array"), "is empty"
+            return "empty_array", "is empty"  # no list has to hold more than one
         case "too_long":
             return "array_above_max_length", f"has {len(value)} items, more than {context['max_length']}"
         case "string_too_short":
