@@ -29,6 +29,8 @@ def responses_routes(serving: Serving) -> APIRouter:
         try:
             chat, prepared = await read_request(serving, request, partial(_read, serving, asked))
         except InvalidRequestError as error:
+            if not asked:
+                raise  # the body itself is wrong, and its fields are this endpoint's
             raise in_own_words(error) from error
         rules = call_rules(chat, serving.model()) if chat.may_call else None
         answer = ResponsesFormat(head_of(serving, chat, "resp_"), asked[0], rules)
