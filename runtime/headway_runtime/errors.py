@@ -31,6 +31,7 @@ RequestCode = Literal[
     "missing_mutually_exclusive_parameters",
     "missing_required_parameter",
     "mutually_exclusive_parameters",
+    "object_above_max_properties",
     "string_above_max_length",
     "unknown_parameter",
     "unsupported_content_type",

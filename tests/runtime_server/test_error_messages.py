@@ -7,11 +7,14 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from headway_runtime.errors import InvalidRequestError
-from headway_runtime.server.body import parse_body
+from headway_runtime.server.body import StrictBody, parse_body
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.protocol import CompletionBody
+from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
+from headway_runtime.server.tokenize_protocol import DetokenizeBody
 
 USER = {"role": "user", "content": "hi"}
 CHAT = {"model": "tiny", "messages": [USER]}
@@ -221,3 +224,46 @@ def test_a_wrong_value_is_told_with_all_that_the_field_may_be(
     assert caught.value.code == want_code
     assert str(caught.value).startswith(f"{caught.value.param}=")
     assert re.split(r"\[", caught.value.param or "")[0] in change
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "want"),
+    [
+        (CompletionBody, {"prompt": [[5]] * MANY + [["a"]]}, f"prompt[{MANY}][0]='a' is of type string"),
+        (CompletionBody, {"prompt": [5] * MANY + ["a"]}, f"prompt[{MANY}]='a' is of type string"),
+        (CompletionBody, {"stop_token_ids": ["a"] * MANY}, "stop_token_ids[0]='a' is of type string"),
+        (CompletionBody, {"allowed_token_ids": ["a"] * MANY}, "allowed_token_ids[0]='a' is of type string"),
+        (CompletionBody, {"logit_bias": {str(at): "a" for at in range(MANY)}}, "logit_bias={'0': 'a',"),
+        (CompletionBody, {f"x{at}": 1 for at in range(MANY)}, "x0=1 is one of 100002 members"),
+        (ChatBody, {"messages": [5] * MANY}, "messages[0]=5 is of type integer"),
+        (ChatBody, {"messages": [{"role": "user", "content": [5] * MANY}]}, "messages[0].content[0]=5 is of"),
+        (ChatBody, {"metadata": {str(at): 5 for at in range(MANY)}}, "metadata={'0': 5,"),
+        (ChatBody, {"documents": [5] * MANY}, "documents[0]=5 is of type integer"),
+        (ChatBody, {"documents": [{str(at): 5 for at in range(MANY)}]}, "documents[0]={'0': 5,"),
+        (ChatBody, {"messages": [{f"x{at}": 1 for at in range(MANY)}]}, "messages[0].x0=1 is one of"),
+        (ResponsesBody, {"input": [5] * MANY}, "input[0]=5 is of type integer"),
+        (ResponsesBody, {"include": [5] * MANY}, "include[0]=5 is of type integer"),
+        (DetokenizeBody, {"tokens": ["a"] * MANY}, "tokens[0]='a' is of type string"),
+    ],
+)  # fmt: skip
+def test_of_what_is_wrong_a_hundred_thousand_times_the_first_fault_is_told(
+    kind: type[StrictBody], change: dict[str, Any], want: str
+) -> None:
+    """To look for them all would take seconds, in which no stream would move."""
+    bases: dict[type[StrictBody], dict[str, Any]] = {
+        CompletionBody: COMPLETION,
+        ChatBody: CHAT,
+        ResponsesBody: {"input": "a"},
+    }
+    base = bases.get(kind, {})
+    raw = json.dumps({**base, **change}).encode()
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate_json(raw)
+    assert found.value.error_count() < 10
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(raw, kind)
+    assert str(caught.value).startswith(want)
+    assert len(str(caught.value)) < 500

@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
     model_validator,
 )
@@ -20,10 +21,21 @@ from pydantic import (
 from headway_runtime.server.body_errors import FieldError, explain, explain_syntax
 from headway_runtime.server.body_schema import NOT_SERVED
 
-__all__ = ["WHOLE", "FieldError", "JsonObject", "StrictBody", "check_body", "parse_body"]
+__all__ = [
+    "FIRST_FAULT",
+    "WHOLE",
+    "AtMost",
+    "FieldError",
+    "JsonObject",
+    "StrictBody",
+    "check_body",
+    "parse_body",
+]
 
 # Longer numbers are cut before they are looked at: Python takes a while for each, and refuses the longest.
 _MAX_DIGITS = 1000
+# No kind of body has so many.
+_MAX_MEMBERS = 1000
 
 
 def _whole_number(value: Any) -> Any:
@@ -32,6 +44,25 @@ def _whole_number(value: Any) -> Any:
 
 # For integers: many a client's language knows one kind of number, and writes 5 as 5.0.
 WHOLE = BeforeValidator(_whole_number)
+
+
+# For lists: to find fault with each of a million items would hold up everybody else.
+FIRST_FAULT: Any = Field(fail_fast=True)
+
+
+def AtMost(count: int) -> BeforeValidator:  # noqa: N802 - reads as the types of pydantic that it stands beside
+    """For objects: bounds their members before any is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise FieldError(
+                "",
+                f"has {len(value)} members, more than {count}; send fewer",
+                "object_above_max_properties",
+            )
+        return value
+
+    return BeforeValidator(check)
 
 
 def _only_json(value: dict[str, Any]) -> dict[str, Any]:
@@ -82,6 +113,14 @@ class StrictBody(BaseModel):
     def _drop_what_changes_nothing(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        if len(values) > _MAX_MEMBERS:
+            known = {name for served in (cls.model_fields, cls.neutral) for name in served}
+            stranger = next(name for name in values if name not in known)
+            raise FieldError(
+                stranger,
+                f"is one of {len(values)} members, most of which are not known; leave them out",
+                "unknown_parameter",
+            )
         neutral, served = cls.neutral, cls.model_fields
 
         def changes_nothing(name: str, value: object) -> bool:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Values that say what an object is: a wrong one of these is why its other members are wrong.
 _DISCRIMINATORS = ("type", "role")
+# An object of thousands of members may bring as many complaints.
+_MAX_PROBLEMS = 1000
 # Complaints that a value is nothing of what was wanted; others are about what it is.
 _WRONG_KIND = ("_type", "literal_error", "int_parsing_size")
 
@@ -74,7 +76,8 @@ def explain_syntax(error: ValidationError) -> InvalidRequestError | None:
 
 def explain(error: ValidationError, value: Any, kind: "type[StrictBody]") -> InvalidRequestError:
     """The error of `value`, a body of this kind."""
-    problems = [_placed(one, value) for one in error.errors(include_url=False, include_input=False)]
+    found = error.errors(include_url=False, include_input=False)[:_MAX_PROBLEMS]
+    problems = [_placed(one, value) for one in found]
     problem = _foremost(problems)
     schema = schema_of(kind)
     if problem.kind == "extra_forbidden":

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from headway_runtime.server.body import FieldError, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, FieldError, StrictBody
 
 # What clients send back of an assistant's message that they were given.
 _NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
@@ -58,9 +58,9 @@ class ChatMessage(StrictBody):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = _NEUTRAL_IN_MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], FIRST_FAULT] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128), FIRST_FAULT] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -87,7 +87,7 @@ class ChatMessage(StrictBody):
         if self.content is None and not self.tool_calls:
             raise FieldError(
                 "content",
-                "is no text; send some: only an assistant's message with tool_calls may have none",
+                "is missing; send text, which only an assistant's message with tool_calls may leave out",
                 "missing_required_parameter",
             )
         return self

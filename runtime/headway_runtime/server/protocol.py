@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from headway_runtime.request import Grammar
 from headway_runtime.sampling_params import MAX_CHOICES, MAX_LOGPROBS, MAX_TOKENS
-from headway_runtime.server.body import WHOLE, FieldError, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, WHOLE, FieldError, StrictBody
 from headway_runtime.server.refused_fields import NEUTRAL_FIELDS, REFUSALS
 from headway_runtime.server.shared_fields import SharedFields, TokenId
 from headway_runtime.server.structured_fields import StructuredFields, grammar_of
@@ -91,9 +91,9 @@ class CompletionBody(GenerationBody):
     # texts, one by one, would hold up every stream for 40 ms.
     prompt: (
         str
-        | Annotated[list[str], Field(fail_fast=True)]
-        | Annotated[list[TokenId], Field(fail_fast=True)]
-        | Annotated[list[Annotated[list[TokenId], Field(fail_fast=True)]], Field(fail_fast=True)]
+        | Annotated[list[str], FIRST_FAULT]
+        | Annotated[list[TokenId], FIRST_FAULT]
+        | Annotated[list[Annotated[list[TokenId], FIRST_FAULT]], FIRST_FAULT]
     )
     # 0, which needs echo: nothing is generated, and the prompt comes back with its log-probabilities.
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WHOLE] | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from headway_runtime.sampling_params import MAX_LOGPROBS, MAX_TOKENS
-from headway_runtime.server.body import WHOLE, FieldError, JsonObject, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, WHOLE, FieldError, JsonObject, StrictBody
 from headway_runtime.server.refused_fields import REFUSALS
 from headway_runtime.server.shared_fields import SharedFields
 from headway_runtime.server.template_fields import TemplateOptions
@@ -34,7 +34,7 @@ class MessageItem(StrictBody):
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer", "assistant"]
-    content: str | list[ItemText]
+    content: str | Annotated[list[ItemText], FIRST_FAULT]
     # As the item was when it came out of a response.
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -56,7 +56,7 @@ class CallItem(StrictBody):
 class CallOutputItem(StrictBody):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[ItemText]
+    output: str | Annotated[list[ItemText], FIRST_FAULT]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
@@ -160,13 +160,16 @@ class ResponsesBody(SharedFields, TemplateOptions):
         **{name: remedy for name, remedy in REFUSALS.items() if name.startswith("guided_")},
     }
 
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[list[InputItem], Field(min_length=1), FIRST_FAULT]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: (
+        Annotated[list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]], FIRST_FAULT]
+        | None
+    ) = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_FAULT] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
 

@@ -61,8 +61,9 @@ def _logit_bias(body: GenerationBody, vocab_size: int) -> tuple[tuple[int, float
     found: list[tuple[int, float]] = []
     for name, bias in body.logit_bias.items():
         # Written in the one usual way, so that no token can be named twice.
-        token_id = int(name) if name.isascii() and name.isdecimal() and len(name) <= 10 else -1
-        if str(token_id) != name:
+        is_number = name.isascii() and name.isdecimal() and len(name) <= 10
+        token_id = int(name) if is_number else 0
+        if not is_number or str(token_id) != name:
             raise InvalidRequestError(
                 f"logit_bias names {shown(name)}, which is no token id; use ids such as '42'",
                 param="logit_bias",

@@ -9,8 +9,12 @@ from pydantic import Field, model_validator
 
 from headway_runtime.request import MAX_PRIORITY, MAX_SALT_CHARACTERS
 from headway_runtime.sampling_params import MAX_SEED, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKENS
-from headway_runtime.server.body import WHOLE, FieldError
+from headway_runtime.server.body import FIRST_FAULT, WHOLE, AtMost, FieldError
 from headway_runtime.server.structured_fields import OutputsField
+
+# As many as there is any sense in; each may be wrong, and its fault told.
+MAX_BIASES = 2**16
+MAX_NOTES = 1024
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
@@ -29,11 +33,11 @@ class SharedFields(OutputsField):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    logit_bias: dict[str, Bias] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    logit_bias: Annotated[dict[str, Bias], AtMost(MAX_BIASES)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1), FIRST_FAULT] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED), WHOLE] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS), FIRST_FAULT] | None = None
+    stop_token_ids: Annotated[list[TokenId], FIRST_FAULT] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WHOLE] | None = None
@@ -53,7 +57,7 @@ class SharedFields(OutputsField):
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/=+-]{1,128}$")] | None = None
     # Accepted because they ask nothing of the model: who asks, and what the client notes for itself.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], AtMost(MAX_NOTES)] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None

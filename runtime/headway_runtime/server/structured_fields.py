@@ -13,7 +13,7 @@ from headway_runtime.errors import InvalidRequestError
 from headway_runtime.grammar import validate
 from headway_runtime.request import Grammar
 from headway_runtime.sampling_params import shown
-from headway_runtime.server.body import FieldError, JsonObject, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, FieldError, JsonObject, StrictBody
 
 MAX_CHOICES_LISTED = 4096
 
@@ -55,7 +55,9 @@ class StructuredOutputs(StrictBody):
 
     json_: Annotated[JsonObject | str | None, Field(alias="json")] = None
     regex: Annotated[str, Field(min_length=1)] | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES_LISTED)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES_LISTED), FIRST_FAULT] | None = (
+        None
+    )
     grammar: Annotated[str, Field(min_length=1)] | None = None
     json_object: bool | None = None
 

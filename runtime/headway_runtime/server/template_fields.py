@@ -8,11 +8,12 @@ from pydantic import Field, model_validator
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ConfigError, InvalidRequestError
 from headway_runtime.sampling_params import shown
-from headway_runtime.server.body import FieldError, JsonObject, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, AtMost, FieldError, JsonObject, StrictBody
 from headway_runtime.server.chat_messages import ChatMessage
+from headway_runtime.server.shared_fields import MAX_NOTES
 from headway_runtime.server.tool_fields import OfferedTools
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1), FIRST_FAULT]
 # What the server itself gives to templates.
 RESERVED_NAMES = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages", "tools"}
@@ -35,7 +36,7 @@ class ModelOfTemplates(Protocol):
 class TemplateOptions(StrictBody):
     """A part of other bodies: what a template is given besides messages and tools."""
 
-    documents: list[dict[str, str]] | None = None
+    documents: Annotated[list[Annotated[dict[str, str], AtMost(MAX_NOTES)]], FIRST_FAULT] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None

@@ -1,8 +1,10 @@
 """The bodies of `/tokenize` and `/detokenize`."""
 
+from typing import Annotated
+
 from pydantic import model_validator
 
-from headway_runtime.server.body import FieldError, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, FieldError, StrictBody
 from headway_runtime.server.shared_fields import TokenId
 from headway_runtime.server.template_fields import TemplateFields
 
@@ -36,4 +38,4 @@ class DetokenizeBody(StrictBody):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], FIRST_FAULT]

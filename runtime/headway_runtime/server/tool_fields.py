@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from headway_runtime.server.body import FieldError, JsonObject, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, FieldError, JsonObject, StrictBody
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
@@ -62,7 +62,7 @@ class NamedTool(StrictBody):
 class OfferedTools(StrictBody):
     """A part of other bodies: the tools that a model is told of."""
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FIRST_FAULT] | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> "OfferedTools":
