@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 CALL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+HOPELESS = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}
+HOPELESS_FORMAT = {"type": "json_schema", "name": "x", "strict": True, "schema": {"not": {}}}
 MIB = 2**20
 
 
@@ -90,7 +92,9 @@ def comparable(answer: httpx.Response) -> Any:
         ("/v1/chat/completions", {"messages": HI, "tools": [CALL], "tool_choice": "auto"}),
         ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": "Hi"}]}),
         ("/v1/responses", {"input": "Hi", "max_output_tokens": 5, "metadata": {"a": "b"}, "tools": []}),
+        ("/v1/chat/completions", {"messages": HI, "tools": [HOPELESS], "tool_choice": "required"}),
         ("/v1/responses", {"input": [{"type": "reasoning"}]}),
+        ("/v1/responses", {"input": "Hi", "text": {"format": HOPELESS_FORMAT}}),
         ("/tokenize", {"prompt": "The quick brown fox", "return_token_strs": True}),
         ("/tokenize", {"messages": HI, "prompt": "both"}),
         ("/detokenize", {"tokens": [300, 301, 302]}),

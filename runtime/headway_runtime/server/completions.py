@@ -2,12 +2,11 @@
 
 import uuid
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from headway_runtime.errors import ContextLengthError, InvalidRequestError
+from headway_runtime.errors import InvalidRequestError
 from headway_runtime.metrics import RejectReason
 from headway_runtime.server.body import parse_body
 from headway_runtime.server.call_rules import call_rules
@@ -22,6 +21,8 @@ from headway_runtime.server.protocol import CompletionBody, GenerationBody
 from headway_runtime.server.responses import AnswerFormat, AnswerHead, CompletionFormat
 from headway_runtime.server.serving import Serving, body_of, context_of, json_response, tenant_of
 from headway_runtime.server.structured_fields import check_grammar
+from headway_runtime.server.tool_fields import ToolFields
+from headway_runtime.server.tool_grammar import check_tools
 from headway_runtime.server.tracing import NOTES_KEY, notes_of
 
 Body = TypeVar("Body")
@@ -70,17 +71,21 @@ async def read_request(
     context = context_of(request)
     arrival = Arrival(uuid.uuid4().hex, context.received_at, tenant_of(request))
     try:
-        body, prepared = await serving.read(read, raw, arrival)
-        grammar = prepared.requests[0].sampling.grammar
-        if grammar is not None:
-            await serving.compute_in_thread(partial(check_grammar, grammar))
-        return body, prepared
-    except ContextLengthError:
-        serving.client.report_refused(RejectReason.CONTEXT_LENGTH)
+        return await serving.read(read, raw, arrival)
+    except InvalidRequestError as error:
+        is_too_long = error.code == "context_length_exceeded"
+        serving.client.report_refused(RejectReason.CONTEXT_LENGTH if is_too_long else RejectReason.INVALID)
         raise
-    except InvalidRequestError:
-        serving.client.report_refused(RejectReason.INVALID)
-        raise
+
+
+def check_form(body: GenerationBody, prepared: Prepared) -> None:
+    """InvalidRequestError if the answer's form cannot be enforced. May take milliseconds."""
+    grammar = prepared.requests[0].sampling.grammar
+    if grammar is None:
+        return
+    if grammar.param == "tools" and isinstance(body, ToolFields):
+        check_tools(body)
+    check_grammar(grammar)
 
 
 def answer_of(
@@ -128,6 +133,7 @@ def _read_chat(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[ChatBody, Prep
     body = parse_body(raw, ChatBody)
     desk.served_name(body.model)
     prepared = prepare_chat(body, desk.model(), arrival)
+    check_form(body, prepared)
     return without_spent(body), prepared
 
 
@@ -135,6 +141,7 @@ def _read_completion(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[Completi
     body = parse_body(raw, CompletionBody)
     desk.served_name(body.model)
     prepared = prepare_completion(body, desk.model(), arrival)
+    check_form(body, prepared)
     return without_spent(body), prepared
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from headway_runtime.chat import ChatTemplate, load_chat_template
+from headway_runtime.sampling_params import shown
 from headway_runtime.server.body import StrictBody
 from headway_runtime.server.chat_options import parser_name
 from headway_runtime.server.http_errors import HttpError
@@ -85,7 +86,7 @@ def name_of(names: Sequence[str], wanted: str | None) -> str:
     if wanted not in names:
         raise HttpError(
             404,
-            f"model={wanted!r} is not served here; served: {', '.join(map(repr, names))}",
+            f"model={shown(wanted)} is not served here; use {' or '.join(map(repr, names))}",
             param="model",
             code="model_not_found",
         )

@@ -57,7 +57,7 @@ class ReadingPool:
             timer.cancel()
         self._give_back(process, len(raw))
         if answer.error is not None:
-            raise answer.error
+            raise answer.error.unpack()
         if answer.bug is not None:
             raise RuntimeError(f"a body could not be read: {answer.bug}")
         return answer.result

@@ -46,11 +46,26 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedError:
+    """An error of the runtime's own: a pickle of itself would call its class with its message alone."""
+
+    kind: type[HeadwayRuntimeError]
+    arguments: tuple[Any, ...]
+    members: dict[str, Any]
+
+    def unpack(self) -> HeadwayRuntimeError:
+        error = self.kind.__new__(self.kind)
+        error.args = self.arguments
+        error.__dict__.update(self.members)
+        return error
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What a job came to; an error is for the client, a bug's name for nobody."""
 
     result: Any = None
-    error: HeadwayRuntimeError | None = None
+    error: PackedError | None = None
     bug: str | None = None
 
 
@@ -95,7 +110,7 @@ def _answer(desk: _Desk, job: Job, raw: bytes) -> Answer:
     try:
         return Answer(job.read(desk, raw, *job.arguments))
     except HeadwayRuntimeError as error:
-        return Answer(error=error)
+        return Answer(error=PackedError(type(error), error.args, dict(error.__dict__)))
     except Exception as error:  # noqa: BLE001 - a bug is the server's error, as it is in the other process
         sys.excepthook(type(error), error, error.__traceback__)
         return Answer(bug=type(error).__name__)

@@ -9,11 +9,11 @@ from headway_runtime.request import Request as EngineRequest
 from headway_runtime.server.body import parse_body
 from headway_runtime.server.call_rules import call_rules
 from headway_runtime.server.chat_protocol import ChatBody
-from headway_runtime.server.completions import answer_of, head_of, read_request
+from headway_runtime.server.completions import answer_of, check_form, head_of, read_request
 from headway_runtime.server.desk import Desk, without_spent
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat
-from headway_runtime.server.responses_endpoint_chat import chat_of, origin_of
+from headway_runtime.server.responses_endpoint_chat import chat_of, in_own_words, origin_of
 from headway_runtime.server.responses_endpoint_format import ResponsesFormat
 from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
 from headway_runtime.server.serving import Serving
@@ -25,12 +25,7 @@ def responses_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        try:
-            (chat, asked), prepared = await read_request(serving, request, _read)
-        except InvalidRequestError as error:
-            if error.param is not None:
-                error.param = origin_of(error.param)
-            raise
+        (chat, asked), prepared = await read_request(serving, request, _read)
         rules = call_rules(chat, serving.model()) if chat.may_call else None
         answer = ResponsesFormat(head_of(serving, chat, "resp_"), asked, rules)
         shown = () if rules is None else rules.hidden_tags
@@ -55,8 +50,12 @@ def responses_routes(serving: Serving) -> APIRouter:
 def _read(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[tuple[ChatBody, ResponsesBody], Prepared]:
     body = parse_body(raw, ResponsesBody)
     desk.served_name(body.model)
-    chat = chat_of(body)
-    prepared = prepare_chat(chat, desk.model(), arrival)
+    try:
+        chat = chat_of(body)
+        prepared = prepare_chat(chat, desk.model(), arrival)
+        check_form(chat, prepared)
+    except InvalidRequestError as error:
+        raise in_own_words(error) from error
     # The answer repeats most of the body, but not the input.
     bodies = (without_spent(chat), body.model_copy(update={"input": ""}))
     return bodies, replace(prepared, requests=[_in_own_words(one) for one in prepared.requests])

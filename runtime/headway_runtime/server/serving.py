@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway_runtime.errors import InvalidRequestError
+from headway_runtime.sampling_params import shown
 from headway_runtime.server.admin_tokens import AdminTokens
 from headway_runtime.server.api_keys import ApiKeys, Tenant
 from headway_runtime.server.desk import Desk, load_model_files, name_of, served_model
@@ -38,6 +39,8 @@ from headway_runtime.server.tracing import start_tracing
 
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
 INLINE_BODY_BYTES = 4 * 2**10
+# What may prescribe an answer's form, which takes milliseconds to check.
+SLOW_WORDS = (b'"tools"', b'"response_format"', b'"structured_outputs"', b'"format"')
 # Larger ones keep the interpreter's lock so long that streams wait for them, even in a thread.
 THREAD_BODY_BYTES = 256 * 2**10
 NUM_TOKENIZER_THREADS = 4
@@ -187,7 +190,7 @@ class Serving:
             if is_too_large:
                 raise _too_large(most) from None
             message = f"the body did not arrive within {seconds:g} s; send it faster"
-            raise HttpError(408, message, headers={"Connection": "close"}) from None
+            raise HttpError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
         return bytes(body)
 
     async def read(
@@ -201,7 +204,7 @@ class Serving:
         read: a function of a module, as it may be called in another process; arguments go by position.
         """
         self.require_engine()
-        if len(raw) <= INLINE_BODY_BYTES:
+        if len(raw) <= INLINE_BODY_BYTES and not any(word in raw for word in SLOW_WORDS):
             return read(self, raw, *arguments)
         if len(raw) <= THREAD_BODY_BYTES:
             return await self.compute_in_thread(partial(read, self, raw, *arguments))
@@ -249,8 +252,12 @@ def require_json(request: Request) -> None:
     """A body that says it is something else than JSON is a mistake worth naming."""
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
-        raise InvalidRequestError(f"Content-Type={content_type!r} is not supported; send application/json")
+        raise InvalidRequestError(
+            f"Content-Type={shown(content_type)} is not supported; send application/json",
+            code="unsupported_content_type",
+        )
 
 
 def _too_large(most: int) -> HttpError:
-    return HttpError(413, f"the body is larger than {most} bytes; send less", headers={"Connection": "close"})
+    message = f"the body is larger than {most} bytes; send less"
+    return HttpError(413, message, code="body_too_large", headers={"Connection": "close"})
