@@ -64,10 +64,9 @@ class Runner:
                 self._model_config.num_kv_heads,
                 self._model_config.head_dim,
             )
-            self._cache = KVCache(shape, dtype, self._device)
-            self._inputs = StepInputBuilder(
-                config, shape, self._model_config.num_attention_heads, dtype, self._device
-            )
+            num_groups = self._model_config.num_attention_heads // shape.num_kv_heads
+            self._cache = KVCache(shape, num_groups, dtype, self._device)
+            self._inputs = StepInputBuilder(config, self._cache, dtype, self._device)
             self._sampler = Sampler(self.vocab_size, self._device)
         self._governor: ThreadGovernor | None = None
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
