@@ -4,6 +4,7 @@
 Owns the mapping and knows nothing of what lies in it.
 """
 
+import contextlib
 import math
 import mmap
 
@@ -19,11 +20,14 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
     try:
-        # Small pages: neighbours of a large one belong to other blocks, and the first request would wait for
-        # nearly all of the cache to be zeroed.
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ConfigError(
             f"kv_cache_memory_bytes={size!r} cannot be had ({error}); lower --kv-cache-memory-bytes"
         ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Each step reads blocks from all over it; large pages need fewer addresses looked up. Not every system
+        # has them.
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

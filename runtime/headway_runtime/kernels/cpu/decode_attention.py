@@ -5,6 +5,8 @@ rotates the new queries and keys, stores the new keys and values, and attends bl
 maximum and sum (arXiv 1805.02867, as in FlashAttention, arXiv 2205.14135).
 """
 
+from functools import cache
+
 import torch
 from llvmlite import ir
 from torch import Tensor
@@ -27,7 +29,7 @@ class DecodeAttention:
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, width: int) -> None:
         self._shape = shape
         name = "decode_attention"
-        self._kernel = Kernel(name, _Writer(name, shape, elements(dtype), width).text())
+        self._kernel = Kernel(name, _text(name, shape, elements(dtype), width))
 
     def __call__(
         self,
@@ -65,6 +67,11 @@ class DecodeAttention:
             positions.data_ptr(),
             out.data_ptr(),
         )
+
+
+@cache
+def _text(name: str, shape: AttentionShape, stored: Elements, width: int) -> str:
+    return _Writer(name, shape, stored, width).text()
 
 
 class _Writer:

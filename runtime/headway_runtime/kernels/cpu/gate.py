@@ -1,5 +1,7 @@
 """The SiLU-gated middle of an MLP: silu(gate) * up (arXiv 2002.05202, SwiGLU), in one pass."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,7 @@ class SiluAndMultiply:
         return out
 
 
+@cache
 def _text(name: str, size: int, stored: Elements, width: int) -> str:
     """A task is one row."""
     emitter = Emitter(name, width)

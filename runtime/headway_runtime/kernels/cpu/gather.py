@@ -1,5 +1,7 @@
 """Copies blocks of paged KV so that each head's keys, and values, of a sequence lie side by side."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ class GatherByHead:
         )
 
 
+@cache
 def _text(name: str, num_planes: int, plane_bytes: int) -> str:
     """A task is one block."""
     # Whatever the numbers mean, they are moved as float32.

@@ -1,5 +1,7 @@
 """Root mean square normalisation (arXiv 1910.07467), and the residual sum before it, in one pass."""
 
+from functools import cache
+
 import torch
 from llvmlite import ir
 from torch import Tensor
@@ -41,6 +43,7 @@ class RMSNormKernel:
         return 1 if x.numel() < LEAST_NUMBERS else torch.get_num_threads()
 
 
+@cache
 def _text(name: str, size: int, epsilon: float, stored: Elements, width: int, *, adds: bool) -> str:
     """A task is one row."""
     emitter = Emitter(name, width)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from llvmlite import ir
@@ -69,6 +70,7 @@ class RotateAndStore:
         )
 
 
+@cache
 def _text(name: str, shape: AttentionShape, stored: Elements, width: int) -> str:
     """A task is one token."""
     emitter = Emitter(name, width)
