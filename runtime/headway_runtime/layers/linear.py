@@ -17,9 +17,10 @@ PACKED_FOR_ROWS = 16
 class Linear:
     """A plain linear layer. weight: [out, in]; bias: [out] or None."""
 
-    __slots__ = ("bias", "weight")
+    __slots__ = ("bias", "num_inputs", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.num_inputs = weight.shape[1]
         self.weight = weight
         self.bias = bias
 
@@ -30,9 +31,10 @@ class Linear:
 class PackedLinear:
     """The same on a weight in oneDNN's layout, which replaces the original."""
 
-    __slots__ = ("_apply", "bias", "weight")
+    __slots__ = ("_apply", "bias", "num_inputs", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.num_inputs = weight.shape[1]
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
         self.bias = bias
         self._apply = torch.ops.mkldnn._linear_pointwise.default

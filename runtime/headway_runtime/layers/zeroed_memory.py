@@ -26,8 +26,8 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
             f"kv_cache_memory_bytes={size!r} cannot be had ({error}); lower --kv-cache-memory-bytes"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Each step reads blocks from all over it; large pages need fewer addresses looked up. Not every system
-        # has them.
+        # Each step reads blocks from all over it: large pages need fewer addresses looked up. Not all systems
+        # have them.
         with contextlib.suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
