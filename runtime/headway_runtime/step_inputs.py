@@ -22,7 +22,6 @@ from torch import Tensor
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import EngineConfig
 from headway_runtime.layers.attention import (
-    CHUNK_ROWS,
     AttentionInputs,
     Decodes,
     FirstChunk,
@@ -94,8 +93,6 @@ class StepInputBuilder:
         size = 3 * tokens + sequences + envelope.max_num_seqs * blocks_per_sequence
         self._integers = _IntegerBuffer(size, device)
         self._ramp = torch.arange(blocks_per_sequence * self._block_size, device=device)
-        later = torch.full((CHUNK_ROWS, CHUNK_ROWS), -math.inf, dtype=dtype, device=device)
-        self._causal = later.triu_(1).unsqueeze(1)
 
     def build(self, batch: Batch) -> StepInputs:
         """Rows are the decodes, longest context first, then the batch's other chunks in order."""
@@ -131,7 +128,7 @@ class StepInputBuilder:
             else self._over_cache(stretch, table, positions)
             for stretch, table in zip(stretches, tables, strict=True)
         ]
-        attention = AttentionInputs(slots, self._causal, calls, num_decodes, num_padding)
+        attention = AttentionInputs(slots, calls, num_decodes, num_padding)
         return StepInputs(
             token_ids, positions, attention, sample_rows, [index for index, _ in sampled], order
         )

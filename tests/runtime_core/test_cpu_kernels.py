@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 from headway_runtime.layers import cpu_kernels
 from headway_runtime.layers.attention import KVCache, KVShape
 from headway_runtime.layers.gate import SiluGate
@@ -181,6 +182,24 @@ def test_chunks_are_rotated_stored_and_gathered(
     for row in paged.tables:
         gathered = paged.kernels.gather(paged.blocks, row)
         assert torch.equal(gathered, paged.blocks[row].transpose(0, 1).flatten(1, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "groups", "num_seen", "context"),
+    [(1, 2, 1, 16), (5, 1, 40, 48), (130, 3, 700, 832), (4, 2, 30, 32)],
+)
+def test_chunks_see_no_later_tokens(
+    tokens: int, groups: int, num_seen: int, context: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    scores = torch.randn((2, tokens * groups, context), generator=generator).mul_(9).to(dtype)
+    seen = (num_seen + torch.arange(tokens)).clamp(max=context).repeat_interleave(groups)
+    is_seen = torch.arange(context) < seen.unsqueeze(1)
+    want = scores.float().masked_fill(~is_seen, -math.inf).softmax(-1)
+    scores.masked_fill_(~is_seen, math.nan)
+    CausalSoftmax(groups, dtype, 16)(scores, num_seen)
+    assert close(scores, want)
+    assert (scores[~is_seen.expand_as(scores)] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

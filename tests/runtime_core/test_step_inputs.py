@@ -17,12 +17,10 @@ BLOCK_SIZE = 16
 NUM_HEADS = 3
 
 
-def cache(dtype: torch.dtype) -> KVCache:
-    """With heads too small for the kernels, so that masks are made."""
-    shape = KVShape(num_layers=1, num_blocks=5000, block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=4)
-    made = KVCache(shape, NUM_HEADS, dtype, torch.device("cpu"))
-    assert made.kernels is None
-    return made
+def cache(dtype: torch.dtype, head_dim: int = 4) -> KVCache:
+    """By default with heads too small for the kernels, so that masks are made."""
+    shape = KVShape(1, num_blocks=5000, block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=head_dim)
+    return KVCache(shape, NUM_HEADS, dtype, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -77,7 +75,8 @@ def test_rows_are_decodes_longest_first_then_chunks(builder: StepInputBuilder) -
     assert isinstance(later, LaterChunk)
     assert (later.start, later.end, later.first_position) == (5, 7, 16)
     assert later.table.tolist() == [30, 31]
-    assert later.mask is None
+    assert later.mask is not None
+    assert (later.mask == 0).sum(dim=-1).tolist() == [17, 18]
 
 
 def test_masks_hide_what_lies_past_each_decode(builder: StepInputBuilder) -> None:
@@ -86,6 +85,18 @@ def test_masks_hide_what_lies_past_each_decode(builder: StepInputBuilder) -> Non
     assert call.mask.shape == (2, 1, 1, 2 * BLOCK_SIZE)
     assert (call.mask == 0).sum(dim=-1).flatten().tolist() == [22, 21]
     assert call.mask[1, 0, 0, :21].eq(0).all()
+
+
+def test_kernels_need_no_masks(engine_config: Any) -> None:
+    own = cache(torch.float32, head_dim=64)
+    if own.kernels is None:
+        pytest.skip("this machine compiles no CPU kernels")
+    config = engine_config(max_model_len=4096, envelope=Envelope(32, 512), limits=Limits(32, 512))
+    builder = StepInputBuilder(config, own, torch.float32, torch.device("cpu"))
+    decodes, _, later = build(builder, chunk(20, 1, 1), chunk(0, 3, 20), chunk(16, 2, 30)).attention.calls
+    assert isinstance(decodes, Decodes)
+    assert isinstance(later, LaterChunk)
+    assert decodes.mask is later.mask is None
 
 
 def test_one_long_decode_does_not_pad_the_short_ones(builder: StepInputBuilder) -> None:

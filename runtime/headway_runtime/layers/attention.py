@@ -6,14 +6,14 @@ then one of each head's values.
 - Decodes (one token each) are attended together. On a CPU a kernel of our own reads the blocks where they
   lie; elsewhere they are gathered, padded to the longest of the group, for scaled_dot_product_attention.
 - Prefill chunks are attended one by one, straight from the projections where a chunk starts its sequence,
-  else from a gather of the sequence's blocks. On a CPU, batched products and a softmax do that, in pieces
-  that a processor's cache holds: scaled_dot_product_attention takes two to seven times as long there.
+  else from a gather of the sequence's blocks. On a CPU, batched products and a softmax of our own do that, in
+  pieces that a processor's cache holds: scaled_dot_product_attention takes two to seven times as long there.
 
 What a step needs for all its layers alike (`AttentionInputs`) is made once per step by the runner.
 """
 
-import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as functional
@@ -22,6 +22,9 @@ from torch import Tensor
 from headway_runtime.layers.cpu_kernels import paged_attention
 from headway_runtime.layers.rotary import rotate_
 from headway_runtime.layers.zeroed_memory import lazy_zeros
+
+if TYPE_CHECKING:
+    from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 
 # Rows of a chunk that are attended to at once on a CPU.
 CHUNK_ROWS = 128
@@ -69,10 +72,10 @@ class KVCache:
     def __init__(self, shape: KVShape, num_groups: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.num_groups = num_groups
-        self.by_products = attends_by_products(dtype, device)
         self.kernels = paged_attention(
             shape.num_kv_heads, num_groups, shape.head_dim, shape.block_size, dtype, device
         )
+        self.by_products = self.kernels is not None and attends_by_products(dtype, device)
         # Zeros, because padding reads the null block: what is masked still must be finite.
         size = (shape.num_layers, shape.num_blocks, shape.num_planes, shape.block_size, shape.head_dim)
         self.data = lazy_zeros(size, dtype, device)
@@ -127,13 +130,11 @@ class AttentionInputs:
     """One step's attention work.
 
     slots: where each token's KV is stored, as block * block_size + offset.
-    causal: [CHUNK_ROWS, 1, CHUNK_ROWS], added to the scores of rows against their own chunk.
     calls: in the order of rows, decodes first. num_decodes: rows of them.
     num_padding: rows after the last token, which attend to nothing and whose KV is stored nowhere.
     """
 
     slots: Tensor
-    causal: Tensor
     calls: list[Decodes | FirstChunk | LaterChunk]
     num_decodes: int
     num_padding: int = 0
@@ -181,9 +182,9 @@ def attend(
                 out[rows] = _attend_decodes(query[rows], blocks, call.tables, call.mask)
             case FirstChunk():
                 own = key_value[rows].transpose(0, 1)
-                if cache.by_products:
+                if kernels is not None and cache.by_products:
                     key, value = _whole_grains(own, dim=1).contiguous().chunk(2)
-                    _attend_chunk_by_products(query[rows], key, value, 0, inputs.causal, out[rows])
+                    _attend_chunk_by_products(query[rows], key, value, 0, kernels.softmax, out[rows])
                 else:
                     key, value = own.chunk(2)
                     out[rows] = _attend_sequence(query[rows], key, value, None)
@@ -192,9 +193,9 @@ def attend(
                     _by_head(blocks, call.table) if kernels is None else kernels.gather(blocks, call.table)
                 )
                 key, value = by_head.chunk(2)
-                if cache.by_products:
+                if kernels is not None and cache.by_products:
                     position = call.first_position
-                    _attend_chunk_by_products(query[rows], key, value, position, inputs.causal, out[rows])
+                    _attend_chunk_by_products(query[rows], key, value, position, kernels.softmax, out[rows])
                 else:
                     out[rows] = _attend_sequence(query[rows], key, value, call.mask)
     if inputs.num_padding:
@@ -215,14 +216,14 @@ def _attend_decodes(query: Tensor, blocks: Tensor, tables: Tensor, mask: Tensor)
 
 
 def _attend_chunk_by_products(
-    query: Tensor, key: Tensor, value: Tensor, first_position: int, causal: Tensor, out: Tensor
+    query: Tensor, key: Tensor, value: Tensor, first_position: int, softmax: "CausalSoftmax", out: Tensor
 ) -> None:
     """One sequence's chunk, some rows at a time, each against what lies before and among them.
 
     key, value: [kv_heads, context, head_dim], from position 0, and finite numbers up to a whole grain;
     first_position: of the chunk's first row. out: [tokens, query heads * head_dim].
     """
-    tokens, num_kv_heads, num_groups, head_dim = query.shape
+    tokens, num_kv_heads, _, head_dim = query.shape
     for start in range(0, tokens, CHUNK_ROWS):
         rows = _whole_grains(query[start : start + CHUNK_ROWS], dim=0)
         num_rows = min(CHUNK_ROWS, tokens - start)
@@ -230,12 +231,9 @@ def _attend_chunk_by_products(
         width = min(context + -context % CHUNK_GRAIN, key.shape[1])
         queries = rows.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
         keys = key[:, :width].transpose(1, 2)
-        scores = torch.baddbmm(causal[0, 0, 0], queries, keys, beta=0, alpha=head_dim**-0.5)
-        by_row = scores.view(num_kv_heads, len(rows), num_groups, width)
-        by_row[:, :num_rows, :, context - num_rows : context].add_(causal[:num_rows, :, :num_rows])
-        if width > context:
-            by_row[..., context:] = -math.inf
-        attended = torch.bmm(scores.softmax(-1), value[:, :width])
+        scores = torch.baddbmm(queries.new_empty(()), queries, keys, beta=0, alpha=head_dim**-0.5)
+        softmax(scores, first_position + start + 1)
+        attended = torch.bmm(scores, value[:, :width])
         by_head = attended.view(num_kv_heads, len(rows), -1).transpose(0, 1)
         out[start : start + num_rows].view(num_rows, num_kv_heads, -1).copy_(by_head[:num_rows])
 

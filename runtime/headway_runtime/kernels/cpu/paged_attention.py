@@ -6,16 +6,18 @@ from torch import Tensor
 from headway_runtime.kernels.cpu.decode_attention import DecodeAttention
 from headway_runtime.kernels.cpu.gather import GatherByHead
 from headway_runtime.kernels.cpu.rotation import AttentionShape, RotateAndStore
+from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 
 
 class PagedAttention:
     """One set serves all layers; for one thread at a time."""
 
-    __slots__ = ("_gather", "_workspace", "attend_decodes", "rotate_and_store")
+    __slots__ = ("_gather", "_workspace", "attend_decodes", "rotate_and_store", "softmax")
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, width: int) -> None:
         self.attend_decodes = DecodeAttention(shape, dtype, width)
         self.rotate_and_store = RotateAndStore(shape, dtype, width)
+        self.softmax = CausalSoftmax(shape.num_groups, dtype, width)
         plane_bytes = shape.block_size * shape.head_dim * dtype.itemsize
         self._gather = GatherByHead(2 * shape.num_kv_heads, plane_bytes)
         self._workspace = torch.zeros(0, dtype=dtype)
