@@ -80,7 +80,7 @@ class StepInputBuilder:
         self, config: EngineConfig, cache: KVCache, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._block_size = cache.shape.block_size
-        self._masks_decodes, self._masks_chunks = cache.kernels is None, not cache.by_products
+        self._has_kernels, self._masks_chunks = cache.kernels is not None, not cache.by_products
         self._dtype = dtype
         envelope = config.envelope
         blocks_per_sequence = -(-config.max_model_len // self._block_size)
@@ -128,7 +128,8 @@ class StepInputBuilder:
             else self._over_cache(stretch, table, positions)
             for stretch, table in zip(stretches, tables, strict=True)
         ]
-        attention = AttentionInputs(slots, calls, num_decodes, num_padding)
+        place = None if self._has_kernels else (slots // block_size, slots % block_size)
+        attention = AttentionInputs(slots, place, calls, num_decodes, num_padding)
         return StepInputs(
             token_ids, positions, attention, sample_rows, [index for index, _ in sampled], order
         )
@@ -141,7 +142,7 @@ class StepInputBuilder:
         start, end = stretch.start, stretch.end
         positions, context = all_positions[start:end], table.shape[1] * self._block_size
         mask: Tensor | None = None
-        if self._masks_chunks if stretch.is_chunk else self._masks_decodes:
+        if self._masks_chunks if stretch.is_chunk else not self._has_kernels:
             is_later = self._ramp[:context] > positions.unsqueeze(1)
             mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
             mask.masked_fill_(is_later, -math.inf)

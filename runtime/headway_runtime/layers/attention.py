@@ -130,11 +130,13 @@ class AttentionInputs:
     """One step's attention work.
 
     slots: where each token's KV is stored, as block * block_size + offset.
+    place: the same as blocks and offsets; None where kernels store.
     calls: in the order of rows, decodes first. num_decodes: rows of them.
     num_padding: rows after the last token, which attend to nothing and whose KV is stored nowhere.
     """
 
     slots: Tensor
+    place: tuple[Tensor, Tensor] | None
     calls: list[Decodes | FirstChunk | LaterChunk]
     num_decodes: int
     num_padding: int = 0
@@ -155,8 +157,9 @@ def attend(
     if kernels is None:
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         rotate_(heads[:, : num_query_heads + shape.num_kv_heads], *rotation)
-        place = inputs.slots // shape.block_size, inputs.slots % shape.block_size
-        blocks[place[0], :, place[1]] = heads[:tokens, num_query_heads:]
+        assert inputs.place is not None
+        numbers, offsets = inputs.place
+        blocks[numbers, :, offsets] = heads[:tokens, num_query_heads:]
     elif tokens > inputs.num_decodes:
         rows = slice(inputs.num_decodes, tokens)
         kernels.rotate_and_store(qkv[rows], rotation[0][rows], rotation[1][rows], inputs.slots[rows], blocks)
