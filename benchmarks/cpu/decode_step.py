@@ -2,9 +2,9 @@
 
     python -m benchmarks.cpu.decode_step [--batch 1 16] [--context 160] [--rounds 30]
 
-Steps of the engine's runner and bare products of the very same layers take turns, on the model of
-`benchmarks.cpu.run`, with the environment that the server gives its engine process. What a step takes beyond
-its products is attention, norms, gates, sampling and Python.
+Steps of the engine's runner, bare products of the very same layers, and products of their shapes by oneDNN on
+prepacked weights take turns, on the model of `benchmarks.cpu.run`, with the environment that the server gives
+its engine process. What a step takes beyond its products is attention, norms, gates, sampling and Python.
 """
 
 import argparse
@@ -13,11 +13,11 @@ import statistics
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 
 from benchmarks.cpu.environments import cache_folder
 from benchmarks.cpu.model_folder import make_model_folder
 
-LINEAR_LAYERS = ("_qkv", "_output", "_gate_up", "_down")
 WARM_UP_STEPS = 5
 MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 16
@@ -29,6 +29,7 @@ def run(batches: list[int], context: int, rounds: int) -> None:
 
     from headway_runtime.batch import Batch, Chunk
     from headway_runtime.config import EngineConfig, Envelope, Limits
+    from headway_runtime.layers.linear import AnyLinear, PackedLinear
     from headway_runtime.request import SamplingParams
     from headway_runtime.runner import Runner
 
@@ -50,15 +51,18 @@ def run(batches: list[int], context: int, rounds: int) -> None:
             num_threads=len(os.sched_getaffinity(0)),
         )
     )
-    model = runner._model
-    linears = [getattr(layer, name) for layer in model._layers for name in LINEAR_LAYERS] + [model._head]
+    linears = runner._model.linears
 
-    def products(rows: int) -> float:
-        inputs = [torch.randn(rows, linear.num_inputs, dtype=torch.bfloat16) for linear in linears]
+    prepacked = [
+        PackedLinear(torch.randn(layer.num_outputs, layer.num_inputs).bfloat16(), None) for layer in linears
+    ]
+
+    def products(layers: Sequence[AnyLinear], rows: int) -> float:
+        inputs = {layer.num_inputs: torch.randn(rows, layer.num_inputs).bfloat16() for layer in layers}
         started_at = time.perf_counter()
         with torch.inference_mode():
-            for linear, x in zip(linears, inputs, strict=True):
-                linear(x)
+            for layer in layers:
+                layer(inputs[layer.num_inputs])
         return time.perf_counter() - started_at
 
     def step(batch: Batch) -> float:
@@ -68,7 +72,8 @@ def run(batches: list[int], context: int, rounds: int) -> None:
 
     sampling = SamplingParams(temperature=0.0)
     num_blocks = context // BLOCK_SIZE + 2
-    print("batch | step, ms: median, least | products, ms: median, least | products over step")
+    print("medians and least, ms")
+    print("batch | step | its products | oneDNN's | its products over step | oneDNN's over step")
     for size in batches:
         tables = [array("q", range(1 + row * num_blocks, 1 + (row + 1) * num_blocks)) for row in range(size)]
         tokens = list(range(3, context + 4))
@@ -77,16 +82,15 @@ def run(batches: list[int], context: int, rounds: int) -> None:
             size,
             size,
         )
-        for _ in range(WARM_UP_STEPS):
-            step(batch), products(size)
-        times = [(step(batch) * 1e3, products(size) * 1e3) for _ in range(rounds)]
-        steps, bare = ([pair[index] for pair in times] for index in (0, 1))
-        medians = statistics.median(steps), statistics.median(bare)
-        print(
-            f"{size} | {medians[0]:.1f}, {min(steps):.1f} | {medians[1]:.1f}, {min(bare):.1f} | "
-            f"{medians[1] / medians[0]:.2f}",
-            flush=True,
+        for count in (WARM_UP_STEPS, rounds):
+            times = [(step(batch), products(linears, size), products(prepacked, size)) for _ in range(count)]
+        columns = [[one[index] * 1e3 for one in times] for index in range(3)]
+        medians = [statistics.median(column) for column in columns]
+        figures = (
+            f"{median:.1f}, {min(column):.1f}" for median, column in zip(medians, columns, strict=True)
         )
+        ratios = (f"{median / medians[0]:.2f}" for median in medians[1:])
+        print(" | ".join((str(size), *figures, *ratios)), flush=True)
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.layers.linear import PackedLinear
 from headway_runtime.logprobs import prompt_logprobs
 from headway_runtime.memory import (
     CPU_FRACTION,
@@ -67,7 +68,13 @@ class Runner:
             )
             num_groups = self._model_config.num_attention_heads // shape.num_kv_heads
             self._cache = KVCache(shape, num_groups, dtype, self._device)
-            self._inputs = StepInputBuilder(config, self._cache, dtype, self._device)
+            self._inputs = StepInputBuilder(
+                config,
+                self._cache,
+                dtype,
+                self._device,
+                rounds=any(isinstance(linear, PackedLinear) for linear in self._model.linears),
+            )
             self._sampler = Sampler(self.vocab_size, self._device)
         self._governor: ThreadGovernor | None = None
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():

@@ -3,8 +3,8 @@
 All integers of a step are written into one preallocated host buffer (pinned for CUDA) and cross to the device
 in one copy; on a CPU that buffer is the device's memory already.
 
-On a CPU, bfloat16 products are oneDNN's, which makes a kernel for every shape that it meets: two milliseconds
-and a megabyte each (docs/log.md). So the numbers of rows are rounded up to few: rows that belong to nobody
+Where a CPU's bfloat16 products are oneDNN's, it makes a kernel for every shape that it meets: two milliseconds
+and a megabyte each (docs/log.md). There the numbers of rows are rounded up to few: rows that belong to nobody
 follow the last token.
 """
 
@@ -77,15 +77,22 @@ class StepInputBuilder:
     """Owns the buffers; a step's inputs are valid until the next one's are built."""
 
     def __init__(
-        self, config: EngineConfig, cache: KVCache, dtype: torch.dtype, device: torch.device
+        self,
+        config: EngineConfig,
+        cache: KVCache,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        rounds: bool,
     ) -> None:
+        """rounds: whether each number of rows costs a kernel, so that there shall be few."""
         self._block_size = cache.shape.block_size
         self._has_kernels, self._masks_chunks = cache.kernels is not None, not cache.by_products
         self._dtype = dtype
         envelope = config.envelope
         blocks_per_sequence = -(-config.max_model_len // self._block_size)
         # Token, position and slot of each token; sampled row and padded block table of each sequence.
-        self._rounds = device.type == "cpu" and dtype == torch.bfloat16
+        self._rounds = rounds
         tokens, sequences = map(
             partial(round_up, per_octave=ROWS_PER_OCTAVE),
             (envelope.max_num_batched_tokens, envelope.max_num_seqs),

@@ -26,7 +26,7 @@ def cache(dtype: torch.dtype, head_dim: int = 4) -> KVCache:
 @pytest.fixture
 def builder(engine_config: Any) -> StepInputBuilder:
     config = engine_config(max_model_len=4096, envelope=Envelope(32, 512), limits=Limits(32, 512))
-    return StepInputBuilder(config, cache(torch.float32), torch.float32, torch.device("cpu"))
+    return StepInputBuilder(config, cache(torch.float32), torch.float32, torch.device("cpu"), rounds=False)
 
 
 def chunk(start: int, num_tokens: int, first_block: int, *, samples: bool = True) -> Chunk:
@@ -92,7 +92,7 @@ def test_kernels_need_no_masks(engine_config: Any) -> None:
     if own.kernels is None:
         pytest.skip("this machine compiles no CPU kernels")
     config = engine_config(max_model_len=4096, envelope=Envelope(32, 512), limits=Limits(32, 512))
-    builder = StepInputBuilder(config, own, torch.float32, torch.device("cpu"))
+    builder = StepInputBuilder(config, own, torch.float32, torch.device("cpu"), rounds=False)
     decodes, _, later = build(builder, chunk(20, 1, 1), chunk(0, 3, 20), chunk(16, 2, 30)).attention.calls
     assert isinstance(decodes, Decodes)
     assert isinstance(later, LaterChunk)
@@ -119,9 +119,9 @@ def test_padding_at_most_doubles_what_is_gathered(seed: int, builder: StepInputB
 
 @pytest.fixture
 def rounding_builder(engine_config: Any) -> StepInputBuilder:
-    """As on a CPU in bfloat16, where every shape costs."""
+    """As on a CPU whose products are oneDNN's, where every shape costs."""
     config = engine_config(max_model_len=1024, envelope=Envelope(64, 512), limits=Limits(64, 512))
-    return StepInputBuilder(config, cache(torch.bfloat16), torch.bfloat16, torch.device("cpu"))
+    return StepInputBuilder(config, cache(torch.bfloat16), torch.bfloat16, torch.device("cpu"), rounds=True)
 
 
 def test_sizes_are_rounded_up_to_few() -> None:

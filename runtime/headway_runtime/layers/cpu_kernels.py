@@ -9,9 +9,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+    from headway_runtime.kernels.cpu.linear import PairsLinear
     from headway_runtime.kernels.cpu.norm import RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
 
@@ -62,6 +64,19 @@ def rms_norm(size: int, epsilon: float, dtype: torch.dtype, device: torch.device
     from headway_runtime.kernels.cpu.norm import RMSNormKernel
 
     return RMSNormKernel(size, epsilon, dtype, width)
+
+
+def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | None":
+    """parts: of one weight, one below the other, [outputs, inputs] each. None too where others are faster."""
+    num_inputs = parts[0].shape[1]
+    width = _fitting_width(parts[0].device, *(len(part) for part in parts))
+    if width is None or parts[0].dtype != torch.bfloat16 or num_inputs % 2:
+        return None
+    from headway_runtime.kernels.cpu import linear
+
+    if width != linear.PANEL or not linear.is_fast_here():
+        return None
+    return linear.PairsLinear(parts, bias)
 
 
 def silu_and_multiply(size: int, dtype: torch.dtype, device: torch.device) -> "SiluAndMultiply | None":

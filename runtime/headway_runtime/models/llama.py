@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway_runtime.layers.attention import AttentionInputs, KVCache, attend
 from headway_runtime.layers.gate import SiluGate
-from headway_runtime.layers.linear import Linear, PackedLinear, make_linear
+from headway_runtime.layers.linear import AnyLinear, make_linear
 from headway_runtime.layers.norm import RMSNorm
 from headway_runtime.layers.rotary import RotaryTable
 from headway_runtime.model_config import ModelConfig
@@ -52,6 +52,11 @@ class LlamaLayer:
         self._down = _merged(
             weights, {f"{mlp}.down_proj": hidden}, config.intermediate_size, has_bias=config.mlp_bias
         )
+
+    @property
+    def linears(self) -> tuple[AnyLinear, ...]:
+        """In the order of their work."""
+        return self._qkv, self._output, self._gate_up, self._down
 
     def __call__(
         self,
@@ -96,10 +101,15 @@ class Llama:
         ]
         self._norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps)
         tied = config.tie_word_embeddings
-        self._head = make_linear(self._embedding if tied else weights.take("lm_head.weight", shape))
+        self._head = make_linear([self._embedding if tied else weights.take("lm_head.weight", shape)])
         # A tied checkpoint may carry the head as well; it is the same tensor.
         weights.finish(unused=["lm_head.weight"] if tied else [])
         self._rotary = RotaryTable(config, num_positions, dtype, device)
+
+    @property
+    def linears(self) -> list[AnyLinear]:
+        """All linear layers, in the order of their work."""
+        return [*(linear for layer in self._layers for linear in layer.linears), self._head]
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs
@@ -117,13 +127,11 @@ class Llama:
         return self._head(self._norm(hidden))
 
 
-def _merged(
-    weights: Weights, outputs: dict[str, int], num_inputs: int, *, has_bias: bool
-) -> Linear | PackedLinear:
+def _merged(weights: Weights, outputs: dict[str, int], num_inputs: int, *, has_bias: bool) -> AnyLinear:
     """One linear layer of several that read the same input. outputs: name and number of outputs of each."""
-    weight = torch.cat([weights.take(f"{name}.weight", (size, num_inputs)) for name, size in outputs.items()])
+    parts = [weights.take(f"{name}.weight", (size, num_inputs)) for name, size in outputs.items()]
     if not has_bias:
-        return make_linear(weight)
+        return make_linear(parts)
     return make_linear(
-        weight, torch.cat([weights.take(f"{name}.bias", (size,)) for name, size in outputs.items()])
+        parts, torch.cat([weights.take(f"{name}.bias", (size,)) for name, size in outputs.items()])
     )

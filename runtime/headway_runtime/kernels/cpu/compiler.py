@@ -71,6 +71,11 @@ def fitting_width(*sizes: int) -> int | None:
     return width if width >= LEAST_WIDTH else None
 
 
+def has_features(*names: str) -> bool:
+    """Whether the processor has all of these, named as LLVM names them."""
+    return all(_features().get(name) for name in names)
+
+
 @cache
 def elements(dtype: torch.dtype) -> Elements:
     """How numbers of that type lie in memory."""

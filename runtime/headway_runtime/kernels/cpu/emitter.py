@@ -55,6 +55,8 @@ class Elements:
 
 
 FLOAT32 = Elements("float32", 4)
+# On processors that multiply them, which round to them too.
+BFLOAT16 = Elements("bfloat16", 2)
 
 
 class Emitter:
@@ -240,6 +242,28 @@ class Emitter:
         for a, b in zip(left[1:], right[1:], strict=True):
             total = self.multiply_add(a, b, total)
         return total
+
+    def load_pairs(self, address: ir.Value) -> ir.Value:
+        """Two bfloat16 for each lane, side by side; the address is a multiple of their size."""
+        kind = ir.VectorType(_BFloat(), 2 * self.width)
+        loaded = self.builder.load(self.builder.inttoptr(address, kind.as_pointer()))
+        loaded.align = 4 * self.width
+        return loaded
+
+    def load_pair(self, address: ir.Value) -> ir.Value:
+        """The same two bfloat16 for all lanes."""
+        pair = self.builder.load(self.builder.inttoptr(address, I32.as_pointer()))
+        pair.align = 2
+        undefined = ir.Constant(ir.VectorType(I32, self.width), ir.Undefined)
+        first = self.builder.insert_element(undefined, pair, ir.Constant(I32, 0))
+        alike = self._shuffled(first, first, [0] * self.width)
+        return self.builder.bitcast(alike, ir.VectorType(_BFloat(), 2 * self.width))
+
+    def add_products_of_pairs(self, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+        """total + a[0] * b[0] + a[1] * b[1] in each lane, by the instruction of AVX-512 BF16; 16 lanes."""
+        pairs = ir.VectorType(_BFloat(), 2 * self.width)
+        kind = ir.FunctionType(self.vector, [self.vector, pairs, pairs])
+        return self.builder.call(self._declared("llvm.x86.avx512bf16.dpbf16ps.512", kind), [total, a, b])
 
     def square_root(self, a: ir.Value) -> ir.Value:
         return self._called("llvm.sqrt", a)
