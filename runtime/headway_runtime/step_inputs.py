@@ -4,8 +4,8 @@ All integers of a step are written into one preallocated host buffer (pinned for
 in one copy; on a CPU that buffer is the device's memory already.
 
 Where a CPU's bfloat16 products are oneDNN's, it makes a kernel for every shape that it meets, of two
-milliseconds and a megabyte (docs/log.md). There the numbers of rows are rounded up to few: rows that belong to
-nobody follow the last token.
+milliseconds and a megabyte (docs/log.md). There the numbers of rows are rounded up to few: rows that belong
+to nobody follow the last token.
 """
 
 import math
