@@ -98,7 +98,12 @@ class Assembly:
         self._take_times(event)
         if event.finish_reason is FinishReason.ERROR:
             if event.error_param is not None:
-                raise InvalidRequestError(event.error or "", param=event.error_param)
+                field = event.error_param
+                raise InvalidRequestError(
+                    f"{field} cannot be enforced: {event.error}; correct it",
+                    param=field,
+                    code="invalid_grammar",
+                )
             answer.error = event.error or "the engine failed"
             self._end_one()
             return None

@@ -12,6 +12,32 @@
 Bugs are `assert` or built-in exceptions, never these.
 """
 
+from typing import Literal
+
+# What is wrong with a request, in one word: OpenAI's where it has one. docs/api.md says what each means.
+RequestCode = Literal[
+    "array_above_max_length",
+    "context_length_exceeded",
+    "decimal_above_max_value",
+    "decimal_below_min_value",
+    "empty_array",
+    "empty_string",
+    "integer_above_max_value",
+    "integer_below_min_value",
+    "invalid_grammar",
+    "invalid_json",
+    "invalid_type",
+    "invalid_value",
+    "missing_mutually_exclusive_parameters",
+    "missing_required_parameter",
+    "mutually_exclusive_parameters",
+    "object_above_max_properties",
+    "string_above_max_length",
+    "unknown_parameter",
+    "unsupported_content_type",
+    "unsupported_parameter",
+]
+
 
 class HeadwayRuntimeError(Exception):
     """Base of the tree; `str()` names the field, the value and the remedy."""
@@ -28,7 +54,9 @@ class ModelLoadError(HeadwayRuntimeError):
 class InvalidRequestError(HeadwayRuntimeError):
     """A request the client must change. `param` is the field at fault, if one is; `code` is OpenAI's word."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: RequestCode = "invalid_value"
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Literal, Protocol, Self, TypedDict, Unpack
 
 from headway_runtime.answer_assembly import Assembly, Prompt
+from headway_runtime.call_arguments import check_call, params_of_each
 from headway_runtime.engine import EngineCore
 from headway_runtime.engine_config import resolve_engine_config
 from headway_runtime.engine_options import keyword_options
@@ -119,11 +120,12 @@ class Engine:
         """Answer all prompts; one output per prompt, in their order.
 
         prompts: a text, token ids, or a list of either. sampling_params: for all of them, or one each.
-        use_tqdm: show a progress bar. priority: the lower is served first. cache_salt: prompts share what was
-        computed for the same beginning only with others of the same salt.
+        use_tqdm: show a progress bar. priority: the lower is served first; from -100 to 100. cache_salt:
+        prompts share what was computed for the same beginning only with others of the same salt.
         InvalidRequestError (ContextLengthError) before anything runs if one of them cannot be answered. An
         answer that fails by the engine's fault has the finish reason "error".
         """
+        check_call(priority, cache_salt)
         encoded = self._encoder.encode_all(prompts)
         return self._run(encoded, sampling_params, priority, cache_salt, use_tqdm=use_tqdm)
 
@@ -138,6 +140,7 @@ class Engine:
         add_generation_prompt: bool = True,
     ) -> list[GenerationOutput]:
         """The same for chats, by the model's own template: one conversation, or a list of them."""
+        check_call(priority, cache_salt)
         encoded = self._encoder.encode_chats(messages, add_generation_prompt=add_generation_prompt)
         return self._run(encoded, sampling_params, priority, cache_salt, use_tqdm=use_tqdm)
 
@@ -153,6 +156,7 @@ class Engine:
 
         Leaving the loop early gives the rest up at once.
         """
+        check_call(priority, cache_salt)
         encoded = await asyncio.to_thread(self._encoder.encode, prompt)
         async for output in self._stream(encoded, sampling_params, priority, cache_salt):
             yield output
@@ -167,6 +171,7 @@ class Engine:
         add_generation_prompt: bool = True,
     ) -> AsyncGenerator[GenerationOutput, None]:
         """The same for one chat."""
+        check_call(priority, cache_salt)
         encoded = await asyncio.to_thread(
             self._encoder.encode_chat, messages, add_generation_prompt=add_generation_prompt
         )
@@ -184,7 +189,7 @@ class Engine:
     ) -> list[GenerationOutput]:
         events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
         received_at = time.monotonic()
-        params = _params_of_each(sampling_params, len(prompts))
+        params = params_of_each(sampling_params, len(prompts))
         assemblies = [
             self._assembly(prompt, one, priority, cache_salt, received_at)
             for prompt, one in zip(prompts, params, strict=True)
@@ -210,7 +215,7 @@ class Engine:
     async def _stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None, priority: int, cache_salt: str
     ) -> AsyncGenerator[GenerationOutput, None]:
-        params = SamplingParams() if sampling_params is None else sampling_params
+        (params,) = params_of_each(sampling_params, 1)
         assembly = self._assembly(prompt, params, priority, cache_salt, time.monotonic())
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[str, Event]] = asyncio.Queue()
@@ -270,19 +275,6 @@ class Engine:
                 )
             )
         return Assembly(prompt, requests, params, self.tokenizer.vocabulary, received_at)
-
-
-def _params_of_each(
-    given: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if len(given) != count:
-        raise InvalidRequestError(
-            f"sampling_params has {len(given)} entries for {count} prompts; give one, or one for each",
-            param="sampling_params",
-        )
-    return given
 
 
 class _Progress(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from headway_runtime.answer_assembly import Prompt
 from headway_runtime.chat import load_chat_template
 from headway_runtime.errors import InvalidRequestError
+from headway_runtime.sampling_params import is_text, wrong
 from headway_runtime.tokenizer import Tokenizer
 
 PromptInput: TypeAlias = str | Sequence[int]
@@ -26,26 +27,32 @@ class PromptEncoder:
         self._vocab_size = vocab_size
 
     def encode_all(self, prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
-        """A text, token ids, or a list of either."""
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        """A text, token ids, or a list of either. InvalidRequestError for what is none of these."""
+        if isinstance(prompts, str):
+            return [self.encode(prompts)]
+        if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+            raise wrong(
+                "prompts", prompts, "want a text, a list of token ids, or a list of texts or such lists"
+            )
+        if prompts and isinstance(prompts[0], int):
             return [self.encode(prompts)]  # type: ignore[arg-type]
         return [self.encode(one) for one in prompts]  # type: ignore[arg-type]
 
     def encode(self, prompt: PromptInput) -> Prompt:
         if isinstance(prompt, str):
+            _check_text("prompt", prompt)
             encoded = self.tokenizer.encode(prompt, add_special_tokens=True)
             return self._checked(Prompt(uuid.uuid4().hex, prompt, tuple(encoded)))
         is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
         if not is_list or not all(type(one) is int for one in prompt):
-            raise InvalidRequestError(
-                f"prompt={prompt!r}: want a text or a list of token ids", param="prompt"
-            )
+            raise wrong("prompt", prompt, "want a text or a list of token ids")
         return self._checked(Prompt(uuid.uuid4().hex, None, tuple(prompt)))
 
     def encode_chats(
         self, messages: Messages | Sequence[Messages], *, add_generation_prompt: bool
     ) -> list[Prompt]:
         """One conversation, or a list of them."""
+        _check_list(messages)
         is_one = not messages or isinstance(messages[0], Mapping)
         chats: Any = [messages] if is_one else messages
         return [self.encode_chat(one, add_generation_prompt=add_generation_prompt) for one in chats]
@@ -55,9 +62,13 @@ class PromptEncoder:
             raise InvalidRequestError(
                 "messages: this model has no chat template; use generate", param="messages"
             )
+        _check_list(messages)
+        if not messages:
+            raise wrong("messages", messages, "is empty; give at least one message")
         text = self._chat_template.render(
             [_for_template(one) for one in messages], add_generation_prompt=add_generation_prompt
         )
+        _check_text("messages", text)
         # The template writes the special tokens itself.
         token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         return self._checked(Prompt(uuid.uuid4().hex, text, token_ids))
@@ -74,6 +85,18 @@ class PromptEncoder:
         return prompt
 
 
+def _check_text(param: str, text: str) -> None:
+    if not is_text(text):
+        raise wrong(param, text, "holds half a surrogate pair, which is no character; leave it out")
+
+
+def _check_list(messages: object) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise wrong(
+            "messages", messages, "want a list of dicts with role and content, or a list of such lists"
+        )
+
+
 def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates read it: content as one text, and today's word for `system`."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -83,11 +106,17 @@ def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
         for part in content:
-            if not isinstance(part, Mapping) or part.get("type") != "text" or "text" not in part:
+            is_text_part = isinstance(part, Mapping) and part.get("type") == "text"
+            if not is_text_part or not isinstance(part.get("text"), str):
                 raise InvalidRequestError(
                     f"messages: {part!r} is no text part; write {{'type': 'text', 'text': ...}}",
                     param="messages",
                 )
         content = "\n".join(part["text"] for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise InvalidRequestError(
+            f"messages: content={content!r} is no text; give a string or a list of text parts",
+            param="messages",
+        )
     role = "system" if message["role"] == "developer" else message["role"]
     return {**message, "role": role, "content": content or ""}

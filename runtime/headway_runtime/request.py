@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+# Priorities go from -MAX_PRIORITY to MAX_PRIORITY. The bound is what gives ageing its worth: a request is
+# overtaken only by those that come within `priority_ageing_seconds` for each unit by which theirs is better.
+# At 60 s nobody is overtaken by what comes later than 2 * 100 * 60 s after him; at priority 0, 100 * 60 s.
+MAX_PRIORITY = 100
+MAX_SALT_CHARACTERS = 1024
+
 
 class FinishReason(StrEnum):
     """Why a request ended; every accepted request gets exactly one."""
@@ -76,7 +82,7 @@ class Request:
     """One sequence to generate.
 
     received_at: when the first byte of the request was read, less what a gateway says it waited before.
-    priority: the lower is served first; equals in order of arrival.
+    priority: the lower is served first; equals in order of arrival. At most MAX_PRIORITY either way.
     cache_salt: sequences share cached prefixes only with those of the same salt.
     """
 

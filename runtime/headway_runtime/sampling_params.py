@@ -7,11 +7,12 @@ parameters of it.
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeGuard, get_args
 
 from headway_runtime import request
 from headway_runtime.errors import InvalidRequestError
-from headway_runtime.request import Grammar
+from headway_runtime.request import Grammar, GrammarKind
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -21,6 +22,9 @@ MAX_TOKENS = 2**31 - 1
 MAX_SEED = 2**63 - 1
 # Colder than this is greedy: dividing by it would leave no difference between the best tokens but rounding.
 COLDEST_TEMPERATURE = 1e-5
+
+# Longer values are cut in messages.
+MAX_SHOWN_CHARACTERS = 80
 
 # Field -> lowest and highest value, both allowed.
 INTEGERS = {
@@ -89,24 +93,21 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, (lowest, highest) in INTEGERS.items():
-            _check_integer(name, getattr(self, name), lowest, highest)
+            check_integer(name, getattr(self, name), lowest, highest)
         for name, (least, most) in NUMBERS.items():
             _check_number(name, getattr(self, name), least, most)
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, getattr(self, name), "want True or False")
+                raise wrong(name, getattr(self, name), "want True or False")
         self._check_stops()
         for name in ("stop_token_ids", "allowed_token_ids"):
             _check_token_ids(name, getattr(self, name))
         _check_biases(self.logit_bias)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise _wrong("allowed_token_ids", self.allowed_token_ids, "allow at least one, or give None")
+            raise wrong("allowed_token_ids", self.allowed_token_ids, "allow at least one, or give None")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _wrong(
-                "min_tokens", self.min_tokens, f"is more than max_tokens={self.max_tokens}; lower it"
-            )
-        if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise _wrong("grammar", self.grammar, "want a Grammar, such as Grammar('regex', r'[0-9]+')")
+            raise wrong("min_tokens", self.min_tokens, f"is more than max_tokens={self.max_tokens}; lower it")
+        _check_grammar(self.grammar)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -131,7 +132,8 @@ class SamplingParams:
         for name, token_ids in named.items():
             if token_ids and max(token_ids) >= vocab_size:
                 raise InvalidRequestError(
-                    f"{name} holds token id {max(token_ids)}; this model's ids end at {vocab_size - 1}",
+                    f"{name} holds token id {max(token_ids)}; this model's ids end at {vocab_size - 1}; "
+                    "use its tokenizer",
                     param=name,
                 )
         if not self.ignore_eos:
@@ -139,7 +141,7 @@ class SamplingParams:
         max_tokens = room if self.max_tokens is None else min(room, self.max_tokens)
         allowed = None if self.allowed_token_ids is None else frozenset(self.allowed_token_ids)
         if self.min_tokens and allowed is not None and allowed <= stop_token_ids:
-            raise _wrong(
+            raise wrong(
                 "allowed_token_ids",
                 sorted(allowed),
                 f"are all stop tokens, which min_tokens={self.min_tokens} forbids; allow another",
@@ -159,38 +161,66 @@ class SamplingParams:
             stop_token_ids=stop_token_ids,
             num_logprobs=self.logprobs,
             num_prompt_logprobs=self.prompt_logprobs,
-            grammar=self.grammar,
+            # Its text may be the engine's to refuse; then this is the field to be named.
+            grammar=None if self.grammar is None else replace(self.grammar, param="grammar"),
         )
 
     def _check_stops(self) -> None:
         if self.stop is not None and not isinstance(self.stop, str | Collection):
-            raise _wrong("stop", self.stop, "want a string, or a list of strings")
+            raise wrong("stop", self.stop, "want a string, or a list of strings")
         if len(self.stops) > MAX_STOPS:
-            raise _wrong("stop", self.stop, f"give at most {MAX_STOPS} strings")
+            raise wrong("stop", self.stop, f"give at most {MAX_STOPS} strings")
         for one in self.stops:
-            if not isinstance(one, str) or not 1 <= len(one) <= MAX_STOP_CHARACTERS:
-                raise _wrong("stop", one, f"each is a string of 1 to {MAX_STOP_CHARACTERS} characters")
+            if not is_text(one) or not 1 <= len(one) <= MAX_STOP_CHARACTERS:
+                raise wrong("stop", one, f"each is a string of 1 to {MAX_STOP_CHARACTERS} characters")
 
 
-def _wrong(name: str, value: object, remedy: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name}={value!r}: {remedy}", param=name)
+def wrong(name: str, value: object, remedy: str) -> InvalidRequestError:
+    """The error that names a field, what it was given and what to do instead."""
+    return InvalidRequestError(f"{name}={shown(value)}: {remedy}", param=name)
 
 
-def _check_integer(name: str, value: object, lowest: int, highest: int) -> None:
+def shown(value: object) -> str:
+    """A value as messages show it: no longer than anybody reads."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "an integer of thousands of digits"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 3] + "..."
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether it is a string that has bytes: half a surrogate pair has none."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_integer(name: str, value: object, lowest: int, highest: int) -> None:
+    """InvalidRequestError unless it is one within the bounds, or None where the field may be left open."""
     if value is None and name in OPTIONAL:
         return
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong(name, value, "want an integer" + (" or None" if name in OPTIONAL else ""))
+        raise wrong(name, value, "want an integer" + (" or None" if name in OPTIONAL else ""))
     if not lowest <= value <= highest:
-        raise _wrong(name, value, f"is outside [{lowest}, {highest}]; choose a value inside that range")
+        raise wrong(name, value, f"is outside [{lowest}, {highest}]; choose a value inside that range")
 
 
 def _check_number(name: str, value: object, lowest: float, highest: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise _wrong(name, value, "want a finite number")
+    # A whole number may be too large to be a float, which is what asking whether it is finite makes of it.
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
+        raise wrong(name, value, "want a finite number")
     if not lowest <= value <= highest or (name in ABOVE_LOWEST and value == lowest):
         bracket = "(" if name in ABOVE_LOWEST else "["
-        raise _wrong(
+        raise wrong(
             name, value, f"is outside {bracket}{lowest:g}, {highest:g}]; choose a value inside that range"
         )
 
@@ -199,17 +229,31 @@ def _check_token_ids(name: str, value: object) -> None:
     if value is None:
         return
     if isinstance(value, str) or not isinstance(value, Collection):
-        raise _wrong(name, value, "want a list of token ids")
+        raise wrong(name, value, "want a list of token ids")
     for one in value:
         if not isinstance(one, int) or isinstance(one, bool) or one < 0:
-            raise _wrong(name, one, "is no token id; token ids are integers from 0")
+            raise wrong(name, one, "is no token id; token ids are integers from 0")
+        if one > MAX_TOKENS:
+            raise wrong(name, one, f"is no token id; the highest is {MAX_TOKENS}")
+
+
+def _check_grammar(value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Grammar):
+        raise wrong("grammar", value, "want a Grammar, such as Grammar('regex', r'[0-9]+')")
+    kinds = get_args(GrammarKind)
+    if value.kind not in kinds:
+        raise wrong("grammar", value.kind, f"is no kind of grammar; known are {', '.join(map(repr, kinds))}")
+    if not is_text(value.source):
+        raise wrong("grammar", value.source, "the source of a grammar is a string; JSON is given as its text")
 
 
 def _check_biases(value: object) -> None:
     if value is None:
         return
     if not isinstance(value, Mapping):
-        raise _wrong("logit_bias", value, "want a dict of token ids and numbers")
+        raise wrong("logit_bias", value, "want a dict of token ids and numbers")
     _check_token_ids("logit_bias", tuple(value))
     for bias in value.values():
         _check_number("logit_bias", bias, *BIASES)

@@ -22,6 +22,8 @@ def engine_params(params: SamplingParams, room: int = 100) -> Any:
         ("temperature", "hot", "want a finite number"),
         ("temperature", float("nan"), "want a finite number"),
         ("temperature", True, "want a finite number"),
+        ("temperature", 10**400, "outside [0, 2]"),
+        pytest.param("temperature", -(10**5000), "outside [0, 2]", id="a number that Python does not print"),
         ("top_p", 0.0, "outside (0, 1]"),
         ("top_p", None, "want a finite number"),
         ("repetition_penalty", 0, "outside [0.01, 10]"),
@@ -42,7 +44,13 @@ def engine_params(params: SamplingParams, room: int = 100) -> Any:
         ("logit_bias", {"5": 1}, "is no token id"),
         ("logit_bias", [5], "want a dict"),
         ("ignore_eos", 1, "want True or False"),
+        ("logit_bias", {5: 10**400}, "outside [-100, 100]"),
+        ("stop_token_ids", [10**400], "is no token id"),
+        ("allowed_token_ids", [2**31], "is no token id"),
+        ("stop", "\ud800", "1 to 256 characters"),
         ("grammar", r"\d", "want a Grammar"),
+        ("grammar", Grammar("regexp", "a"), "is no kind of grammar"),  # type: ignore[arg-type]
+        ("grammar", Grammar("json_schema", {}), "is a string"),  # type: ignore[arg-type]
         ("min_tokens", 17, "more than max_tokens=16"),
     ],
 )
@@ -98,7 +106,11 @@ def test_the_engine_gets_what_was_asked_for_within_the_model() -> None:
     assert (got.presence_penalty, got.frequency_penalty, got.repetition_penalty) == (1, -1, 1.5)
     assert (got.logit_bias, got.allowed_token_ids) == (((7, 2.5),), {7, 8})
     assert (got.max_tokens, got.min_tokens, got.stop_token_ids) == (100, 2, {1, 9})
-    assert (got.num_logprobs, got.num_prompt_logprobs, got.grammar) == (2, 0, Grammar("regex", "a+"))
+    assert (got.num_logprobs, got.num_prompt_logprobs, got.grammar) == (
+        2,
+        0,
+        Grammar("regex", "a+", "grammar"),
+    )
 
 
 def test_no_limit_means_what_fits_and_ignore_eos_means_no_end() -> None:

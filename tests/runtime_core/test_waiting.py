@@ -1,14 +1,17 @@
 """How long anybody waits: simulated trajectories against the bounds that the scheduler's header states."""
 
+import inspect
 import zlib
+from pathlib import Path
 
 import pytest
 
 from headway_runtime.batch import Batch, Sample, StepResult
-from headway_runtime.config import Limits
-from headway_runtime.request import Request, SamplingParams
+from headway_runtime.config import EngineConfig, Limits
+from headway_runtime.request import MAX_PRIORITY, Request, SamplingParams
 from headway_runtime.scheduler import Scheduler
 
+DOCS = Path(__file__).parents[2] / "docs"
 AGEING_SECONDS = 10.0
 BLOCK_SIZE = 4
 
@@ -60,6 +63,22 @@ def test_a_stream_of_better_priority_delays_the_worse_by_its_age_only(priority: 
     assert world.first_token_at["patient"] <= bound
     if priority:
         assert world.first_token_at["patient"] > priority * AGEING_SECONDS, "it went as if priority were none"
+
+
+def test_the_worst_priority_behind_an_endless_stream_of_the_best_waits_as_long_as_documented() -> None:
+    """As many come as can be served, all as good as a client may call itself."""
+    world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16))
+    world.add("patient", 8, priority=MAX_PRIORITY)
+    longest_wait = 2 * MAX_PRIORITY * AGEING_SECONDS
+    while "patient" not in world.first_token_at:
+        assert world.now <= longest_wait + 1, "it is overtaken for longer than its age allows"
+        world.add(f"eager-{world.now}", 8, priority=-MAX_PRIORITY)
+        world.step()
+    assert world.now >= longest_wait, "the best priority is worth less than it is said to be"
+    # What the guides promise with the default of the flag.
+    default_ageing_seconds = inspect.signature(EngineConfig).parameters["priority_ageing_seconds"].default
+    seconds = 2 * MAX_PRIORITY * default_ageing_seconds
+    assert f"{seconds:,.0f} s" in (DOCS / "api.md").read_text(encoding="utf-8")
 
 
 def test_short_prompts_wait_no_longer_for_long_ones_than_their_share_of_a_step() -> None:

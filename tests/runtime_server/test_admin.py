@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import time
 from pathlib import Path
@@ -172,6 +174,25 @@ def test_what_is_out_of_range_is_422_and_changes_nothing(
             want_range,
         )
     assert fake_server.admin("GET", "limits").json() == before
+
+
+@pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "ttft_milliseconds"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**30, -(10**400), [], {}, "5"])
+def test_what_is_no_sensible_number_is_422_by_name(
+    fake_server: RunningServer, field: str, value: object
+) -> None:
+    headers = {"Authorization": f"Bearer {fake_server.admin_token()}"}
+    content = json.dumps({field: value}).encode()
+    response = httpx.patch(f"{fake_server.url}/admin/limits", content=content, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (422, field, "invalid_value")
+    assert error["message"].startswith(f"{field}={repr(value)[:70]}")
+    assert "; want" in error["message"]
+
+
+def test_limits_may_be_written_as_numbers_without_a_fraction(fake_server: RunningServer) -> None:
+    answer = fake_server.admin("PATCH", "limits", {"max_num_seqs": 64.0})
+    assert (answer.status_code, answer.json()["limits"]["max_num_seqs"]) == (200, 64)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]"])

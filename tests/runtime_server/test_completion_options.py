@@ -68,15 +68,20 @@ def test_max_tokens_ends_the_answer_and_has_openais_default(repeating_client: op
 def test_the_prompt_may_be_texts_or_token_ids(repeating_client: openai.OpenAI) -> None:
     ids = tokens_of(repeating_client, PROMPT)
     texts = [
-        [choice.text for choice in complete(repeating_client, prompt, max_tokens=len(ids)).choices]
+        [choice.text for choice in complete(repeating_client, prompt=prompt, max_tokens=len(ids)).choices]
         for prompt in (PROMPT, [PROMPT, PROMPT], ids, [ids, ids])
     ]
     assert texts == [[PROMPT], [PROMPT] * 2, [PROMPT], [PROMPT] * 2]
 
 
 def test_messages_reach_the_model_by_its_template(repeating_client: openai.OpenAI) -> None:
-    rendered = f"<|bos|><|user|>{PROMPT}<|eos|><|assistant|>"
-    answer = chat(repeating_client, max_tokens=100, return_token_ids=True)
+    rendered = f"<|bos|><|system|>Be brief<|eos|><|user|>{PROMPT}<|eos|><|assistant|>"
+    answer: Any = repeating_client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "system", "content": "Be brief"}, {"role": "user", "content": PROMPT}],
+        max_tokens=100,
+        extra_body={"return_token_ids": True},
+    )
     assert answer.prompt_token_ids == tokens_of(repeating_client, rendered)
 
 

@@ -126,6 +126,39 @@ def gives_a_client(file: str, name: str) -> bool:
     return bool(is_fixture and function and function.returns and "openai." in ast.unparse(function.returns))
 
 
+def constants(file: str) -> dict[str, ast.expr]:
+    """What the module of a test gives names to."""
+    found: dict[str, ast.expr] = {}
+    for node in syntax(file).body:
+        if isinstance(node, ast.Assign):
+            found |= {one.id: node.value for one in node.targets if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            found[node.target.id] = node.value
+    return found
+
+
+def names_sent(node: ast.AST, named: dict[str, ast.expr]) -> Iterator[str]:
+    """Names that go into requests: keywords of calls, and keys of dictionaries but for those compared with.
+
+    named: the constants of the module, each of which is looked into once.
+    """
+    if isinstance(node, ast.keyword) and node.arg is not None:
+        yield node.arg
+    elif isinstance(node, ast.Dict):
+        yield from (
+            key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        )
+    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            yield node.slice.value
+    elif isinstance(node, ast.Name) and node.id in named:
+        yield from names_sent(named[node.id], {name: one for name, one in named.items() if name != node.id})
+    compared = node.comparators if isinstance(node, ast.Compare) else []
+    for inner in ast.iter_child_nodes(node):
+        if not (inner in compared and isinstance(inner, ast.Dict)):
+            yield from names_sent(inner, named)
+
+
 CLAIMS = [(name, row.last.strip("`")) for row in rows() if row.section in TABLES for name in row.parameters]
 
 
@@ -140,8 +173,24 @@ def test_every_claim_names_a_test_that_uses_the_field_through_the_client(paramet
     assert any(isinstance(node, ast.Name) and node.id in clients for node in ast.walk(function)), (
         f"{test} has a client and does not use it"
     )
-    source = "\n".join(ast.unparse(node) for node in (function, *function.decorator_list))
-    assert parameter.rpartition(".")[2] in source, f"{test} does not speak of {parameter}"
+    sent = set(names_sent(function, constants(file)))
+    assert set(parameter.split(".")) <= sent, f"{test} sends no {parameter}, only {sorted(sent)}"
+
+
+@pytest.mark.parametrize(
+    ("source", "want"),
+    [
+        ("ask(n=1, extra_body={'top_k': {'x': 2}})", {"n", "extra_body", "top_k", "x"}),
+        ("assert ask(a=1).usage == {'n': 1}", {"a"}),
+        ("assert 'n' in text; x = 'top_p'; option.seed = 1; f['read']", set()),
+        ("body['stop'] = 1", {"stop"}),
+        ("for one in KNOWN: ask(**one)", {"temperature"}),
+        ("run(options | {'n': 2})", {"n"}),
+    ],
+)
+def test_only_what_is_sent_counts_as_used(source: str, want: set[str]) -> None:
+    known = ast.parse("[{'temperature': 1}]", mode="eval").body
+    assert set(names_sent(ast.parse(source), {"KNOWN": known})) == want
 
 
 def test_every_row_says_what_headway_does() -> None:

@@ -47,7 +47,7 @@ def generation(byte_level_tokenizer: Tokenizer) -> Generation:
     request = Request("r", (50,), SamplingParams(max_tokens=5), 0.0)
     return Generation(
         client=cast("EngineClient", OneTokenClient()),
-        prepared=Prepared([request], [EncodedPrompt((50,))], 1, 1),
+        prepared=Prepared([request], [EncodedPrompt((50,), "prompt")], 1, 1),
         choices={"r": Choice(0, "r", vocabulary, TextRules())},
         answer=CompletionFormat(AnswerHead("cmpl-1", "tiny", vocabulary)),
         received_at=0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ COMPLETION = {"model": "tiny", "prompt": "one two"}
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"cache_salt": ""}, "cache_salt"),
-        ({"priority": 2**63}, "priority"),
+        ({"priority": 101}, "priority"),
+        ({"priority": -101}, "priority"),
         ({"request_id": "two words"}, "request_id"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"suffix": "after"}, "suffix"),
@@ -48,9 +50,9 @@ COMPLETION = {"model": "tiny", "prompt": "one two"}
         ({"max_tokens": True}, "max_tokens"),
         ({"n": 129}, "n"),
         ({"seed": 2**64}, "seed"),
-        ({"stop": [""]}, "stop.0"),
+        ({"stop": [""]}, "stop[0]"),
         ({"stop": ["a"] * 17}, "stop"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"stream": "yes"}, "stream"),
         ({"min_tokens": -1}, "min_tokens"),
     ],
@@ -60,7 +62,7 @@ def test_what_is_not_supported_or_wrong_is_refused_by_name(
     kind: type[ChatBody] | type[CompletionBody], change: dict[str, Any], want_param: str
 ) -> None:
     base = CHAT if kind is ChatBody else COMPLETION
-    with pytest.raises(InvalidRequestError, match=want_param.split(".")[0]) as caught:
+    with pytest.raises(InvalidRequestError, match=re.escape(want_param)) as caught:
         parse_body(json.dumps({**base, **change}).encode(), kind)
     assert caught.value.param == want_param
 
@@ -70,13 +72,13 @@ def test_what_is_not_supported_or_wrong_is_refused_by_name(
     [
         ([], "messages"),
         ("hi", "messages"),
-        ([{"role": "function", "content": "x"}], "messages.0.role"),
-        ([{"role": "tool", "content": "x"}], "messages.0.tool_call_id"),
-        ([{"role": "user"}], "messages.0.content"),
-        ([USER, {"role": "user", "content": None}], "messages.1.content"),
-        ([{**USER, "tool_calls": [{}]}], "messages.0.tool_calls"),
-        ([{**USER, "colour": "red"}], "messages.0.colour"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content.0"),
+        ([{"role": "function", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([USER, {"role": "user", "content": None}], "messages[1].content"),
+        ([{**USER, "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{**USER, "colour": "red"}], "messages[0].colour"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0]"),
     ],
 )
 def test_wrong_messages_are_refused_by_name(messages: object, want_param: str) -> None:
@@ -127,37 +129,6 @@ def test_text_parts_are_joined_and_developers_are_the_system() -> None:
         json.dumps({**CHAT, "messages": [{"role": "developer", "content": parts}]}).encode(), ChatBody
     )
     assert body.messages[0].for_template() == {"role": "system", "content": "a\nb"}
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"stream_options": {"include_usage": True}}, "stream=true"),
-        ({"top_logprobs": 2}, "logprobs=true"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "differ"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "include_usage=true"),
-        ({"stream": True, "prompt_logprobs": 1}, "stream=false"),
-        ({"truncation_side": "left"}, "truncate_prompt_tokens"),
-    ],
-)
-def test_fields_that_contradict_each_other_are_refused(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidRequestError, match=words):
-        parse_body(json.dumps({**CHAT, **change}).encode(), ChatBody)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"max_tokens": 0}, "echo=true"),
-        ({"n": 2, "best_of": 1}, "less than n"),
-        ({"best_of": 2, "stream": True}, "stream=false"),
-    ],
-)
-def test_fields_of_completions_that_contradict_each_other_are_refused(
-    change: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=words):
-        parse_body(json.dumps({**COMPLETION, **change}).encode(), CompletionBody)
 
 
 @pytest.mark.parametrize(

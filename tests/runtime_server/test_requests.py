@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
@@ -153,25 +154,41 @@ def test_stop_tokens_and_ignore_eos(fake_server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "want_param"),
+    ("body", "want"),
     [
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
-        ({"prompt": [100000]}, "prompt"),
-        ({"prompt": "a", "stop_token_ids": [100000]}, "stop_token_ids"),
-        ({"prompt": "a", "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-        ({"prompt": ["a"] * 20, "n": 20}, "n"),
-        ({"prompt": "a " * 2000}, "prompt"),
+        ({"prompt": ""}, "prompt='' is empty; send at least one token"),
+        ({"prompt": []}, "prompt=[] is empty; send at least one prompt"),
+        ({"prompt": [[]]}, "prompt=[] is empty; send at least one token"),
+        ({"prompt": ["a", ""]}, "prompt[1]='' is empty; send at least one token"),
+        (
+            {"prompt": [100000]},
+            "prompt holds token id 100000; this model's ids end at 398; use its tokenizer",
+        ),
+        ({"prompt": [[5], [100000]]}, "prompt[1] holds token id 100000"),
+        ({"prompt": "a", "stop_token_ids": [100000]}, "stop_token_ids holds token id 100000"),
+        ({"prompt": "a", "logit_bias": {"100000": 1}}, "logit_bias holds token id 100000"),
+        ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias names '-1', which is no token id; use ids"),
+        ({"prompt": "a", "logit_bias": {"05": 1}}, "logit_bias names '05', which is no token id; use ids"),
+        (
+            {"prompt": "a", "min_tokens": 5, "max_tokens": 4},
+            "min_tokens=5 is more than the answer may have (4)",
+        ),
+        ({"prompt": ["a"] * 20, "n": 20}, "n=20 makes 20 prompts of 20 choices, more than 128; send fewer"),
+        ({"prompt": ["a"] * 129}, "prompt makes 129 prompts of 1 choices, more than 128; send fewer"),
+        ({"prompt": "a " * 2000}, "prompt has 2001 tokens, but prompt and answer together may have 512"),
+        ({"prompt": ["a", "a " * 2000]}, "prompt[1] has 2001 tokens, but prompt and answer together"),
     ],
 )
 def test_what_this_model_cannot_do_is_refused_and_counted(
-    fake_server: RunningServer, body: dict[str, Any], want_param: str
+    fake_server: RunningServer, body: dict[str, Any], want: str
 ) -> None:
     before = fake_server.sample()["counters"]
     response = post(fake_server, "/v1/completions", {"model": "tiny", **body})
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == want_param
+    error = response.json()["error"]
+    assert error["message"].startswith(want)
+    assert error["param"] == re.split("[= ]", want, maxsplit=1)[0]
+    assert error["code"]
     after = fake_server.sample()["counters"]
     # Received, but no miss and no rejection: nothing that more replicas would have served.
     assert after["received"] == before["received"] + 1

@@ -81,6 +81,9 @@ def test_the_tokenizers_own_special_tokens_are_added_as_asked(client: openai.Ope
             extra_body={"return_token_ids": True, **options},
         )
         assert chat.prompt_token_ids == want
+        response = client.responses.create(model="tiny", input=TEXT, max_output_tokens=1, extra_body=options)
+        assert response.usage is not None
+        assert response.usage.input_tokens == len(want)
 
 
 def test_an_echo_leaves_out_what_the_tokenizer_has_put_before_the_text(client: openai.OpenAI) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from headway_runtime.sampling_params import shown
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.messages import EngineState, PatchRefused
 from headway_runtime.server.serving import Serving, json_response
@@ -59,21 +60,27 @@ def check_changes(raw: bytes) -> dict[str, Any]:
     try:
         changes = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"the body is not valid JSON ({error}); send a JSON object") from error
+        message = f"the body is not valid JSON ({error}); send a JSON object"
+        raise HttpError(400, message, code="invalid_json") from error
     if not isinstance(changes, dict):
-        raise HttpError(400, "the body is no JSON object; send the fields to change")
+        message = f"the body is {shown(changes)}; send a JSON object with the fields to change"
+        raise HttpError(400, message, code="invalid_type")
     for field, value in changes.items():
         if field in LIMIT_FIELDS:
+            if isinstance(value, float) and value.is_integer():
+                value = changes[field] = int(value)
             if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**31:
                 raise _invalid(field, value, "want an integer")
         elif field in TARGET_FIELDS:
             if value is None:
                 continue
-            if not isinstance(value, int | float) or isinstance(value, bool):
+            # What JSON cannot say back is no value to be told of a range.
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not abs(value) < 2**63:
                 raise _invalid(field, value, "want milliseconds, or null for no target")
             if not 0 < value <= LONGEST_TARGET_MILLISECONDS:
                 most = LONGEST_TARGET_MILLISECONDS
-                message = f"{field}={value!r} is outside (0, {most:g}]; choose a value inside that range"
+                message = f"{field}={shown(value)} is outside (0, {most:g}]; choose a value inside that range"
                 raise _out_of_range(field, value, 0, most, message)
             changes[field] = float(value)
         else:
@@ -97,7 +104,7 @@ def _limits(state: EngineState) -> dict[str, object]:
 
 
 def _invalid(field: str, value: object, remedy: str) -> HttpError:
-    return HttpError(422, f"{field}={value!r} is not valid; {remedy}", param=field, code="invalid_value")
+    return HttpError(422, f"{field}={shown(value)} is not valid; {remedy}", param=field, code="invalid_value")
 
 
 def _out_of_range(field: str, value: float, low: float, high: float, message: str) -> HttpError:

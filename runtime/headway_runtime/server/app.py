@@ -19,6 +19,7 @@ from headway_runtime.server.openapi import openapi_json
 from headway_runtime.server.responses_endpoint import responses_routes
 from headway_runtime.server.serving import Serving, json_response
 from headway_runtime.server.tokenize_routes import tokenize_routes
+from headway_runtime.server.wrong_paths import no_such_method, no_such_path
 
 
 def build_app(serving: Serving) -> Edge:
@@ -91,10 +92,10 @@ def _add_error_handlers(app: FastAPI, serving: Serving) -> None:
             serving.client.report_refused(reason)
         return answer.response()
 
-    async def of_starlette(_: Request, error: Any) -> Response:
-        # No such path, or no such method on it.
-        message = f"{error.detail}; see the list of paths in the documentation"
-        return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()
+    async def of_starlette(request: Request, error: Any) -> Response:
+        if error.status_code == 405:
+            return no_such_method(request, app.routes).response()
+        return no_such_path(request).response()
 
     async def client_gone(_: Request, __: Any) -> Response:
         return Response(status_code=499)  # written to nobody

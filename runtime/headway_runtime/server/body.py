@@ -1,24 +1,96 @@
 """What every request body is made of: strict, every field known, and errors that name the field at fault.
 
-Knows no endpoint, no model and no engine.
+Knows no endpoint, no model and no engine. How an error is put into words is `body_errors`' business.
 """
 
-import difflib
 import json
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
-from headway_runtime.errors import InvalidRequestError
+from headway_runtime.server.body_errors import FieldError, explain, explain_syntax
+from headway_runtime.server.body_schema import NOT_SERVED
+
+__all__ = [
+    "FIRST_FAULT",
+    "WHOLE",
+    "AtMost",
+    "FieldError",
+    "JsonObject",
+    "StrictBody",
+    "check_body",
+    "parse_body",
+]
+
+# Longer numbers are cut before they are looked at: Python takes a while for each, and refuses the longest.
+_MAX_DIGITS = 1000
+# No kind of body has so many.
+_MAX_MEMBERS = 1000
 
 
-class FieldError(ValueError):
-    """A field that does not agree with others; raised by validators of whole bodies."""
+def _whole_number(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
+
+# For integers: many a client's language knows one kind of number, and writes 5 as 5.0.
+WHOLE = BeforeValidator(_whole_number)
+
+
+# For lists: to find fault with each of a million items would hold up everybody else.
+FIRST_FAULT: Any = Field(fail_fast=True)
+
+
+def AtMost(count: int) -> BeforeValidator:  # noqa: N802 - reads as the types of pydantic that it stands beside
+    """For objects: bounds their members before any is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise FieldError(
+                "",
+                f"has {len(value)} members, more than {count}; send fewer",
+                "object_above_max_properties",
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+def _only_json(value: dict[str, Any]) -> dict[str, Any]:
+    for one in _numbers_in(value):
+        if not math.isfinite(one):
+            raise FieldError("", f"holds {one!r}, which is no JSON; send finite numbers")
+    return value
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _numbers_in(one)
+
+
+# An object with anything in it.
+JsonObject = Annotated[dict[str, Any], AfterValidator(_only_json)]
+
+
+def _describe_what_is_not_served(schema: dict[str, Any], kind: type[BaseModel]) -> None:
+    """Put the neutral fields into a body's schema, with the only values that they may have."""
+    assert issubclass(kind, StrictBody)
+    for name, values in kind.neutral.items():
+        schema.setdefault("properties", {}).setdefault(
+            name, {"enum": [None, *values], "description": NOT_SERVED}
+        )
 
 
 class StrictBody(BaseModel):
@@ -26,17 +98,29 @@ class StrictBody(BaseModel):
 
     neutral: fields that are not served, and the values at which they ask for nothing, besides null.
     refusals: what to do instead of a field that is refused, by its name.
+    refused_types: what to do instead of a part, an item or a tool whose `type` is not served.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, json_schema_extra=_describe_what_is_not_served
+    )
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     refusals: ClassVar[Mapping[str, str]] = {}
+    refused_types: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _drop_what_changes_nothing(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        if len(values) > _MAX_MEMBERS:
+            known = {name for served in (cls.model_fields, cls.neutral) for name in served}
+            stranger = next(name for name in values if name not in known)
+            raise FieldError(
+                stranger,
+                f"is one of {len(values)} members, most of which are not known; leave them out",
+                "unknown_parameter",
+            )
         neutral, served = cls.neutral, cls.model_fields
 
         def changes_nothing(name: str, value: object) -> bool:
@@ -64,84 +148,16 @@ def parse_body(body: bytes, kind: type[AnyBody]) -> AnyBody:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _explain(error, body, kind) from error
+        syntax = explain_syntax(error)
+        if syntax is not None:
+            raise syntax from error
+        value = json.loads(body, parse_int=lambda digits: int(digits[:_MAX_DIGITS]))
+        raise explain(error, value, kind) from error
 
 
-def _explain(error: ValidationError, body: bytes, kind: type[StrictBody]) -> InvalidRequestError:
-    problems = error.errors(include_url=False)
-    # Among the members of a union, the complaint that went deepest is about what the client meant to send.
-    problem = max(problems, key=lambda one: (one["type"] == "extra_forbidden", len(one["loc"])))
-    if problem["type"] == "json_invalid":
-        return InvalidRequestError(f"the body is not valid JSON ({problem['msg']}); send a JSON object")
-    is_missing = problem["type"] == "missing"
+def check_body(value: dict[str, Any], kind: type[AnyBody]) -> AnyBody:
+    """The same of a body that is no longer, or was never, JSON."""
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        value = None  # what pydantic reads and Python does not: a number of thousands of digits
-    param = _path_in_body(problem["loc"], value, is_missing=is_missing) or None
-    shown = _shorten(problem["input"])
-    if problem["type"] == "extra_forbidden":
-        return _unknown(problem["loc"], param or "", shown, kind)
-    if is_missing:
-        return InvalidRequestError(f"{param} is missing; it is required", param=param)
-    cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, FieldError):
-        param = f"{param}.{cause.field}" if param else cause.field
-        return InvalidRequestError(f"{param}: {cause}", param=param)
-    if param is None:
-        return InvalidRequestError(problem["msg"].removeprefix("Value error, "))
-    return InvalidRequestError(f"{param}={shown}: {problem['msg']}", param=param)
-
-
-def _unknown(
-    location: tuple[int | str, ...], param: str, shown: str, kind: type[StrictBody]
-) -> InvalidRequestError:
-    """A field that is not served: what to do instead, or what may have been meant."""
-    *path, last = location
-    owners: list[type[BaseModel]] = [kind]
-    for part in path:
-        inner = [
-            found
-            for owner in owners
-            if part in owner.model_fields
-            for found in _models_in(owner.model_fields[str(part)].annotation)
-        ]
-        owners = inner or owners
-    known = sorted({name for owner in owners for name in owner.model_fields})
-    name = str(last)
-    remedy = "leave the field out"
-    if name in kind.refusals:
-        remedy = f"{kind.refusals[name]}, or leave the field out"
-    elif name not in kind.neutral and (near := difflib.get_close_matches(name, known, 1, 0.75)):
-        remedy = f"did you mean {near[0]!r}?"
-    code = "unsupported_parameter" if name in kind.neutral or name in kind.refusals else "unknown_parameter"
-    return InvalidRequestError(
-        f"{param}={shown} is not supported by this server; {remedy}", param=param, code=code
-    )
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a field's type speaks of."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
-
-
-def _path_in_body(location: tuple[int | str, ...], value: Any, *, is_missing: bool) -> str:
-    """The path without the names of union members, which pydantic puts in and no client has sent."""
-    path: list[str] = []
-    for part in location:
-        is_key = isinstance(value, dict) and part in value
-        is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
-        if is_key or is_index:
-            value = value[part]
-            path.append(str(part))
-    if is_missing:
-        path.append(str(location[-1]))
-    return ".".join(path)
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise explain(error, value, kind) from error

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from headway_runtime.server.body import FieldError, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, FieldError, StrictBody
 
 # What clients send back of an assistant's message that they were given.
 _NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
@@ -58,9 +58,9 @@ class ChatMessage(StrictBody):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = _NEUTRAL_IN_MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], FIRST_FAULT] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128), FIRST_FAULT] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -69,13 +69,27 @@ class ChatMessage(StrictBody):
     def _fields_fit_the_role(self) -> "ChatMessage":
         for field in ("tool_calls", "reasoning_content", "reasoning"):
             if getattr(self, field) and self.role != "assistant":
-                raise FieldError(field, f"only assistants have it; this message's role is {self.role!r}")
+                raise FieldError(
+                    field,
+                    f"is only allowed with role 'assistant'; this message's is {self.role!r}, leave it out",
+                )
         if self.role == "tool" and self.tool_call_id is None:
-            raise FieldError("tool_call_id", "is missing; role 'tool' answers the call of that id")
+            raise FieldError(
+                "tool_call_id",
+                "is missing; role 'tool' answers a call, send the id of that",
+                "missing_required_parameter",
+            )
         if self.role != "tool" and self.tool_call_id is not None:
-            raise FieldError("tool_call_id", f"is for role 'tool'; this message's role is {self.role!r}")
+            raise FieldError(
+                "tool_call_id",
+                f"is only allowed with role 'tool'; this message's is {self.role!r}, leave it out",
+            )
         if self.content is None and not self.tool_calls:
-            raise FieldError("content", "is missing; only an assistant's message with tool_calls has none")
+            raise FieldError(
+                "content",
+                "is missing; send text, which only an assistant's message with tool_calls may leave out",
+                "missing_required_parameter",
+            )
         return self
 
     @property

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from headway_runtime.request import Grammar
-from headway_runtime.server.body import FieldError
-from headway_runtime.server.protocol import MAX_LOGPROBS, MAX_TOKENS, GenerationBody
+from headway_runtime.sampling_params import MAX_LOGPROBS, MAX_TOKENS
+from headway_runtime.server.body import WHOLE, FieldError
+from headway_runtime.server.protocol import GenerationBody
 from headway_runtime.server.refused_fields import REFUSALS
 from headway_runtime.server.template_fields import Messages, TemplateFields
 from headway_runtime.server.tool_fields import ToolFields
@@ -19,29 +20,33 @@ _NO_MEDIA = "this server's models read text; send parts of type 'text'"
 class ChatBody(TemplateFields, ToolFields, GenerationBody):
     """POST /v1/chat/completions."""
 
-    refusals: ClassVar[Mapping[str, str]] = {
-        **REFUSALS,
-        "file": _NO_MEDIA,
-        "image_url": _NO_MEDIA,
-        "input_audio": _NO_MEDIA,
-        "video_url": _NO_MEDIA,
-    }
+    refusals: ClassVar[Mapping[str, str]] = REFUSALS
+    refused_types: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("file", "image_url", "input_audio", "refusal", "video_url"), _NO_MEDIA
+    )
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is only allowed with logprobs=true")
+            raise FieldError("top_logprobs", "is only allowed with logprobs=true; set that, too")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            raise ValueError("max_tokens and max_completion_tokens differ; send one of them")
+            raise FieldError(
+                "max_tokens",
+                f"differs from max_completion_tokens={self.max_completion_tokens}; send one of them",
+            )
         if self.must_call and self.structured_outputs is not None:
-            raise FieldError("structured_outputs", "prescribes the answer, as tool_choice does; send one")
+            raise FieldError(
+                "structured_outputs",
+                "prescribes the answer, as tool_choice does; send one of them",
+                "mutually_exclusive_parameters",
+            )
         return self
 
     @property

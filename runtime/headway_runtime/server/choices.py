@@ -20,11 +20,11 @@ def choices_of(
     sampling = prepared.requests[0].sampling
     rules = TextRules(
         stops=body.stops,
-        with_stop=body.include_stop_str_in_output,
+        with_stop=bool(body.include_stop_str_in_output),
         min_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         stop_reasons=frozenset(body.stop_token_ids or ()),
-        special_tokens=not body.skip_special_tokens or vocabulary.special_ids_of(shown_tags),
+        special_tokens=body.skip_special_tokens is False or vocabulary.special_ids_of(shown_tags),
     )
     details = [_details_of(body, prompt) for prompt in prepared.prompts]
     found: dict[str, Choice] = {}

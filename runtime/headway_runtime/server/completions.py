@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
 from headway_runtime.metrics import RejectReason
+from headway_runtime.request import Grammar
 from headway_runtime.server.body import parse_body
 from headway_runtime.server.call_rules import call_rules
 from headway_runtime.server.chat_format import ChatFormat
@@ -21,6 +22,8 @@ from headway_runtime.server.protocol import CompletionBody, GenerationBody
 from headway_runtime.server.responses import AnswerFormat, AnswerHead, CompletionFormat
 from headway_runtime.server.serving import Serving, body_of, context_of, json_response, tenant_of
 from headway_runtime.server.structured_fields import check_grammar
+from headway_runtime.server.tool_fields import ToolFields
+from headway_runtime.server.tool_grammar import check_tools
 from headway_runtime.server.tracing import NOTES_KEY, notes_of
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -72,7 +75,7 @@ async def read_request(
         body, prepared = await serving.compute(len(raw), partial(read, raw, arrival))
         grammar = prepared.requests[0].sampling.grammar
         if grammar is not None:
-            await serving.compute_in_thread(partial(check_grammar, grammar))
+            await serving.compute_in_thread(partial(_check_form, body, grammar))
         return body, prepared
     except ContextLengthError:
         serving.client.report_refused(RejectReason.CONTEXT_LENGTH)
@@ -80,6 +83,12 @@ async def read_request(
     except InvalidRequestError:
         serving.client.report_refused(RejectReason.INVALID)
         raise
+
+
+def _check_form(body: GenerationBody, grammar: Grammar) -> None:
+    if grammar.param == "tools" and isinstance(body, ToolFields):
+        check_tools(body)
+    check_grammar(grammar)
 
 
 def answer_of(

@@ -71,7 +71,7 @@ class Edge:
         try:
             if is_model_work:
                 await self._turnstile.enter()
-            await self._app(scope, receive, send_with_headers)
+            await self._app(_as_get(scope), receive, send_with_headers)
         finally:
             if is_model_work:
                 lifecycle.request_ends()
@@ -79,6 +79,11 @@ class Edge:
             log_access(log, quiet=not is_model_work)
             if self._tracer is not None and is_model_work:
                 self._tracer.request_ended(scope, context.received_at, log)
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD asks for what GET would answer, without the body; which who writes the answer leaves out."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _context(scope: Scope, arrived_at: float) -> RequestContext:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import zmq
@@ -34,7 +35,7 @@ class EngineDied:
     """The last event of every stream when the engine process ends, or when it is no longer asked."""
 
     message: str
-    code: str = "engine_dead"
+    code: Literal["engine_dead", "shutting_down"] = "engine_dead"
 
 
 StreamEvent = RequestOutput | messages.Refused | EngineDied

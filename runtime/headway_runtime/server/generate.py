@@ -21,6 +21,7 @@ from headway_runtime.choice import Choice, Delta
 from headway_runtime.request import FinishReason, RequestOutput
 from headway_runtime.server.choices import whole_choices
 from headway_runtime.server.engine_client import EngineClient, EngineDied, RequestStream, StreamEvent
+from headway_runtime.server.error_codes import HttpCode
 from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.http_protocol import WRITER_KEY, ChunkWriter
 from headway_runtime.server.log import AccessEntry
@@ -116,7 +117,7 @@ class _Run:
                 await self._answer_whole(self._stream)
         except HttpError as error:
             self._report_missed(error)
-            self._generation.log.outcome = error.code or "error"
+            self._generation.log.outcome = error.code
             if not self._has_started:
                 raise
             # The status is long gone: the error is the stream's last event, and no [DONE] follows it.
@@ -287,7 +288,7 @@ class _Run:
 def _error_of(event: StreamEvent) -> HttpError:
     match event:
         case Refused() if event.status == 503:
-            return overloaded(event.message, event.code or "overloaded", event.retry_after_seconds or 1)
+            return overloaded(event.message, event.code, event.retry_after_seconds or 1)
         case Refused():
             return HttpError(event.status, event.message, param=event.param, code=event.code)
         case EngineDied(code="shutting_down"):
@@ -296,7 +297,8 @@ def _error_of(event: StreamEvent) -> HttpError:
             return HttpError(500, event.message, code=event.code)
         case RequestOutput(error_param=str(param)):
             # Seen only in the engine: a grammar that cannot be compiled, or followed any further.
-            code = "invalid_grammar" if param != "allowed_token_ids" else None
-            return HttpError(400, f"{param} cannot be enforced: {event.error}", param=param, code=code)
+            code: HttpCode = "invalid_grammar" if param != "allowed_token_ids" else "invalid_value"
+            message = f"{param} cannot be enforced: {event.error}; correct it"
+            return HttpError(400, message, param=param, code=code)
         case RequestOutput():
             return HttpError(500, f"the engine failed: {event.error}; try again", code="engine_error")

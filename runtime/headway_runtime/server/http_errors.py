@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from headway_runtime.errors import EngineDeadError, HeadwayRuntimeError, InvalidRequestError
+from headway_runtime.server.error_codes import HttpCode
 
 _TYPE_OF_STATUS = {
     400: "invalid_request_error",
@@ -28,8 +29,8 @@ class HttpError(HeadwayRuntimeError):
 
     status: int
     message: str
+    code: HttpCode = field(kw_only=True)
     param: str | None = None
-    code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -50,7 +51,7 @@ class HttpError(HeadwayRuntimeError):
         return Response(self.body(), self.status, self.headers, "application/json")
 
 
-def overloaded(message: str, code: str, retry_after_seconds: int) -> HttpError:
+def overloaded(message: str, code: HttpCode, retry_after_seconds: int) -> HttpError:
     """503: the same request may well be served later, or by another replica."""
     return HttpError(503, message, code=code, headers={"Retry-After": str(retry_after_seconds)})
 
@@ -68,4 +69,4 @@ def http_error_of(error: HeadwayRuntimeError | TimeoutError) -> HttpError:
         case TimeoutError():
             return overloaded("the engine did not answer in time; try again", "engine_busy", 1)
         case _:
-            return HttpError(500, str(error))
+            return HttpError(500, str(error), code="internal_error")

@@ -112,7 +112,9 @@ class ServerProtocol(HttpToolsProtocol):
             self._take_unparsed(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             if not self._is_refused:
-                self._refuse(HttpError(400, f"this is not valid HTTP ({error}); send HTTP/1.1"))
+                self._refuse(
+                    HttpError(400, f"this is not valid HTTP ({error}); send HTTP/1.1", code="invalid_http")
+                )
             return
         if self._is_in_head and self._num_raw_bytes > self._options.max_header_bytes:
             self._refuse(self._head_too_large())
@@ -178,7 +180,8 @@ class ServerProtocol(HttpToolsProtocol):
             self.transport.close()  # connected, and never asked for anything
             return
         seconds = self._options.header_timeout_seconds
-        self._refuse(HttpError(408, f"the headers did not arrive within {seconds:g} s; send them faster"))
+        message = f"the headers did not arrive within {seconds:g} s; send them faster"
+        self._refuse(HttpError(408, message, code="request_timeout"))
 
     def _make_room(self) -> bool:
         """Close a connection that waits for its next request."""
@@ -199,6 +202,7 @@ class ServerProtocol(HttpToolsProtocol):
             431,
             f"the request line and headers are more than {options.max_header_bytes} bytes or "
             f"{options.max_header_count} headers; send less",
+            code="headers_too_large",
         )
 
     def _refuse(self, error: HttpError) -> None:

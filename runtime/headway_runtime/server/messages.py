@@ -15,6 +15,7 @@ from headway_runtime.config import Envelope, Limits
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.metrics import MetricsSnapshot
 from headway_runtime.request import Request, RequestOutput
+from headway_runtime.server.error_codes import HttpCode
 
 # How the engine process ends when the command line or the model is at fault, which it has then printed.
 EXIT_STATUS_CONFIG = 2
@@ -171,7 +172,7 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
     status: int
     message: str
     param: str | None = None
-    code: str | None = None
+    code: HttpCode = "invalid_value"
     retry_after_seconds: int | None = None
 
 

@@ -7,7 +7,7 @@ part of it.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,18 +136,4 @@ def _body_schemas() -> dict[str, Any]:
         [(body, "validation") for body in bodies], ref_template=_SCHEMAS + "{model}"
     )
     schemas: dict[str, Any] = definitions["$defs"]
-    for kind in _kinds_of(StrictBody):
-        properties = schemas.get(kind.__name__, {}).get("properties")
-        if properties is None:
-            continue
-        for name, values in kind.neutral.items():
-            properties.setdefault(
-                name, {"enum": [None, *values], "description": "Not served; these values ask for nothing."}
-            )
     return schemas
-
-
-def _kinds_of(kind: type[StrictBody]) -> Iterator[type[StrictBody]]:
-    for inner in kind.__subclasses__():
-        yield inner
-        yield from _kinds_of(inner)

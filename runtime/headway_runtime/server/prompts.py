@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headway_runtime.chat import ChatTemplate
-from headway_runtime.errors import ContextLengthError, InvalidRequestError
+from headway_runtime.errors import ContextLengthError, InvalidRequestError, RequestCode
 from headway_runtime.request import Grammar, Request
+from headway_runtime.sampling_params import MAX_CHOICES, shown
 from headway_runtime.seeds import choice_seed
 from headway_runtime.server.api_keys import Tenant
 from headway_runtime.server.cache_salts import cache_salt
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.choice_details import EchoedPrompt, place_tokens, spell_prompt
-from headway_runtime.server.protocol import MAX_CHOICES, CompletionBody, GenerationBody
+from headway_runtime.server.protocol import CompletionBody, GenerationBody
 from headway_runtime.server.sampling_fields import sampling_of
 from headway_runtime.server.template_fields import TemplateFields, render_prompt
 from headway_runtime.server.tool_auto_grammar import auto_call_grammar
@@ -65,9 +66,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """One prompt. echo: its text, if the answer is to begin with it."""
+    """One prompt. param: where the request has it. echo: its text, if the answer is to begin with it."""
 
     token_ids: tuple[int, ...]
+    param: str
     echo: EchoedPrompt | None = None
 
 
@@ -102,18 +104,21 @@ def prepare_chat(body: ChatBody, model: ServedModel, arrival: Arrival) -> Prepar
         longest=_longest_encoded(body, model),
         add_special_tokens=body.add_special_tokens is True,
     )
-    prompt = EncodedPrompt(_truncate(token_ids, body, model))
+    prompt = EncodedPrompt(_truncate(token_ids, body, model), "messages")
     grammar = body.grammar
     if model.tool_calls is not None and body.may_call and not body.must_call:
         grammar = auto_call_grammar(body, model.tool_calls.name, model.tokenizer.vocabulary)
-    return _prepare(body, [prompt], "messages", model, arrival, grammar)
+    return _prepare(body, [prompt], model, arrival, grammar)
 
 
 def prepare_completion(body: CompletionBody, model: ServedModel, arrival: Arrival) -> Prepared:
     """InvalidRequestError (ContextLengthError) for prompts that cannot be served."""
     _check_choices(body)
-    prompts = [_encode_prompt(prompt, body, model) for prompt in body.prompts]
-    return _prepare(body, prompts, "prompt", model, arrival, body.grammar)
+    given: Sequence[str | list[int]] = body.prompts
+    # The list that a single prompt may be in is not worth naming.
+    name = "prompt" if len(given) == 1 else "prompt[{}]"
+    prompts = [_encode_prompt(one, name.format(at), body, model) for at, one in enumerate(given)]
+    return _prepare(body, prompts, model, arrival, body.grammar)
 
 
 def encode_chat(
@@ -129,26 +134,33 @@ def encode_chat(
     return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-def _encode_prompt(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> EncodedPrompt:
+def _encode_prompt(
+    prompt: str | list[int], param: str, body: CompletionBody, model: ServedModel
+) -> EncodedPrompt:
     tokenizer, with_special = model.tokenizer, body.add_special_tokens is not False
     if isinstance(prompt, str):
-        _refuse_hopeless(prompt, "prompt", model, _longest_encoded(body, model))
+        _refuse_hopeless(prompt, param, model, _longest_encoded(body, model))
         token_ids = tokenizer.encode(prompt, add_special_tokens=with_special)
     else:
         token_ids = prompt
+    if not token_ids:
+        code: RequestCode = "empty_string" if isinstance(prompt, str) else "empty_array"
+        message = f"{param}={shown(prompt)} is empty; send at least one token"
+        raise InvalidRequestError(message, param=param, code=code)
     kept = _truncate(token_ids, body, model)
     if not body.echo:
-        return EncodedPrompt(kept)
+        return EncodedPrompt(kept, param)
     if isinstance(prompt, str) and len(kept) == len(token_ids):
-        return EncodedPrompt(kept, place_tokens(prompt, kept, tokenizer, add_special_tokens=with_special))
-    _check_vocabulary(kept, "prompt", model)
-    return EncodedPrompt(kept, spell_prompt(kept, tokenizer, special_tokens=not body.skip_special_tokens))
+        placed = place_tokens(prompt, kept, tokenizer, add_special_tokens=with_special)
+    else:
+        _check_vocabulary(kept, param, model)
+        placed = spell_prompt(kept, tokenizer, special_tokens=body.skip_special_tokens is False)
+    return EncodedPrompt(kept, param, placed)
 
 
 def _prepare(
     body: ChatBody | CompletionBody,
     prompts: Sequence[EncodedPrompt],
-    param: str,
     model: ServedModel,
     arrival: Arrival,
     grammar: Grammar | None,
@@ -166,7 +178,7 @@ def _prepare(
             body,
             vocab_size=model.vocab_size,
             eos_token_ids=model.tokenizer.eos_token_ids,
-            room=_room(prompt.token_ids, param, model),
+            room=_room(prompt, model),
             grammar=grammar,
             num_logprobs=num_logprobs,
             num_prompt_logprobs=_num_prompt_logprobs(body),
@@ -182,7 +194,7 @@ def _prepare(
                     prompt.token_ids,
                     own,
                     arrival.received_at,
-                    priority=body.priority,
+                    priority=body.priority or 0,
                     cache_salt=salt,
                 )
             )
@@ -198,12 +210,16 @@ def _check_choices(body: CompletionBody) -> None:
     """Before any prompt is encoded: there may be millions of them."""
     num_prompts, choices = len(body.prompts), _choices_per_prompt(body)
     if not num_prompts:
-        raise InvalidRequestError("prompt=[] holds no prompt; send at least one", param="prompt")
+        raise InvalidRequestError(
+            "prompt=[] is empty; send at least one prompt", param="prompt", code="empty_array"
+        )
     if num_prompts * choices > MAX_CHOICES:
         field = "prompt" if choices == 1 else "best_of" if body.best_of else "n"
+        given = field if choices == 1 else f"{field}={choices}"
         raise InvalidRequestError(
-            f"{field}: {num_prompts} prompts of {choices} choices are more than {MAX_CHOICES}; send fewer",
+            f"{given} makes {num_prompts} prompts of {choices} choices, more than {MAX_CHOICES}; send fewer",
             param=field,
+            code="array_above_max_length" if field == "prompt" else "integer_above_max_value",
         )
 
 
@@ -245,15 +261,18 @@ def _refuse_hopeless(text: str, param: str, model: ServedModel, longest: int) ->
 def _check_vocabulary(token_ids: Sequence[int], param: str, model: ServedModel) -> None:
     if token_ids and max(token_ids) >= model.vocab_size:
         raise InvalidRequestError(
-            f"{param} holds token id {max(token_ids)}; this model's ids end at {model.vocab_size - 1}",
+            f"{param} holds token id {max(token_ids)}; this model's ids end at {model.vocab_size - 1}; "
+            "use its tokenizer",
             param=param,
         )
 
 
-def _room(token_ids: Sequence[int], param: str, model: ServedModel) -> int:
+def _room(prompt: EncodedPrompt, model: ServedModel) -> int:
     """Tokens that the answer may have."""
+    token_ids, param = prompt.token_ids, prompt.param
     if not token_ids:
-        raise InvalidRequestError(f"{param} is empty; send at least one token", param=param)
+        # Only a template makes nothing of something.
+        raise InvalidRequestError(f"{param} comes to no token; send some text", param=param)
     _check_vocabulary(token_ids, param, model)
     room = model.max_tokens_in_all - len(token_ids)
     if room < 1:

@@ -13,7 +13,7 @@ from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.completions import answer_of, head_of, read_request
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat
-from headway_runtime.server.responses_endpoint_chat import chat_of, origin_of
+from headway_runtime.server.responses_endpoint_chat import chat_of, in_own_words, origin_of
 from headway_runtime.server.responses_endpoint_format import ResponsesFormat
 from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
 from headway_runtime.server.serving import Serving
@@ -29,9 +29,9 @@ def responses_routes(serving: Serving) -> APIRouter:
         try:
             chat, prepared = await read_request(serving, request, partial(_read, serving, asked))
         except InvalidRequestError as error:
-            if error.param is not None:
-                error.param = origin_of(error.param)
-            raise
+            if not asked:
+                raise  # the body itself is wrong, and its fields are this endpoint's
+            raise in_own_words(error) from error
         rules = call_rules(chat, serving.model()) if chat.may_call else None
         answer = ResponsesFormat(head_of(serving, chat, "resp_"), asked[0], rules)
         shown = () if rules is None else rules.hidden_tags

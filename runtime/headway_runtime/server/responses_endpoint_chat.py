@@ -1,10 +1,10 @@
 """A body of `/v1/responses` as the chat that it comes to."""
 
+import re
 from typing import Any
 
-from pydantic import ValidationError
-
 from headway_runtime.errors import InvalidRequestError
+from headway_runtime.server.body import check_body
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.responses_endpoint_protocol import (
     CallItem,
@@ -16,13 +16,11 @@ from headway_runtime.server.responses_endpoint_protocol import (
     ResponsesBody,
     TextFormat,
 )
+from headway_runtime.server.shared_fields import SharedFields
+from headway_runtime.server.template_fields import TemplateOptions
 
 # Fields that a chat has under the same name.
-_SAME = (
-    "model", "temperature", "top_p", "parallel_tool_calls", "stream", "top_k", "min_p",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop",
-    "stop_token_ids", "ignore_eos", "min_tokens", "cache_salt", "priority", "chat_template_kwargs",
-)  # fmt: skip
+_SAME = (*SharedFields.model_fields, *TemplateOptions.model_fields, "parallel_tool_calls")
 # Where what is wrong with a field of the chat comes from.
 _ORIGINS = {
     "max_completion_tokens": "max_output_tokens",
@@ -34,6 +32,8 @@ _ORIGINS = {
 def chat_of(body: ResponsesBody) -> ChatBody:
     """The chat. InvalidRequestError, in this endpoint's words, for what is wrong with it as a chat."""
     chat: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    if body.structured_outputs is not None:
+        chat["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
     chat["messages"] = _messages(body)
     chat["tools"] = [_tool(tool) for tool in body.tools or ()]
     chat["tool_choice"] = body.tool_choice
@@ -46,20 +46,26 @@ def chat_of(body: ResponsesBody) -> ChatBody:
         chat["response_format"] = _response_format(body.text.format)
     if body.stream:
         chat["stream_options"] = {"include_usage": True}  # the last event tells the usage
-    try:
-        return ChatBody.model_validate(chat)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        param = origin_of(".".join(map(str, problem["loc"]))) or None
-        raise InvalidRequestError(problem["msg"].removeprefix("Value error, "), param=param) from error
+    return check_body(chat, ChatBody)
+
+
+def in_own_words(error: InvalidRequestError) -> InvalidRequestError:
+    """The same error, told of this endpoint's fields."""
+    if error.param is None:
+        return error
+    param, message = origin_of(error.param), str(error)
+    if message.startswith(error.param):
+        message = param + message.removeprefix(error.param)
+    return InvalidRequestError(message, param=param, code=error.code)
 
 
 def origin_of(param: str) -> str:
     """The field of this endpoint behind a field of the chat."""
-    first, dot, rest = param.partition(".")
-    origin = _ORIGINS.get(first, first)
+    first = re.split(r"[.[]", param, maxsplit=1)[0]
     # Messages are counted differently than input items.
-    return origin if first == "messages" else origin + dot + rest
+    rest = "" if first == "messages" else param.removeprefix(first)
+    # A tool is its function there, and has one here.
+    return _ORIGINS.get(first, first) + (rest.replace(".function", "") if first == "tools" else rest)
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:

@@ -130,4 +130,5 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **({} if usage.timings is None else {"headway": usage.timings}),
     }

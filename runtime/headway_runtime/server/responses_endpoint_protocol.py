@@ -8,20 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headway_runtime.server.body import FieldError, StrictBody
-from headway_runtime.server.protocol import (
-    MAX_LOGPROBS,
-    MAX_PRIORITY,
-    MAX_SALT_CHARACTERS,
-    MAX_SEED,
-    MAX_STOPS,
-    MAX_TOKENS,
-    Bias,
-    Penalty,
-    StopString,
-    TokenId,
-)
-from headway_runtime.server.tool_fields import MAX_TOOLS, ToolName
+from headway_runtime.sampling_params import MAX_LOGPROBS, MAX_TOKENS
+from headway_runtime.server.body import FIRST_FAULT, WHOLE, FieldError, JsonObject, StrictBody
+from headway_runtime.server.refused_fields import REFUSALS
+from headway_runtime.server.shared_fields import SharedFields
+from headway_runtime.server.template_fields import TemplateOptions
+from headway_runtime.server.tool_fields import MAX_TOOLS, ToolName, check_tool_choice, check_tool_names
 
 LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "this server keeps no responses; send the whole conversation as input"
@@ -42,7 +34,7 @@ class MessageItem(StrictBody):
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer", "assistant"]
-    content: str | list[ItemText]
+    content: str | Annotated[list[ItemText], FIRST_FAULT]
     # As the item was when it came out of a response.
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -64,14 +56,15 @@ class CallItem(StrictBody):
 class CallOutputItem(StrictBody):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[ItemText]
+    output: str | Annotated[list[ItemText], FIRST_FAULT]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
 def _type_of_item(item: Any) -> Any:
+    """What is no object, or says nothing usable of its type, is looked at as a message."""
     kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
-    return kind if kind in ("function_call", "function_call_output") else "message"
+    return kind if isinstance(kind, str) else "message"
 
 
 InputItem = Annotated[
@@ -86,7 +79,7 @@ class FunctionTool(StrictBody):
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -101,14 +94,20 @@ class TextFormat(StrictBody):
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     description: str | None = None
-    wanted: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    wanted: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
 
     @model_validator(mode="after")
     def _schema_has_its_type(self) -> "TextFormat":
         for field, value in (("name", self.name), ("schema", self.wanted)):
             if (self.type == "json_schema") != (value is not None):
-                raise FieldError(field, "belongs to type 'json_schema', and that needs it")
+                raise FieldError(
+                    field,
+                    "is missing; type 'json_schema' needs it"
+                    if value is None
+                    else f"is only allowed with type 'json_schema', which here is {self.type!r}; change it",
+                    "missing_required_parameter" if value is None else "invalid_value",
+                )
         return self
 
 
@@ -118,7 +117,7 @@ class TextOptions(StrictBody):
     format: TextFormat | None = None
 
 
-class ResponsesBody(StrictBody):
+class ResponsesBody(SharedFields, TemplateOptions):
     """POST /v1/responses."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -133,71 +132,66 @@ class ResponsesBody(StrictBody):
         "stream_options": ({}, {"include_obfuscation": False}),
         "truncation": ("disabled",),
     }
+    refused_types: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("input_image", "input_file", "input_audio", "image_url", "file"), _NO_MEDIA),
+        "item_reference": _STATELESS,
+        "reasoning": "leave such items out",
+    }
     refusals: ClassVar[Mapping[str, str]] = {
         "background": "wait for the answer, or stream it",
         "conversation": _STATELESS,
-        "input_image": _NO_MEDIA,
-        "image_url": _NO_MEDIA,
-        "input_file": _NO_MEDIA,
-        "file_id": _NO_MEDIA,
-        "file_data": _NO_MEDIA,
         "previous_response_id": _STATELESS,
         "prompt": "send the text of the prompt as instructions and input",
         "reasoning": "some templates have a switch; send that as chat_template_kwargs",
         "response_format": "use text.format",
         "messages": "use input",
+        "best_of": "it belongs to /v1/completions; send the request several times",
+        "echo": "it belongs to /v1/completions",
+        "logprobs": f"use include=[{LOGPROBS!r}] and top_logprobs",
+        "max_completion_tokens": "use max_output_tokens",
         "max_tokens": "use max_output_tokens",
-        "truncation": "shorten the input",
+        "max_tool_calls": "send parallel_tool_calls=false for one call at most",
+        "n": "a response has one answer; send the request several times, or use /v1/chat/completions",
+        "prompt_logprobs": "use /v1/chat/completions or /v1/completions",
+        "return_token_ids": "use /v1/chat/completions or /v1/completions",
+        "stream_options": "the last event of a stream has the usage in any case",
+        "suffix": "it belongs to /v1/completions",
+        "truncation": "shorten the input, or send truncate_prompt_tokens",
+        **{name: remedy for name, remedy in REFUSALS.items() if name.startswith("guided_")},
     }
 
-    model: str | None = None
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[list[InputItem], Field(min_length=1), FIRST_FAULT]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    include: (
+        Annotated[list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]], FIRST_FAULT]
+        | None
+    ) = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_FAULT] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
-    # vLLM's, as for chats.
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Bias] | None = None
-    seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    # Accepted because they ask nothing of the model. What is not stored says store: false.
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    user: str | None = None
 
     @model_validator(mode="after")
     def _tools_fit_the_choice(self) -> "ResponsesBody":
         names = [tool.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise FieldError("tools", "defines a name more than once; name each tool once")
-        if isinstance(self.tool_choice, NamedFunction) and self.tool_choice.name not in names:
-            raise FieldError("tool_choice", f"names {self.tool_choice.name!r}, which is not among the tools")
-        if self.tool_choice == "required" and not names:
-            raise FieldError("tool_choice", "asks for a call, but there are no tools; send tools")
+        check_tool_names(names)
+        named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else None
+        check_tool_choice(names, named, must_call=self.tool_choice == "required")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "ResponsesBody":
         if self.top_logprobs and not self.wants_logprobs:
-            raise FieldError("top_logprobs", f"is only allowed with include=[{LOGPROBS!r}]")
+            raise FieldError("top_logprobs", f"is only allowed with include=[{LOGPROBS!r}]; send both")
+        is_free = self.text is None or self.text.format is None or self.text.format.type == "text"
+        if self.structured_outputs is not None and not is_free:
+            raise FieldError(
+                "structured_outputs",
+                "prescribes the answer, as text.format does; send one of them",
+                "mutually_exclusive_parameters",
+            )
         return self
 
     @property

@@ -7,10 +7,8 @@ from collections.abc import Collection
 
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.request import Grammar, SamplingParams
+from headway_runtime.sampling_params import COLDEST_TEMPERATURE, shown
 from headway_runtime.server.protocol import GenerationBody
-
-# Colder than this is greedy: dividing by it would leave no difference between the best tokens but rounding.
-COLDEST_TEMPERATURE = 1e-5
 
 
 def sampling_of(
@@ -29,9 +27,10 @@ def sampling_of(
     if not body.ignore_eos:
         stop_token_ids |= eos_token_ids
     wanted = room if body.tokens_wanted is None else body.tokens_wanted
-    if body.min_tokens > wanted:
+    min_tokens = body.min_tokens or 0
+    if min_tokens > wanted:
         raise InvalidRequestError(
-            f"min_tokens={body.min_tokens} is more than the answer may have ({wanted}); lower it",
+            f"min_tokens={min_tokens} is more than the answer may have ({wanted}); lower it",
             param="min_tokens",
         )
     # Where nothing but the prompt is wanted, the engine makes one token, which is not sent.
@@ -48,7 +47,7 @@ def sampling_of(
         logit_bias=_logit_bias(body, vocab_size),
         allowed_token_ids=_allowed_token_ids(body, stop_token_ids, vocab_size),
         max_tokens=max_tokens,
-        min_tokens=min(body.min_tokens, max_tokens),
+        min_tokens=min(min_tokens, max_tokens),
         stop_token_ids=stop_token_ids,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
@@ -62,10 +61,12 @@ def _logit_bias(body: GenerationBody, vocab_size: int) -> tuple[tuple[int, float
     found: list[tuple[int, float]] = []
     for name, bias in body.logit_bias.items():
         # Written in the one usual way, so that no token can be named twice.
-        token_id = int(name) if name.isascii() and name.isdecimal() and len(name) <= 10 else -1
-        if str(token_id) != name:
+        is_number = name.isascii() and name.isdecimal() and len(name) <= 10
+        token_id = int(name) if is_number else 0
+        if not is_number or str(token_id) != name:
             raise InvalidRequestError(
-                f"logit_bias names {name!r}, which is no token id; use ids such as '42'", param="logit_bias"
+                f"logit_bias names {shown(name)}, which is no token id; use ids such as '42'",
+                param="logit_bias",
             )
         found.append((token_id, bias))
     _check_ids("logit_bias", [token_id for token_id, _ in found], vocab_size)
@@ -91,5 +92,7 @@ def _allowed_token_ids(
 def _check_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
     if token_ids and max(token_ids) >= vocab_size:
         raise InvalidRequestError(
-            f"{field} holds token id {max(token_ids)}; this model's ids end at {vocab_size - 1}", param=field
+            f"{field} holds token id {max(token_ids)}; this model's ids end at {vocab_size - 1}; use its "
+            "tokenizer",
+            param=field,
         )

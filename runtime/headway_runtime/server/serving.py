@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from headway_runtime.chat import load_chat_template
 from headway_runtime.errors import InvalidRequestError
+from headway_runtime.sampling_params import shown
 from headway_runtime.server.admin_tokens import AdminTokens
 from headway_runtime.server.api_keys import ApiKeys, Tenant
 from headway_runtime.server.chat_options import parser_name
@@ -172,7 +173,7 @@ class Serving:
         if wanted not in names:
             raise HttpError(
                 404,
-                f"model={wanted!r} is not served here; served: {', '.join(map(repr, names))}",
+                f"model={shown(wanted)} is not served here; use {' or '.join(map(repr, names))}",
                 param="model",
                 code="model_not_found",
             )
@@ -203,7 +204,7 @@ class Serving:
             if is_too_large:
                 raise _too_large(most) from None
             message = f"the body did not arrive within {seconds:g} s; send it faster"
-            raise HttpError(408, message, headers={"Connection": "close"}) from None
+            raise HttpError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
         return bytes(body)
 
     async def compute(self, num_bytes: int, work: Callable[[], Result]) -> Result:
@@ -253,8 +254,12 @@ def require_json(request: Request) -> None:
     """A body that says it is something else than JSON is a mistake worth naming."""
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
-        raise InvalidRequestError(f"Content-Type={content_type!r} is not supported; send application/json")
+        raise InvalidRequestError(
+            f"Content-Type={shown(content_type)} is not supported; send application/json",
+            code="unsupported_content_type",
+        )
 
 
 def _too_large(most: int) -> HttpError:
-    return HttpError(413, f"the body is larger than {most} bytes; send less", headers={"Connection": "close"})
+    message = f"the body is larger than {most} bytes; send less"
+    return HttpError(413, message, code="body_too_large", headers={"Connection": "close"})

@@ -12,7 +12,8 @@ from pydantic import ConfigDict, Field, model_validator
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.grammar import validate
 from headway_runtime.request import Grammar
-from headway_runtime.server.body import FieldError, StrictBody
+from headway_runtime.sampling_params import shown
+from headway_runtime.server.body import FIRST_FAULT, FieldError, JsonObject, StrictBody
 
 MAX_CHOICES_LISTED = 4096
 
@@ -21,11 +22,11 @@ class JsonSchema(StrictBody):
     """A named schema. strict: one that cannot be enforced in full is refused, not followed in part."""
 
     # `schema` is a method of pydantic's models, so it goes by another name inside.
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=False)
+    model_config = ConfigDict(populate_by_name=False)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
-    wanted: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    wanted: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -35,24 +36,41 @@ class ResponseFormat(StrictBody):
 
     @model_validator(mode="after")
     def _schema_has_its_type(self) -> "ResponseFormat":
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise FieldError("json_schema", "belongs to type 'json_schema', and that needs it; send both")
+        if self.type == "json_schema" and self.json_schema is None:
+            raise FieldError(
+                "json_schema",
+                "is missing; type 'json_schema' needs it, send both",
+                "missing_required_parameter",
+            )
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise FieldError(
+                "json_schema",
+                f"is only allowed with type 'json_schema', which here is {self.type!r}; change it",
+            )
         return self
 
 
 class StructuredOutputs(StrictBody):
     """Exactly one of them."""
 
-    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_: Annotated[JsonObject | str | None, Field(alias="json")] = None
     regex: Annotated[str, Field(min_length=1)] | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES_LISTED)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES_LISTED), FIRST_FAULT] | None = (
+        None
+    )
     grammar: Annotated[str, Field(min_length=1)] | None = None
     json_object: bool | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "StructuredOutputs":
-        if self.json_object is False or len(self.asked) != 1:
-            raise ValueError("want exactly one of json, regex, choice, grammar and json_object=true")
+        if self.json_object is False:
+            raise FieldError("json_object", "asks for nothing; send true, or another form instead")
+        if len(self.asked) != 1:
+            raise FieldError(
+                "",
+                "is not exactly one of json, regex, choice, grammar and json_object=true; send one",
+                "mutually_exclusive_parameters" if self.asked else "missing_mutually_exclusive_parameters",
+            )
         return self
 
     @property
@@ -68,17 +86,26 @@ class StructuredOutputs(StrictBody):
         return [name for name, value in members.items() if value is not None]
 
 
-class StructuredFields(StrictBody):
+class OutputsField(StrictBody):
     """A part of other bodies."""
 
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+
+
+class StructuredFields(OutputsField):
+    """The same with what OpenAI has for it."""
+
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> "StructuredFields":
         is_free = self.response_format is None or self.response_format.type == "text"
         if self.structured_outputs is not None and not is_free:
-            raise FieldError("structured_outputs", "prescribes the answer, as response_format does; send one")
+            raise FieldError(
+                "structured_outputs",
+                "prescribes the answer, as response_format does; send one of them",
+                "mutually_exclusive_parameters",
+            )
         return self
 
 
@@ -110,8 +137,10 @@ def check_grammar(grammar: Grammar) -> None:
     problem = validate(grammar)
     if problem is not None:
         param = grammar.param
+        # Of a grammar that was made here, its sender knows no word.
+        given = "" if grammar.kind == "lark" or param == "tools" else f"={shown(grammar.source)}"
         raise InvalidRequestError(
-            f"{param} cannot be enforced: {problem}; correct it", param=param, code="invalid_grammar"
+            f"{param}{given} cannot be enforced: {problem}; correct it", param=param, code="invalid_grammar"
         )
 
 

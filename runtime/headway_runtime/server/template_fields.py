@@ -1,17 +1,19 @@
 """The fields of a body that a chat template reads, and the prompt that comes of them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from pydantic import Field, model_validator
 
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ConfigError, InvalidRequestError
-from headway_runtime.server.body import FieldError
+from headway_runtime.sampling_params import shown
+from headway_runtime.server.body import FIRST_FAULT, AtMost, FieldError, JsonObject, StrictBody
 from headway_runtime.server.chat_messages import ChatMessage
+from headway_runtime.server.shared_fields import MAX_NOTES
 from headway_runtime.server.tool_fields import OfferedTools
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1), FIRST_FAULT]
 # What the server itself gives to templates.
 RESERVED_NAMES = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages", "tools"}
@@ -31,25 +33,41 @@ class ModelOfTemplates(Protocol):
     def template_variables(self) -> Mapping[str, str]: ...
 
 
-class TemplateFields(OfferedTools):
-    """A part of other bodies."""
+class TemplateOptions(StrictBody):
+    """A part of other bodies: what a template is given besides messages and tools."""
 
-    messages: Messages | None = None
-    documents: list[dict[str, str]] | None = None
+    documents: Annotated[list[Annotated[dict[str, str], AtMost(MAX_NOTES)]], FIRST_FAULT] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
     @model_validator(mode="after")
-    def _template_fields_agree(self) -> "TemplateFields":
+    def _template_options_agree(self) -> "TemplateOptions":
         if self.continue_final_message and self.add_generation_prompt:
-            raise FieldError("continue_final_message", "excludes add_generation_prompt; send one")
-        if self.continue_final_message and self.messages and not self.messages[-1].text.strip():
-            raise FieldError("continue_final_message", "needs a final message with text to continue")
+            raise FieldError(
+                "continue_final_message",
+                "excludes add_generation_prompt=true; send one of them",
+                "mutually_exclusive_parameters",
+            )
         if taken := RESERVED_NAMES & (self.chat_template_kwargs or {}).keys():
             raise FieldError(
                 "chat_template_kwargs", f"sets {min(taken)!r}, which is a field of its own; use that"
+            )
+        return self
+
+
+class TemplateFields(TemplateOptions, OfferedTools):
+    """A part of other bodies."""
+
+    messages: Messages | None = None
+
+    @model_validator(mode="after")
+    def _last_message_can_be_continued(self) -> "TemplateFields":
+        if self.continue_final_message and self.messages and not self.messages[-1].text.strip():
+            raise FieldError(
+                "continue_final_message",
+                "needs a final message with text to continue; send one, or leave it out",
             )
         return self
 
@@ -79,7 +97,8 @@ def _template_of(body: TemplateFields, model: ModelOfTemplates) -> ChatTemplate:
         try:
             return ChatTemplate(body.chat_template, model.template_variables)
         except ConfigError as error:
-            raise InvalidRequestError(str(error), param="chat_template") from error
+            given = shown(body.chat_template)
+            raise InvalidRequestError(f"chat_template={given}: {error}", param="chat_template") from error
     if model.chat_template is None:
         raise InvalidRequestError(
             "messages: this model has no chat template; use /v1/completions, or start the server with "

@@ -55,7 +55,9 @@ def _detokenize(serving: Serving, raw: bytes) -> dict[str, object]:
     model = serving.model()
     if body.tokens and max(body.tokens) >= model.vocab_size:
         raise InvalidRequestError(
-            f"tokens holds {max(body.tokens)}; this model's ids end at {model.vocab_size - 1}", param="tokens"
+            f"tokens holds token id {max(body.tokens)}; this model's ids end at {model.vocab_size - 1}; "
+            "use its tokenizer",
+            param="tokens",
         )
     # With the special tokens' names: it is the inverse of /tokenize.
     return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}

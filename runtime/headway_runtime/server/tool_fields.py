@@ -1,13 +1,32 @@
 """The fields of a body that offer tools to a model, and say whether it has to use them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from headway_runtime.server.body import FieldError, StrictBody
+from headway_runtime.server.body import FIRST_FAULT, FieldError, JsonObject, StrictBody
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+
+
+def check_tool_names(names: Sequence[str]) -> None:
+    """FieldError for a name that is there twice."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise FieldError("tools", f"defines {name!r} more than once; name each tool once")
+
+
+def check_tool_choice(names: Sequence[str], named: str | None, *, must_call: bool) -> None:
+    """FieldError if there is no such tool. named: the one that has to be called."""
+    if not names and (must_call or named is not None):
+        raise FieldError("tool_choice", "asks for a call, but there are no tools; send tools")
+    if named is not None and named not in names:
+        raise FieldError(
+            "tool_choice",
+            f"names {named!r}; of the tools, there are {', '.join(names)}; use one",
+        )
 
 
 class FunctionDefinition(StrictBody):
@@ -18,7 +37,7 @@ class FunctionDefinition(StrictBody):
 
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -43,14 +62,11 @@ class NamedTool(StrictBody):
 class OfferedTools(StrictBody):
     """A part of other bodies: the tools that a model is told of."""
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FIRST_FAULT] | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> "OfferedTools":
-        names = self.tool_names
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise FieldError("tools", f"defines {twice!r} more than once; name each tool once")
+        check_tool_names(self.tool_names)
         return self
 
     @property
@@ -66,13 +82,7 @@ class ToolFields(OfferedTools):
 
     @model_validator(mode="after")
     def _tools_fit_the_choice(self) -> "ToolFields":
-        names = self.tool_names
-        if not names and (self.tool_choice == "required" or self.named_tool is not None):
-            raise FieldError("tool_choice", "asks for a call, but there are no tools; send tools")
-        if self.named_tool is not None and self.named_tool not in names:
-            raise FieldError(
-                "tool_choice", f"names {self.named_tool!r}, which is not among the tools; add it"
-            )
+        check_tool_choice(self.tool_names, self.named_tool, must_call=self.must_call)
         return self
 
     @property

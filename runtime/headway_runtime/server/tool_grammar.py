@@ -8,7 +8,10 @@ parts keep doing so from where they are put.
 from collections.abc import Sequence
 from typing import Any
 
+from headway_runtime.errors import InvalidRequestError
+from headway_runtime.grammar import validate
 from headway_runtime.request import Grammar
+from headway_runtime.sampling_params import shown
 from headway_runtime.server.structured_fields import schema_text
 from headway_runtime.server.tool_fields import Tool, ToolFields
 
@@ -36,6 +39,28 @@ def forced_call_grammar(body: ToolFields) -> Grammar | None:
             schema["maxItems"] = 1
     is_strict = any(tool.function.strict for tool in tools)
     return Grammar("json_schema", schema_text(schema, strict=is_strict), param="tools")
+
+
+def check_tools(body: ToolFields) -> None:
+    """InvalidRequestError that names the tool whose parameters cannot be enforced. May take milliseconds.
+
+    Of the grammar of all tools together, nobody could say which of them is at fault.
+    """
+    all_strict = body.tool_choice == "required" and body.has_strict_tools
+    for index, tool in enumerate(body.tools or ()):
+        function, strict = tool.function, all_strict or bool(tool.function.strict)
+        is_held_to = function.name == body.named_tool if body.named_tool else body.must_call or strict
+        if not is_held_to:
+            continue
+        problem = validate(Grammar("json_schema", schema_text(arguments_schema(tool), strict=strict)))
+        if problem is not None:
+            param = f"tools[{index}].function.parameters"
+            raise InvalidRequestError(
+                f"{param}={shown(function.parameters)} of tool {function.name!r} cannot be enforced: "
+                f"{problem}; correct it",
+                param=param,
+                code="invalid_grammar",
+            )
 
 
 def arguments_schema(tool: Tool, index: int | None = None) -> dict[str, Any]:
