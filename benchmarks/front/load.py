@@ -4,8 +4,9 @@
 
 Each connection asks for streams of TOKENS tokens, one after the other, until the time is up. The text of a
 chunk names the engine's step, whose time stands in TIMES_FILE (see `server.py`), so each token's delay is
-known, and a token that is missing, doubled or out of order is found. Tokens of the first second count for
-nothing. Prints one JSON object.
+known, and a token that is missing, doubled or out of order is found. What counts is the steady middle:
+neither the first second, in which all streams begin at once, nor what comes after the time is up, when no
+stream is begun again and fewer and fewer are left. Prints one JSON object.
 """
 
 import json
@@ -16,6 +17,7 @@ import select
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.front.model_folder import NUM_STEP_TOKENS, step_texts
@@ -53,8 +55,32 @@ class Reader:
         self.end = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steady middle of a run, in nanoseconds of the monotonic clock."""
+
+    begins_at: int
+    ends_at: int
+
+    def __contains__(self, moment: int) -> bool:
+        return self.begins_at <= moment < self.ends_at
+
+    @property
+    def seconds(self) -> float:
+        return (self.ends_at - self.begins_at) / 1e9
+
+
+def steady_middle(started_at: float, seconds: float) -> Window:
+    """Of a run that began then and takes so long."""
+    assert seconds > WARM_UP_SECONDS, seconds
+    return Window(int((started_at + WARM_UP_SECONDS) * 1e9), int((started_at + seconds) * 1e9))
+
+
 class Load:
-    """All connections and what they saw."""
+    """All connections and what they saw.
+
+    delays: of the tokens that were ready in the steady middle. num_delivered: tokens that arrived in it.
+    """
 
     def __init__(self, folder: Path, times_file: Path, num_tokens: int) -> None:
         self._steps = step_texts(folder)
@@ -68,8 +94,9 @@ class Load:
         self.arrivals: dict[int, tuple[int, int]] = {}
         self.num_reads = 0
         self.num_streams = 0
+        self.num_delivered = 0
 
-    def run(self, port: int, num_streams: int, seconds: float) -> None:
+    def run(self, port: int, num_streams: int, seconds: float) -> Window:
         """Open the connections, read until the time is up and every stream has ended."""
         poll = select.epoll()
         readers: dict[int, Reader] = {}
@@ -80,7 +107,7 @@ class Load:
             readers[reader.socket.fileno()] = reader
             poll.register(reader.socket.fileno(), select.EPOLLIN)
         started_at = time.monotonic()
-        count_from = int((started_at + WARM_UP_SECONDS) * 1e9)
+        window = steady_middle(started_at, seconds)
         stop_at = started_at + seconds
         while readers:
             found = poll.poll(30)
@@ -90,7 +117,7 @@ class Load:
                 data = reader.socket.recv(262144)
                 assert data, f"a connection was closed after {reader.num_tokens} tokens: {reader.tail!r}"
                 now = time.monotonic_ns()
-                if not self._take(reader, data, now, count_from):
+                if not self._take(reader, data, now, window):
                     continue
                 self.num_streams += 1
                 if time.monotonic() < stop_at:
@@ -100,8 +127,9 @@ class Load:
                     poll.unregister(descriptor)
                     reader.socket.close()
                     del readers[descriptor]
+        return window
 
-    def _take(self, reader: Reader, data: bytes, now: int, count_from: int) -> bool:
+    def _take(self, reader: Reader, data: bytes, now: int, window: Window) -> bool:
         """Count the tokens in `data`; True when the stream has ended."""
         piece = reader.tail + data if reader.tail else data
         step = reader.step
@@ -118,12 +146,13 @@ class Load:
                 step += 1
                 assert step % NUM_STEP_TOKENS == number, f"step {step} brought {text!r}"
             ready_at = times[step % MOST_STEPS]
-            if ready_at >= count_from:
+            if ready_at in window:
                 self.delays.append(now - ready_at)
                 seen = self.arrivals.get(step)
                 self.arrivals[step] = (now, now) if seen is None else (seen[0], now)
         reader.step = step
         reader.num_tokens += len(found)
+        self.num_delivered += len(found) if now in window else 0
         self.num_reads += 1
         reader.end = (reader.end + data)[-len(_END) :]
         if reader.end == _END:
@@ -167,18 +196,16 @@ def main(arguments: list[str]) -> None:
     )
     load = Load(Path(arguments[4]), Path(arguments[5]), num_tokens)
     started_at = time.monotonic()
-    load.run(port, num_streams, seconds)
+    window = load.run(port, num_streams, seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
     delays = sorted(load.delays)
     spreads = sorted(last - first for first, last in load.arrivals.values())
-    arrivals = [last for _, last in load.arrivals.values()]
-    counted_seconds = (max(arrivals) - min(arrivals)) / 1e9 if len(arrivals) > 1 else 0.0
     print(
         json.dumps(
             {
                 "seconds": time.monotonic() - started_at,
                 "tokens": len(delays),
-                "tokens_per_second": len(delays) / counted_seconds if counted_seconds else 0.0,
+                "tokens_per_second": load.num_delivered / window.seconds,
                 "streams": load.num_streams,
                 "reads": load.num_reads,
                 "p50_milliseconds": percentile(delays, 0.5),

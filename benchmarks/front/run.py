@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.front.load import WARM_UP_SECONDS
 from benchmarks.front.model_folder import make_model_folder
 from benchmarks.front.server import MOST_STEPS, STEPS_VARIABLE, TIMES_VARIABLE
 
@@ -274,15 +275,23 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("worst ms", "health_worst_milliseconds", ".1f"),
 )
 _LEGEND = """\
-*P50, P99*: from the moment the engine's step had the token to the moment the client's thread had read it,
-over all tokens but those of the first second; the client's own time to read 256 sockets one after the other
-is in it, as the floor shows. *spread*: from the first to the last stream's receipt of one step's tokens.
-*CPU*: processor time of all HTTP processes, of the engine process and of the client, in user and system mode,
-for each token, with what beginning and ending the requests costs; unlike times it hardly depends on what else
-the machine does. */health*: asked every 50 ms on a kept connection and on new ones in turn, from before the
-256 requests are sent at once. *as fast as it goes*: the engine does not wait between steps, so P50 and P99
-are time in buffers.
+*tokens/s*: delivered in the steady middle of the run, after its first second and before its last streams are
+left to end. *P50, P99*: from the moment the engine's step had the token to the moment the client's thread had
+read it, over all tokens of that middle; the client's own time to read 256 sockets one after the other is in
+it, as the floor shows. *spread*: from the first to the last stream's receipt of one step's tokens. *CPU*:
+processor time of all HTTP processes, of the engine process and of the client, in user and system mode, for
+each token, with what beginning and ending the requests costs; unlike times it hardly depends on what else the
+machine does. */health*: asked every 50 ms on a kept connection and on new ones in turn, from before the 256
+requests are sent at once.
 """
+# What is explained only where there are such rows.
+_LEGEND_OF_ROWS = {
+    "floor": "*floor*: the same bytes from a process that only sends what it has made before.\n",
+    "as fast as it goes": (
+        "*as fast as it goes*: the engine does not wait between steps, so P50 and P99 are time in buffers.\n"
+    ),
+    "at a time": "*(N/s)*: long prompts answered per second besides.\n",
+}
 
 
 def render(reports: dict[str, list[dict[str, float]]], conditions: str) -> str:
@@ -306,7 +315,11 @@ def render(reports: dict[str, list[dict[str, float]]], conditions: str) -> str:
         prompts = statistics.median(report.get("long_prompts_per_second", 0.0) for report in rounds)
         shown = f"{name} ({prompts:.0f}/s)" if prompts else name
         lines.append(f"| {shown} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _LEGEND])
+    legend = [text for word, text in _LEGEND_OF_ROWS.items() if any(word in name for name in reports)]
+    left_out = [row.name for row in ROWS if row.name not in reports]
+    if left_out:
+        legend.append(f"Rows left out of this run: {'; '.join(left_out)}.\n")
+    return "\n".join([*lines, "", _LEGEND + "".join(legend)])
 
 
 def describe_conditions(rounds: int, seconds: float, load_before: float) -> str:
@@ -340,6 +353,8 @@ def main() -> int:
     parser.add_argument("--only", help="rows whose name has this in it")
     parser.add_argument("--output", type=Path, help="write the page here as well")
     options = parser.parse_args()
+    if options.seconds <= WARM_UP_SECONDS:
+        parser.error(f"--seconds={options.seconds:g}: give more than the warm-up takes, {WARM_UP_SECONDS:g}")
     load_before = os.getloadavg()[0]
     reports: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:

@@ -3,8 +3,10 @@
 Used by every process that meets a grammar, so it imports nothing heavy: llguidance itself only when the first
 grammar comes. Knows no tokens; see `grammar_compiler.py` for what a model's vocabulary is needed for.
 
-- JSON may have white space between its parts, at most MAX_WHITE_SPACE characters in a row: a model that falls
-  into a loop of spaces comes out of it again.
+- JSON may have white space between its parts as those have it who write JSON for people: one space, or one
+  line break and an indentation. A model that falls into a loop of spaces comes out of it again.
+- A schema whose own options say `"whitespace_flexible": false` gets COMPACT_JSON: no white space but that of
+  the separators, so that no token is spent on it.
 - A list of choices becomes one regular expression, which costs a tenth of as many alternatives of a grammar.
 - `ebnf` is GBNF as llama.cpp has it; a text in Lark's syntax is taken for that, as other servers do.
 """
@@ -14,13 +16,17 @@ from typing import Any
 
 from headway_runtime.request import Grammar
 
-MAX_WHITE_SPACE = 64
+MAX_INDENTATION = 32
 # Longer texts are refused; compiling takes memory in proportion.
 MAX_SOURCE_CHARACTERS = 1 << 20
 # Up to here the library's first look takes milliseconds; what is longer is looked at off the event loop.
 MAX_CHEAP_CHARACTERS = 1 << 13
 MAX_MESSAGE_CHARACTERS = 1000
-_JSON_OPTIONS: Any = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITE_SPACE}}}"}
+# The library's options of a schema, under this keyword of it.
+OPTIONS_KEYWORD = "x-guidance"
+READABLE_JSON: Any = {"whitespace_pattern": rf"\x20|\r?\n[\x20\t]{{0,{MAX_INDENTATION}}}"}
+# As Python writes it, and with it most chat templates and what models were trained on.
+COMPACT_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _REGEX_SYMBOLS = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
@@ -48,6 +54,11 @@ def validate(grammar: Grammar) -> str | None:
     return shorten(complaints[0]) if is_error else None
 
 
+def load_library() -> None:
+    """Import llguidance, which takes tens of milliseconds, before somebody waits for it."""
+    validate(Grammar("json_object"))
+
+
 def library_text(grammar: Grammar) -> str:
     """The grammar as llguidance reads it. GrammarError if it is not even a text of its kind."""
     from llguidance import LLMatcher
@@ -56,7 +67,7 @@ def library_text(grammar: Grammar) -> str:
         raise GrammarError(_too_long(grammar))
     match grammar.kind:
         case "json_object":
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS)
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=READABLE_JSON)
         case "json_schema":
             return _from_schema(grammar.source)
         case "regex":
@@ -87,7 +98,10 @@ def _from_schema(source: str) -> str:
     if not isinstance(schema, dict):
         # false is a schema by the standard, but nothing matches it.
         raise GrammarError(f"the JSON schema is {schema!r:.40}, not an object; send an object")
-    return LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS)
+    own = schema.get(OPTIONS_KEYWORD)
+    if isinstance(own, dict) and own.get("whitespace_flexible") is False:
+        return LLMatcher.grammar_from_json_schema(source, defaults=COMPACT_JSON)
+    return LLMatcher.grammar_from_json_schema(source, overrides=READABLE_JSON)
 
 
 def _choices(source: str) -> list[str]:

@@ -22,8 +22,6 @@ from typing import Literal, Protocol, Self, TypedDict, Unpack
 
 from headway_runtime.answer_assembly import Assembly, Prompt
 from headway_runtime.call_arguments import check_call, params_of_each
-from headway_runtime.engine import EngineCore
-from headway_runtime.engine_config import resolve_engine_config
 from headway_runtime.engine_options import keyword_options
 from headway_runtime.engine_thread import EngineThread, Event
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
@@ -74,6 +72,10 @@ class Engine:
         engine_options = keyword_options(folder, options)
         self._vocab_size = read_model_config(folder).vocab_size
         self._encoder = PromptEncoder(folder, self._vocab_size)
+        # Only now, as torch takes seconds: neither an import nor a mistake in the options waits for it.
+        from headway_runtime.engine import EngineCore
+        from headway_runtime.engine_config import resolve_engine_config
+
         metrics = EngineMetrics(engine_options.targets)
         began_at = time.monotonic()
         core = EngineCore(resolve_engine_config(engine_options), metrics)

@@ -381,6 +381,44 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
+def test_torch_is_loaded_when_an_engine_is_made_and_not_before() -> None:
+    code = """
+import sys
+from headway_runtime import Engine
+from headway_runtime.errors import ConfigError
+for model, options in (("bundled://headway-tiny", {"max_model_len": -1}), ("/no/such/folder", {})):
+    try:
+        Engine(model, **options)
+    except ConfigError:
+        continue
+    raise AssertionError(model)
+loaded = {"torch", "numpy", "tqdm"} & sys.modules.keys()
+assert not loaded, loaded
+Engine("bundled://headway-tiny", max_model_len=64).close()
+assert "torch" in sys.modules
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_module_of_the_core_imports_fastapi_or_pydantic() -> None:
+    code = """
+import importlib, pkgutil, sys, headway_runtime
+names = [
+    one.name
+    for one in pkgutil.walk_packages(headway_runtime.__path__, "headway_runtime.", onerror=lambda name: None)
+    if not one.name.startswith("headway_runtime.server")
+]
+assert {"headway_runtime.engine", "headway_runtime.inprocess", "headway_runtime.grammar_trial"} <= set(names)
+for name in names:
+    importlib.import_module(name)
+edge = {"fastapi", "starlette", "uvicorn", "pydantic", "zmq", "prometheus_client", "transformers"}
+assert not edge & sys.modules.keys(), edge & sys.modules.keys()
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_package_alone_loads_nothing_and_the_engine_no_server() -> None:
     code = """
 import sys, headway_runtime

@@ -166,3 +166,14 @@ def test_a_strict_tool_leaves_text_free(client: openai.OpenAI) -> None:
             assert call.type == "function"
             assert call.function.name == "f"
         assert choice.message.content or choice.message.tool_calls
+
+
+@pytest.mark.parametrize("gap", ["  ", "\n\n", "\t"])
+def test_white_space_within_calls_and_answers_is_bounded(gap: str) -> None:
+    asked = grammar("hermes", response_format=FORM)
+    assert asked is not None
+    assert accepts(asked, '{"a": 1}')
+    assert accepts(asked, '{\n  "a": 1\n}')
+    assert accepts(asked, HERMES)
+    assert not accepts(asked, f'{{"a":{gap}1}}')
+    assert not accepts(asked, HERMES.replace('"f", ', f'"f",{gap}'))

@@ -142,3 +142,59 @@ def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_goes(client: opena
         model="tiny", messages=HI, response_format=asked, max_tokens=400, seed=1
     )
     check_schema(chat.choices[0].message.content)
+
+
+@pytest.fixture(scope="module")
+def spaces(byte_level_tokenizer: Any) -> dict[str, float]:
+    """A bias that makes a model write white space wherever it may."""
+    return {str(byte_level_tokenizer.token_to_id(name)): 100.0 for name in ("Ġ", "Ċ", "ĉ", "č")}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+    ids=["response_format", "structured_outputs"],
+)
+def test_a_model_in_love_with_white_space_comes_to_an_end(
+    client: openai.OpenAI, spaces: dict[str, float], body: Any
+) -> None:
+    options: Any = {"logit_bias": spaces, "temperature": 0, "max_tokens": 450, "extra_body": body}
+    (choice,) = client.chat.completions.create(model="tiny", messages=HI, **options).choices
+    assert choice.finish_reason == "stop", choice
+    check_schema(choice.message.content)
+
+
+@pytest.mark.parametrize("asked", [{"json": SCHEMA}, {"json": json.dumps(SCHEMA)}])
+def test_white_space_can_be_disabled(
+    client: openai.OpenAI, spaces: dict[str, float], asked: dict[str, Any]
+) -> None:
+    outputs = {**asked, "disable_any_whitespace": True}
+    options: Any = {"logit_bias": spaces, "temperature": 0, "max_tokens": 100}
+    (choice,) = client.chat.completions.create(
+        model="tiny", messages=HI, extra_body={"structured_outputs": outputs}, **options
+    ).choices
+    text = choice.message.content or ""
+    check_schema(text)
+    name = json.loads(text)["name"]
+    assert text.replace(json.dumps(name, ensure_ascii=False), "N") in [
+        f'{{"name": N, "size": {size}}}' for size in (1, 2, 3)
+    ]
+
+
+def test_an_object_without_white_space_is_one(client: openai.OpenAI, spaces: dict[str, float]) -> None:
+    outputs = {"json_object": True, "disable_any_whitespace": True}
+    options: Any = {"logit_bias": spaces, "temperature": 0, "max_tokens": 3}
+    (choice,) = client.chat.completions.create(
+        model="tiny", messages=HI, extra_body={"structured_outputs": outputs}, **options
+    ).choices
+    assert (choice.message.content or "").startswith(('{"', "{}"))
+
+
+def test_other_forms_have_no_white_space_to_be_disabled(client: openai.OpenAI) -> None:
+    outputs = {"regex": "a", "disable_any_whitespace": True}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="Hi", extra_body={"structured_outputs": outputs})
+    assert caught.value.param == "structured_outputs.disable_any_whitespace"

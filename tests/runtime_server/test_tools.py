@@ -5,6 +5,7 @@ test wants it to answer. What a grammar has to force, the real engine with rando
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,7 @@ HOPELESS = {"name": "f", "strict": True, "parameters": {"not": {}}}
         ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template"),
         ({"extra_body": {"chat_template_kwargs": {"tools": 1}}}, "chat_template_kwargs"),
         ({"extra_body": BOTH_ENDS}, "continue_final_message"),
+        ({"extra_body": {"continue_final_message": True}}, "continue_final_message"),
         (TWO_FORMS, "structured_outputs"),
         ({"tool_choice": "required", "tools": [{"type": "function", "function": HOPELESS}]}, "tools"),
     ],
@@ -389,3 +391,27 @@ def test_a_parser_that_must_be_known_and_is_not_ends_the_start(model_folder: Pat
     assert parser_name(ChatOptions(), ECHO) == "hermes"
     options = parse_options([str(model_folder), "--tool-call-parser=pythonic", "--enable-auto-tool-choice"])
     assert options.chat == ChatOptions(tool_call_parser="pythonic", enable_auto_tool_choice=True)
+
+
+@pytest.mark.parametrize("forced", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_forced_call_that_is_cut_has_no_content_whole_or_streamed(real: openai.OpenAI, forced: Any) -> None:
+    for max_tokens in (1, 2, 6):
+        options: Any = {"tool_choice": forced, "seed": 1, "max_tokens": max_tokens}
+        (choice,) = ask(real, "Hi", **options).choices
+        assert (choice.finish_reason, choice.message.content) == ("length", None)
+        deltas = [chunk.choices[0].delta for chunk in ask(real, "Hi", stream=True, **options)]
+        assert [delta.content for delta in deltas if delta.content is not None] == []
+
+
+def test_forced_calls_spend_no_token_on_white_space(real: openai.OpenAI, byte_level_tokenizer: Any) -> None:
+    spaces = {str(byte_level_tokenizer.token_to_id(name)): 100.0 for name in ("Ġ", "Ċ", "ĉ", "č")}
+    options: Any = {"tool_choice": "required", "parallel_tool_calls": False, "logit_bias": spaces}
+    (choice,) = ask(real, "Hi", temperature=0, max_tokens=150, logprobs=True, **options).choices
+    written = "".join(entry.token for entry in choice.logprobs.content)
+    assert choice.finish_reason == "tool_calls", written
+    # The city is as the model likes it.
+    outside = re.sub(r'("city": )"[^"]*"', r"\1C", written.removesuffix("<|eos|>"))
+    calls = ['{"name": "now", "arguments": {}}'] + [
+        f'{{"name": "get_weather", "arguments": {{"city": C, "unit": "{unit}"}}}}' for unit in "CF"
+    ]
+    assert outside in [f"[{call}]" for call in calls]

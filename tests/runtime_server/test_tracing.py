@@ -95,7 +95,7 @@ class Collector:
                 return span
 
 
-def serve(collector: Collector) -> Iterator[Collector]:
+def serve(collector: Collector, port: int = 0) -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -114,7 +114,7 @@ def serve(collector: Collector) -> Iterator[Collector]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         collector.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -267,8 +267,37 @@ def test_a_collector_that_is_not_there_holds_nobody_up(start_server: StartServer
             began_at = time.monotonic()
             assert post(server, "/v1/completions", BODY).is_success
             assert time.monotonic() - began_at < 5
+        began_at = time.monotonic()
         server.signal(signal.SIGTERM)
         assert server.wait() == 0, server.log
+        # A second of it is for those who have not heard yet that the server drains.
+        assert time.monotonic() - began_at < 3.5
+        assert "5 of 5 spans were not delivered" in server.log
+        assert server.log.count("opentelemetry") <= 1, "the reason is told once"
+
+
+def wait_for_log(server: RunningServer, text: str) -> None:
+    deadline = time.monotonic() + 20
+    while text not in server.log:
+        assert time.monotonic() < deadline, server.log
+        time.sleep(0.01)
+
+
+def test_a_collector_that_comes_back_is_told_of_once(start_server: StartServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    server = start_server(
+        f"--otlp-traces-endpoint=http://127.0.0.1:{port}",
+        environment={"OTEL_BSP_SCHEDULE_DELAY": "20", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "1"},
+    )
+    post(server, "/v1/completions", BODY)
+    wait_for_log(server, "does not take spans")
+    collector = Collector()
+    for _ in serve(collector, port):
+        post(server, "/v1/completions", BODY, x_request_id="back")
+        collector.span_of("back")
+        wait_for_log(server, "takes spans again; 1 before were dropped")
+    assert server.log.count("does not take spans") == 1
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway_runtime.choice import Delta, TokenEntry
+from headway_runtime.server.long_answers import encode_list
 from headway_runtime.server.responses import (
     LOWEST_LOGPROB,
     AnswerHead,
@@ -46,7 +47,7 @@ class ChatFormat(Format):
             {
                 "index": index,
                 "message": message,
-                "logprobs": self._logprobs_of(choice.entries) if self._logprobs else None,
+                "logprobs": self._logprobs_of_whole(choice.entries) if self._logprobs else None,
                 **self._ending_of(choice),
             }
             for index, (choice, message) in enumerate(zip(choices, messages, strict=True))
@@ -58,6 +59,9 @@ class ChatFormat(Format):
 
     def _logprobs_of(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
         return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+
+    def _logprobs_of_whole(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
+        return {"content": encode_list(map(self._entry, entries)), "refusal": None}
 
     def _entry(self, entry: TokenEntry) -> dict[str, Any]:
         assert entry.logprobs is not None, "chats do not echo their prompt"

@@ -135,7 +135,8 @@ class ToolChatFormat(ChatFormat):
 
 def _message(content: str, calls: Sequence[WholeCall]) -> dict[str, Any]:
     if not calls:
-        return {"role": "assistant", "content": content, "refusal": None}
+        # A call that was cut before it began leaves no content either, as in a stream.
+        return {"role": "assistant", "content": content or None, "refusal": None}
     listed = [
         {
             "id": call.call_id,

@@ -16,6 +16,7 @@ from headway_runtime.server.chat_format import ChatFormat
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.chat_tools_format import ToolChatFormat
 from headway_runtime.server.choices import choices_of
+from headway_runtime.server.desk import Desk, without_spent
 from headway_runtime.server.generate import Generation, GenerationResponse
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat, prepare_completion
 from headway_runtime.server.protocol import CompletionBody, GenerationBody
@@ -26,7 +27,7 @@ from headway_runtime.server.tool_fields import ToolFields
 from headway_runtime.server.tool_grammar import check_tools
 from headway_runtime.server.tracing import NOTES_KEY, notes_of
 
-Body = TypeVar("Body", bound=GenerationBody)
+Body = TypeVar("Body")
 
 
 def completion_routes(serving: Serving) -> APIRouter:
@@ -35,7 +36,7 @@ def completion_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body, prepared = await read_request(serving, request, partial(_read_chat, serving))
+        body, prepared = await read_request(serving, request, _read_chat)
         head = head_of(serving, body, "chatcmpl-")
         if not body.may_call:
             return answer_of(serving, request, body, prepared, ChatFormat(head))
@@ -46,7 +47,7 @@ def completion_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body, prepared = await read_request(serving, request, partial(_read_completion, serving))
+        body, prepared = await read_request(serving, request, _read_completion)
         answer = CompletionFormat(head_of(serving, body, "cmpl-"))
         return answer_of(serving, request, body, prepared, answer)
 
@@ -64,7 +65,7 @@ def completion_routes(serving: Serving) -> APIRouter:
 
 
 async def read_request(
-    serving: Serving, request: Request, read: Callable[[bytes, Arrival], tuple[Body, Prepared]]
+    serving: Serving, request: Request, read: Callable[[Desk, bytes, Arrival], tuple[Body, Prepared]]
 ) -> tuple[Body, Prepared]:
     """What `read` makes of a request's body; one that it refuses is counted."""
     serving.require_engine()
@@ -72,7 +73,7 @@ async def read_request(
     context = context_of(request)
     arrival = Arrival(uuid.uuid4().hex, context.received_at, tenant_of(request))
     try:
-        body, prepared = await serving.compute(len(raw), partial(read, raw, arrival))
+        body, prepared = await serving.read(read, raw, arrival)
         grammar = prepared.requests[0].sampling.grammar
         if grammar is not None:
             await serving.compute_in_thread(partial(_check_form, body, grammar))
@@ -85,7 +86,7 @@ async def read_request(
         raise
 
 
-def _check_form(body: GenerationBody, grammar: Grammar) -> None:
+def _check_form(body: object, grammar: Grammar) -> None:
     if grammar.param == "tools" and isinstance(body, ToolFields):
         check_tools(body)
     check_grammar(grammar)
@@ -132,16 +133,18 @@ def head_of(serving: Serving, body: GenerationBody, id_prefix: str) -> AnswerHea
     )
 
 
-def _read_chat(serving: Serving, raw: bytes, arrival: Arrival) -> tuple[ChatBody, Prepared]:
+def _read_chat(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[ChatBody, Prepared]:
     body = parse_body(raw, ChatBody)
-    serving.served_name(body.model)
-    return body, prepare_chat(body, serving.model(), arrival)
+    desk.served_name(body.model)
+    prepared = prepare_chat(body, desk.model(), arrival)
+    return without_spent(body), prepared
 
 
-def _read_completion(serving: Serving, raw: bytes, arrival: Arrival) -> tuple[CompletionBody, Prepared]:
+def _read_completion(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[CompletionBody, Prepared]:
     body = parse_body(raw, CompletionBody)
-    serving.served_name(body.model)
-    return body, prepare_completion(body, serving.model(), arrival)
+    desk.served_name(body.model)
+    prepared = prepare_completion(body, desk.model(), arrival)
+    return without_spent(body), prepared
 
 
 def _names(serving: Serving) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ class EngineClient:
         stream = RequestStream(frozenset(request.request_id for request in requests))
         for request in requests:
             self._streams[request.request_id] = stream
-        self._send(messages.AddRequests(requests))
+        self._send(messages.add_requests(requests))
         return stream
 
     def abort(self, stream: RequestStream) -> None:

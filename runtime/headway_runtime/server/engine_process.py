@@ -154,7 +154,7 @@ class EngineLoop:
         now = time.monotonic()
         match message:
             case messages.AddRequests():
-                for request in message.requests:
+                for request in messages.added_requests(message):
                     self._add(front, request, now)
             case messages.Abort():
                 for request_id in message.request_ids:

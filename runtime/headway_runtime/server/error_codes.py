@@ -8,6 +8,7 @@ HttpCode = (
     RequestCode
     | Literal[
         "admin_disabled",
+        "body_not_read",
         "body_too_large",
         "connections",
         "engine_busy",

@@ -25,6 +25,7 @@ from headway_runtime.server.error_codes import HttpCode
 from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.http_protocol import WRITER_KEY, ChunkWriter
 from headway_runtime.server.log import AccessEntry
+from headway_runtime.server.long_answers import send_in_pieces
 from headway_runtime.server.messages import Refused
 from headway_runtime.server.prompts import Prepared
 from headway_runtime.server.request_times import RequestTimes
@@ -36,6 +37,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # How long a client may leave what was written unread before it counts as gone.
 WRITE_TIMEOUT_SECONDS = 120.0
+# With so many log-probabilities the JSON of an answer takes more than a few milliseconds.
+MANY_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +223,23 @@ class _Run:
             self._report_first_bytes(begun)
         for request_id, parts in texts.items():
             whole[request_id].text = "".join(parts)
-        answers = whole_choices(list(self._choices.values()), list(whole.values()), self._generation.prepared)
-        body = self._generation.answer.whole(answers, self._usage())
+        body = await self._whole_body(list(whole.values()))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         self._has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await send_in_pieces(body, self._send, WRITE_TIMEOUT_SECONDS)
+
+    async def _whole_body(self, whole: list[WholeChoice]) -> bytes:
+        """The JSON of an answer; with log-probabilities of thousands of tokens, a thread makes it."""
+        choices = list(self._choices.values())
+
+        def make() -> bytes:
+            answers = whole_choices(choices, whole, self._generation.prepared)
+            return self._generation.answer.whole(answers, self._usage())
+
+        num_entries = sum(len(choice.prompt_logprobs or ()) for choice in choices)
+        num_entries += sum(len(one.entries) for one in whole)
+        return make() if num_entries < MANY_ENTRIES else await asyncio.to_thread(make)
 
     def _feed(self, choice: Choice, output: RequestOutput) -> Delta:
         delta = choice.feed(output)

@@ -23,6 +23,7 @@ import uvicorn
 import uvloop
 
 from headway_runtime.errors import EngineDeadError
+from headway_runtime.grammar import load_library
 from headway_runtime.server.app import build_app
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.engine_handle import EngineHandle
@@ -154,14 +155,22 @@ async def _serve(front: _Front) -> int:
         # worth waiting for, as they would be turned away without it.
         await asyncio.wait([client.ready], timeout=HELLO_SECONDS)
     front.mark("listening")
-    tasks = [asyncio.create_task(_announce(client, front)), asyncio.create_task(serving.watch.run())]
+    tasks = [
+        asyncio.create_task(_announce(client, front)),
+        asyncio.create_task(serving.watch.run()),
+        # While the engine starts there is nothing else to do.
+        asyncio.create_task(serving.compute_in_thread(load_library)),
+    ]
     try:
         await server.serve(sockets=[front.listener])
     finally:
         for task in tasks:
             task.cancel()
-        serving.close()
-        await ending.finish()
+        # Both take their time: one waits for a collector of traces, the other for the engine process.
+        await asyncio.gather(asyncio.to_thread(serving.close), ending.finish())
+    if ending.status == 0 and front.alone:
+        # Else the cause stands last, where those look who show one line of a log.
+        logger.info("ended")
     return ending.status
 
 
@@ -248,7 +257,3 @@ class _Ending:
         if not is_ready:
             self._front.engine.kill()
         await asyncio.to_thread(self._front.engine.close, ENGINE_END_SECONDS)
-        if (
-            self.status == 0 and self._front.alone
-        ):  # else the cause stands last, where those look who show one line of a log
-            logger.info("ended")

@@ -6,7 +6,7 @@ Requests and outputs cross as the engine's own dataclasses, but for what almost 
 and nothing else.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -51,9 +51,34 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class AddRequests(msgspec.Struct, tag="add", frozen=True):
-    """All of one HTTP request's sequences. Each is answered by outputs, or by one `Refused`."""
+    """All of one HTTP request's sequences. Each is answered by outputs, or by one `Refused`.
 
+    prompts: each prompt once, however many of the sequences have it. prompt_of: which one each has; in the
+    requests themselves there is none.
+    """
+
+    prompts: list[tuple[int, ...]]
+    prompt_of: list[int]
     requests: list[Request]
+
+
+def add_requests(requests: list[Request]) -> AddRequests:
+    """The message that hands these over. Prompts are told apart by identity, which costs nothing."""
+    places: dict[int, int] = {}
+    prompts: list[tuple[int, ...]] = []
+    for request in requests:
+        if places.setdefault(id(request.prompt_token_ids), len(prompts)) == len(prompts):
+            prompts.append(request.prompt_token_ids)
+    prompt_of = [places[id(request.prompt_token_ids)] for request in requests]
+    return AddRequests(prompts, prompt_of, [replace(one, prompt_token_ids=()) for one in requests])
+
+
+def added_requests(message: AddRequests) -> list[Request]:
+    """The requests as they were."""
+    return [
+        replace(one, prompt_token_ids=message.prompts[place])
+        for one, place in zip(message.requests, message.prompt_of, strict=True)
+    ]
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

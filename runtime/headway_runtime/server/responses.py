@@ -13,6 +13,7 @@ import msgspec
 
 from headway_runtime.choice import Delta, DeltaDetails, TokenEntry
 from headway_runtime.server.http_errors import HttpError
+from headway_runtime.server.long_answers import encode_list
 from headway_runtime.tokenizer import Vocabulary
 
 # JSON has no infinity; this is what others write for a token that cannot come.
@@ -175,7 +176,7 @@ class Format:
         if choice.prompt_token_ids is not None:
             found["prompt_token_ids"] = choice.prompt_token_ids
         if choice.prompt_entries is not None:
-            found["prompt_logprobs"] = [self._prompt_entry(entry) for entry in choice.prompt_entries]
+            found["prompt_logprobs"] = encode_list(map(self._prompt_entry, choice.prompt_entries))
         return found
 
     def _prompt_entry(self, entry: TokenEntry) -> dict[str, Any] | None:
@@ -233,7 +234,7 @@ class CompletionFormat(Format):
                 None if entry.logprobs is None else max(entry.logprobs.chosen, LOWEST_LOGPROB)
                 for entry in entries
             ],
-            "top_logprobs": [self._top(entry) for entry in entries],
+            "top_logprobs": encode_list(map(self._top, entries)),
             "text_offset": [entry.text_offset for entry in entries],
         }
 

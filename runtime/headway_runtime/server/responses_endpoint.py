@@ -1,7 +1,6 @@
 """The routes of `/v1/responses`. A response is a chat in other words, and none is kept."""
 
 from dataclasses import replace
-from functools import partial
 
 from fastapi import APIRouter, Depends, Request, Response
 
@@ -11,6 +10,7 @@ from headway_runtime.server.body import parse_body
 from headway_runtime.server.call_rules import call_rules
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.completions import answer_of, head_of, read_request
+from headway_runtime.server.desk import Desk, without_spent
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat
 from headway_runtime.server.responses_endpoint_chat import chat_of, in_own_words, origin_of
@@ -25,15 +25,14 @@ def responses_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        asked: list[ResponsesBody] = []
         try:
-            chat, prepared = await read_request(serving, request, partial(_read, serving, asked))
+            (chat, asked), prepared = await read_request(serving, request, _read)
         except InvalidRequestError as error:
             if not asked:
                 raise  # the body itself is wrong, and its fields are this endpoint's
             raise in_own_words(error) from error
         rules = call_rules(chat, serving.model()) if chat.may_call else None
-        answer = ResponsesFormat(head_of(serving, chat, "resp_"), asked[0], rules)
+        answer = ResponsesFormat(head_of(serving, chat, "resp_"), asked, rules)
         shown = () if rules is None else rules.hidden_tags
         return answer_of(serving, request, chat, prepared, answer, shown_tags=shown)
 
@@ -53,15 +52,14 @@ def responses_routes(serving: Serving) -> APIRouter:
     return router
 
 
-def _read(
-    serving: Serving, asked: list[ResponsesBody], raw: bytes, arrival: Arrival
-) -> tuple[ChatBody, Prepared]:
+def _read(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[tuple[ChatBody, ResponsesBody], Prepared]:
     body = parse_body(raw, ResponsesBody)
-    asked.append(body)
-    serving.served_name(body.model)
+    desk.served_name(body.model)
     chat = chat_of(body)
-    prepared = prepare_chat(chat, serving.model(), arrival)
-    return chat, replace(prepared, requests=[_in_own_words(one) for one in prepared.requests])
+    prepared = prepare_chat(chat, desk.model(), arrival)
+    # The answer repeats most of the body, but not the input.
+    bodies = (without_spent(chat), body.model_copy(update={"input": ""}))
+    return bodies, replace(prepared, requests=[_in_own_words(one) for one in prepared.requests])
 
 
 def _in_own_words(request: EngineRequest) -> EngineRequest:

@@ -12,19 +12,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway_runtime.chat import load_chat_template
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.admin_tokens import AdminTokens
 from headway_runtime.server.api_keys import ApiKeys, Tenant
-from headway_runtime.server.chat_options import parser_name
+from headway_runtime.server.desk import Desk, load_model_files, name_of, served_model
 from headway_runtime.server.edge import CONTEXT_KEY, RequestContext
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.engine_watch import EngineWatch
@@ -32,12 +33,14 @@ from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.prompts import ServedModel
-from headway_runtime.server.tool_calls.choose import FORMATS
+from headway_runtime.server.reading_pool import ReadingPool
+from headway_runtime.server.reading_process import ReadingLaunch
 from headway_runtime.server.tracing import start_tracing
-from headway_runtime.tokenizer import Tokenizer
 
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
 INLINE_BODY_BYTES = 4 * 2**10
+# Larger ones keep the interpreter's lock so long that streams wait for them, even in a thread.
+THREAD_BODY_BYTES = 256 * 2**10
 NUM_TOKENIZER_THREADS = 4
 # How long the rest of a body that is too large is read and thrown away.
 DISCARD_SECONDS = 10.0
@@ -45,6 +48,7 @@ TOKENIZER_NICENESS = 5
 TENANT_KEY = "headway.tenant"
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Serving:
@@ -61,26 +65,18 @@ class Serving:
         self._admin_tokens = None
         if options.admin_public_key_file is not None and options.admin_audience is not None:
             self._admin_tokens = AdminTokens(Path(options.admin_public_key_file), options.admin_audience)
-        model_path = Path(options.engine.model_path)
-        self._tokenizer = Tokenizer(model_path)
-        self._chat_template = load_chat_template(
-            model_path,
-            self._tokenizer.config,
-            self._tokenizer.special_tokens,
-            None if options.chat.chat_template is None else Path(options.chat.chat_template),
-        )
-        template = self._chat_template
-        name = parser_name(options.chat, None if template is None else template.source_with_tools)
-        self._tool_calls = None if name is None else FORMATS[name]
+        self._files = load_model_files(options)
         self._model: ServedModel | None = None
         self.tracer = start_tracing(options.tracing)
         self._threads = ThreadPoolExecutor(
             NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer", initializer=_give_way
         )
+        self._reading = ReadingPool(self._reading_launch)
 
     def close(self) -> None:
         """May wait a few seconds for a collector of traces."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._reading.close()
         if self.tracer is not None:
             self.tracer.close()
 
@@ -103,16 +99,14 @@ class Serving:
         if self._model is None:
             info = self.client.info
             assert info is not None
-            self._model = ServedModel(
-                tokenizer=self._tokenizer,
-                chat_template=self._chat_template,
-                vocab_size=self.options.vocab_size,
-                max_model_len=info.max_model_len,
-                num_kv_tokens=info.num_kv_tokens,
-                tool_calls=self._tool_calls,
-                trusts_request_templates=self.options.chat.trust_request_chat_template,
-            )
+            self._model = served_model(self._files, self.options, info.max_model_len, info.num_kv_tokens)
         return self._model
+
+    def _reading_launch(self) -> ReadingLaunch:
+        model = self.model()
+        # Keys stay where they are needed.
+        options = replace(self.options, api_keys=())
+        return ReadingLaunch(options, model.max_model_len, model.num_kv_tokens, os.getpid())
 
     def require_engine(self) -> None:
         if not self.client.is_alive:
@@ -167,17 +161,7 @@ class Serving:
 
     def served_name(self, wanted: str | None) -> str:
         """The name that the answer carries. 404 for a model that is not served here."""
-        names = self.options.served_model_names
-        if wanted is None:
-            return names[0]
-        if wanted not in names:
-            raise HttpError(
-                404,
-                f"model={shown(wanted)} is not served here; use {' or '.join(map(repr, names))}",
-                param="model",
-                code="model_not_found",
-            )
-        return wanted
+        return name_of(self.options.served_model_names, wanted)
 
     async def read_body(self, request: Request) -> bytes:
         """The whole body, within its limits of size and time."""
@@ -207,11 +191,23 @@ class Serving:
             raise HttpError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
         return bytes(body)
 
-    async def compute(self, num_bytes: int, work: Callable[[], Result]) -> Result:
-        """Parse and tokenize: small bodies here and now, large ones in a thread."""
-        if num_bytes <= INLINE_BODY_BYTES:
-            return work()
-        return await self.compute_in_thread(work)
+    async def read(
+        self,
+        read: Callable[[Desk, bytes, *Arguments], Result],
+        raw: bytes,
+        *arguments: *Arguments,
+    ) -> Result:
+        """Parse and tokenize: small bodies here and now, larger ones in a thread, the largest in a process.
+
+        read: a function of a module, as it may be called in another process; arguments go by position.
+        """
+        self.require_engine()
+        if len(raw) <= INLINE_BODY_BYTES:
+            return read(self, raw, *arguments)
+        if len(raw) <= THREAD_BODY_BYTES:
+            return await self.compute_in_thread(partial(read, self, raw, *arguments))
+        work = partial(self._reading.read, read, raw, arguments)
+        return cast("Result", await asyncio.get_running_loop().run_in_executor(self._reading.threads, work))
 
     async def compute_in_thread(self, work: Callable[[], Result]) -> Result:
         """What may take milliseconds, off the event loop."""

@@ -4,18 +4,22 @@
 to say: `check_grammar` asks it.
 """
 
+import contextlib
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from headway_runtime.errors import InvalidRequestError
-from headway_runtime.grammar import validate
+from headway_runtime.grammar import COMPACT_JSON, OPTIONS_KEYWORD, validate
 from headway_runtime.request import Grammar
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.body import FIRST_FAULT, FieldError, JsonObject, StrictBody
 
 MAX_CHOICES_LISTED = 4096
+NO_LAYOUT: Mapping[str, Any] = MappingProxyType({})
 
 
 class JsonSchema(StrictBody):
@@ -60,6 +64,7 @@ class StructuredOutputs(StrictBody):
     )
     grammar: Annotated[str, Field(min_length=1)] | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool = False
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "StructuredOutputs":
@@ -71,6 +76,8 @@ class StructuredOutputs(StrictBody):
                 "is not exactly one of json, regex, choice, grammar and json_object=true; send one",
                 "mutually_exclusive_parameters" if self.asked else "missing_mutually_exclusive_parameters",
             )
+        if self.disable_any_whitespace and self.json_ is None and not self.json_object:
+            raise FieldError("disable_any_whitespace", "is for json and json_object; leave it out")
         return self
 
     @property
@@ -122,14 +129,16 @@ def grammar_of(body: StructuredFields) -> Grammar | None:
     return Grammar("json_schema", source, param)
 
 
-def schema_text(schema: dict[str, Any], *, strict: bool) -> str:
-    """A schema as its library reads it. Not strict: keywords that it does not know are passed over."""
-    if strict:
-        return json.dumps(schema)
-    options = schema.get("x-guidance")
-    return json.dumps(
-        {**schema, "x-guidance": {"lenient": True, **(options if isinstance(options, dict) else {})}}
-    )
+def schema_text(schema: dict[str, Any], *, strict: bool, layout: Mapping[str, Any] = NO_LAYOUT) -> str:
+    """A schema as its library reads it. Not strict: keywords that it does not know are passed over.
+
+    layout: COMPACT_JSON, or READABLE_JSON where the schema becomes a part of another grammar.
+    """
+    own = schema.get(OPTIONS_KEYWORD)
+    options: dict[str, Any] = {} if strict else {"lenient": True}
+    options |= own if isinstance(own, dict) else {}
+    options |= layout
+    return json.dumps({**schema, OPTIONS_KEYWORD: options} if options else schema)
 
 
 def check_grammar(grammar: Grammar) -> None:
@@ -147,7 +156,7 @@ def check_grammar(grammar: Grammar) -> None:
 def _grammar_of_outputs(asked: StructuredOutputs) -> Grammar:
     param = f"structured_outputs.{asked.asked[0]}"
     if asked.json_ is not None:
-        source = asked.json_ if isinstance(asked.json_, str) else json.dumps(asked.json_)
+        source = _schema_of_outputs(asked.json_, is_compact=asked.disable_any_whitespace)
         return Grammar("json_schema", source, param)
     if asked.regex is not None:
         return Grammar("regex", asked.regex, param)
@@ -155,4 +164,19 @@ def _grammar_of_outputs(asked: StructuredOutputs) -> Grammar:
         return Grammar("choice", json.dumps(asked.choice), param)
     if asked.grammar is not None:
         return Grammar("ebnf", asked.grammar, param)
+    if asked.disable_any_whitespace:
+        return Grammar(
+            "json_schema", schema_text({"type": "object"}, strict=True, layout=COMPACT_JSON), param
+        )
     return Grammar("json_object", param=param)
+
+
+def _schema_of_outputs(schema: dict[str, Any] | str, *, is_compact: bool) -> str:
+    if is_compact and isinstance(schema, str):
+        # What is no schema at all is left for the compiler to refuse.
+        with contextlib.suppress(ValueError, RecursionError):
+            read = json.loads(schema)
+            schema = read if isinstance(read, dict) else schema
+    if isinstance(schema, str):
+        return schema
+    return schema_text(schema, strict=True, layout=COMPACT_JSON if is_compact else NO_LAYOUT)

@@ -64,7 +64,16 @@ class TemplateFields(TemplateOptions, OfferedTools):
 
     @model_validator(mode="after")
     def _last_message_can_be_continued(self) -> "TemplateFields":
-        if self.continue_final_message and self.messages and not self.messages[-1].text.strip():
+        if not (self.continue_final_message and self.messages):
+            return self
+        final = self.messages[-1]
+        if final.role != "assistant":
+            raise FieldError(
+                "continue_final_message",
+                f"needs a final message of role 'assistant', this one's role is {final.role!r}; add what "
+                "the answer begins with as an assistant's message, or leave the field out",
+            )
+        if not final.text.strip():
             raise FieldError(
                 "continue_final_message",
                 "needs a final message with text to continue; send one, or leave it out",

@@ -1,13 +1,14 @@
 """The routes of the bare tokenizer: text or messages to token ids, and back."""
 
-from functools import partial
-
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.server.body import parse_body
+from headway_runtime.server.desk import Desk
+from headway_runtime.server.long_answers import JsonBytes
 from headway_runtime.server.prompts import encode_chat
-from headway_runtime.server.serving import Serving, body_of, json_response
+from headway_runtime.server.serving import Serving, body_of
 from headway_runtime.server.tokenize_protocol import DetokenizeBody, TokenizeBody
 
 
@@ -18,20 +19,20 @@ def tokenize_routes(serving: Serving) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         raw = await body_of(serving, request)
-        return json_response(await serving.compute(len(raw), partial(_tokenize, serving, raw)))
+        return JsonBytes(await serving.read(_tokenize, raw))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         raw = await body_of(serving, request)
-        return json_response(await serving.compute(len(raw), partial(_detokenize, serving, raw)))
+        return JsonBytes(await serving.read(_detokenize, raw))
 
     return router
 
 
-def _tokenize(serving: Serving, raw: bytes) -> dict[str, object]:
+def _tokenize(desk: Desk, raw: bytes) -> bytes:
     body = parse_body(raw, TokenizeBody)
-    serving.served_name(body.model)
-    model = serving.model()
+    desk.served_name(body.model)
+    model = desk.model()
     if body.messages is not None:
         token_ids = encode_chat(body, model, longest=None, add_special_tokens=body.add_special_tokens is True)
     else:
@@ -46,13 +47,13 @@ def _tokenize(serving: Serving, raw: bytes) -> dict[str, object]:
     }
     if body.return_token_strs:
         answer["token_strs"] = [model.tokenizer.token_string(token_id) for token_id in token_ids]
-    return answer
+    return msgspec.json.encode(answer)
 
 
-def _detokenize(serving: Serving, raw: bytes) -> dict[str, object]:
+def _detokenize(desk: Desk, raw: bytes) -> bytes:
     body = parse_body(raw, DetokenizeBody)
-    serving.served_name(body.model)
-    model = serving.model()
+    desk.served_name(body.model)
+    model = desk.model()
     if body.tokens and max(body.tokens) >= model.vocab_size:
         raise InvalidRequestError(
             f"tokens holds token id {max(body.tokens)}; this model's ids end at {model.vocab_size - 1}; "
@@ -60,4 +61,4 @@ def _detokenize(serving: Serving, raw: bytes) -> dict[str, object]:
             param="tokens",
         )
     # With the special tokens' names: it is the inverse of /tokenize.
-    return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    return msgspec.json.encode({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})

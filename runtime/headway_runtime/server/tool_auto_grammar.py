@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from headway_runtime.errors import InvalidRequestError
+from headway_runtime.grammar import COMPACT_JSON, READABLE_JSON
 from headway_runtime.request import Grammar
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.structured_fields import grammar_of, schema_text
@@ -61,7 +62,8 @@ def auto_call_grammar(body: ChatBody, call_format: str, vocabulary: Vocabulary) 
     member = "parameters" if call_format == "llama3_json" else "arguments"
     rules += f"body: %json {_calls(body, member)}\n"
     if form is not None:
-        rules += f"answer: %json {form.source or json.dumps(ANY_ARGUMENTS)}\n"
+        schema = json.loads(form.source) if form.source else ANY_ARGUMENTS
+        rules += f"answer: %json {schema_text(schema, strict=True, layout=READABLE_JSON)}\n"
     param = "tools" if body.has_strict_tools else "response_format"
     return Grammar("lark", "%llguidance {}\n" + rules, param)
 
@@ -102,4 +104,4 @@ def _calls(body: ChatBody, member: str) -> str:
             for index, tool in enumerate(tools)
         },
     }
-    return schema_text(schema, strict=True)
+    return schema_text(schema, strict=True, layout=COMPACT_JSON)

@@ -3,7 +3,7 @@
 A span is made when its request has ended, of what the access line knows; a thread of OpenTelemetry's own
 sends spans in batches, so that no stream ever waits for a collector. What its queue cannot hold is dropped.
 Names of attributes are those of the GenAI conventions, and vLLM's where these have none. No text of prompts
-or answers is in a span. OpenTelemetry is imported only here, and only when an endpoint is set.
+or answers is in a span. OpenTelemetry is imported only when an endpoint is set.
 """
 
 import logging
@@ -21,12 +21,14 @@ from headway_runtime.server.tracing_options import TracingOptions
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+    from headway_runtime.server.tracing_delivery import CountingExporter
+
 logger = logging.getLogger(__name__)
 
 # Where a request's `notes` stand in its ASGI scope.
 NOTES_KEY = "headway.trace"
-# How long the end of the server may wait for a collector.
-FLUSH_SECONDS = 3.0
+# How long the end of the server may wait for a collector. Another second goes by before, while it drains.
+FLUSH_SECONDS = 1.5
 CONTEXT_HEADERS = (b"traceparent", b"tracestate")
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -49,14 +51,17 @@ def start_tracing(options: TracingOptions) -> "RequestTracer | None":
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    from headway_runtime.server.tracing_delivery import CountingExporter
+
     # What the standard variables say of the resource goes before what is said here.
     standard = dict(Resource.create().attributes)
     if str(standard["service.name"]).startswith("unknown_service"):
         standard["service.name"] = "headway"
     resource = Resource({"service.version": __version__, "service.instance.id": uuid.uuid4().hex, **standard})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=options.endpoint)))
-    return RequestTracer(provider)
+    exporter = CountingExporter(OTLPSpanExporter(endpoint=options.endpoint))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return RequestTracer(provider, exporter)
 
 
 def notes_of(body: GenerationBody, model: str) -> Attributes:
@@ -80,10 +85,12 @@ def notes_of(body: GenerationBody, model: str) -> Attributes:
 class RequestTracer:
     """Makes spans of requests that have ended."""
 
-    def __init__(self, provider: "TracerProvider") -> None:
+    def __init__(self, provider: "TracerProvider", exporter: "CountingExporter") -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
+        self._exporter = exporter
+        self._num_spans = 0
         self._tracer = provider.get_tracer("headway_runtime", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -110,16 +117,21 @@ class RequestTracer:
         if error is not None:
             span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR))
+        self._num_spans += span.is_recording()
         span.end(ended_at)
 
     def close(self) -> None:
-        """Send what has not been sent, and wait for that no longer than a server's end may take."""
+        """Send what has not been sent, and wait for that no longer than a server's end may take.
+
+        What is not delivered then is dropped, and counted in the log.
+        """
         # The library has no time limit of its own here; its thread ends with the process.
         ending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         ending.start()
         ending.join(FLUSH_SECONDS)
-        if ending.is_alive():
-            logger.warning("the collector did not take the last spans within %g s", FLUSH_SECONDS)
+        num_lost = self._num_spans - self._exporter.num_delivered
+        if num_lost:
+            logger.warning("%d of %d spans were not delivered to the collector", num_lost, self._num_spans)
 
 
 def _span_name(entry: AccessEntry, notes: Attributes) -> str:
