@@ -46,6 +46,15 @@ def default_kv_cache_memory_bytes(
     return min(usable, int(free_bytes * fraction))
 
 
+def check_free(kv_cache_memory_bytes: int, free_bytes: int) -> None:
+    """ConfigError for more than there is. A CPU's cache is taken as it fills: too late to find that out."""
+    if kv_cache_memory_bytes > free_bytes:
+        raise ConfigError(
+            f"kv_cache_memory_bytes={kv_cache_memory_bytes!r} is more than the {free_bytes} bytes that are "
+            "free beside the weights; lower --kv-cache-memory-bytes, or leave it out to have it chosen"
+        )
+
+
 def num_kv_blocks(
     *, kv_cache_memory_bytes: int, bytes_per_token: int, max_model_len: int, block_size: int
 ) -> int:

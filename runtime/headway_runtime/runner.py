@@ -15,10 +15,12 @@ from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.layers.linear import PackedLinear
 from headway_runtime.logprobs import prompt_logprobs
 from headway_runtime.memory import (
     CPU_FRACTION,
     CUDA_FRACTION,
+    check_free,
     default_kv_cache_memory_bytes,
     free_memory_bytes,
     kv_bytes_per_token,
@@ -64,9 +66,14 @@ class Runner:
                 self._model_config.num_kv_heads,
                 self._model_config.head_dim,
             )
-            self._cache = KVCache(shape, dtype, self._device)
+            num_groups = self._model_config.num_attention_heads // shape.num_kv_heads
+            self._cache = KVCache(shape, num_groups, dtype, self._device)
             self._inputs = StepInputBuilder(
-                config, shape, self._model_config.num_attention_heads, dtype, self._device
+                config,
+                self._cache,
+                dtype,
+                self._device,
+                rounds=any(isinstance(linear, PackedLinear) for linear in self._model.linears),
             )
             self._sampler = Sampler(self.vocab_size, self._device)
         self._governor: ThreadGovernor | None = None
@@ -141,16 +148,24 @@ class Runner:
     def _choose_num_blocks(self, config: EngineConfig, dtype_name: str) -> int:
         bytes_per_token = kv_bytes_per_token(self._model_config, dtype_name)
         memory_bytes = config.kv_cache_memory_bytes
+        is_cuda = self._device.type == "cuda"
+        try:
+            free_bytes = torch.cuda.mem_get_info(self._device)[0] if is_cuda else free_memory_bytes()
+        except ConfigError:
+            # A machine that does not tell; then what the user says is all there is to go by.
+            if memory_bytes is None:
+                raise
+            free_bytes = memory_bytes
         if memory_bytes is None:
-            is_cuda = self._device.type == "cuda"
             memory_bytes = default_kv_cache_memory_bytes(
                 bytes_per_token=bytes_per_token,
                 max_num_seqs=config.envelope.max_num_seqs,
                 max_model_len=config.max_model_len,
                 block_size=config.block_size,
-                free_bytes=torch.cuda.mem_get_info(self._device)[0] if is_cuda else free_memory_bytes(),
+                free_bytes=free_bytes,
                 fraction=CUDA_FRACTION if is_cuda else CPU_FRACTION,
             )
+        check_free(memory_bytes, free_bytes)
         return num_kv_blocks(
             kv_cache_memory_bytes=memory_bytes,
             bytes_per_token=bytes_per_token,

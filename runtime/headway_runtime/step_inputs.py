@@ -1,16 +1,15 @@
 """A Batch turned into tensors: tokens, positions, slots, and the gathers and masks that attention needs.
 
 All integers of a step are written into one preallocated host buffer (pinned for CUDA) and cross to the device
-in one copy; on a CPU that buffer is the device's memory already. Gathered KV goes into one workspace, which
-grows to the largest step seen and is shared by all attention calls and layers.
+in one copy; on a CPU that buffer is the device's memory already.
 
-On a CPU, bfloat16 products are oneDNN's, which makes a kernel for every shape that it meets: two milliseconds
-and a megabyte each (docs/log.md). So shapes are rounded up to few: rows that belong to nobody follow the last
-token, and the contexts of decodes end in null blocks.
+Where a CPU's bfloat16 products are oneDNN's, it makes a kernel for every shape that it meets, of two
+milliseconds and a megabyte (docs/log.md). There the numbers of rows are rounded up to few: rows that belong
+to nobody follow the last token.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -23,22 +22,18 @@ from torch import Tensor
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import EngineConfig
 from headway_runtime.layers.attention import (
-    CHUNK_ROWS,
     AttentionInputs,
+    Decodes,
     FirstChunk,
-    GatheredCall,
-    KVShape,
-    attends_by_products,
+    KVCache,
+    LaterChunk,
 )
 
 # Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
 SMALL_CONTEXT_BLOCKS = 8
-# What several decodes gather together on a CPU: more no longer stays in its cache until it is attended to.
-CPU_WORKSPACE_BYTES = 4 << 20
 
 # How many sizes there are between a power of two and the next one; below that power all are exact.
 ROWS_PER_OCTAVE = 8
-BLOCKS_PER_OCTAVE = 4
 
 Integers = NDArray[numpy.int64]
 
@@ -84,40 +79,35 @@ class StepInputBuilder:
     def __init__(
         self,
         config: EngineConfig,
-        shape: KVShape,
-        num_attention_heads: int,
+        cache: KVCache,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        rounds: bool,
     ) -> None:
-        self._shape = shape
-        self._num_groups = num_attention_heads // shape.num_kv_heads
+        """rounds: whether each number of rows costs a kernel, so that there shall be few."""
+        self._block_size = cache.shape.block_size
+        self._has_kernels, self._masks_chunks = cache.kernels is not None, not cache.by_products
         self._dtype = dtype
         envelope = config.envelope
-        blocks_per_sequence = -(-config.max_model_len // shape.block_size)
+        blocks_per_sequence = -(-config.max_model_len // self._block_size)
         # Token, position and slot of each token; sampled row and padded block table of each sequence.
-        self._rounds = device.type == "cpu" and dtype == torch.bfloat16
-        self._most_context_blocks = blocks_per_sequence
+        self._rounds = rounds
         tokens, sequences = map(
             partial(round_up, per_octave=ROWS_PER_OCTAVE),
             (envelope.max_num_batched_tokens, envelope.max_num_seqs),
         )
         size = 3 * tokens + sequences + envelope.max_num_seqs * blocks_per_sequence
         self._integers = _IntegerBuffer(size, device)
-        self._ramp = torch.arange(blocks_per_sequence * shape.block_size, device=device)
-        self._workspace = torch.zeros(0, dtype=dtype, device=device)
-        self._by_products = attends_by_products(dtype, device)
-        later = torch.full((CHUNK_ROWS, CHUNK_ROWS), -math.inf, dtype=dtype, device=device)
-        self._causal = later.triu_(1).unsqueeze(1)
-        block_bytes = shape.block_numel * self._workspace.element_size()
-        self._most_blocks = max(1, CPU_WORKSPACE_BYTES // block_bytes) if device.type == "cpu" else None
+        self._ramp = torch.arange(blocks_per_sequence * self._block_size, device=device)
 
     def build(self, batch: Batch) -> StepInputs:
         """Rows are the decodes, longest context first, then the batch's other chunks in order."""
-        num_decodes, block_size = batch.num_decodes, self._shape.block_size
+        num_decodes, block_size = batch.num_decodes, self._block_size
         order = sorted(range(num_decodes), key=lambda index: -batch.chunks[index].start)
         order.extend(range(num_decodes, len(batch.chunks)))
         chunks = [batch.chunks[index] for index in order]
-        stretches = list(_stretches(chunks, num_decodes, block_size, self._most_blocks))
+        stretches = list(_stretches(chunks, num_decodes, block_size))
         ends = accumulate(chunk.num_tokens for chunk in chunks)
         sampled = [
             (index, end - 1) for index, end, one in zip(order, ends, chunks, strict=True) if one.samples
@@ -134,21 +124,19 @@ class StepInputBuilder:
             numpy.array([row for _, row in sampled], dtype=numpy.int64), self._num_padding(len(sampled))
         )
         tables = [
-            integers.write(_block_table(stretch, block_size, self._context_blocks))
-            if stretch.needs_cache
-            else None
+            integers.write(_block_table(stretch, block_size)) if stretch.needs_cache else None
             for stretch in stretches
         ]
         integers.upload()
 
-        self._reserve(max((table.numel() for table in tables if table is not None), default=0))
         calls = [
             FirstChunk(stretch.start, stretch.end)
             if table is None
-            else self._gathered(stretch, table, positions)
+            else self._over_cache(stretch, table, positions)
             for stretch, table in zip(stretches, tables, strict=True)
         ]
-        attention = AttentionInputs(slots, self._causal, calls, num_padding)
+        place = None if self._has_kernels else (slots // block_size, slots % block_size)
+        attention = AttentionInputs(slots, place, calls, num_decodes, num_padding)
         return StepInputs(
             token_ids, positions, attention, sample_rows, [index for index, _ in sampled], order
         )
@@ -156,45 +144,18 @@ class StepInputBuilder:
     def _num_padding(self, num_rows: int) -> int:
         return round_up(num_rows, per_octave=ROWS_PER_OCTAVE) - num_rows if self._rounds else 0
 
-    def _context_blocks(self, num_blocks: int) -> int:
-        """How many blocks decodes gather of a context that fills `num_blocks`."""
-        if not self._rounds:
-            return num_blocks
-        return min(round_up(num_blocks, per_octave=BLOCKS_PER_OCTAVE), self._most_context_blocks)
-
-    def _reserve(self, num_blocks: int) -> None:
-        needed = num_blocks * self._shape.block_numel
-        if needed > self._workspace.numel():
-            self._workspace = self._workspace.new_zeros(max(needed, 2 * self._workspace.numel()))
-
-    def _gathered(self, stretch: _Stretch, table: Tensor, positions: Tensor) -> GatheredCall:
+    def _over_cache(self, stretch: _Stretch, table: Tensor, all_positions: Tensor) -> Decodes | LaterChunk:
         """table: [sequences, blocks], ids padded with the null block."""
-        shape = self._shape
-        num_sequences, context = len(table), table.shape[1] * shape.block_size
-        gathered = self._workspace[: table.numel() * shape.block_numel].view(
-            shape.num_planes, table.numel(), -1
-        )
-        key, value = gathered.view(shape.num_planes, num_sequences, context, -1).chunk(2)
+        start, end = stretch.start, stretch.end
+        positions, context = all_positions[start:end], table.shape[1] * self._block_size
         mask: Tensor | None = None
-        if not (stretch.is_chunk and self._by_products):
-            is_later = self._ramp[:context] > positions[stretch.start : stretch.end].unsqueeze(1)
+        if self._masks_chunks if stretch.is_chunk else not self._has_kernels:
+            is_later = self._ramp[:context] > positions.unsqueeze(1)
             mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
             mask.masked_fill_(is_later, -math.inf)
-        if mask is not None and not stretch.is_chunk:
-            # In full, once for all layers: a batched product takes nothing that would have to be repeated.
-            scores = (shape.num_kv_heads, num_sequences, self._num_groups, context)
-            mask = mask.unsqueeze(1).expand(scores).contiguous()
-        return GatheredCall(
-            start=stretch.start,
-            end=stretch.end,
-            is_chunk=stretch.is_chunk,
-            blocks=table.flatten(),
-            gathered=gathered,
-            key=key,
-            value=value,
-            first_position=stretch.chunks[0].start if stretch.is_chunk else 0,
-            mask=mask,
-        )
+        if stretch.is_chunk:
+            return LaterChunk(start, end, stretch.chunks[0].start, table[0], mask)
+        return Decodes(start, end, table, positions, None if mask is None else mask[:, None, None])
 
 
 class _IntegerBuffer:
@@ -230,21 +191,14 @@ def round_up(size: int, *, per_octave: int) -> int:
     return -(-size >> shift) << shift
 
 
-def _stretches(
-    chunks: Sequence[Chunk], num_decodes: int, block_size: int, most_blocks: int | None
-) -> Iterator[_Stretch]:
-    """Cut decodes, longest context first, where one is less than half its group's longest; then chunks.
-
-    most_blocks: how many blocks, padding included, a group of several may have.
-    """
+def _stretches(chunks: Sequence[Chunk], num_decodes: int, block_size: int) -> Iterator[_Stretch]:
+    """Cut decodes, longest context first, where one is less than half its group's longest; then chunks."""
     start = 0
     while start < num_decodes:
         longest = chunks[start].start // block_size + 1
         least = 1 if longest <= SMALL_CONTEXT_BLOCKS else longest // 2
-        end, limit = start + 1, num_decodes
-        if most_blocks is not None:
-            limit = min(limit, start + max(1, most_blocks // longest))
-        while end < limit and chunks[end].start // block_size + 1 >= least:
+        end = start + 1
+        while end < num_decodes and chunks[end].start // block_size + 1 >= least:
             end += 1
         yield _Stretch(chunks[start:end], start, end)
         start = end
@@ -273,11 +227,10 @@ def _token_rows(
     return numpy.concatenate(token_ids), numpy.concatenate(positions), numpy.concatenate(slots)
 
 
-def _block_table(stretch: _Stretch, block_size: int, context_blocks: Callable[[int], int]) -> Integers:
-    """Block ids [sequences, blocks of the longest], padded with the null block; more of it for decodes."""
+def _block_table(stretch: _Stretch, block_size: int) -> Integers:
+    """Block ids [sequences, blocks of the longest], padded with the null block."""
     lengths = [-(-(chunk.start + chunk.num_tokens) // block_size) for chunk in stretch.chunks]
-    width = max(lengths) if stretch.is_chunk else context_blocks(max(lengths))
-    table = numpy.zeros((len(lengths), width), dtype=numpy.int64)
+    table = numpy.zeros((len(lengths), max(lengths)), dtype=numpy.int64)
     for row, (chunk, length) in enumerate(zip(stretch.chunks, lengths, strict=True)):
         table[row, :length] = chunk.block_table[:length]
     return table

@@ -117,3 +117,8 @@ def test_engine_refuses_more_positions_than_the_model_has(start_engine: Any) -> 
         ConfigError, match="max_model_len=513 is more than the model's max_position_embeddings, 512"
     ):
         start_engine(max_model_len=513)
+
+
+def test_a_cache_larger_than_what_is_free_is_refused_at_the_start(start_engine: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"kv_cache_memory_bytes={2**50} is more than the \d+ bytes"):
+        start_engine(kv_cache_memory_bytes=2**50)

@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from headway_runtime import step_inputs
 from headway_runtime.config import Envelope, Limits
-from headway_runtime.layers import attention
+from headway_runtime.layers import attention, cpu_kernels, linear
 from headway_runtime.sources import BUNDLED_FOLDER, bundled_names
 
 NUM_TOKENS = 64
@@ -68,8 +67,8 @@ def test_float32_tokens_without_products_equal_the_reference(
     condition: str, checkpoint: Any, start_engine: Any, random_prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attention of devices other than CPUs, run on one."""
-    for module in (attention, step_inputs):
-        monkeypatch.setattr(module, "attends_by_products", lambda dtype, device: False)
+    monkeypatch.setattr(attention, "attends_by_products", lambda dtype, device: False)
+    monkeypatch.setattr(attention, "paged_attention", lambda *shape: None)
     reference = checkpoint("gqa")
     driver = start_engine(reference.folder, **CONDITIONS[condition])
     prompts = random_prompts(31, LENGTHS)
@@ -123,6 +122,17 @@ def test_float32_logprobs_equal_the_reference(
             assert values == sorted(values, reverse=True)
 
 
+@pytest.fixture(params=["ours where there are any", "oneDNN's products", "PyTorch's"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose kernels compute: different processors and systems have different ones."""
+    if request.param != "ours where there are any":
+        monkeypatch.setattr(linear, "pairs_linear", lambda parts, bias: None)
+    if request.param == "PyTorch's":
+        monkeypatch.setattr(cpu_kernels, "_are_available", lambda: False)
+        monkeypatch.setattr(linear, "can_pack", lambda: False)
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("shape", ["gqa", "mha, untied", "llama3 rope", "biases"])
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_bfloat16_tokens_differ_only_where_the_reference_is_undecided(
@@ -143,6 +153,7 @@ def test_bfloat16_tokens_differ_only_where_the_reference_is_undecided(
         check_greedy(exact, tokens, 3 * float((rounded - exact).abs().max()))
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("shape", ["gqa", "llama3 rope", "biases"])
 def test_bfloat16_logprobs_are_as_exact_as_the_reference(
     shape: str, checkpoint: Any, start_engine: Any, random_prompts: Any

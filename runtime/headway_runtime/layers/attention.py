@@ -1,26 +1,30 @@
-"""Attention of one step's tokens over a paged KV cache, in plain PyTorch, for CPU and CUDA alike.
+"""Attention of one step's tokens over a paged KV cache, for CPU and CUDA alike.
 
-One layer's cache is [2 * kv_heads, blocks, block_size * head_dim]: a plane for each head's keys, then one
-for each head's values. So one write stores both, one gather of blocks fetches both, and what it fetches holds
-each head's keys, and values, of a sequence as one matrix without gaps, which matrix products are fast on.
+One layer's cache is [blocks, 2 * kv_heads, block_size, head_dim]: in each block a plane of each head's keys,
+then one of each head's values.
 
-- Decodes (one token each) are attended together: their blocks are gathered into a workspace, padded to the
-  longest of the group, and the query heads that share a KV head are the rows of one product.
+- Decodes (one token each) are attended together. On a CPU a kernel of our own reads the blocks where they
+  lie; elsewhere they are gathered, padded to the longest of the group, for scaled_dot_product_attention.
 - Prefill chunks are attended one by one, straight from the projections where a chunk starts its sequence,
-  else from a gather of the sequence's blocks.
-
-CUDA has scaled_dot_product_attention for both. On a CPU it takes two to seven times as long as two batched
-products and a softmax, in pieces that a processor's cache holds; so those do the work there.
+  else from a gather of the sequence's blocks. On a CPU, batched products and a softmax of our own do that, in
+  pieces that a processor's cache holds: scaled_dot_product_attention takes two to seven times as long there.
 
 What a step needs for all its layers alike (`AttentionInputs`) is made once per step by the runner.
 """
 
-import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+from headway_runtime.layers.cpu_kernels import paged_attention
+from headway_runtime.layers.rotary import rotate_
+from headway_runtime.layers.zeroed_memory import lazy_zeros
+
+if TYPE_CHECKING:
+    from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 
 # Rows of a chunk that are attended to at once on a CPU.
 CHUNK_ROWS = 128
@@ -30,7 +34,7 @@ CHUNK_GRAIN = 16
 
 
 def attends_by_products(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether batched products are the fast way on this device."""
+    """Whether batched products are the fast way for chunks on this device."""
     if device.type != "cpu":
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and _multiplies_bfloat16())
@@ -58,47 +62,43 @@ class KVShape:
         """Keys and values of each KV head."""
         return 2 * self.num_kv_heads
 
-    @property
-    def block_numel(self) -> int:
-        """Elements of one block of one layer."""
-        return self.block_size * self.num_planes * self.head_dim
-
 
 class KVCache:
-    """The blocks of all layers, allocated once. Views by block and by slot (one token) are made once too."""
+    """The blocks of all layers, allocated once, and how they are read and written on their device.
 
-    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device) -> None:
+    num_groups: query heads that share a KV head.
+    """
+
+    def __init__(self, shape: KVShape, num_groups: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
-        self.by_products = attends_by_products(dtype, device)
-        planes, row = shape.num_planes, shape.block_size * shape.head_dim
+        self.num_groups = num_groups
+        self.kernels = paged_attention(
+            shape.num_kv_heads, num_groups, shape.head_dim, shape.block_size, dtype, device
+        )
+        self.by_products = self.kernels is not None and attends_by_products(dtype, device)
         # Zeros, because padding reads the null block: what is masked still must be finite.
-        self.data = torch.zeros((shape.num_layers, planes, shape.num_blocks, row), dtype=dtype, device=device)
-        self.blocks = list(self.data.unbind(0))
-        self.slots = [layer.view(planes, -1, shape.head_dim) for layer in self.blocks]
+        size = (shape.num_layers, shape.num_blocks, shape.num_planes, shape.block_size, shape.head_dim)
+        self.data = lazy_zeros(size, dtype, device)
+        self.layers = list(self.data.unbind(0))
 
     def clear(self, blocks: Tensor) -> None:
         """Zero some blocks in all layers."""
-        self.data.index_fill_(2, blocks, 0)
+        self.data.index_fill_(1, blocks, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredCall:
-    """One attention call over cached KV: of several decodes, or of a chunk that continues one sequence.
+class Decodes:
+    """Rows [start, end) of the step, one token of each of as many sequences.
 
-    start, end: its rows in the step. blocks: ids of the blocks to gather, flat, equally many per sequence.
-    gathered: where they go. key, value: views of it, [kv_heads, sequences, context, head_dim]; the context is
-    whole blocks. first_position: of a chunk's first row, else 0. mask: added to the scores; [rows, context]
-    of a chunk (None where products attend to it), else [kv_heads, sequences, group, context].
+    tables: ids of each sequence's blocks, [sequences, blocks of the longest], ended by the null block.
+    positions: of the tokens.
+    mask: added to the scores, [sequences, 1, 1, context]; None where kernels attend.
     """
 
     start: int
     end: int
-    is_chunk: bool
-    blocks: Tensor
-    gathered: Tensor
-    key: Tensor
-    value: Tensor
-    first_position: int
+    tables: Tensor
+    positions: Tensor
     mask: Tensor | None
 
 
@@ -111,81 +111,122 @@ class FirstChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterChunk:
+    """Rows [start, end) of the step: tokens of one sequence from `first_position` on.
+
+    table: ids of the sequence's blocks, up to the chunk's last. mask: added to the scores, [rows, context];
+    None where products attend.
+    """
+
+    start: int
+    end: int
+    first_position: int
+    table: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """One step's attention work.
 
-    slots: where each token's KV is stored. causal: [CHUNK_ROWS, 1, CHUNK_ROWS], added to the scores of rows
-    against their own chunk. calls: in the order of rows. num_padding: rows after the last token, which attend
-    to nothing and whose KV is stored nowhere.
+    slots: where each token's KV is stored, as block * block_size + offset.
+    place: the same as blocks and offsets; None where kernels store.
+    calls: in the order of rows, decodes first. num_decodes: rows of them.
+    num_padding: rows after the last token, which attend to nothing and whose KV is stored nowhere.
     """
 
     slots: Tensor
-    causal: Tensor
-    calls: list[GatheredCall | FirstChunk]
+    place: tuple[Tensor, Tensor] | None
+    calls: list[Decodes | FirstChunk | LaterChunk]
+    num_decodes: int
     num_padding: int = 0
 
 
-def attend(query: Tensor, key_value: Tensor, layer: int, cache: KVCache, inputs: AttentionInputs) -> Tensor:
-    """Store the step's keys and values, then attend.
+def attend(
+    qkv: Tensor, rotation: tuple[Tensor, Tensor], layer: int, cache: KVCache, inputs: AttentionInputs
+) -> Tensor:
+    """Rotate the step's queries and keys, store its keys and values, then attend.
 
-    query: [tokens, kv_heads, group, head_dim]; key_value: [tokens, 2 * kv_heads, head_dim]; both rotated.
-    Returns [tokens, kv_heads * group * head_dim].
+    qkv: [tokens, query heads, then key heads, then value heads, of head_dim each]; changed.
+    rotation: cosines and sines of the rows, from `RotaryTable.at`.
+    Returns [tokens, query heads * head_dim].
     """
-    cache.slots[layer].index_copy_(1, inputs.slots, key_value[: len(inputs.slots)].transpose(0, 1))
-    blocks = cache.blocks[layer]
-    parts = []
+    shape, kernels = cache.shape, cache.kernels
+    blocks, tokens = cache.layers[layer], len(inputs.slots)
+    num_query_heads = shape.num_kv_heads * cache.num_groups
+    if kernels is None:
+        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        rotate_(heads[:, : num_query_heads + shape.num_kv_heads], *rotation)
+        assert inputs.place is not None
+        numbers, offsets = inputs.place
+        blocks[numbers, :, offsets] = heads[:tokens, num_query_heads:]
+    elif tokens > inputs.num_decodes:
+        rows = slice(inputs.num_decodes, tokens)
+        kernels.rotate_and_store(qkv[rows], rotation[0][rows], rotation[1][rows], inputs.slots[rows], blocks)
+    query_size = num_query_heads * shape.head_dim
+    out = qkv.new_empty((len(qkv), query_size))
+    query = qkv[:, :query_size].view(len(qkv), shape.num_kv_heads, cache.num_groups, shape.head_dim)
+    key_value = qkv[:, query_size:].view(len(qkv), shape.num_planes, shape.head_dim)
     for call in inputs.calls:
-        rows = query[call.start : call.end]
-        if isinstance(call, FirstChunk):
-            own = key_value[call.start : call.end].transpose(0, 1)
-            if cache.by_products:
-                key, value = _whole_grains(own, dim=1).contiguous().chunk(2)
-                parts.append(_attend_chunk_by_products(rows, key, value, 0, inputs.causal))
-            else:
-                key, value = own.chunk(2)
-                parts.append(_attend_sequence(rows, key, value, None))
-            continue
-        torch.index_select(blocks, 1, call.blocks, out=call.gathered)
-        if not call.is_chunk:
-            parts.append((_attend_decodes_by_products if cache.by_products else _attend_decodes)(rows, call))
-        elif cache.by_products:
-            key, value = call.key[:, 0], call.value[:, 0]
-            parts.append(_attend_chunk_by_products(rows, key, value, call.first_position, inputs.causal))
-        else:
-            parts.append(_attend_sequence(rows, call.key[:, 0], call.value[:, 0], call.mask))
+        rows = slice(call.start, call.end)
+        match call:
+            case Decodes() if kernels is not None:
+                kernels.attend_decodes(
+                    qkv[rows],
+                    rotation[0][rows],
+                    rotation[1][rows],
+                    blocks,
+                    call.tables,
+                    call.positions,
+                    out[rows],
+                )
+            case Decodes():
+                assert call.mask is not None
+                out[rows] = _attend_decodes(query[rows], blocks, call.tables, call.mask)
+            case FirstChunk():
+                own = key_value[rows].transpose(0, 1)
+                if kernels is not None and cache.by_products:
+                    key, value = _whole_grains(own, dim=1).contiguous().chunk(2)
+                    _attend_chunk_by_products(query[rows], key, value, 0, kernels.softmax, out[rows])
+                else:
+                    key, value = own.chunk(2)
+                    out[rows] = _attend_sequence(query[rows], key, value, None)
+            case LaterChunk():
+                by_head = (
+                    _by_head(blocks, call.table) if kernels is None else kernels.gather(blocks, call.table)
+                )
+                key, value = by_head.chunk(2)
+                if kernels is not None and cache.by_products:
+                    position = call.first_position
+                    _attend_chunk_by_products(query[rows], key, value, position, kernels.softmax, out[rows])
+                else:
+                    out[rows] = _attend_sequence(query[rows], key, value, call.mask)
     if inputs.num_padding:
-        parts.append(parts[0].new_zeros((inputs.num_padding, parts[0].shape[1])))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        out[tokens:] = 0
+    return out
 
 
-def _attend_decodes(query: Tensor, call: GatheredCall) -> Tensor:
-    assert call.mask is not None
-    key, value, mask = call.key.transpose(0, 1), call.value.transpose(0, 1), call.mask.transpose(0, 1)
+def _by_head(blocks: Tensor, table: Tensor) -> Tensor:
+    """One sequence's keys and values, gathered: [2 * kv_heads, context, head_dim]."""
+    return blocks[table].transpose(0, 1).flatten(1, 2)
+
+
+def _attend_decodes(query: Tensor, blocks: Tensor, tables: Tensor, mask: Tensor) -> Tensor:
+    by_head = blocks[tables].transpose(1, 2).flatten(2, 3)
+    key, value = by_head.chunk(2, 1)
     attended = functional.scaled_dot_product_attention(query, key, value, mask)
     return attended.reshape(query.shape[0], -1)
 
 
-def _attend_decodes_by_products(query: Tensor, call: GatheredCall) -> Tensor:
-    """The same; one matrix product per sequence and KV head, all of them in one batch."""
-    assert call.mask is not None
-    num_sequences, num_kv_heads, num_groups, head_dim = query.shape
-    queries = query.transpose(0, 1).reshape(-1, num_groups, head_dim)
-    keys, values = call.key.flatten(0, 1), call.value.flatten(0, 1)
-    scores = torch.baddbmm(call.mask.flatten(0, 1), queries, keys.transpose(1, 2), alpha=head_dim**-0.5)
-    attended = torch.bmm(scores.softmax(-1), values)
-    return attended.view(num_kv_heads, num_sequences, -1).transpose(0, 1).reshape(num_sequences, -1)
-
-
 def _attend_chunk_by_products(
-    query: Tensor, key: Tensor, value: Tensor, first_position: int, causal: Tensor
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, first_position: int, softmax: "CausalSoftmax", out: Tensor
+) -> None:
     """One sequence's chunk, some rows at a time, each against what lies before and among them.
 
     key, value: [kv_heads, context, head_dim], from position 0, and finite numbers up to a whole grain;
-    first_position: of the chunk's first row.
+    first_position: of the chunk's first row. out: [tokens, query heads * head_dim].
     """
-    tokens, num_kv_heads, num_groups, head_dim = query.shape
-    parts = []
+    tokens, num_kv_heads, _, head_dim = query.shape
     for start in range(0, tokens, CHUNK_ROWS):
         rows = _whole_grains(query[start : start + CHUNK_ROWS], dim=0)
         num_rows = min(CHUNK_ROWS, tokens - start)
@@ -193,15 +234,11 @@ def _attend_chunk_by_products(
         width = min(context + -context % CHUNK_GRAIN, key.shape[1])
         queries = rows.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
         keys = key[:, :width].transpose(1, 2)
-        scores = torch.baddbmm(causal[0, 0, 0], queries, keys, beta=0, alpha=head_dim**-0.5)
-        by_row = scores.view(num_kv_heads, len(rows), num_groups, width)
-        by_row[:, :num_rows, :, context - num_rows : context].add_(causal[:num_rows, :, :num_rows])
-        if width > context:
-            by_row[..., context:] = -math.inf
-        attended = torch.bmm(scores.softmax(-1), value[:, :width])
+        scores = torch.baddbmm(queries.new_empty(()), queries, keys, beta=0, alpha=head_dim**-0.5)
+        softmax(scores, first_position + start + 1)
+        attended = torch.bmm(scores, value[:, :width])
         by_head = attended.view(num_kv_heads, len(rows), -1).transpose(0, 1)
-        parts.append(by_head[:num_rows].reshape(num_rows, -1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        out[start : start + num_rows].view(num_rows, num_kv_heads, -1).copy_(by_head[:num_rows])
 
 
 def _whole_grains(x: Tensor, dim: int) -> Tensor:

@@ -1,14 +1,23 @@
 """Linear layers: y = x @ weight.T (+ bias), with weights packed for the processor where that is possible.
 
-On CPUs, oneDNN reorders a bfloat16 weight once into the layout its kernels read; PyTorch exposes that for
-its own compiler's use, so it is probed before it is relied on, and plain `F.linear` does the work elsewhere.
+Some CPUs have a kernel of our own. On others, oneDNN reorders a bfloat16 weight once into the layout its
+kernels read; PyTorch exposes that for its own compiler's use, so it is probed before it is relied on, and
+plain `F.linear` does the work elsewhere.
 """
 
 from functools import cache
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+from headway_runtime.layers.cpu_kernels import pairs_linear
+
+if TYPE_CHECKING:
+    from headway_runtime.kernels.cpu.linear import PairsLinear
+
+AnyLinear: TypeAlias = Union["Linear", "PackedLinear", "PairsLinear"]
 
 # The batch size that the packed layout is chosen for; it then serves all of them.
 PACKED_FOR_ROWS = 16
@@ -17,9 +26,10 @@ PACKED_FOR_ROWS = 16
 class Linear:
     """A plain linear layer. weight: [out, in]; bias: [out] or None."""
 
-    __slots__ = ("bias", "weight")
+    __slots__ = ("bias", "num_inputs", "num_outputs", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.num_outputs, self.num_inputs = weight.shape
         self.weight = weight
         self.bias = bias
 
@@ -30,9 +40,10 @@ class Linear:
 class PackedLinear:
     """The same on a weight in oneDNN's layout, which replaces the original."""
 
-    __slots__ = ("_apply", "bias", "weight")
+    __slots__ = ("_apply", "bias", "num_inputs", "num_outputs", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.num_outputs, self.num_inputs = weight.shape
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
         self.bias = bias
         self._apply = torch.ops.mkldnn._linear_pointwise.default
@@ -42,8 +53,12 @@ class PackedLinear:
         return result
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear | PackedLinear:
-    """The best linear layer for this weight's device and dtype."""
+def make_linear(parts: list[Tensor], bias: Tensor | None = None) -> "AnyLinear":
+    """The best linear layer for this weight's device and dtype. parts: its rows, one part below the other."""
+    ours = pairs_linear(parts, bias)
+    if ours is not None:
+        return ours
+    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack():
         return PackedLinear(weight, bias)
     return Linear(weight, bias)

@@ -25,15 +25,14 @@ class RotaryTable:
         self.sine = torch.cat((-sine, sine), dim=-1).to(device, dtype)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of `positions` [tokens], each [tokens, 1, head_dim]."""
-        cosine = self.cosine.index_select(0, positions).unsqueeze(1)
-        return cosine, self.sine.index_select(0, positions).unsqueeze(1)
+        """Cosines and sines of `positions` [tokens], each [tokens, head_dim]."""
+        return self.cosine.index_select(0, positions), self.sine.index_select(0, positions)
 
 
 def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
     """Rotate heads [tokens, heads, head_dim] in place, by what `RotaryTable.at` gave."""
     swapped = heads.roll(heads.shape[-1] // 2, -1)
-    heads.mul_(cosine).addcmul_(swapped, sine)
+    heads.mul_(cosine.unsqueeze(1)).addcmul_(swapped, sine.unsqueeze(1))
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:

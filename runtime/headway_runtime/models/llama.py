@@ -5,12 +5,13 @@ Owns the arithmetic between token ids and logits. Where KV lies, and which token
 """
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from headway_runtime.layers.attention import AttentionInputs, KVCache, attend
-from headway_runtime.layers.linear import Linear, PackedLinear, make_linear
-from headway_runtime.layers.rotary import RotaryTable, rotate_
+from headway_runtime.layers.gate import SiluGate
+from headway_runtime.layers.linear import AnyLinear, make_linear
+from headway_runtime.layers.norm import RMSNorm
+from headway_runtime.layers.rotary import RotaryTable
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.loader import Weights
 
@@ -22,17 +23,20 @@ CPU_MLP_ROWS = 256
 class LlamaLayer:
     """One decoder layer."""
 
-    __slots__ = ("_config", "_down", "_gate_up", "_index", "_input_norm", "_output", "_post_norm", "_qkv")
+    __slots__ = ("_down", "_gate", "_gate_up", "_index", "_input_norm", "_output", "_post_norm", "_qkv")
 
-    def __init__(self, index: int, config: ModelConfig, weights: Weights) -> None:
+    def __init__(
+        self, index: int, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._index = index
-        self._config = config
         hidden, kv_size = config.hidden_size, config.num_kv_heads * config.head_dim
         query_size = config.num_attention_heads * config.head_dim
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        self._input_norm = weights.take(f"{prefix}.input_layernorm.weight", (hidden,))
-        self._post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", (hidden,))
+        self._input_norm, self._post_norm = (
+            RMSNorm(weights.take(f"{prefix}.{name}_layernorm.weight", (hidden,)), config.rms_norm_eps)
+            for name in ("input", "post_attention")
+        )
         qkv = {
             f"{attention}.q_proj": query_size,
             f"{attention}.k_proj": kv_size,
@@ -44,42 +48,39 @@ class LlamaLayer:
             weights, {f"{attention}.o_proj": hidden}, query_size, has_bias=config.attention_bias
         )
         self._gate_up = _merged(weights, gate_up, hidden, has_bias=config.mlp_bias)
+        self._gate = SiluGate(config.intermediate_size, dtype, device)
         self._down = _merged(
             weights, {f"{mlp}.down_proj": hidden}, config.intermediate_size, has_bias=config.mlp_bias
         )
 
+    @property
+    def linears(self) -> tuple[AnyLinear, ...]:
+        """In the order of their work."""
+        return self._qkv, self._output, self._gate_up, self._down
+
     def __call__(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache, inputs: AttentionInputs
+        self,
+        hidden: Tensor,
+        delta: Tensor | None,
+        rotation: tuple[Tensor, Tensor],
+        cache: KVCache,
+        inputs: AttentionInputs,
     ) -> Tensor:
-        """hidden: [tokens, hidden_size], before and after."""
-        config = self._config
-        normed = functional.rms_norm(hidden, self._input_norm.shape, self._input_norm, config.rms_norm_eps)
-        hidden = self._output(self._attend(self._qkv(normed), rotation, cache, inputs)).add_(hidden)
-        is_cpu = hidden.device.type == "cpu"
-        for rows in torch.split(hidden, CPU_MLP_ROWS) if is_cpu else (hidden,):
-            rows.add_(self._mlp(rows))
-        return hidden
+        """hidden: [tokens, hidden_size]; the last layer's `delta` is added to it first.
 
-    def _mlp(self, hidden: Tensor) -> Tensor:
-        normed = functional.rms_norm(
-            hidden, self._post_norm.shape, self._post_norm, self._config.rms_norm_eps
-        )
-        gate, up = self._gate_up(normed).chunk(2, -1)
-        return self._down(functional.silu(gate).mul_(up))
+        Returns this layer's delta; adding it is one pass with the norm that follows.
+        """
+        normed = self._input_norm(hidden) if delta is None else self._input_norm.add_(hidden, delta)
+        delta = self._output(attend(self._qkv(normed), rotation, self._index, cache, inputs))
+        if hidden.device.type != "cpu" or len(hidden) <= CPU_MLP_ROWS:
+            return self._mlp(hidden, delta)
+        pieces = zip(torch.split(hidden, CPU_MLP_ROWS), torch.split(delta, CPU_MLP_ROWS), strict=True)
+        for rows, deltas in pieces:
+            deltas.copy_(self._mlp(rows, deltas))
+        return delta
 
-    def _attend(
-        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache, inputs: AttentionInputs
-    ) -> Tensor:
-        config = self._config
-        tokens = qkv.shape[0]
-        num_kv_heads, head_dim = config.num_kv_heads, config.head_dim
-        query_size = config.num_attention_heads * head_dim
-        # Queries and keys lie side by side, so that both are rotated in place, in one go.
-        rotated = qkv[:, : query_size + num_kv_heads * head_dim]
-        rotate_(rotated.view(tokens, -1, head_dim), *rotation)
-        query = qkv[:, :query_size].view(tokens, num_kv_heads, -1, head_dim)
-        key_value = qkv[:, query_size:].view(tokens, 2 * num_kv_heads, head_dim)
-        return attend(query, key_value, self._index, cache, inputs)
+    def _mlp(self, hidden: Tensor, delta: Tensor) -> Tensor:
+        return self._down(self._gate(self._gate_up(self._post_norm.add_(hidden, delta))))
 
 
 class Llama:
@@ -93,16 +94,22 @@ class Llama:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._config = config
         shape = (config.vocab_size, config.hidden_size)
         self._embedding = weights.take("model.embed_tokens.weight", shape)
-        self._layers = [LlamaLayer(index, config, weights) for index in range(config.num_layers)]
-        self._norm = weights.take("model.norm.weight", (config.hidden_size,))
+        self._layers = [
+            LlamaLayer(index, config, weights, dtype, device) for index in range(config.num_layers)
+        ]
+        self._norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps)
         tied = config.tie_word_embeddings
-        self._head = make_linear(self._embedding if tied else weights.take("lm_head.weight", shape))
+        self._head = make_linear([self._embedding if tied else weights.take("lm_head.weight", shape)])
         # A tied checkpoint may carry the head as well; it is the same tensor.
         weights.finish(unused=["lm_head.weight"] if tied else [])
         self._rotary = RotaryTable(config, num_positions, dtype, device)
+
+    @property
+    def linears(self) -> list[AnyLinear]:
+        """All linear layers, in the order of their work."""
+        return [*(linear for layer in self._layers for linear in layer.linears), self._head]
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs
@@ -110,23 +117,21 @@ class Llama:
         """Compute a step's tokens and store their KV. Returns hidden states [tokens, hidden_size]."""
         hidden = self._embedding.index_select(0, token_ids)
         rotation = self._rotary.at(positions)
+        delta: Tensor | None = None
         for layer in self._layers:
-            hidden = layer(hidden, rotation, cache, inputs)
-        return hidden
+            delta = layer(hidden, delta, rotation, cache, inputs)
+        return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab_size] of some rows of what `forward` returned."""
-        normed = functional.rms_norm(hidden, self._norm.shape, self._norm, self._config.rms_norm_eps)
-        return self._head(normed)
+        return self._head(self._norm(hidden))
 
 
-def _merged(
-    weights: Weights, outputs: dict[str, int], num_inputs: int, *, has_bias: bool
-) -> Linear | PackedLinear:
+def _merged(weights: Weights, outputs: dict[str, int], num_inputs: int, *, has_bias: bool) -> AnyLinear:
     """One linear layer of several that read the same input. outputs: name and number of outputs of each."""
-    weight = torch.cat([weights.take(f"{name}.weight", (size, num_inputs)) for name, size in outputs.items()])
+    parts = [weights.take(f"{name}.weight", (size, num_inputs)) for name, size in outputs.items()]
     if not has_bias:
-        return make_linear(weight)
+        return make_linear(parts)
     return make_linear(
-        weight, torch.cat([weights.take(f"{name}.bias", (size,)) for name, size in outputs.items()])
+        parts, torch.cat([weights.take(f"{name}.bias", (size,)) for name, size in outputs.items()])
     )

@@ -64,7 +64,7 @@ class TemplateFields(TemplateOptions, OfferedTools):
 
     @model_validator(mode="after")
     def _last_message_can_be_continued(self) -> "TemplateFields":
-        if not self.continue_final_message or not self.messages:
+        if not (self.continue_final_message and self.messages):
             return self
         final = self.messages[-1]
         if final.role != "assistant":

@@ -1,0 +1,1 @@
+"""Kernels of our own, where PyTorch's operators are not enough."""

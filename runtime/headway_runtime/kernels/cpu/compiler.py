@@ -1,0 +1,132 @@
+"""Compiles kernels for this processor and runs them on the threads that PyTorch computes with.
+
+The threads are those of the OpenMP library that PyTorch has loaded: a second pool beside it would compete for
+the same processors. Where it is none that we know (macOS, Windows), or LLVM does not know the processor,
+there are no kernels, and layers do the same with PyTorch's operators.
+"""
+
+import ctypes
+import logging
+import math
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import torch
+
+from headway_runtime.kernels.cpu.emitter import Elements
+
+logger = logging.getLogger(__name__)
+
+MAPS = Path("/proc/self/maps")
+# GNU's, and the names of LLVM's, which has the same entry.
+OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")
+# Fewer lanes than this are not worth a kernel.
+LEAST_WIDTH = 4
+
+_Integers = ctypes.c_int64 * 16
+
+
+class Kernel:
+    """One compiled kernel and room for its arguments; for one thread at a time.
+
+    Its first argument is the counter of its tasks, which starts at 0; `run` takes the others.
+    """
+
+    __slots__ = ("_address", "_alone", "_arguments", "_parallel", "_place")
+
+    def __init__(self, name: str, text: str) -> None:
+        self._address = _compiled(name, text)
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
+        self._parallel = _parallel()
+        self._arguments = _Integers()
+        self._place = ctypes.addressof(self._arguments)
+
+    def run(self, num_threads: int, *arguments: int) -> None:
+        """arguments: integers and addresses; what these point to must be there until this returns."""
+        self._arguments[0 : len(arguments) + 1] = [0, *arguments]
+        if num_threads == 1:
+            self._alone(self._place)
+        else:
+            self._parallel(self._address, self._place, num_threads, 0)
+
+
+@cache
+def are_available() -> bool:
+    """Whether kernels can be compiled and run here."""
+    try:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        _parallel()
+    except (OSError, RuntimeError, AttributeError) as error:
+        logger.info("no CPU kernels of our own: %s", error)
+        return False
+    return True
+
+
+def fitting_width(*sizes: int) -> int | None:
+    """The most lanes that divide all of `sizes` and that this processor computes at once; None if too few."""
+    widest = 16 if _features().get("avx512f") else 8
+    width = math.gcd(widest, *sizes)
+    return width if width >= LEAST_WIDTH else None
+
+
+def has_features(*names: str) -> bool:
+    """Whether the processor has all of these, named as LLVM names them."""
+    return all(_features().get(name) for name in names)
+
+
+@cache
+def elements(dtype: torch.dtype) -> Elements:
+    """How numbers of that type lie in memory."""
+    match dtype:
+        case torch.bfloat16:
+            return Elements("bfloat16", 2, rounds_in_hardware=bool(_features().get("avx512bf16")))
+        case torch.float16:
+            return Elements("float16", 2)
+        case torch.float32:
+            return Elements("float32", 4)
+        case _:
+            raise TypeError(f"dtype={dtype!r}: kernels compute on bfloat16, float16 and float32")
+
+
+@cache
+def _features() -> dict[str, bool]:
+    return dict(llvm.get_host_cpu_features())
+
+
+@cache
+def _compiled(name: str, text: str) -> int:
+    """The address of the function `name` of that module, which is kept for ever."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    features = llvm.get_host_cpu_features()
+    # Where LLVM holds halves of vectors for faster: not for kernels that load or multiply all the time.
+    features["prefer-256-bit"] = False
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3
+    )
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes.getModulePassManager().run(module, passes)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _ENGINES.append(engine)
+    return int(engine.get_function_address(name))
+
+
+# What owns the machine code.
+_ENGINES: list[llvm.ExecutionEngine] = []
+
+
+@cache
+def _parallel() -> "ctypes._NamedFuncPointer":
+    """OpenMP's entry for a parallel region: function, its argument, number of threads, flags."""
+    paths = {line.split()[-1] for line in MAPS.read_text().splitlines() if "/" in line}
+    for name in OPENMP_NAMES:
+        for path in sorted(paths):
+            if Path(path).name.startswith(name):
+                function = ctypes.CDLL(path).GOMP_parallel
+                function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+                function.restype = None
+                return function
+    raise OSError("PyTorch has loaded no OpenMP library that we know")

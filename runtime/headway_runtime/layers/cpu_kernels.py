@@ -1,0 +1,88 @@
+"""Kernels of our own for a layer on a CPU, or None where it has to do with PyTorch's operators.
+
+That is so where llvmlite is not installed, on systems whose OpenMP library we do not know, and for sizes that
+no vector divides.
+"""
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+    from headway_runtime.kernels.cpu.linear import PairsLinear
+    from headway_runtime.kernels.cpu.norm import RMSNormKernel
+    from headway_runtime.kernels.cpu.paged_attention import PagedAttention
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def _are_available() -> bool:
+    try:
+        from headway_runtime.kernels.cpu.compiler import are_available
+    except ImportError as error:
+        logger.info("no CPU kernels of our own: %s", error)
+        return False
+    return are_available()
+
+
+def _fitting_width(device: torch.device, *sizes: int) -> int | None:
+    """How many numbers kernels take at once, a divisor of all `sizes`; None where there are no kernels."""
+    if device.type != "cpu" or not _are_available():
+        return None
+    from headway_runtime.kernels.cpu import compiler
+
+    return compiler.fitting_width(*sizes)
+
+
+def paged_attention(
+    num_kv_heads: int,
+    num_groups: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> "PagedAttention | None":
+    """num_groups: query heads that share a KV head."""
+    width = _fitting_width(device, head_dim // 2, block_size)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.paged_attention import PagedAttention
+    from headway_runtime.kernels.cpu.rotation import AttentionShape
+
+    return PagedAttention(AttentionShape(num_kv_heads, num_groups, head_dim, block_size), dtype, width)
+
+
+def rms_norm(size: int, epsilon: float, dtype: torch.dtype, device: torch.device) -> "RMSNormKernel | None":
+    width = _fitting_width(device, size)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.norm import RMSNormKernel
+
+    return RMSNormKernel(size, epsilon, dtype, width)
+
+
+def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | None":
+    """parts: of one weight, one below the other, [outputs, inputs] each. None too where others are faster."""
+    num_inputs = parts[0].shape[1]
+    width = _fitting_width(parts[0].device, *(len(part) for part in parts))
+    if width is None or parts[0].dtype != torch.bfloat16 or num_inputs % 2:
+        return None
+    from headway_runtime.kernels.cpu import linear
+
+    if width != linear.PANEL or not linear.is_fast_here():
+        return None
+    return linear.PairsLinear(parts, bias)
+
+
+def silu_and_multiply(size: int, dtype: torch.dtype, device: torch.device) -> "SiluAndMultiply | None":
+    width = _fitting_width(device, size)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+
+    return SiluAndMultiply(size, dtype, width)
