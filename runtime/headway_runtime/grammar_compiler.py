@@ -64,6 +64,7 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self._kept: OrderedDict[Key, Future[LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
+        self._is_closed = False
         self._idle: list[_Trial] = []
         self._all: weakref.WeakSet[_Trial] = weakref.WeakSet()
         self._tokenizer_lock = threading.Lock()
@@ -95,9 +96,14 @@ class GrammarCompiler:
         """End the threads and processes; what is being compiled fails."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            trials = list(self._all)
-        for trial in trials:
+            self._is_closed = True
+            idle, busy = self._idle, set(self._all).difference(self._idle)
+            self._idle = []
+        for trial in idle:
             trial.close()
+        for trial in busy:
+            # Its thread closes it: a descriptor that is closed under a reader may already be another's.
+            trial.kill()
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":
         trial = self._take_trial()
@@ -105,7 +111,7 @@ class GrammarCompiler:
             self.eos_token_ids = trial.eos_token_ids()
             tokenizer = self._load_tokenizer()
             problem = trial.problem_of(grammar, self._timeout_seconds)
-        except GrammarError:
+        except BaseException:
             trial.close()
             raise
         self._give_back(trial)
@@ -123,11 +129,15 @@ class GrammarCompiler:
         trial = _Trial(self._folder, self._vocab_size)
         with self._lock:
             self._all.add(trial)
+            is_closed = self._is_closed
+        if is_closed:
+            trial.close()
+            raise GrammarError("the engine ends; send the request again")
         return trial
 
     def _give_back(self, trial: "_Trial") -> None:
         with self._lock:
-            is_kept = len(self._idle) < NUM_KEPT_PROCESSES
+            is_kept = len(self._idle) < NUM_KEPT_PROCESSES and not self._is_closed
             if is_kept:
                 self._idle.append(trial)
         if not is_kept:
@@ -169,6 +179,10 @@ class _Trial:
         self._eos_token_ids: frozenset[int] | None = None
         # However this object ends, the process does, too.
         self.close = weakref.finalize(self, _end, self._process)
+
+    def kill(self) -> None:
+        """End the process; a thread that waits for it then learns that it has ended."""
+        self._process.kill()
 
     def eos_token_ids(self) -> frozenset[int]:
         """The model's end-of-sequence tokens. GrammarError if the process cannot tell."""
@@ -236,7 +250,7 @@ def _unreadable(problem: str) -> GrammarError:
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
-        # There may be a line that it never read, and a thread that reads may have closed it.
+        # There may be a line that it never read.
         with contextlib.suppress(OSError, ValueError):
             _pipe(pipe).close()
     process.wait()

@@ -199,3 +199,18 @@ def test_a_model_whose_tokenizer_is_not_readable_says_so(make_compiler: Any, tmp
     future = make_compiler(folder=tmp_path).submit(Grammar("regex", "a"))
     with pytest.raises(GrammarError, match="tokenizer cannot be used with grammars"):
         future.result()
+
+
+def test_one_that_is_closed_takes_no_line_of_the_next_one(make_compiler: Any) -> None:
+    """What threads of the first still wait for must not be read from a pipe of the second's."""
+    for _ in range(8):
+        first = make_compiler(timeout_seconds=600.0)
+        futures = [first.submit(Grammar("regex", f"a{index}")) for index in range(3)]
+        first.close()
+        second = make_compiler(timeout_seconds=60.0)
+        assert second.submit(Grammar("regex", "b")).result(timeout=60).is_error() is False
+        second.close()
+        for future in futures:
+            if not future.cancelled():
+                # In time or ended: but it ends.
+                assert future.exception(timeout=60) is None or isinstance(future.exception(), GrammarError)
