@@ -57,7 +57,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--initial-max-num-seqs", type=integer(1), help="live limit at start (default: the upper end)")
     add("--initial-max-num-batched-tokens", type=integer(1), help="likewise")
     add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
-    add("--kv-cache-memory-bytes", type=size, metavar="SIZE", help="e.g. 512Mi, 4G (default: by device)")
+    add(
+        "--kv-cache-memory-bytes",
+        type=size,
+        metavar="SIZE",
+        help="e.g. 512Mi, 4G (default: what a full batch can fill, at most 0.4 of the free memory, 0.85 of a "
+        "GPU's; to be given where servers share a machine, as a CPU's is taken only as it fills)",
+    )
     add(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,

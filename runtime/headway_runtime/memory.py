@@ -9,8 +9,8 @@ from pathlib import Path
 from headway_runtime.errors import ConfigError
 from headway_runtime.model_config import ModelConfig
 
-# Of what is free once the weights are loaded. The rest of a machine's memory belongs to others too; that of a
-# GPU does not, but activations and the library workspaces need some.
+# Of what is free once the weights are loaded. The rest of a machine's memory belongs to others too, and what
+# a cache does not hold yet counts as free; that of a GPU does not, but activations and workspaces need some.
 CPU_FRACTION = 0.4
 CUDA_FRACTION = 0.85
 # Of all memory, where a system does not say how much is free (macOS).

@@ -107,7 +107,7 @@ class StepInputBuilder:
         order = sorted(range(num_decodes), key=lambda index: -batch.chunks[index].start)
         order.extend(range(num_decodes, len(batch.chunks)))
         chunks = [batch.chunks[index] for index in order]
-        stretches = list(_stretches(chunks, num_decodes, block_size))
+        stretches = list(_stretches(chunks, num_decodes, block_size, all_alike=self._has_kernels))
         ends = accumulate(chunk.num_tokens for chunk in chunks)
         sampled = [
             (index, end - 1) for index, end, one in zip(order, ends, chunks, strict=True) if one.samples
@@ -191,9 +191,17 @@ def round_up(size: int, *, per_octave: int) -> int:
     return -(-size >> shift) << shift
 
 
-def _stretches(chunks: Sequence[Chunk], num_decodes: int, block_size: int) -> Iterator[_Stretch]:
-    """Cut decodes, longest context first, where one is less than half its group's longest; then chunks."""
+def _stretches(
+    chunks: Sequence[Chunk], num_decodes: int, block_size: int, *, all_alike: bool
+) -> Iterator[_Stretch]:
+    """Cut decodes, longest context first, where one is less than half its group's longest; then chunks.
+
+    all_alike: padding costs nothing, so all decodes are one stretch.
+    """
     start = 0
+    if all_alike and num_decodes:
+        yield _Stretch(chunks[:num_decodes], 0, num_decodes)
+        start = num_decodes
     while start < num_decodes:
         longest = chunks[start].start // block_size + 1
         least = 1 if longest <= SMALL_CONTEXT_BLOCKS else longest // 2

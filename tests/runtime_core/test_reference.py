@@ -62,13 +62,18 @@ def test_float32_tokens_in_mixed_batches_equal_the_reference(
         check_greedy(reference.logits(prompt + tokens)[len(prompt) - 1 : -1], tokens, 0.0)
 
 
+@pytest.mark.parametrize("missing", ["attends_by_products", "paged_attention"])
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_float32_tokens_without_products_equal_the_reference(
-    condition: str, checkpoint: Any, start_engine: Any, random_prompts: Any, monkeypatch: pytest.MonkeyPatch
+def test_float32_tokens_without_products_or_kernels_equal_the_reference(
+    condition: str,
+    missing: str,
+    checkpoint: Any,
+    start_engine: Any,
+    random_prompts: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The attention of devices other than CPUs, run on one."""
-    monkeypatch.setattr(attention, "attends_by_products", lambda dtype, device: False)
-    monkeypatch.setattr(attention, "paged_attention", lambda *shape: None)
+    """As CPUs attend in float16, and as devices other than CPUs do."""
+    monkeypatch.setattr(attention, missing, lambda *what: None)
     reference = checkpoint("gqa")
     driver = start_engine(reference.folder, **CONDITIONS[condition])
     prompts = random_prompts(31, LENGTHS)

@@ -6,8 +6,9 @@ then one of each head's values.
 - Decodes (one token each) are attended together. On a CPU a kernel of our own reads the blocks where they
   lie; elsewhere they are gathered, padded to the longest of the group, for scaled_dot_product_attention.
 - Prefill chunks are attended one by one, straight from the projections where a chunk starts its sequence,
-  else from a gather of the sequence's blocks. On a CPU, batched products and a softmax of our own do that, in
-  pieces that a processor's cache holds: scaled_dot_product_attention takes two to seven times as long there.
+  else from a gather of the sequence's blocks. On a CPU, in float32 and, where oneDNN multiplies it, in
+  bfloat16, batched products and a softmax of our own do that, in pieces that a processor's cache holds:
+  scaled_dot_product_attention takes two to seven times as long there.
 
 What a step needs for all its layers alike (`AttentionInputs`) is made once per step by the runner.
 """
@@ -90,7 +91,7 @@ class KVCache:
 class Decodes:
     """Rows [start, end) of the step, one token of each of as many sequences.
 
-    tables: ids of each sequence's blocks, [sequences, blocks of the longest], ended by the null block.
+    tables: ids of each sequence's blocks, [sequences, blocks of the longest], padded with the null block.
     positions: of the tokens.
     mask: added to the scores, [sequences, 1, 1, context]; None where kernels attend.
     """
@@ -208,12 +209,13 @@ def attend(
 
 def _by_head(blocks: Tensor, table: Tensor) -> Tensor:
     """One sequence's keys and values, gathered: [2 * kv_heads, context, head_dim]."""
-    return blocks[table].transpose(0, 1).flatten(1, 2)
+    return blocks.transpose(0, 1).index_select(1, table).flatten(1, 2)
 
 
 def _attend_decodes(query: Tensor, blocks: Tensor, tables: Tensor, mask: Tensor) -> Tensor:
-    by_head = blocks[tables].transpose(1, 2).flatten(2, 3)
-    key, value = by_head.chunk(2, 1)
+    planes, head_dim = blocks.shape[1], blocks.shape[3]
+    by_head = blocks.transpose(0, 1).index_select(1, tables.flatten()).view(planes, len(tables), -1, head_dim)
+    key, value = (half.transpose(0, 1) for half in by_head.chunk(2))
     attended = functional.scaled_dot_product_attention(query, key, value, mask)
     return attended.reshape(query.shape[0], -1)
 

@@ -1,13 +1,14 @@
 """Compiles kernels for this processor and runs them on the threads that PyTorch computes with.
 
 The threads are those of the OpenMP library that PyTorch has loaded: a second pool beside it would compete for
-the same processors. Where it is none that we know (macOS, Windows), or LLVM does not know the processor,
-there are no kernels, and layers do the same with PyTorch's operators.
+the same processors. Where there is none that we can call (macOS, Windows), or the processor is too old, or
+the system lets no program make code, there are no kernels, and layers do the same with PyTorch's operators.
 """
 
 import ctypes
 import logging
 import math
+import platform
 from functools import cache
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from headway_runtime.kernels.cpu.emitter import Elements
 
 logger = logging.getLogger(__name__)
 
-MAPS = Path("/proc/self/maps")
-# GNU's, and the names of LLVM's, which has the same entry.
-OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")
+TORCH_LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+# Without these, LLVM makes calls of what should be one instruction.
+NEEDED_ON_X86 = ("avx2", "fma", "f16c")
 # Fewer lanes than this are not worth a kernel.
 LEAST_WIDTH = 4
 
@@ -57,15 +58,19 @@ def are_available() -> bool:
     try:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        llvm.check_jit_execution()
         _parallel()
     except (OSError, RuntimeError, AttributeError) as error:
         logger.info("no CPU kernels of our own: %s", error)
+        return False
+    if platform.machine() in ("x86_64", "AMD64") and not has_features(*NEEDED_ON_X86):
+        logger.info("no CPU kernels of our own: this processor lacks one of %s", ", ".join(NEEDED_ON_X86))
         return False
     return True
 
 
 def fitting_width(*sizes: int) -> int | None:
-    """The most lanes that divide all of `sizes` and that this processor computes at once; None if too few."""
+    """The most lanes that divide all of `sizes` and that suit this processor; None if too few."""
     widest = 16 if _features().get("avx512f") else 8
     width = math.gcd(widest, *sizes)
     return width if width >= LEAST_WIDTH else None
@@ -101,8 +106,9 @@ def _compiled(name: str, text: str) -> int:
     module = llvm.parse_assembly(text)
     module.verify()
     features = llvm.get_host_cpu_features()
-    # Where LLVM holds halves of vectors for faster: not for kernels that load or multiply all the time.
-    features["prefer-256-bit"] = False
+    if features.get("avx512f"):
+        # Some processors are thought faster with halves of vectors: not in kernels that do nothing else.
+        features["prefer-256-bit"] = False
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3
     )
@@ -120,13 +126,12 @@ _ENGINES: list[llvm.ExecutionEngine] = []
 
 @cache
 def _parallel() -> "ctypes._NamedFuncPointer":
-    """OpenMP's entry for a parallel region: function, its argument, number of threads, flags."""
-    paths = {line.split()[-1] for line in MAPS.read_text().splitlines() if "/" in line}
-    for name in OPENMP_NAMES:
-        for path in sorted(paths):
-            if Path(path).name.startswith(name):
-                function = ctypes.CDLL(path).GOMP_parallel
-                function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-                function.restype = None
-                return function
-    raise OSError("PyTorch has loaded no OpenMP library that we know")
+    """OpenMP's entry for a parallel region: function, its argument, number of threads, flags.
+
+    Looked up from PyTorch's own library, so that it is that of the OpenMP library that PyTorch depends on.
+    OSError or AttributeError without one.
+    """
+    function = ctypes.CDLL(str(TORCH_LIBRARY)).GOMP_parallel
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    function.restype = None
+    return function

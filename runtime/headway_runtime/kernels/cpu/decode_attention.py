@@ -12,13 +12,12 @@ from llvmlite import ir
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel, elements
-from headway_runtime.kernels.cpu.emitter import FLOAT32, Elements, Emitter
+from headway_runtime.kernels.cpu.emitter import FLOAT32, LOWEST, Elements, Emitter
 from headway_runtime.kernels.cpu.rotation import AttentionShape, emit_rotated
 
-# Vectors of weighted values that are summed at once: as many as registers hold beside what they are made of.
-SUMS_AT_ONCE = 16
-# Below any score, and yet finite.
-LOWEST = -1e30
+# Vectors of weighted values that are summed at once: as many as AVX-512's registers hold beside what they are
+# made of, and half as many where there are fewer or smaller ones.
+SUMS_AT_ONCE = {16: 16, 8: 8, 4: 8}
 
 
 class DecodeAttention:
@@ -49,6 +48,8 @@ class DecodeAttention:
         tables: ids of each sequence's blocks, int64 [sequences, width]; positions: of the tokens, int64.
         out: [sequences, kv_heads * num_groups * head_dim].
         """
+        assert all(one.is_contiguous() for one in (qkv, cosine, sine, blocks, tables, out))
+        assert tables.dtype == positions.dtype == torch.int64
         num_sequences, num_threads = len(tables), torch.get_num_threads()
         num_heads = self._shape.num_kv_heads
         # Neighbouring heads of a block are neighbours in memory, so one thread takes all that it can.
@@ -238,7 +239,7 @@ class _Writer:
         emitter, shape = self._emitter, self._shape
         dim, token_bytes = shape.head_dim, shape.head_dim * self._stored.num_bytes
         values, sums = self._values(keys), self._of_head(self._sums, head, dim)
-        at_once = max(1, SUMS_AT_ONCE // len(self._chunks))
+        at_once = max(1, SUMS_AT_ONCE[emitter.width] // len(self._chunks))
         for first in range(0, shape.num_groups, at_once):
             groups = range(first, min(first + at_once, shape.num_groups))
             running = {

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
 from llvmlite import ir
 
-I1, I8, I16, I32, I64, F32 = (*(ir.IntType(bits) for bits in (1, 8, 16, 32, 64)), ir.FloatType())
+I8, I16, I32, I64, F32 = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType())
 
 # A kernel's one parameter is the address of its arguments, 64 bits each.
 KERNEL_TYPE = ir.FunctionType(ir.VoidType(), [I64])
@@ -26,6 +27,8 @@ EXP2_TERMS = (
     *(1.0, 0.6931471805599453, 0.2402265069591007, 0.05550410866482158),
     *(0.009618129107628477, 0.0013333558146428443, 0.00015403530393381609),
 )
+# Below any score, and yet finite.
+LOWEST = -1e30
 # Below, the result would not be a normal number; it is 0 or nearly.
 LEAST_EXPONENT = -126.0
 EXPONENT_BIAS, MANTISSA_BITS = 127, 23
@@ -49,14 +52,14 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # untyped
 class Elements:
     """A type of numbers in memory. rounds_in_hardware: whether the processor turns float32 into them."""
 
-    name: str
+    name: Literal["bfloat16", "float16", "float32"]
     num_bytes: int
-    rounds_in_hardware: bool = True
+    rounds_in_hardware: bool = False
 
 
 FLOAT32 = Elements("float32", 4)
 # On processors that multiply them, which round to them too.
-BFLOAT16 = Elements("bfloat16", 2)
+BFLOAT16 = Elements("bfloat16", 2, rounds_in_hardware=True)
 
 
 class Emitter:
@@ -176,9 +179,7 @@ class Emitter:
                 return raw
             case "float16":
                 return self.builder.fpext(raw, self.vector)
-        wide = self.builder.zext(raw, ir.VectorType(I32, self.width))
-        shift = ir.Constant(wide.type, [16] * self.width)
-        return self.builder.bitcast(self.builder.shl(wide, shift), self.vector)
+        return self._widened(raw)
 
     def store(self, value: ir.Value, address: ir.Value, index: ir.Value | int, elements: Elements) -> None:
         """The nearest numbers of that type, to even in the middle."""
@@ -201,9 +202,7 @@ class Emitter:
         narrow = self._narrowed(value, elements)
         if elements.name == "float16":
             return self.builder.fpext(narrow, self.vector)
-        wide = self.builder.zext(narrow, ir.VectorType(I32, self.width))
-        shift = ir.Constant(wide.type, [16] * self.width)
-        return self.builder.bitcast(self.builder.shl(wide, shift), self.vector)
+        return self._widened(narrow)
 
     def load_number(self, address: ir.Value, index: ir.Value | int) -> ir.Value:
         """One float32, in all lanes."""
@@ -320,6 +319,12 @@ class Emitter:
         scalar = {"float32": F32, "float16": ir.HalfType(), "bfloat16": I16}[elements.name]
         return ir.VectorType(scalar, self.width)
 
+    def _widened(self, bits: ir.Value) -> ir.Value:
+        """bfloat16 is the upper half of float32."""
+        wide = self.builder.zext(bits, ir.VectorType(I32, self.width))
+        shift = ir.Constant(wide.type, [16] * self.width)
+        return self.builder.bitcast(self.builder.shl(wide, shift), self.vector)
+
     def _narrowed(self, value: ir.Value, elements: Elements) -> ir.Value:
         if elements.name == "float32":
             return value
@@ -328,6 +333,7 @@ class Emitter:
         if elements.rounds_in_hardware:
             narrow = self.builder.fptrunc(value, ir.VectorType(_BFloat(), self.width))
             return self.builder.bitcast(narrow, self._stored(elements))
+        # What is no number stays none: all that come here have zeros where rounding would carry from.
         wide = ir.VectorType(I32, self.width)
         half, one, shift = (ir.Constant(wide, [bits] * self.width) for bits in (0x7FFF, 1, 16))
         bits = self.builder.bitcast(value, wide)

@@ -23,6 +23,8 @@ class SiluAndMultiply:
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         """gate_up: contiguous [rows, 2 * size]. Returns [rows, size]."""
+        assert gate_up.is_contiguous()
+        assert gate_up.shape[1] == 2 * self._size
         out = gate_up.new_empty((len(gate_up), self._size))
         num_threads = 1 if out.numel() < LEAST_NUMBERS else torch.get_num_threads()
         self._kernel.run(num_threads, len(out), gate_up.data_ptr(), out.data_ptr())

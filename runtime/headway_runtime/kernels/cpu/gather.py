@@ -20,6 +20,9 @@ class GatherByHead:
 
     def __call__(self, blocks: Tensor, table: Tensor, out: Tensor) -> None:
         """blocks: one layer's cache, [blocks, planes, ...]; table: int64 [n]; out: [planes, n, ...]."""
+        assert blocks.is_contiguous()
+        assert out.is_contiguous()
+        assert table.dtype == torch.int64
         self._kernel.run(
             torch.get_num_threads(), len(table), blocks.data_ptr(), table.data_ptr(), out.data_ptr()
         )

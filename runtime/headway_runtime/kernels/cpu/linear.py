@@ -42,6 +42,7 @@ class PairsLinear:
         num_panels = self.num_outputs // PANEL
         # Pairs as one number each.
         self.weight = torch.empty((num_panels, self.num_inputs // 2, PANEL), dtype=torch.int32)
+        assert self.weight.data_ptr() % PAIRS_BYTES == 0, "PyTorch aligns what it allocates"
         start = 0
         for part in parts:
             pairs = part.contiguous().view(torch.int32).view(-1, PANEL, self.num_inputs // 2)
@@ -61,6 +62,9 @@ class PairsLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """x: contiguous bfloat16 [rows, inputs]. Returns [rows, outputs]."""
         num_rows = len(x)
+        assert x.is_contiguous()
+        assert x.shape[1] == self.num_inputs
+        assert x.dtype == torch.bfloat16
         out = x.new_empty((num_rows, self.num_outputs))
         at_once = max(TILE_ROWS, ROWS_AT_ONCE_NUMBERS // self.num_inputs // TILE_ROWS * TILE_ROWS)
         self._kernel.run(
@@ -102,7 +106,7 @@ def _text(name: str, num_panels: int, *, has_bias: bool) -> str:
         own_rows = [
             builder.add(x, builder.mul(builder.add(first, integer(row)), row_bytes)) for row in range(count)
         ]
-        columns = emitter.offset(builder.mul(group, integer(0)), (group, num_panels * PANEL * 2))
+        columns = builder.mul(group, integer(num_panels * PANEL * 2))
         begin = [
             emitter.load(builder.add(bias, columns), one * PANEL, BFLOAT16)
             if has_bias

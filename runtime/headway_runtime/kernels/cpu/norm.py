@@ -28,12 +28,18 @@ class RMSNormKernel:
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """x: contiguous [rows, size]."""
+        assert x.is_contiguous()
+        assert x.shape[1] == self._size
         out = torch.empty_like(x)
         self._norm.run(self._threads(x), len(x), x.data_ptr(), weight.data_ptr(), out.data_ptr())
         return out
 
     def add_and_norm(self, x: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
-        """Adds `delta` to `x`, in place, and norms the sum."""
+        """Adds `delta` to `x`, in place, and norms the sum; both contiguous [rows, size]."""
+        assert x.is_contiguous()
+        assert delta.is_contiguous()
+        assert x.shape == delta.shape
+        assert x.shape[1] == self._size
         out = torch.empty_like(x)
         pointers = (x.data_ptr(), weight.data_ptr(), out.data_ptr(), delta.data_ptr())
         self._add_and_norm.run(self._threads(x), len(x), *pointers)

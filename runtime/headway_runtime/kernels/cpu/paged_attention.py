@@ -20,7 +20,7 @@ class PagedAttention:
         self.softmax = CausalSoftmax(shape.num_groups, dtype, width)
         plane_bytes = shape.block_size * shape.head_dim * dtype.itemsize
         self._gather = GatherByHead(2 * shape.num_kv_heads, plane_bytes)
-        self._workspace = torch.zeros(0, dtype=dtype)
+        self._workspace = torch.empty(0, dtype=dtype)
 
     def gather(self, blocks: Tensor, table: Tensor) -> Tensor:
         """One sequence's keys and values: [2 * kv_heads, context, head_dim], valid until the next call.
@@ -30,7 +30,7 @@ class PagedAttention:
         _, planes, block_size, head_dim = blocks.shape
         needed = len(table) * planes * block_size * head_dim
         if needed > self._workspace.numel():
-            self._workspace = self._workspace.new_zeros(max(needed, 2 * self._workspace.numel()))
+            self._workspace = self._workspace.new_empty(max(needed, 2 * self._workspace.numel()))
         gathered = self._workspace[:needed].view(planes, -1, head_dim)
         self._gather(blocks, table, gathered)
         return gathered

@@ -59,6 +59,11 @@ class RotateAndStore:
         slots: where each token is stored, block * block_size + offset, int64.
         blocks: one layer's cache, [blocks, 2 * kv_heads, block_size, head_dim].
         """
+        assert qkv.is_contiguous()
+        assert cosine.is_contiguous()
+        assert sine.is_contiguous()
+        assert slots.dtype == torch.int64
+        assert blocks.is_contiguous()
         self._kernel.run(
             torch.get_num_threads(),
             len(slots),

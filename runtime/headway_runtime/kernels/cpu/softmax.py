@@ -6,29 +6,28 @@ import torch
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel, elements
-from headway_runtime.kernels.cpu.emitter import Elements, Emitter
-
-# Below any score, and yet finite.
-LOWEST = -1e30
+from headway_runtime.kernels.cpu.emitter import LOWEST, Elements, Emitter
 
 
 class CausalSoftmax:
     """The kernel for one number of query heads that share a KV head."""
 
-    __slots__ = ("_kernel", "width")
+    __slots__ = ("_kernel", "_width")
 
     def __init__(self, num_groups: int, dtype: torch.dtype, width: int) -> None:
         name = "causal_softmax"
-        self.width = width
+        self._width = width
         self._kernel = Kernel(name, _text(name, num_groups, elements(dtype), width))
 
     def __call__(self, scores: Tensor, num_seen: int) -> None:
-        """scores: contiguous [kv_heads, tokens * num_groups, context]; the context is a multiple of `width`.
+        """scores: contiguous [kv_heads, tokens * num_groups, context], a multiple of the vector's width.
 
         num_seen: how many positions of the context the first token attends to; each later one sees one more,
         up to all of it. What a token does not see becomes 0.
         """
         heads, rows, context = scores.shape
+        assert scores.is_contiguous()
+        assert context % self._width == 0
         self._kernel.run(torch.get_num_threads(), heads * rows, scores.data_ptr(), rows, context, num_seen)
 
 
