@@ -1,6 +1,6 @@
 """Each peer run over the whole plan: one that serves over HTTP, or one that is called in a process.
 
-A result is a dictionary ready for JSON: seconds to start, and each batch size's `workload.BatchResult`.
+A result is a dictionary ready for JSON: seconds of each start, and each batch size's `workload.BatchResult`.
 """
 
 import json
@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks.cpu.workload import (
     Answer,
     BatchResult,
     Plan,
+    PrefixResult,
     prompts,
 )
 
@@ -37,39 +39,47 @@ class PeerError(Exception):
     """A peer's process ended or kept silent."""
 
 
-def measure_server(name: str, folder: Path, config: dict[str, Any], plan: Plan, log: Path) -> dict[str, Any]:
-    """Start to first token, the batches, then cached prefixes."""
-    vocab_size = config["vocab_size"]
-    with servers.running(name, folder, log) as server:
-        (first,) = load.send_together(server.url, prompts(WARM_UP_SEED, 1, PROMPT_TOKENS, vocab_size), 4)
-        start_seconds = first.first_at - server.started_at
-        batches = {}
-        for batch, rounds in plan.rounds.items():
-            warm_up = prompts(WARM_UP_SEED + batch, batch, PROMPT_TOKENS, vocab_size)
-            load.send_together(server.url, warm_up, 4)
-            result = BatchResult()
-            for index in range(rounds):
-                work = prompts(1000 * batch + index, batch, PROMPT_TOKENS, vocab_size)
-                result.add(load.send_together(server.url, work, OUTPUT_TOKENS))
-            batches[batch] = result.summary()
+@dataclass(slots=True)
+class ServedPeer:
+    """One that serves over HTTP, visited one time or several; all visits count alike."""
+
+    name: str
+    starts: list[float] = field(default_factory=list)
+    batches: dict[int, BatchResult] = field(default_factory=dict)
+    prefixes: PrefixResult = field(default_factory=PrefixResult)
+
+    def visit(self, folder: Path, config: dict[str, Any], plan: Plan, log: Path) -> dict[str, Any]:
+        """Start to first token, the batches, then cached prefixes. Returns what all visits found so far."""
+        vocab_size = config["vocab_size"]
+        seed = len(self.starts)
+        with servers.running(self.name, folder, log) as server:
+            warm_up = prompts(WARM_UP_SEED, 1, PROMPT_TOKENS, vocab_size)
+            (first,) = load.send_together(server.url, warm_up, 4)
+            self.starts.append(first.first_at - server.started_at)
+            for batch, rounds in plan.rounds.items():
+                warm_up = prompts(WARM_UP_SEED + batch, batch, PROMPT_TOKENS, vocab_size)
+                load.send_together(server.url, warm_up, 4)
+                result = self.batches.setdefault(batch, BatchResult())
+                for index in range(rounds):
+                    work = prompts(1000 * batch + 100 * seed + index, batch, PROMPT_TOKENS, vocab_size)
+                    result.add(load.send_together(server.url, work, OUTPUT_TOKENS))
+            self._visit_prefixes(server.url, vocab_size, plan)
         return {
-            "start_seconds": start_seconds,
-            "batches": batches,
-            "prefix": _measure_prefix(server.url, vocab_size, plan),
+            "start_seconds": self.starts,
+            "batches": {batch: result.summary() for batch, result in self.batches.items()},
+            "prefix": self.prefixes.summary(),
         }
 
-
-def _measure_prefix(url: str, vocab_size: int, plan: Plan) -> dict[str, float]:
-    """Time to the first token of prompts whose first 1,500 tokens are new, and then are cached."""
-    misses: list[float] = []
-    hits: list[float] = []
-    for index in range(plan.num_prefixes):
-        (prefix,) = prompts(PREFIX_SEED + index, 1, PREFIX_TOKENS, vocab_size)
-        for suffix in prompts(PREFIX_SEED + 100 + index, 3, SUFFIX_TOKENS, vocab_size):
-            (answer,) = load.send_together(url, [prefix + suffix], 2)
-            (hits if len(misses) > index else misses).append(answer.ttft_seconds)
-    miss, hit = sorted(misses)[len(misses) // 2], sorted(hits)[len(hits) // 2]
-    return {"miss_milliseconds": miss * 1e3, "hit_milliseconds": hit * 1e3, "ratio": miss / hit}
+    def _visit_prefixes(self, url: str, vocab_size: int, plan: Plan) -> None:
+        """Time to the first token of prompts whose first 1,500 tokens are new, and then are cached."""
+        for index in range(plan.num_prefixes):
+            (prefix,) = prompts(PREFIX_SEED + index, 1, PREFIX_TOKENS, vocab_size)
+            seconds = []
+            for suffix in prompts(PREFIX_SEED + 100 + index, 3, SUFFIX_TOKENS, vocab_size):
+                (answer,) = load.send_together(url, [prefix + suffix], 2)
+                seconds.append(answer.ttft_seconds)
+            self.prefixes.misses.append(seconds[0])
+            self.prefixes.hits += seconds[1:]
 
 
 def measure_in_process(
@@ -96,7 +106,7 @@ def measure_in_process(
                 batches[batch] |= dict.fromkeys(
                     ("ttft_p50_milliseconds", "ttft_p95_milliseconds", "decode_tokens_per_second")
                 )
-    return {"start_seconds": start_seconds, "batches": batches, "prefix": None}
+    return {"start_seconds": [start_seconds], "batches": batches, "prefix": None}
 
 
 def _answers(report: dict[str, Any], batch: int) -> list[Answer]:

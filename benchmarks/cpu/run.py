@@ -5,8 +5,9 @@
 Makes a random Llama of 349M parameters, installs each peer in an environment of its own under the user's
 cache folder (the first run downloads gigabytes and builds llama.cpp), and gives each 128 tokens in, 64 out,
 at 1, 4, 16 and 64 requests at once. vLLM and Headway are asked over HTTP; llama.cpp and transformers are
-called in their own processes, without the cost of a server. Before and after each peer the machine itself is
-measured. A peer that fails is a row that says so. Only ratios within one run mean anything.
+called in their own processes, without the cost of a server. Those that serve are visited in turns, twice
+each, and before and after each visit the machine itself is measured: it is not equally fast all the time. A
+peer that fails is a row that says so. Only ratios within one run mean anything.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import aiohttp
 from benchmarks.cpu.environments import HERE, InstallError, cache_folder, peer_python
 from benchmarks.cpu.load import LoadError
 from benchmarks.cpu.model_folder import WEIGHTS_FILE, make_model_folder
-from benchmarks.cpu.peers import IN_PROCESS, SERVED, PeerError, measure_in_process, measure_server
+from benchmarks.cpu.peers import IN_PROCESS, SERVED, PeerError, ServedPeer, measure_in_process
 from benchmarks.cpu.report import page, table
 from benchmarks.cpu.servers import ServerError
 from benchmarks.cpu.workload import FULL, OUTPUT_TOKENS, PROMPT_TOKENS, QUICK, Plan
@@ -34,6 +35,7 @@ from benchmarks.cpu.workload import FULL, OUTPUT_TOKENS, PROMPT_TOKENS, QUICK, P
 ONE_ROUND = ("transformers generate", "transformers continuous")
 MACHINE_TIMEOUT_SECONDS = 120.0
 NAMES = (*SERVED, *IN_PROCESS)
+VISITS = (*SERVED, *SERVED, *IN_PROCESS)
 
 
 def measure_machine(folder: Path) -> dict[str, float]:
@@ -49,24 +51,41 @@ def measure_machine(folder: Path) -> dict[str, float]:
     return report
 
 
-def measure(name: str, folder: Path, config: dict[str, Any], plan: Plan, logs: Path) -> dict[str, Any]:
-    """One peer between two looks at the machine. What goes wrong is its result."""
-    log = logs / f"{name.replace(' ', '-')}.log"
-    run = measure_server if name in SERVED else measure_in_process
-    if name in ONE_ROUND:
-        plan = replace(plan, rounds=dict.fromkeys(plan.rounds, 1))
-    before = measure_machine(folder)
-    began = time.perf_counter()
-    try:
-        result = run(name, folder, config, plan, log)
-    except (ServerError, PeerError, LoadError, InstallError, aiohttp.ClientError, TimeoutError) as error:
-        result = {"error": f"{type(error).__name__}: {error}"}
-        print(f"{name} failed: {error}", file=sys.stderr, flush=True)
-    result["seconds"] = time.perf_counter() - began
-    result["machine"] = [before, measure_machine(folder)]
-    # As JSON has it, whether it comes from a file or from here.
-    loaded: dict[str, Any] = json.loads(json.dumps(result))
-    return loaded
+@dataclass
+class Visits:
+    """What all visits need, and what those to servers have found so far."""
+
+    folder: Path
+    config: dict[str, Any]
+    plan: Plan
+    logs: Path
+    served: dict[str, ServedPeer] = field(default_factory=dict)
+    machine: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+    def visit(self, name: str) -> dict[str, Any]:
+        """One peer between two looks at the machine. What goes wrong is its result."""
+        looks = self.machine.setdefault(name, [])
+        looks.append(measure_machine(self.folder))
+        began = time.perf_counter()
+        try:
+            result = self._measure(name)
+        except (ServerError, PeerError, LoadError, InstallError, aiohttp.ClientError, TimeoutError) as error:
+            result = {"error": f"{type(error).__name__}: {error}"}
+            print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+        print(f"    {time.perf_counter() - began:.0f} s", flush=True)
+        looks.append(measure_machine(self.folder))
+        # As JSON has it, whether it comes from a file or from here.
+        loaded: dict[str, Any] = json.loads(json.dumps(result | {"machine": looks}))
+        return loaded
+
+    def _measure(self, name: str) -> dict[str, Any]:
+        log = self.logs / f"{name.replace(' ', '-')}.log"
+        if name in SERVED:
+            peer = self.served.setdefault(name, ServedPeer(name))
+            return peer.visit(self.folder, self.config, self.plan, log)
+        rounds = {size: 1 if name in ONE_ROUND else count for size, count in self.plan.rounds.items()}
+        plan = replace(self.plan, rounds=rounds)
+        return measure_in_process(name, self.folder, self.config, plan, log)
 
 
 def environment() -> dict[str, Any]:
@@ -123,10 +142,10 @@ def main() -> int:
         "workload": {"prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS},
         "peers": {},
     }
-    for name in arguments.only:
+    visits = Visits(folder, config, plan, logs)
+    for name in (name for name in VISITS if name in arguments.only):
         print(f"{name} ...", flush=True)
-        results["peers"][name] = measure(name, folder, config, plan, logs)
-        print(f"    {results['peers'][name]['seconds']:.0f} s", flush=True)
+        results["peers"][name] = visits.visit(name)
         results["seconds"] = time.perf_counter() - started_at
         if arguments.output:  # each time, so that a stopped run leaves what it has
             arguments.output.write_text(json.dumps(results, indent=2) + "\n")

@@ -17,7 +17,7 @@ from benchmarks.cpu.environments import peer_python
 
 START_TIMEOUT_SECONDS = 420.0
 STOP_TIMEOUT_SECONDS = 30.0
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 MAX_MODEL_LEN = 2048
 VLLM_CACHE_GIGABYTES = "2"
 # As much for us.
@@ -85,12 +85,13 @@ def running(name: str, folder: Path, log_file: Path) -> Iterator[RunningServer]:
 
 def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", started_at: float, log: Path) -> None:
     """Until a model is listed and the server says that it can serve."""
-    # vLLM listens only when it is ready; ours listens at once and says at /ready when it is.
+    # vLLM listens only when it is ready; ours listens at once and says at /ready when it is. One question at
+    # a time, since answering takes time too.
     paths = ["/health", "/v1/models"]
     while time.perf_counter() < started_at + START_TIMEOUT_SECONDS:
         if process.poll() is not None:
             raise ServerError(f"the server ended with status {process.returncode}: {_tail(log)}")
-        if all(_answers(url + path) for path in paths) and _answers(url + "/ready", missing_is_fine=True):
+        if _answers(url + "/ready", missing_is_fine=True) and all(_answers(url + path) for path in paths):
             return
         time.sleep(POLL_SECONDS)
     raise ServerError(f"the server was not ready after {START_TIMEOUT_SECONDS:.0f} s: {_tail(log)}")

@@ -14,13 +14,13 @@ FIRST_PLAIN_TOKEN = 3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """rounds: how often each batch size is measured, by batch size; medians are reported."""
+    """rounds: how often each visit measures each batch size, by batch size; medians are reported."""
 
     rounds: dict[int, int]
     num_prefixes: int
 
 
-FULL = Plan(rounds={1: 5, 4: 3, 16: 3, 64: 1}, num_prefixes=4)
+FULL = Plan(rounds={1: 4, 4: 2, 16: 2, 64: 1}, num_prefixes=3)
 QUICK = Plan(rounds={1: 2, 4: 1, 16: 1, 64: 1}, num_prefixes=2)
 
 
@@ -65,6 +65,18 @@ class BatchResult:
             "ttft_p50_milliseconds": statistics.median(self.ttft_seconds) * 1e3,
             "ttft_p95_milliseconds": percentile(self.ttft_seconds, 95) * 1e3,
         }
+
+
+@dataclass(slots=True)
+class PrefixResult:
+    """Seconds to the first token of prompts whose prefix was new, and of those that found it cached."""
+
+    misses: list[float] = field(default_factory=list)
+    hits: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, float]:
+        miss, hit = statistics.median(self.misses), statistics.median(self.hits)
+        return {"miss_milliseconds": miss * 1e3, "hit_milliseconds": hit * 1e3, "ratio": miss / hit}
 
 
 def percentile(values: list[float], percent: float) -> float:
