@@ -10,8 +10,8 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite")
 
-from headway_runtime.kernels.cpu.compiler import has_features
 from headway_runtime.kernels.cpu.linear import PairsLinear
+from headway_runtime.kernels.cpu.processor import has_features
 from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 from headway_runtime.layers import cpu_kernels
 from headway_runtime.layers.attention import KVCache, KVShape

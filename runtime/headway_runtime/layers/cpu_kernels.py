@@ -72,9 +72,9 @@ def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | Non
     width = _fitting_width(parts[0].device, *(len(part) for part in parts))
     if width is None or parts[0].dtype != torch.bfloat16 or num_inputs % 2:
         return None
-    from headway_runtime.kernels.cpu import linear
+    from headway_runtime.kernels.cpu import linear, processor
 
-    if width != linear.PANEL or not linear.is_fast_here():
+    if width != linear.PANEL or not processor.multiplies_pairs():
         return None
     return linear.PairsLinear(parts, bias)
 

@@ -304,6 +304,9 @@ class EngineLoop:
 
 def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable[[str], None]) -> EngineLike:
     """The real engine. Imports torch, which is most of the time that a small model takes to start."""
+    from headway_runtime import head_start
+
+    head_start.begin(options)
     from headway_runtime.engine_config import resolve_engine_config
 
     config = resolve_engine_config(options)
@@ -313,6 +316,7 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
     mark("engine imports")
     began_at = time.monotonic()
     engine = EngineCore(config, metrics, time.monotonic)
+    head_start.end()
     metrics.model_loaded(time.monotonic() - began_at)
     mark("model")
     return engine

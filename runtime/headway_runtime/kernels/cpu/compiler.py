@@ -16,6 +16,7 @@ import llvmlite.binding as llvm
 import torch
 
 from headway_runtime.kernels.cpu.emitter import Elements
+from headway_runtime.kernels.cpu.processor import features, has_features
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +72,9 @@ def are_available() -> bool:
 
 def fitting_width(*sizes: int) -> int | None:
     """The most lanes that divide all of `sizes` and that suit this processor; None if too few."""
-    widest = 16 if _features().get("avx512f") else 8
+    widest = 16 if features().get("avx512f") else 8
     width = math.gcd(widest, *sizes)
     return width if width >= LEAST_WIDTH else None
-
-
-def has_features(*names: str) -> bool:
-    """Whether the processor has all of these, named as LLVM names them."""
-    return all(_features().get(name) for name in names)
 
 
 @cache
@@ -86,7 +82,7 @@ def elements(dtype: torch.dtype) -> Elements:
     """How numbers of that type lie in memory."""
     match dtype:
         case torch.bfloat16:
-            return Elements("bfloat16", 2, rounds_in_hardware=bool(_features().get("avx512bf16")))
+            return Elements("bfloat16", 2, rounds_in_hardware=bool(features().get("avx512bf16")))
         case torch.float16:
             return Elements("float16", 2)
         case torch.float32:
@@ -96,21 +92,16 @@ def elements(dtype: torch.dtype) -> Elements:
 
 
 @cache
-def _features() -> dict[str, bool]:
-    return dict(llvm.get_host_cpu_features())
-
-
-@cache
 def _compiled(name: str, text: str) -> int:
     """The address of the function `name` of that module, which is kept for ever."""
     module = llvm.parse_assembly(text)
     module.verify()
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
+    wanted = llvm.get_host_cpu_features()
+    if wanted.get("avx512f"):
         # Some processors are thought faster with halves of vectors: not in kernels that do nothing else.
-        features["prefer-256-bit"] = False
+        wanted["prefer-256-bit"] = False
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3
+        cpu=llvm.get_host_cpu_name(), features=wanted.flatten(), opt=3
     )
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     passes.getModulePassManager().run(module, passes)

@@ -5,13 +5,15 @@ of a few rows times a few panels is summed in registers while the panels stream 
 numbers is met in all lanes at once. Few rows wait for memory alone, and a row more costs little.
 """
 
+import math
 from functools import cache
 
 import torch
 from llvmlite import ir
 from torch import Tensor
 
-from headway_runtime.kernels.cpu.compiler import Kernel, has_features
+from headway_runtime import head_start
+from headway_runtime.kernels.cpu.compiler import Kernel
 from headway_runtime.kernels.cpu.emitter import BFLOAT16, Emitter
 
 PANEL = 16
@@ -25,11 +27,6 @@ PREFETCH_BYTES = 1024
 ROWS_AT_ONCE_NUMBERS = 200_000
 
 
-def is_fast_here() -> bool:
-    """Whether this is the faster way: the processor has the instruction, and no matrix unit (AMX)."""
-    return has_features("avx512bf16") and not has_features("amx-bf16")
-
-
 class PairsLinear:
     """y = x @ weight.T (+ bias); the weight's rows come in parts, one below the other."""
 
@@ -41,8 +38,8 @@ class PairsLinear:
         self.num_outputs = sum(len(part) for part in parts)
         num_panels = self.num_outputs // PANEL
         # Pairs as one number each.
-        self.weight = torch.empty((num_panels, self.num_inputs // 2, PANEL), dtype=torch.int32)
-        assert self.weight.data_ptr() % PAIRS_BYTES == 0, "PyTorch aligns what it allocates"
+        self.weight = _new_weight((num_panels, self.num_inputs // 2, PANEL))
+        assert self.weight.data_ptr() % PAIRS_BYTES == 0, "PyTorch aligns what it allocates, and so do we"
         start = 0
         for part in parts:
             pairs = part.contiguous().view(torch.int32).view(-1, PANEL, self.num_inputs // 2)
@@ -80,6 +77,13 @@ class PairsLinear:
             0 if self._bias is None else self._bias.data_ptr(),
         )
         return out
+
+
+def _new_weight(shape: tuple[int, int, int]) -> Tensor:
+    prepared = head_start.take(math.prod(shape) * torch.int32.itemsize)
+    if prepared is None:
+        return torch.empty(shape, dtype=torch.int32)
+    return torch.frombuffer(prepared, dtype=torch.int32).view(shape)
 
 
 @cache

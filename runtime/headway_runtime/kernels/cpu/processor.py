@@ -1,0 +1,20 @@
+"""What this processor can do, by LLVM's names. Imports no torch."""
+
+from functools import cache
+
+from llvmlite import binding as llvm
+
+
+@cache
+def features() -> dict[str, bool]:
+    return dict(llvm.get_host_cpu_features())
+
+
+def has_features(*names: str) -> bool:
+    """Whether the processor has all of these, named as LLVM names them."""
+    return all(features().get(name) for name in names)
+
+
+def multiplies_pairs() -> bool:
+    """Whether products of pairs are the fastest: it has the instruction, and no matrix unit (AMX)."""
+    return has_features("avx512bf16") and not has_features("amx-bf16")
