@@ -40,6 +40,10 @@ class Chunk:
     sampling: SamplingParams
     matcher: "TokenMatcher | None" = None
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.token_ids) - self.num_generated
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -11,6 +11,7 @@ to nobody follow the last token.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from itertools import accumulate
 
@@ -24,6 +25,7 @@ from headway_runtime.config import EngineConfig
 from headway_runtime.layers.attention import (
     AttentionInputs,
     Decodes,
+    DecodesAgain,
     FirstChunk,
     KVCache,
     LaterChunk,
@@ -56,21 +58,28 @@ class StepInputs:
     order: list[int]
 
 
+class _Kind(Enum):
+    DECODES = "one token each"
+    CHUNK = "tokens of a prompt"
+    AGAIN = "generated tokens whose KV was lost"
+
+
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Chunks that one attention call serves, and the rows [start, end) that they make."""
+    """Rows [start, end), which one attention call serves, and their chunks; all but decodes have one.
 
+    first_position: of the first row.
+    """
+
+    kind: _Kind
     chunks: Sequence[Chunk]
     start: int
     end: int
-
-    @property
-    def is_chunk(self) -> bool:
-        return self.end - self.start > len(self.chunks)
+    first_position: int
 
     @property
     def needs_cache(self) -> bool:
-        return not self.is_chunk or self.chunks[0].start > 0
+        return self.kind is not _Kind.CHUNK or self.first_position > 0
 
 
 class StepInputBuilder:
@@ -103,11 +112,18 @@ class StepInputBuilder:
 
     def build(self, batch: Batch) -> StepInputs:
         """Rows are the decodes, longest context first, then the batch's other chunks in order."""
-        num_decodes, block_size = batch.num_decodes, self._block_size
-        order = sorted(range(num_decodes), key=lambda index: -batch.chunks[index].start)
-        order.extend(range(num_decodes, len(batch.chunks)))
+        block_size = self._block_size
+        # Kernels add up chunks in another order than decodes; a prompt's tokens are chunks, be it one alone.
+        decodes = [
+            index
+            for index, chunk in enumerate(batch.chunks[: batch.num_decodes])
+            if not self._has_kernels or chunk.start >= chunk.num_prompt_tokens
+        ]
+        num_decodes = len(decodes)
+        order = sorted(decodes, key=lambda index: -batch.chunks[index].start)
+        order.extend(sorted(set(range(len(batch.chunks))).difference(decodes)))
         chunks = [batch.chunks[index] for index in order]
-        stretches = list(_stretches(chunks, num_decodes, block_size, all_alike=self._has_kernels))
+        stretches = list(_stretches(chunks, num_decodes, block_size, has_kernels=self._has_kernels))
         ends = accumulate(chunk.num_tokens for chunk in chunks)
         sampled = [
             (index, end - 1) for index, end, one in zip(order, ends, chunks, strict=True) if one.samples
@@ -144,17 +160,22 @@ class StepInputBuilder:
     def _num_padding(self, num_rows: int) -> int:
         return round_up(num_rows, per_octave=ROWS_PER_OCTAVE) - num_rows if self._rounds else 0
 
-    def _over_cache(self, stretch: _Stretch, table: Tensor, all_positions: Tensor) -> Decodes | LaterChunk:
+    def _over_cache(
+        self, stretch: _Stretch, table: Tensor, all_positions: Tensor
+    ) -> Decodes | LaterChunk | DecodesAgain:
         """table: [sequences, blocks], ids padded with the null block."""
         start, end = stretch.start, stretch.end
         positions, context = all_positions[start:end], table.shape[1] * self._block_size
+        if stretch.kind is _Kind.AGAIN:
+            return DecodesAgain(start, end, table[0], positions)
+        is_chunk = stretch.kind is _Kind.CHUNK
         mask: Tensor | None = None
-        if self._masks_chunks if stretch.is_chunk else not self._has_kernels:
+        if self._masks_chunks if is_chunk else not self._has_kernels:
             is_later = self._ramp[:context] > positions.unsqueeze(1)
             mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
             mask.masked_fill_(is_later, -math.inf)
-        if stretch.is_chunk:
-            return LaterChunk(start, end, stretch.chunks[0].start, table[0], mask)
+        if is_chunk:
+            return LaterChunk(start, end, stretch.first_position, table[0], mask)
         return Decodes(start, end, table, positions, None if mask is None else mask[:, None, None])
 
 
@@ -192,15 +213,16 @@ def round_up(size: int, *, per_octave: int) -> int:
 
 
 def _stretches(
-    chunks: Sequence[Chunk], num_decodes: int, block_size: int, *, all_alike: bool
+    chunks: Sequence[Chunk], num_decodes: int, block_size: int, *, has_kernels: bool
 ) -> Iterator[_Stretch]:
     """Cut decodes, longest context first, where one is less than half its group's longest; then chunks.
 
-    all_alike: padding costs nothing, so all decodes are one stretch.
+    has_kernels: padding costs nothing, so all decodes are one stretch; and generated tokens that are computed
+    again are one of their own, behind their prompt's.
     """
     start = 0
-    if all_alike and num_decodes:
-        yield _Stretch(chunks[:num_decodes], 0, num_decodes)
+    if has_kernels and num_decodes:
+        yield _Stretch(_Kind.DECODES, chunks[:num_decodes], 0, num_decodes, chunks[0].start)
         start = num_decodes
     while start < num_decodes:
         longest = chunks[start].start // block_size + 1
@@ -208,11 +230,17 @@ def _stretches(
         end = start + 1
         while end < num_decodes and chunks[end].start // block_size + 1 >= least:
             end += 1
-        yield _Stretch(chunks[start:end], start, end)
+        yield _Stretch(_Kind.DECODES, chunks[start:end], start, end, chunks[start].start)
         start = end
     for chunk in chunks[num_decodes:]:
-        yield _Stretch([chunk], start, start + chunk.num_tokens)
-        start += chunk.num_tokens
+        end = start + chunk.num_tokens
+        left_of_prompt = max(0, chunk.num_prompt_tokens - chunk.start)
+        middle = min(end, start + left_of_prompt) if has_kernels else end
+        if middle > start:
+            yield _Stretch(_Kind.CHUNK, [chunk], start, middle, chunk.start)
+        if end > middle:
+            yield _Stretch(_Kind.AGAIN, [chunk], middle, end, chunk.start + middle - start)
+        start = end
 
 
 def _token_rows(
@@ -237,7 +265,11 @@ def _token_rows(
 
 def _block_table(stretch: _Stretch, block_size: int) -> Integers:
     """Block ids [sequences, blocks of the longest], padded with the null block."""
-    lengths = [-(-(chunk.start + chunk.num_tokens) // block_size) for chunk in stretch.chunks]
+    if stretch.kind is _Kind.DECODES:
+        ends = [chunk.start + 1 for chunk in stretch.chunks]
+    else:
+        ends = [stretch.first_position + stretch.end - stretch.start]
+    lengths = [-(-end // block_size) for end in ends]
     table = numpy.zeros((len(lengths), max(lengths)), dtype=numpy.int64)
     for row, (chunk, length) in enumerate(zip(stretch.chunks, lengths, strict=True)):
         table[row, :length] = chunk.block_table[:length]

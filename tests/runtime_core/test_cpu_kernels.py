@@ -170,6 +170,34 @@ def test_decodes_are_the_same_whoever_else_is_there(num_threads: int, generator:
     assert torch.equal(outs[0][4:5], outs[2])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decodes_come_out_the_same_when_they_are_computed_again(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Rows of one sequence, stored together and attended at once, equal the decodes that they once were."""
+    size = shape[3]
+    first, end = size + 3, 4 * size + 2
+    paged = Paged(shape, dtype, list(range(first, end)), generator)
+    paged.tables[:] = paged.tables[-1].clone()
+    lost = paged.blocks.clone()
+    want = torch.empty((end - first, paged.heads * paged.groups * paged.dim), dtype=dtype)
+    for row in range(end - first):
+        one = slice(row, row + 1)
+        rotation = paged.cosine[one], paged.sine[one]
+        paged.kernels.attend_decodes(
+            paged.qkv[one], *rotation, paged.blocks, paged.tables[one], paged.positions[one], want[one]
+        )
+    kept = paged.blocks.clone()
+    paged.blocks.copy_(lost)
+    paged.kernels.rotate_and_store(paged.qkv, paged.cosine, paged.sine, paged.slots(), paged.blocks)
+    got = torch.full_like(want, math.nan)
+    tables = paged.tables[-1].expand(end - first, -1)
+    paged.kernels.attend_decodes.attend_stored(paged.qkv, paged.blocks, tables, paged.positions, got)
+    assert torch.equal(paged.blocks, kept)
+    assert torch.equal(got, want)
+
+
 def test_a_key_that_is_no_number_spoils_its_sequence_alone(generator: torch.Generator) -> None:
     paged = Paged((2, 2, 64, 16), torch.bfloat16, [40, 40], generator)
     paged.blocks[paged.tables[0, 1], 0, 3, 5] = math.nan

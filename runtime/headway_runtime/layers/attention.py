@@ -5,6 +5,8 @@ then one of each head's values.
 
 - Decodes (one token each) are attended together. On a CPU a kernel of our own reads the blocks where they
   lie; elsewhere they are gathered, padded to the longest of the group, for scaled_dot_product_attention.
+- Tokens that were decoded before their sequence lost its KV are attended as decodes again, where there are
+  kernels: so a preempted sequence goes on as if nothing had been.
 - Prefill chunks are attended one by one, straight from the projections where a chunk starts its sequence,
   else from a gather of the sequence's blocks. On a CPU, in float32 and, where oneDNN multiplies it, in
   bfloat16, batched products and a softmax of our own do that, in pieces that a processor's cache holds:
@@ -127,6 +129,21 @@ class LaterChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodesAgain:
+    """Rows [start, end) of the step: tokens of one sequence that were generated before it lost their KV.
+
+    They attend as decodes, as they did the first time, so that they come out the same to the last bit.
+
+    table: ids of the sequence's blocks, up to the last row's. positions: of the tokens.
+    """
+
+    start: int
+    end: int
+    table: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """One step's attention work.
 
@@ -138,7 +155,7 @@ class AttentionInputs:
 
     slots: Tensor
     place: tuple[Tensor, Tensor] | None
-    calls: list[Decodes | FirstChunk | LaterChunk]
+    calls: list[Decodes | FirstChunk | LaterChunk | DecodesAgain]
     num_decodes: int
     num_padding: int = 0
 
@@ -202,6 +219,10 @@ def attend(
                     _attend_chunk_by_products(query[rows], key, value, position, kernels.softmax, out[rows])
                 else:
                     out[rows] = _attend_sequence(query[rows], key, value, call.mask)
+            case DecodesAgain():
+                assert kernels is not None
+                tables = call.table.expand(call.end - call.start, -1)
+                kernels.attend_decodes.attend_stored(qkv[rows], blocks, tables, call.positions, out[rows])
     if inputs.num_padding:
         out[tokens:] = 0
     return out

@@ -2,10 +2,11 @@
 
 Does in one pass over the cache what takes PyTorch eight operators and a copy of all that is attended to:
 rotates the new queries and keys, stores the new keys and values, and attends block by block with a running
-maximum and sum (arXiv 1805.02867, as in FlashAttention, arXiv 2205.14135).
+maximum and sum (arXiv 1805.02867, as in FlashAttention, arXiv 2205.14135). A second kernel finds the first
+two done, and otherwise computes the very same.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from llvmlite import ir
@@ -18,17 +19,20 @@ from headway_runtime.kernels.cpu.rotation import AttentionShape, emit_rotated
 # Vectors of weighted values that are summed at once: as many as AVX-512's registers hold beside what they are
 # made of, and half as many where there are fewer or smaller ones.
 SUMS_AT_ONCE = {16: 16, 8: 8, 4: 8}
+STORED_NAME = "stored_decode_attention"
 
 
 class DecodeAttention:
-    """The kernel for one shape."""
+    """The kernels for one shape."""
 
-    __slots__ = ("_kernel", "_shape")
+    __slots__ = ("_kernel", "_shape", "_stored_text")
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, width: int) -> None:
         self._shape = shape
         name = "decode_attention"
-        self._kernel = Kernel(name, _text(name, shape, elements(dtype), width))
+        self._kernel = Kernel(name, _text(name, shape, elements(dtype), width, is_stored=False))
+        # Compiled when it is first needed, which is seldom.
+        self._stored_text = partial(_text, STORED_NAME, shape, elements(dtype), width, is_stored=True)
 
     def __call__(
         self,
@@ -48,19 +52,41 @@ class DecodeAttention:
         tables: ids of each sequence's blocks, int64 [sequences, width]; positions: of the tokens, int64.
         out: [sequences, kv_heads * num_groups * head_dim].
         """
-        assert all(one.is_contiguous() for one in (qkv, cosine, sine, blocks, tables, out))
+        assert cosine.is_contiguous()
+        assert sine.is_contiguous()
+        rotation = (cosine.data_ptr(), sine.data_ptr())
+        self._run(self._kernel, qkv, rotation, blocks, tables, positions, out)
+
+    def attend_stored(
+        self, qkv: Tensor, blocks: Tensor, tables: Tensor, positions: Tensor, out: Tensor
+    ) -> None:
+        """The same after `RotateAndStore`. Rows may be one sequence's, with those before each stored too."""
+        kernel = Kernel(STORED_NAME, self._stored_text())
+        self._run(kernel, qkv, (0, 0), blocks, tables, positions, out)
+
+    def _run(
+        self,
+        kernel: Kernel,
+        qkv: Tensor,
+        rotation: tuple[int, int],
+        blocks: Tensor,
+        tables: Tensor,
+        positions: Tensor,
+        out: Tensor,
+    ) -> None:
+        assert all(one.is_contiguous() for one in (qkv, blocks, positions, out))
         assert tables.dtype == positions.dtype == torch.int64
+        assert tables.stride(1) == 1
         num_sequences, num_threads = len(tables), torch.get_num_threads()
         num_heads = self._shape.num_kv_heads
         # Neighbouring heads of a block are neighbours in memory, so one thread takes all that it can.
         while num_sequences * (self._shape.num_kv_heads // num_heads) < 2 * num_threads and num_heads > 1:
             num_heads = num_heads // 2 if num_heads % 2 == 0 else 1
-        self._kernel.run(
+        kernel.run(
             num_threads,
             num_sequences,
             qkv.data_ptr(),
-            cosine.data_ptr(),
-            sine.data_ptr(),
+            *rotation,
             blocks.data_ptr(),
             num_heads,
             tables.data_ptr(),
@@ -71,16 +97,20 @@ class DecodeAttention:
 
 
 @cache
-def _text(name: str, shape: AttentionShape, stored: Elements, width: int) -> str:
-    return _Writer(name, shape, stored, width).text()
+def _text(name: str, shape: AttentionShape, stored: Elements, width: int, *, is_stored: bool) -> str:
+    return _Writer(name, shape, stored, width, is_stored=is_stored).text()
 
 
 class _Writer:
     """Writes the kernel. A task is one sequence and some of its KV heads, numbers `first` to below `end`."""
 
-    def __init__(self, name: str, shape: AttentionShape, stored: Elements, width: int) -> None:
+    def __init__(
+        self, name: str, shape: AttentionShape, stored: Elements, width: int, *, is_stored: bool
+    ) -> None:
+        """stored: the cache's numbers. is_stored: whether rows are rotated and their KV stored."""
         self._shape = shape
         self._stored = stored
+        self._is_stored = is_stored
         self._emitter = emitter = Emitter(name, width)
         heads, groups, dim = shape.num_kv_heads, shape.num_groups, shape.head_dim
         # Of each query head: itself, the weighted values so far, the largest score and the sum of weights
@@ -145,17 +175,13 @@ class _Writer:
         return self._emitter.offset(place, (head, self._shape.num_groups * per_query_head * 4))
 
     def _begin(self, row: ir.Value, rotation: list[ir.Value], slot: ir.Value, head: ir.Value) -> None:
-        """Rotate the head's queries and key, store its key and value."""
+        """Rotate the head's queries and key, store its key and value, unless that is done."""
         emitter, shape, stored = self._emitter, self._shape, self._stored
-        groups, dim, kv_heads = shape.num_groups, shape.head_dim, shape.num_kv_heads
+        groups, dim = shape.num_groups, shape.head_dim
         head_bytes = dim * stored.num_bytes
         integer = emitter.integer
-        key = emitter.offset(row, (integer(kv_heads * groups), head_bytes), (head, head_bytes))
-        for at, number in emit_rotated(emitter, key, rotation, dim, stored):
-            emitter.store(number, slot, at, stored)
-        value, value_slot = emitter.offset(key, (integer(kv_heads), head_bytes)), self._values(slot)
-        for at in self._chunks:
-            emitter.store(emitter.load(value, at, stored), value_slot, at, stored)
+        if not self._is_stored:
+            self._store(row, rotation, slot, head)
         queries, sums = (self._of_head(place, head, dim) for place in (self._queries, self._sums))
         largest, weights = (
             self._of_head(place, head, emitter.width) for place in (self._largest, self._weights)
@@ -163,12 +189,29 @@ class _Writer:
         scale = emitter.splat(dim**-0.5)
         for group in range(groups):
             query = emitter.offset(row, (head, groups * head_bytes), (integer(group), head_bytes))
-            for at, number in emit_rotated(emitter, query, rotation, dim, stored):
+            rotated = (
+                ((at, emitter.load(query, at, stored)) for at in self._chunks)
+                if self._is_stored
+                else emit_rotated(emitter, query, rotation, dim, stored)
+            )
+            for at, number in rotated:
                 scaled = emitter.multiply(emitter.rounded(number, stored), scale)
                 emitter.store(scaled, queries, group * dim + at, FLOAT32)
                 emitter.store(emitter.splat(0.0), sums, group * dim + at, FLOAT32)
             emitter.store(emitter.splat(LOWEST), largest, group * emitter.width, FLOAT32)
             emitter.store(emitter.splat(0.0), weights, group * emitter.width, FLOAT32)
+
+    def _store(self, row: ir.Value, rotation: list[ir.Value], slot: ir.Value, head: ir.Value) -> None:
+        """The head's key, rotated, and its value."""
+        emitter, shape, stored = self._emitter, self._shape, self._stored
+        head_bytes, integer = shape.head_dim * stored.num_bytes, emitter.integer
+        num_query_heads = shape.num_kv_heads * shape.num_groups
+        key = emitter.offset(row, (integer(num_query_heads), head_bytes), (head, head_bytes))
+        for at, number in emit_rotated(emitter, key, rotation, shape.head_dim, stored):
+            emitter.store(number, slot, at, stored)
+        value, value_slot = emitter.offset(key, (integer(shape.num_kv_heads), head_bytes)), self._values(slot)
+        for at in self._chunks:
+            emitter.store(emitter.load(value, at, stored), value_slot, at, stored)
 
     def _score(self, keys: ir.Value, coming_keys: ir.Value, head: ir.Value) -> None:
         """Scores of a block's tokens; asks for the next block's keys and values meanwhile."""
