@@ -9,7 +9,14 @@ import torch
 
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import Envelope, Limits
-from headway_runtime.layers.attention import Decodes, FirstChunk, KVCache, KVShape, LaterChunk
+from headway_runtime.layers.attention import (
+    Decodes,
+    DecodesAgain,
+    FirstChunk,
+    KVCache,
+    KVShape,
+    LaterChunk,
+)
 from headway_runtime.request import SamplingParams
 from headway_runtime.step_inputs import SMALL_CONTEXT_BLOCKS, StepInputBuilder, StepInputs, round_up
 
@@ -29,7 +36,9 @@ def builder(engine_config: Any) -> StepInputBuilder:
     return StepInputBuilder(config, cache(torch.float32), torch.float32, torch.device("cpu"), rounds=False)
 
 
-def chunk(start: int, num_tokens: int, first_block: int, *, samples: bool = True) -> Chunk:
+def chunk(
+    start: int, num_tokens: int, first_block: int, *, samples: bool = True, num_generated: int = 0
+) -> Chunk:
     known = start + num_tokens + (0 if samples else 1)
     num_blocks = -(-known // BLOCK_SIZE)
     return Chunk(
@@ -38,7 +47,7 @@ def chunk(start: int, num_tokens: int, first_block: int, *, samples: bool = True
         start=start,
         num_tokens=num_tokens,
         block_table=array("q", range(first_block, first_block + num_blocks)),
-        num_generated=0,
+        num_generated=num_generated,
         samples=samples,
         sampling=SamplingParams(),
     )
@@ -87,16 +96,57 @@ def test_masks_hide_what_lies_past_each_decode(builder: StepInputBuilder) -> Non
     assert call.mask[1, 0, 0, :21].eq(0).all()
 
 
-def test_kernels_need_no_masks(engine_config: Any) -> None:
+@pytest.fixture
+def kernel_builder(engine_config: Any) -> StepInputBuilder:
     own = cache(torch.float32, head_dim=64)
     if own.kernels is None:
         pytest.skip("this machine compiles no CPU kernels")
     config = engine_config(max_model_len=4096, envelope=Envelope(32, 512), limits=Limits(32, 512))
-    builder = StepInputBuilder(config, own, torch.float32, torch.device("cpu"), rounds=False)
-    decodes, _, later = build(builder, chunk(20, 1, 1), chunk(0, 3, 20), chunk(16, 2, 30)).attention.calls
+    return StepInputBuilder(config, own, torch.float32, torch.device("cpu"), rounds=False)
+
+
+def test_kernels_need_no_masks(kernel_builder: StepInputBuilder) -> None:
+    inputs = build(kernel_builder, chunk(20, 1, 1, num_generated=1), chunk(0, 3, 20), chunk(16, 2, 30))
+    decodes, _, later = inputs.attention.calls
     assert isinstance(decodes, Decodes)
     assert isinstance(later, LaterChunk)
     assert decodes.mask is later.mask is None
+
+
+def test_with_kernels_tokens_are_attended_as_they_were_the_first_time(
+    kernel_builder: StepInputBuilder,
+) -> None:
+    """A prompt's lone token as its other tokens, a generated one as a decode."""
+    inputs = build(
+        kernel_builder,
+        chunk(20, 1, 1),
+        chunk(40, 1, 10, num_generated=1),
+        chunk(18, 5, 20, num_generated=3),
+        chunk(16, 20, 30, num_generated=20),
+    )
+    assert inputs.positions.tolist() == [40, 20, *range(18, 23), *range(16, 36)]
+    assert (inputs.order, inputs.sampled) == ([1, 0, 2, 3], [1, 0, 2, 3])
+    assert inputs.sample_rows.tolist() == [0, 1, 6, 26]
+    decodes, lone, prompt, again, all_again = inputs.attention.calls
+    assert isinstance(decodes, Decodes)
+    assert (decodes.start, decodes.end) == (0, inputs.attention.num_decodes) == (0, 1)
+    assert isinstance(lone, LaterChunk)
+    assert (lone.start, lone.end, lone.first_position, lone.table.tolist()) == (1, 2, 20, [1, 2])
+    assert isinstance(prompt, LaterChunk)
+    assert (prompt.start, prompt.end, prompt.first_position) == (2, 4, 18)
+    assert isinstance(again, DecodesAgain)
+    assert (again.start, again.end, again.positions.tolist()) == (4, 7, [20, 21, 22])
+    assert again.table.tolist() == [20, 21]
+    assert isinstance(all_again, DecodesAgain)
+    assert (all_again.start, all_again.end, all_again.table.tolist()) == (7, 27, [30, 31, 32])
+
+
+def test_without_kernels_lone_tokens_are_decodes_and_lost_ones_a_chunk(builder: StepInputBuilder) -> None:
+    inputs = build(builder, chunk(20, 1, 1), chunk(18, 5, 20, num_generated=3))
+    decodes, chunk_call = inputs.attention.calls
+    assert isinstance(decodes, Decodes)
+    assert isinstance(chunk_call, LaterChunk)
+    assert (chunk_call.start, chunk_call.end) == (1, 6)
 
 
 def test_one_long_decode_does_not_pad_the_short_ones(builder: StepInputBuilder) -> None:
