@@ -173,10 +173,10 @@ class Choice:
         return token_id if token_id in self._rules.stop_token_ids else None
 
     def _pass_stops(self, text: str) -> str:
-        """Stop strings begin to count with the text of the first token after min_tokens."""
-        if self._stops is None or self.num_generated <= self._rules.min_tokens:
+        """Stop strings count from where one ends in the text of the first token after min_tokens."""
+        if self._stops is None:
             return text
-        return self._stops.push(text)
+        return self._stops.push(text, is_too_early=self.num_generated <= self._rules.min_tokens)
 
     def _entries_let_out(self) -> list[TokenEntry]:
         if not self._entries:

@@ -72,7 +72,7 @@ class Detokenizer:
 class StopStrings:
     """Looks for the first stop string in a text that arrives in pieces."""
 
-    __slots__ = ("_held", "_included", "_longest_start", "_starts", "_stops", "matched")
+    __slots__ = ("_held", "_included", "_longest_start", "_num_too_early", "_starts", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
         """included: whether the stop string that is found is the end of the text, or what follows it."""
@@ -83,11 +83,14 @@ class StopStrings:
         self._longest_start = max(len(stop) for stop in stops) - 1
         self._included = included
         self._held = ""
+        # Characters at the start of what is held in which no match may end.
+        self._num_too_early = 0
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, is_too_early: bool = False) -> str:
         """The part of the text so far that no stop string can touch any more.
 
+        is_too_early: no match may end in this piece, though one may begin there.
         Once `matched` is set, the text up to the match has been returned in full and nothing more comes.
         The match that ends first wins, the longer of two that end together: what is found does not depend
         on how the text was cut into pieces.
@@ -95,17 +98,27 @@ class StopStrings:
         if self.matched is not None:
             return ""
         text = self._held + text
-        found = [(index + len(stop), index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
+        early = len(text) if is_too_early else self._num_too_early
+        found = [
+            (index + len(stop), index, stop)
+            for stop in self._stops
+            if (index := text.find(stop, max(0, early + 1 - len(stop)))) >= 0
+        ]
         if found:
             end, index, self.matched = min(found)
             self._held = ""
             return text[: end if self._included else index]
-        for length in range(min(self._longest_start, len(text)), 0, -1):
-            if text[-length:] in self._starts:
-                self._held = text[-length:]
-                return text[:-length]
-        self._held = ""
-        return text
+        num_held = next(
+            (
+                length
+                for length in range(min(self._longest_start, len(text)), 0, -1)
+                if text[-length:] in self._starts
+            ),
+            0,
+        )
+        num_let_out = len(text) - num_held
+        self._held, self._num_too_early = text[num_let_out:], max(0, early - num_let_out)
+        return text[:num_let_out]
 
     def finish(self) -> str:
         """What was held back, now that the text has ended without a match."""

@@ -88,6 +88,25 @@ def test_stop_strings_count_only_after_min_tokens(byte_level_tokenizer: Tokenize
     assert choice.is_stopped_by_text
 
 
+@pytest.mark.parametrize(
+    ("stops", "min_tokens", "want"),
+    [
+        pytest.param(("bc",), 2, "a", id="begins in the last of them"),
+        pytest.param(("abc",), 2, "", id="begins in the first of them"),
+        pytest.param(("ab", "bcd"), 2, "a", id="another one ended too early"),
+        pytest.param(("ab",), 2, "abcdab", id="ends too early"),
+        pytest.param(("b", "bcx", "dab"), 3, "abc", id="a held start that came to nothing"),
+    ],
+)
+def test_a_stop_string_may_begin_within_min_tokens(
+    stops: tuple[str, ...], min_tokens: int, want: str, byte_level_tokenizer: Tokenizer
+) -> None:
+    token_ids = [byte_level_tokenizer.encode(letter).ids[0] for letter in "abcdab"]
+    choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), TextRules(stops, min_tokens=min_tokens))
+    assert text_of(feed(choice, token_ids)) == want
+    assert choice.finish_reason == ("length" if want == "abcdab" else "stop")
+
+
 def test_what_the_end_cuts_off_is_still_let_out(byte_level_tokenizer: Tokenizer) -> None:
     token_ids = byte_level_tokenizer.encode("ab##").ids
     choice = Choice(0, "r", Vocabulary(byte_level_tokenizer), TextRules(("###",)))

@@ -102,6 +102,7 @@ def test_what_is_said_to_be_refused_is_refused_by_name(body: type[StrictBody]) -
             with pytest.raises(InvalidRequestError) as caught:
                 parse_body(json.dumps({**needed, name: {"wanted": 1}}).encode(), body)
             assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+            parse_body(json.dumps({**needed, name: None}).encode(), body)
 
 
 @functools.cache

@@ -85,9 +85,9 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_only_json)]
 
 
 def _describe_what_is_not_served(schema: dict[str, Any], kind: type[BaseModel]) -> None:
-    """Put the neutral fields into a body's schema, with the only values that they may have."""
+    """Put the fields that are not served into a body's schema, with the only values that they may have."""
     assert issubclass(kind, StrictBody)
-    for name, values in kind.neutral.items():
+    for name, values in {**dict.fromkeys(kind.refusals, ()), **kind.neutral}.items():
         schema.setdefault("properties", {}).setdefault(
             name, {"enum": [None, *values], "description": NOT_SERVED}
         )
@@ -114,7 +114,7 @@ class StrictBody(BaseModel):
         if not isinstance(values, dict):
             return values
         if len(values) > _MAX_MEMBERS:
-            known = {name for served in (cls.model_fields, cls.neutral) for name in served}
+            known = {name for one in (cls.model_fields, cls.neutral, cls.refusals) for name in one}
             stranger = next(name for name in values if name not in known)
             raise FieldError(
                 stranger,
@@ -124,17 +124,14 @@ class StrictBody(BaseModel):
         neutral, served = cls.neutral, cls.model_fields
 
         def changes_nothing(name: str, value: object) -> bool:
+            if name in served:
+                return False
+            if value is None:
+                return name in neutral or name in cls.refusals
             # `type` keeps False from passing as 0: what is equal but of another type is a client's mistake.
-            return (
-                name in neutral
-                and name not in served
-                and (
-                    value is None
-                    or any(
-                        value == one and isinstance(value, bool) == isinstance(one, bool)
-                        for one in neutral[name]
-                    )
-                )
+            return any(
+                value == one and isinstance(value, bool) == isinstance(one, bool)
+                for one in neutral.get(name, ())
             )
 
         return {name: value for name, value in values.items() if not changes_nothing(name, value)}

@@ -4,6 +4,7 @@ Puts a parser behind each choice's text: content goes out as content, a call as 
 and name, the others with what is added to its arguments. Chats without tools do not come here.
 """
 
+import json
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,12 +33,14 @@ class CallRules:
 class CallReader:
     """The calls and the content of one choice."""
 
-    __slots__ = ("_parser", "_rules", "num_calls")
+    __slots__ = ("_arguments", "_parser", "_rules", "num_calls")
 
     def __init__(self, rules: CallRules) -> None:
         self._rules = rules
         self._parser = rules.make_parser()
         self.num_calls = 0
+        # Of the last call.
+        self._arguments: list[str] = []
 
     def read(self, text: str, *, is_last: bool) -> list[Piece]:
         """What of the text so far is certain, without what is not to be sent."""
@@ -47,14 +50,25 @@ class CallReader:
         return [kept for piece in pieces if (kept := self._kept(piece))]
 
     def finish_reason(self, reason: str) -> str:
-        """An answer that ended by itself, with calls, ended for them."""
-        return "tool_calls" if reason == "stop" and self.num_calls else reason
+        """An answer that ended by itself, with calls, ended for them; not one cut within a call."""
+        return "tool_calls" if reason == "stop" and self.num_calls and self._is_whole() else reason
+
+    def _is_whole(self) -> bool:
+        """Whether the last call's arguments have come to their end."""
+        try:
+            json.loads("".join(self._arguments))
+        except (ValueError, RecursionError):
+            return False
+        return True
 
     def _kept(self, piece: Piece) -> Piece | None:
         if isinstance(piece, CallPiece):
             if piece.index and not self._rules.is_parallel:
                 return None
-            self.num_calls = max(self.num_calls, piece.index + 1)
+            if piece.index >= self.num_calls:
+                self.num_calls = piece.index + 1
+                self._arguments.clear()
+            self._arguments.append(piece.arguments)
             return piece
         for tag in self._rules.hidden_tags:
             piece = piece.replace(tag, "")

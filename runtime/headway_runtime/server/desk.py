@@ -74,6 +74,7 @@ def served_model(
         vocab_size=options.vocab_size,
         max_model_len=max_model_len,
         num_kv_tokens=num_kv_tokens,
+        max_waiting=options.engine.max_waiting,
         tool_calls=files.tool_calls,
         trusts_request_templates=options.chat.trust_request_chat_template,
     )

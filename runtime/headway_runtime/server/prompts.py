@@ -32,6 +32,7 @@ TRUNCATABLE_CONTEXTS = 16
 class ServedModel:
     """What the HTTP process knows of the model. num_kv_tokens: what the KV cache holds.
 
+    max_waiting: how many choices may wait at once.
     tool_calls: how it writes calls of tools, if that is known.
     trusts_request_templates: whether requests may bring chat templates.
     """
@@ -41,6 +42,7 @@ class ServedModel:
     vocab_size: int
     max_model_len: int
     num_kv_tokens: int
+    max_waiting: int
     tool_calls: ToolCallFormat | None = None
     trusts_request_templates: bool = False
 
@@ -98,6 +100,7 @@ def prepare_chat(body: ChatBody, model: ServedModel, arrival: Arrival) -> Prepar
             "server with --tool-call-parser, or send tool_choice 'required', 'none' or a tool's name",
             param="tools",
         )
+    _check_choices(body, model.max_waiting)
     token_ids = encode_chat(
         body,
         model,
@@ -113,7 +116,7 @@ def prepare_chat(body: ChatBody, model: ServedModel, arrival: Arrival) -> Prepar
 
 def prepare_completion(body: CompletionBody, model: ServedModel, arrival: Arrival) -> Prepared:
     """InvalidRequestError (ContextLengthError) for prompts that cannot be served."""
-    _check_choices(body)
+    _check_choices(body, model.max_waiting)
     given: Sequence[str | list[int]] = body.prompts
     # The list that a single prompt may be in is not worth naming.
     name = "prompt" if len(given) == 1 else "prompt[{}]"
@@ -206,18 +209,25 @@ def _choices_per_prompt(body: ChatBody | CompletionBody) -> int:
     return (body.best_of if isinstance(body, CompletionBody) else None) or body.n or 1
 
 
-def _check_choices(body: CompletionBody) -> None:
+def _check_choices(body: ChatBody | CompletionBody, max_waiting: int) -> None:
     """Before any prompt is encoded: there may be millions of them."""
-    num_prompts, choices = len(body.prompts), _choices_per_prompt(body)
+    num_prompts = len(body.prompts) if isinstance(body, CompletionBody) else 1
+    choices = _choices_per_prompt(body)
     if not num_prompts:
         raise InvalidRequestError(
             "prompt=[] is empty; send at least one prompt", param="prompt", code="empty_array"
         )
-    if num_prompts * choices > MAX_CHOICES:
-        field = "prompt" if choices == 1 else "best_of" if body.best_of else "n"
+    most, why = MAX_CHOICES, ""
+    if max_waiting < most:
+        # They come together; more would never all be let in.
+        most, why = max_waiting, " that may wait here at once (--max-waiting)"
+    if num_prompts * choices > most:
+        is_best_of = isinstance(body, CompletionBody) and body.best_of
+        field = "prompt" if choices == 1 else "best_of" if is_best_of else "n"
         given = field if choices == 1 else f"{field}={choices}"
+        prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
         raise InvalidRequestError(
-            f"{given} makes {num_prompts} prompts of {choices} choices, more than {MAX_CHOICES}; send fewer",
+            f"{given} makes {prompts} of {choices} choices, more than the {most}{why}; send fewer",
             param=field,
             code="array_above_max_length" if field == "prompt" else "integer_above_max_value",
         )
