@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from headway_runtime import cleared_memory
 from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
@@ -58,6 +59,7 @@ class Runner:
             self._model = MODELS[self._model_config.architecture](
                 self._model_config, weights, config.max_model_len, dtype, self._device
             )
+            cleared_memory.give_back()  # before the KV cache takes its share of what is free
             self.num_blocks = self._choose_num_blocks(config, dtype_name)
             shape = KVShape(
                 self._model_config.num_layers,

@@ -3,6 +3,7 @@
 import mmap
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,10 +15,11 @@ import torch
 
 pytest.importorskip("llvmlite")
 
-from headway_runtime import head_start
+from headway_runtime import cleared_memory, head_start
+from headway_runtime.cleared_memory import ClearedMemory
 from headway_runtime.engine_options import EngineOptions, keyword_options
 from headway_runtime.kernels.cpu.linear import PairsLinear
-from headway_runtime.kernels.cpu.processor import has_features
+from headway_runtime.kernels.cpu.processor import multiplies_pairs
 from headway_runtime.layers.linear import make_linear
 from headway_runtime.memory import num_weights
 from headway_runtime.model_config import read_model_config
@@ -30,13 +32,13 @@ on_linux = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="Linux al
 @pytest.fixture(autouse=True)
 def no_head_start_left() -> Iterator[None]:
     yield
-    head_start.end()
+    cleared_memory.give_back()
 
 
 @pytest.fixture
 def packs(monkeypatch: pytest.MonkeyPatch) -> None:
     """On processors that pack no weights too."""
-    monkeypatch.setattr(head_start, "_weights_are_packed", lambda: True)
+    monkeypatch.setattr(head_start, "weights_are_packed", lambda: True)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -51,14 +53,13 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-@pytest.mark.usefixtures("packs")
 def test_memory_is_zeros_that_are_nobody_elses() -> None:
-    memory = head_start.ClearedMemory(64 * MEGABYTE)
+    memory = ClearedMemory(64 * MEGABYTE, lambda: True)
     taken = [memory.take(size) for size in (100, 30 * MEGABYTE + 1, 7)]
     for number, part in enumerate(taken, 1):
         assert part is not None
         tensor = torch.frombuffer(part, dtype=torch.uint8)
-        assert tensor.data_ptr() % head_start.ALIGNMENT == 0
+        assert tensor.data_ptr() % cleared_memory.ALIGNMENT == 0
         assert not tensor.any()
         tensor.fill_(number)
     for number, part in enumerate(taken, 1):
@@ -71,10 +72,9 @@ def test_memory_is_zeros_that_are_nobody_elses() -> None:
 
 
 @on_linux
-@pytest.mark.usefixtures("packs")
 def test_memory_is_there_before_it_is_taken_and_goes_back_if_it_is_not() -> None:
     before = resident_bytes()
-    memory = head_start.ClearedMemory(256 * MEGABYTE)
+    memory = ClearedMemory(256 * MEGABYTE, lambda: True)
     until(lambda: resident_bytes() > before + 250 * MEGABYTE)
     kept = memory.take(64 * MEGABYTE)
     memory.give_back()
@@ -84,25 +84,42 @@ def test_memory_is_there_before_it_is_taken_and_goes_back_if_it_is_not() -> None
 
 
 @on_linux
-def test_processors_that_pack_no_weights_get_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_start, "_weights_are_packed", lambda: False)
+def test_memory_that_is_not_wanted_is_not_cleared() -> None:
     before = resident_bytes()
-    memory = head_start.ClearedMemory(256 * MEGABYTE)
-    memory.give_back()
+    asked = threading.Event()
+
+    def is_wanted() -> bool:
+        asked.set()
+        return False
+
+    memory = ClearedMemory(256 * MEGABYTE, is_wanted)
+    until(lambda: asked.is_set() and "headway-head-start" not in {one.name for one in threading.enumerate()})
     assert resident_bytes() < before + 20 * MEGABYTE
+    memory.give_back()
 
 
 @on_linux
 def test_files_are_read_ahead(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(os.urandom(8 * MEGABYTE))
+    drop(path)
+    if cached_bytes(path) > MEGABYTE:
+        pytest.skip("this file system keeps its files in memory")
+    for name in ("consolidated.safetensors", "other.bin"):
+        (tmp_path / name).write_bytes(path.read_bytes())
+        drop(tmp_path / name)
+    drop(path)
+    head_start.read_ahead(tmp_path)
+    until(lambda: cached_bytes(path) == 8 * MEGABYTE)
+    assert cached_bytes(tmp_path / "consolidated.safetensors") < MEGABYTE
+    head_start.read_ahead(tmp_path / "missing")
+
+
+def drop(path: Path) -> None:
+    """From the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if cached_bytes(path) > MEGABYTE:
-            pytest.skip("this file system keeps its files in memory")
-    head_start.read_ahead([tmp_path / "missing", path])
-    until(lambda: cached_bytes(path) == 8 * MEGABYTE)
 
 
 def cached_bytes(path: Path) -> int:
@@ -131,22 +148,20 @@ def test_there_is_no_head_start_where_nothing_is_packed(
     changes: dict[str, Any], options: EngineOptions
 ) -> None:
     head_start.begin(replace(options, **changes))
-    assert head_start.take(1) is None
+    assert cleared_memory.take(1) is None
 
 
 @pytest.mark.usefixtures("packs")
 def test_there_is_room_for_all_packed_weights_and_no_more(options: EngineOptions) -> None:
     num_bytes = 2 * num_weights(read_model_config(Path(options.model_path)))
     head_start.begin(options)
-    assert head_start.take(num_bytes + 1) is None
-    assert head_start.take(num_bytes) is not None
-    assert head_start.take(1) is None
-    head_start.end()
+    assert cleared_memory.take(num_bytes + 1) is None
+    assert cleared_memory.take(num_bytes) is not None
+    assert cleared_memory.take(1) is None
+    cleared_memory.give_back()
 
 
-@pytest.mark.skipif(
-    not has_features("avx512bf16"), reason="this processor does not multiply pairs of bfloat16"
-)
+@pytest.mark.skipif(not multiplies_pairs(), reason="this processor packs no weights")
 def test_weights_are_packed_into_the_memory_of_a_head_start(options: EngineOptions) -> None:
     x, weight = (torch.randn((rows, 32)).bfloat16() for rows in (3, 64))
     want = make_linear([weight])(x)
@@ -154,6 +169,6 @@ def test_weights_are_packed_into_the_memory_of_a_head_start(options: EngineOptio
     head_start.begin(options)
     linear = make_linear([weight])
     assert isinstance(linear, PairsLinear)
-    assert head_start.take(num_bytes - linear.weight.nbytes + 1) is None
-    head_start.end()
+    assert cleared_memory.take(num_bytes - linear.weight.nbytes + 1) is None
+    cleared_memory.give_back()
     assert torch.equal(linear(x), want)

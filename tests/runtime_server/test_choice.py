@@ -94,7 +94,8 @@ def test_stop_strings_count_only_after_min_tokens(byte_level_tokenizer: Tokenize
         pytest.param(("bc",), 2, "a", id="begins in the last of them"),
         pytest.param(("abc",), 2, "", id="begins in the first of them"),
         pytest.param(("ab", "bcd"), 2, "a", id="another one ended too early"),
-        pytest.param(("ab",), 2, "abcdab", id="ends too early"),
+        pytest.param(("ab",), 2, "abcd", id="ends too early, and comes again"),
+        pytest.param(("bc",), 3, "abcdab", id="ends too early"),
         pytest.param(("b", "bcx", "dab"), 3, "abc", id="a held start that came to nothing"),
     ],
 )

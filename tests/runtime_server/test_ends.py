@@ -81,6 +81,26 @@ def waits_for(number: int, sample: Any) -> bool:
     return bool(sample["gauges"]["waiting"] == number)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "want"),
+    [
+        ("completions", {"prompt": "a", "n": 2}, "n=2 makes 1 prompt of 2 choices"),
+        ("completions", {"prompt": "a", "best_of": 3}, "best_of=3 makes 1 prompt of 3 choices"),
+        ("completions", {"prompt": ["a", "b"]}, "prompt makes 2 prompts of 1 choices"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 2}, "n=2 makes 1 prompt"),
+    ],
+)
+def test_choices_that_can_never_wait_together_are_the_requests_fault(
+    path: str, body: Any, want: str, slow_server: RunningServer, client: httpx.Client
+) -> None:
+    response = client.post(f"{slow_server.url}/v1/{path}", json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"].startswith(want)
+    assert error["message"].endswith("more than the 1 that may wait here at once (--max-waiting); send fewer")
+    assert error["param"] == want.split("=")[0].split(" ")[0]
+
+
 def test_a_client_that_leaves_frees_its_blocks(slow_server: RunningServer, client: httpx.Client) -> None:
     streams = []
     for _ in range(3):

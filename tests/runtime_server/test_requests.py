@@ -173,8 +173,11 @@ def test_stop_tokens_and_ignore_eos(fake_server: RunningServer) -> None:
             {"prompt": "a", "min_tokens": 5, "max_tokens": 4},
             "min_tokens=5 is more than the answer may have (4)",
         ),
-        ({"prompt": ["a"] * 20, "n": 20}, "n=20 makes 20 prompts of 20 choices, more than 128; send fewer"),
-        ({"prompt": ["a"] * 129}, "prompt makes 129 prompts of 1 choices, more than 128; send fewer"),
+        (
+            {"prompt": ["a"] * 20, "n": 20},
+            "n=20 makes 20 prompts of 20 choices, more than the 128; send fewer",
+        ),
+        ({"prompt": ["a"] * 129}, "prompt makes 129 prompts of 1 choices, more than the 128; send fewer"),
         ({"prompt": "a " * 2000}, "prompt has 2001 tokens, but prompt and answer together may have 512"),
         ({"prompt": ["a", "a " * 2000]}, "prompt[1] has 2001 tokens, but prompt and answer together"),
     ],

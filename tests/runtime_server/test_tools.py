@@ -403,6 +403,18 @@ def test_a_forced_call_that_is_cut_has_no_content_whole_or_streamed(real: openai
         assert [delta.content for delta in deltas if delta.content is not None] == []
 
 
+def test_a_call_that_a_stop_string_cuts_is_no_call(real: openai.OpenAI) -> None:
+    for cut, want in (("city", "stop"), ("never said", "tool_calls")):
+        options: Any = {
+            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+            "stop": [cut],
+            "seed": 1,
+            "max_tokens": 300,
+        }
+        assert ask(real, "Hi", **options).choices[0].finish_reason == want
+        assert list(ask(real, "Hi", stream=True, **options))[-1].choices[0].finish_reason == want
+
+
 def test_forced_calls_spend_no_token_on_white_space(real: openai.OpenAI, byte_level_tokenizer: Any) -> None:
     spaces = {str(byte_level_tokenizer.token_to_id(name)): 100.0 for name in ("Ġ", "Ċ", "ĉ", "č")}
     options: Any = {"tool_choice": "required", "parallel_tool_calls": False, "logit_bias": spaces}

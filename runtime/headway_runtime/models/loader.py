@@ -4,7 +4,6 @@ A model takes each tensor it needs with the shape it expects; `finish` then tell
 a checkpoint that does not fit its config is an error naming the tensor, never a model that talks nonsense.
 """
 
-import json
 import re
 import zlib
 from collections import Counter
@@ -17,11 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from headway_runtime.checkpoint_files import checkpoint_files
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.load_progress import LoadProgress
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 # Buffers that old checkpoints carry; they follow from config.json.
 DERIVED_TENSORS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 # As transformers initialises a Llama.
@@ -47,7 +45,7 @@ class CheckpointWeights:
         self._where: dict[str, Path] = {}
         self._opened = {}
         self._left: Counter[Path] = Counter()
-        paths = _checkpoint_files(folder)
+        paths = checkpoint_files(folder)
         self._progress = LoadProgress(sum(path.stat().st_size for path in paths), len(paths))
         for path in paths:
             try:
@@ -113,24 +111,3 @@ class DummyWeights:
 
     def finish(self, unused: Iterable[str] = ()) -> None:
         """Nothing can be left over."""
-
-
-def _checkpoint_files(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
-    if not index.is_file():
-        if (folder / SINGLE_FILE).is_file():
-            return [folder / SINGLE_FILE]
-        raise ModelLoadError(
-            f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors checkpoints are read, "
-            "so convert other formats first"
-        )
-    try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelLoadError(f"{index}: cannot be read ({error!r}); copy the checkpoint again") from error
-    for name in sorted(map(str, names)):
-        if Path(name).name != name or not (folder / name).is_file():
-            raise ModelLoadError(
-                f"{index}: names {name!r}, which is no file beside it; copy the checkpoint again"
-            )
-    return [folder / str(name) for name in sorted(names)]

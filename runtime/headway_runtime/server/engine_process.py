@@ -316,7 +316,6 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
     mark("engine imports")
     began_at = time.monotonic()
     engine = EngineCore(config, metrics, time.monotonic)
-    head_start.end()
     metrics.model_loaded(time.monotonic() - began_at)
     mark("model")
     return engine

@@ -12,7 +12,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from headway_runtime import head_start
+from headway_runtime import cleared_memory
 from headway_runtime.kernels.cpu.compiler import Kernel
 from headway_runtime.kernels.cpu.emitter import BFLOAT16, Emitter
 
@@ -80,7 +80,7 @@ class PairsLinear:
 
 
 def _new_weight(shape: tuple[int, int, int]) -> Tensor:
-    prepared = head_start.take(math.prod(shape) * torch.int32.itemsize)
+    prepared = cleared_memory.take(math.prod(shape) * torch.int32.itemsize)
     if prepared is None:
         return torch.empty(shape, dtype=torch.int32)
     return torch.frombuffer(prepared, dtype=torch.int32).view(shape)
