@@ -60,8 +60,8 @@ def has_ended(process: psutil.Process, timeout_seconds: float = 10.0) -> bool:
 
 @pytest.fixture(scope="module")
 def slow_server(start_shared_server: StartServer) -> RunningServer:
-    """20 ms per token; one request may wait."""
-    return start_shared_server("--max-waiting=1", "--ttft-target-milliseconds=60000", environment=SLOW)
+    """20 ms per token; two requests may wait."""
+    return start_shared_server("--max-waiting=2", "--ttft-target-milliseconds=60000", environment=SLOW)
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def waits_for(number: int, sample: Any) -> bool:
 @pytest.mark.parametrize(
     ("path", "body", "want"),
     [
-        ("completions", {"prompt": "a", "n": 2}, "n=2 makes 1 prompt of 2 choices"),
-        ("completions", {"prompt": "a", "best_of": 3}, "best_of=3 makes 1 prompt of 3 choices"),
-        ("completions", {"prompt": ["a", "b"]}, "prompt makes 2 prompts of 1 choices"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 2}, "n=2 makes 1 prompt"),
+        ("completions", {"prompt": "a", "n": 3}, "n=3 makes 1 prompt of 3 choices"),
+        ("completions", {"prompt": "a", "best_of": 4}, "best_of=4 makes 1 prompt of 4 choices"),
+        ("completions", {"prompt": ["a", "b", "c"]}, "prompt makes 3 prompts of 1 choices"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 3}, "n=3 makes 1 prompt"),
     ],
 )
 def test_choices_that_can_never_wait_together_are_the_requests_fault(
@@ -97,7 +97,7 @@ def test_choices_that_can_never_wait_together_are_the_requests_fault(
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["message"].startswith(want)
-    assert error["message"].endswith("more than the 1 that may wait here at once (--max-waiting); send fewer")
+    assert error["message"].endswith("more than the 2 that may wait here at once (--max-waiting); send fewer")
     assert error["param"] == want.split("=")[0].split(" ")[0]
 
 
@@ -162,23 +162,24 @@ def test_a_full_queue_answers_503_and_counts_a_miss(
     before = server.sample()
     running = Stream(client, server, LONG)
     running.first_event()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.post, f"{server.url}/v1/completions", json=SHORT)
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(client.post, f"{server.url}/v1/completions", json=SHORT)
         server.sample_until(lambda sample: sample["gauges"]["waiting"] == 1)
+        # One request of several choices, of which the queue takes only some: none of them is left behind.
+        several = client.post(f"{server.url}/v1/completions", json={**LONG, "stream": False, "n": 2})
+        assert several.status_code == 503
+        server.sample_until(lambda sample: sample["gauges"]["waiting"] == 1)
+        another = pool.submit(client.post, f"{server.url}/v1/completions", json=SHORT)
+        server.sample_until(lambda sample: sample["gauges"]["waiting"] == 2)
         for stream in (True, False):
             refused = client.post(f"{server.url}/v1/completions", json={**SHORT, "stream": stream})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "7")
             assert refused.json()["error"]["code"] == "queue_full"
         running.response.close()
-        assert waiting.result().status_code == 200
-    after = server.sample_until(lambda sample: grown(before, sample, "ttft_met") == [2])
-    assert grown(before, after, "received", "rejected", "ttft_missed") == [4, 2, 2]
-    # One request of several choices, of which the queue takes only some: none of them is left behind.
-    several = client.post(f"{server.url}/v1/completions", json={**LONG, "stream": False, "n": 4})
-    assert several.status_code == 503
-    after = server.sample_until(lambda sample: sample["gauges"]["running"] == 0)
-    assert grown(before, after, "received") == [8]
-    assert sum(grown(before, after, "finished", "aborted", "errors", "rejected")) == 8
+        assert one.result().status_code == another.result().status_code == 200
+    after = server.sample_until(lambda sample: grown(before, sample, "ttft_met") == [3])
+    assert grown(before, after, "received", "rejected", "ttft_missed") == [7, 3, 3]
+    assert sum(grown(before, after, "finished", "aborted", "errors", "rejected")) == 7
 
 
 def test_a_drain_serves_what_still_comes_and_exits_with_0(
