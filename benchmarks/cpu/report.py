@@ -93,8 +93,10 @@ def _goals(peers: dict[str, Any]) -> list[str]:
     decode = ours["batches"].get("1", {}).get("decode_tokens_per_second")
     if decode:
         lines.append(_goal("decode over bare products, 1 at once", decode / (sum(bare) / len(bare)), 0.85))
+    first, *others = ours["start_seconds"]
     # The first one may have to read everything from a disk.
-    lines.append(_goal("5 s over the last start to first token", 5 / ours["start_seconds"][-1], 1.0))
+    lines.append(_goal("5 s over the first start to first token", 5 / first, 1.0))
+    lines += [_goal("5 s over a later start to first token", 5 / seconds, 1.0) for seconds in others]
     lines.append(_goal("TTFT of a prefix miss over a hit", ours["prefix"]["ratio"], 8.0))
     return lines
 

@@ -61,16 +61,18 @@ class Visits:
     logs: Path
     served: dict[str, ServedPeer] = field(default_factory=dict)
     machine: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def visit(self, name: str) -> dict[str, Any]:
-        """One peer between two looks at the machine. What goes wrong is its result."""
+        """One peer between two looks at the machine. What went wrong in any visit is its result."""
         looks = self.machine.setdefault(name, [])
         looks.append(measure_machine(self.folder))
         began = time.perf_counter()
+        result = self.results.setdefault(name, {})
         try:
-            result = self._measure(name)
+            result |= self._measure(name)
         except (ServerError, PeerError, LoadError, InstallError, aiohttp.ClientError, TimeoutError) as error:
-            result = {"error": f"{type(error).__name__}: {error}"}
+            result["error"] = f"{type(error).__name__}: {error}"
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
         print(f"    {time.perf_counter() - began:.0f} s", flush=True)
         looks.append(measure_machine(self.folder))
@@ -142,6 +144,8 @@ def main() -> int:
         "workload": {"prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS},
         "peers": {},
     }
+    for old in logs.glob("*.log"):
+        old.unlink()
     visits = Visits(folder, config, plan, logs)
     for name in (name for name in VISITS if name in arguments.only):
         print(f"{name} ...", flush=True)

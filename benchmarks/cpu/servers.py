@@ -66,7 +66,7 @@ def running(name: str, folder: Path, log_file: Path) -> Iterator[RunningServer]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command, environment = COMMANDS[name](folder, port)
-    with log_file.open("wb") as log:
+    with log_file.open("ab") as log:
         started_at = time.perf_counter()
         process = subprocess.Popen(
             command,

@@ -1,0 +1,91 @@
+"""The CPU benchmark's own arithmetic: how visits add up, what a failed one leaves, what its table says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.cpu import run
+from benchmarks.cpu.peers import ServedPeer
+from benchmarks.cpu.report import table
+from benchmarks.cpu.servers import ServerError
+from benchmarks.cpu.workload import QUICK, Answer, BatchResult, percentile
+
+MACHINE = {"read_gigabytes_per_second": 40.0, "products_tokens_per_second": 50.0}
+
+
+def peer(tokens_per_second: float, *starts: float) -> dict[str, Any]:
+    batches = {
+        str(size): {
+            "tokens_per_second": tokens_per_second * size,
+            "decode_tokens_per_second": 45.0,
+            "ttft_p95_milliseconds": 1000.0,
+        }
+        for size in (1, 4, 16, 64)
+    }
+    prefix = {"hit_milliseconds": 50.0, "miss_milliseconds": 1000.0, "ratio": 20.0}
+    return {
+        "start_seconds": list(starts),
+        "batches": batches,
+        "prefix": prefix,
+        "machine": [MACHINE, MACHINE],
+    }
+
+
+def results(**peers: dict[str, Any]) -> dict[str, Any]:
+    where = {"processor": "x", "cpus": 2, "load_average": 0.1, "python": "3", "torch": "2"}
+    return {
+        "environment": where | {"commit": "c", "command": "run"},
+        "model": {"parameters": 1e6},
+        "workload": {"prompt_tokens": 128, "output_tokens": 64},
+        "seconds": 1.0,
+        "peers": peers,
+    }
+
+
+def test_goals_are_ratios_of_one_run_and_each_start_counts() -> None:
+    page = table(results(headway=peer(30.0, 9.0, 4.0), vllm=peer(20.0, 90.0)))
+    assert "| headway | 9.0, 4.0 | 30 |" in page
+    assert "| vllm | 90.0 | 20 (1.50x) |" in page
+    assert "- output tokens/s over vLLM's, 1 at once: 1.50 (goal 1.5: met)" in page
+    assert "- decode over bare products, 1 at once: 0.90 (goal 0.85: met)" in page
+    assert "- 5 s over the first start to first token: 0.56 (goal 1: missed)" in page
+    assert "- 5 s over a later start to first token: 1.25 (goal 1: met)" in page
+
+
+def test_a_peer_that_failed_is_a_row_that_says_so_and_no_goal() -> None:
+    failed = peer(20.0, 90.0) | {"error": "ServerError: it\nended"}
+    page = table(results(headway=peer(30.0, 4.0), vllm=failed))
+    assert "| vllm | failed: ServerError: it ended |" in page
+    assert "vLLM's" not in page
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_failed_visit_is_not_covered_by_another_one(
+    failing: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    visits = run.Visits(tmp_path, {}, QUICK, tmp_path)
+    monkeypatch.setattr(run, "measure_machine", lambda _: MACHINE)
+    calls = []
+
+    def visit(*_: object) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) == failing:
+            raise ServerError("it ended")
+        return {"start_seconds": [1.0]}
+
+    monkeypatch.setattr(ServedPeer, "visit", visit)
+    visits.visit("vllm")
+    result = visits.visit("vllm")
+    assert result["error"] == "ServerError: it ended"
+    assert result["start_seconds"] == [1.0]
+    assert len(result["machine"]) == 4
+
+
+def test_decode_speed_is_that_of_the_time_when_all_decode() -> None:
+    result = BatchResult()
+    result.add([Answer(0.0, 1.0, 11.0, 11), Answer(0.0, 2.0, 12.0, 11)])
+    summary = result.summary()
+    assert summary["tokens_per_second"] == pytest.approx(22 / 12)
+    assert summary["decode_tokens_per_second"] == pytest.approx(2.0)
+    assert summary["ttft_p50_milliseconds"] == pytest.approx(1500)
+    assert percentile([1.0, 2.0, 3.0], 75) == pytest.approx(2.5)
