@@ -71,6 +71,7 @@ class LocalService:
     """A running service. `on_change` is called whenever anything that can be seen here changes."""
 
     def __init__(self, path: Path, port: int, interval_seconds: float, on_change: Callable[[], None]) -> None:
+        """As `running_service`."""
         self.outcome: Outcome | None = None
         self.file_error = ""
         self._path = path
@@ -82,7 +83,11 @@ class LocalService:
         self._secrets = dict(self._file.secrets)
         self._keys = AdminKeys.generate()
         self.cluster = LocalCluster(
-            port=port, public_pem=self._keys.public_pem, secrets=self._secrets, on_change=on_change
+            # Looked for last: what is wrong with the file is to be told first.
+            port=_free_port(port),
+            public_pem=self._keys.public_pem,
+            secrets=self._secrets,
+            on_change=on_change,
         )
 
     @property
@@ -148,7 +153,7 @@ async def running_service(
     port: where clients send requests; 0 takes a free one (see `url`). Raises SpecError for a manifest that
     cannot be honoured, ClusterError when the port is taken.
     """
-    service = LocalService(path, _free_port(port), interval_seconds, on_change)
+    service = LocalService(path, port, interval_seconds, on_change)
     async with service.cluster:
         passes = asyncio.create_task(service.run(), name=f"service {service.key}")
         try:

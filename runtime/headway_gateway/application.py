@@ -12,6 +12,7 @@ from headway_gateway.admin import AdminKeys, sample
 from headway_gateway.config import GatewayConfig
 from headway_gateway.counters import Counters
 from headway_gateway.errors import TokenError
+from headway_gateway.headers import REQUEST_ID, request_id_of
 from headway_gateway.metrics import CONTENT_TYPE, Metrics
 from headway_gateway.pool import BackendPool
 from headway_gateway.proxy import Proxy
@@ -67,6 +68,7 @@ class Application:
             )
         else:
             response = own(request)
+        response.headers[REQUEST_ID] = request_id_of(request.headers)
         if self.proxy.is_draining:
             response.force_close()
         return response

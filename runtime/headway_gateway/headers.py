@@ -3,6 +3,7 @@
 import re
 import uuid
 from collections.abc import Mapping
+from urllib.parse import urlsplit, urlunsplit
 
 from multidict import CIMultiDict
 
@@ -29,6 +30,8 @@ _HOP_BY_HOP = frozenset(
 _REMADE = frozenset(
     ("host", "content-length", "expect", WAITED.lower(), REQUEST_ID.lower(), "x-forwarded-for")
 )
+# They may name the replica's own address.
+_LOCATIONS = ("Location", "Content-Location")
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:
@@ -58,8 +61,22 @@ def to_client(headers: Mapping[str, str], *, request_id: str) -> CIMultiDict[str
     """A replica's response headers for the client. Content-Length stays: bodies pass as they are."""
     dropped = _HOP_BY_HOP | _named_in_connection(headers)
     passed = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    for name in _LOCATIONS:
+        if name in passed:
+            passed[name] = _without_address(passed[name])
     passed[REQUEST_ID] = request_id
     return passed
+
+
+def _without_address(location: str) -> str:
+    """The path of a location: its host is the replica's, which clients may not be able to reach."""
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        return "/"
+    if not parts.scheme and not parts.netloc:
+        return location
+    return urlunsplit(("", "", "/" + parts.path.lstrip("/"), parts.query, parts.fragment))
 
 
 def _named_in_connection(headers: Mapping[str, str]) -> frozenset[str]:

@@ -74,6 +74,31 @@ async def test_own_paths_can_only_be_read(start_gateway: StartGateway, client: a
         assert response.status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health", 200),
+        ("HEAD", "/health", 200),
+        ("GET", "/version", 200),
+        ("GET", "/ready", 503),
+        ("GET", "/metrics", 200),
+        ("GET", "/admin/sample", 403),
+        ("GET", "/no/such/path", 404),
+        ("POST", "/health", 405),
+    ],
+)
+async def test_every_own_answer_carries_the_requests_id(
+    method: str, path: str, status: int, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    gateway = await start_gateway()
+    url = gateway.url + path
+    async with client.request(method, url, headers={"X-Request-Id": "mine-1"}) as response:
+        assert response.status == status
+        assert response.headers["X-Request-Id"] == "mine-1"
+    async with client.request(method, url, headers={"X-Request-Id": "not usable"}) as response:
+        assert len(response.headers["X-Request-Id"]) == 32
+
+
 async def test_metrics_say_what_happened(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:

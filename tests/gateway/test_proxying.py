@@ -164,6 +164,37 @@ async def test_headers_are_forwarded_without_those_of_the_connection(
 
 
 @pytest.mark.parametrize(
+    ("location", "want"),
+    [
+        pytest.param(
+            "http://REPLICA/v1/models?a=b%20c#d", "/v1/models?a=b%20c#d", id="the replica's address"
+        ),
+        pytest.param("//10.0.0.1:8000/v1/models", "/v1/models", id="an address without a scheme"),
+        pytest.param("http://10.0.0.1:8000", "/", id="no path"),
+        pytest.param("http://10.0.0.1//elsewhere/x", "/elsewhere/x", id="a path like an address"),
+        pytest.param("http://[", "/", id="no address"),
+        pytest.param("/v1/models?a=b", "/v1/models?a=b", id="a path"),
+        pytest.param("models", "models", id="a relative path"),
+    ],
+)
+async def test_no_replicas_address_reaches_a_client_in_a_location(
+    location: str,
+    want: str,
+    start_replica: StartReplica,
+    start_gateway: StartGateway,
+    client: aiohttp.ClientSession,
+) -> None:
+    replica = await start_replica("a")
+    said = location.replace("REPLICA", replica.url.removeprefix("http://"))
+    replica.answers(307, {}, {"Location": said, "Content-Location": said})
+    gateway = await start_gateway(replica)
+    async with client.post(f"{gateway.url}/v1/models/", data=b"{}", allow_redirects=False) as response:
+        assert response.status == 307
+        assert response.headers.getall("Location") == [want]
+        assert response.headers.getall("Content-Location") == [want]
+
+
+@pytest.mark.parametrize(
     "given",
     [None, "", "x" * 129, "ünusable", "not ok"],
     ids=["none", "empty", "too long", "not ascii", "not for a replica"],

@@ -228,7 +228,9 @@ def test_a_missing_file_and_a_taken_port_are_named(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["-f", str(file), "--port", str(port)]) == 1
-    err = capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert main(["-f", str(tmp_path / "none.yaml"), "--port", str(port)]) == 1
+        assert "none.yaml: cannot be read" in capsys.readouterr().err
     assert f"port {port} is not free: Address already in use; choose another with --port" in err
     with pytest.raises(SystemExit) as usage:
         main(["-f", str(file), "--port", "99999"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import select
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
+import openai
 import pytest
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def error_of(answer: bytes) -> tuple[int, Any]:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
     assert b"connection: close" in head.lower()
+    assert b"\r\nx-request-id: " in head.lower()
     return int(head.split()[1]), json.loads(body)["error"]
 
 
@@ -245,43 +248,157 @@ def test_a_wish_for_another_protocol_is_not_granted_and_does_no_harm(connection:
     assert b'"finish_reason":"length"' in answer
 
 
-def test_connections_beyond_the_limit_wait_or_push_out_idle_ones(start_server: StartServer) -> None:
-    server = start_server("--max-connections=4", environment={"HEADWAY_FAKE_STEP_SECONDS": "0.02"})
-    body = json.dumps({**SHORT, "max_tokens": 10_000, "ignore_eos": True, "stream": True}).encode()
-    ask = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
-    probe = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+LONG_BODY = json.dumps({**SHORT, "max_tokens": 10_000, "ignore_eos": True, "stream": True}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+ASK = POST % len(LONG_BODY) + b"\r\n" + LONG_BODY
+PROBE = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine-1\r\n\r\n"
+STEPS = {"HEADWAY_FAKE_STEP_SECONDS": "0.02"}
 
-    stack = ExitStack()
 
-    def connect() -> socket.socket:
-        return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=15))
+class Guests:
+    """Connections to one server, closed at the end."""
 
-    with stack:
-        busy = [connect() for _ in range(3)]
-        for one in busy:
-            one.sendall(ask)
-            assert one.recv(100)
-        idle = connect()
-        idle.sendall(probe)
-        assert one_answer(idle).startswith(b"HTTP/1.1 200 ")
-        # The fourth waits for a next request, so it makes room for a fifth.
-        fifth = connect()
-        fifth.sendall(probe)
-        assert one_answer(fifth).startswith(b"HTTP/1.1 200 ")
-        assert idle.recv(1) == b""
-        fifth.sendall(ask)
-        assert fifth.recv(100)
-        # All four are busy now.
-        sixth = connect()
-        status, error = error_of(answers(sixth))
-        assert (status, error["code"]) == (503, "connections")
-    deadline = time.monotonic() + 15
-    while True:  # places are free again
-        try:
-            assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
-            break
-        except (AssertionError, httpx.TransportError):
+    def __init__(self, server: RunningServer) -> None:
+        self._port = server.port
+        self.stack = ExitStack()
+
+    def connect(self) -> socket.socket:
+        return self.stack.enter_context(socket.create_connection(("127.0.0.1", self._port), timeout=15))
+
+    def begin(self) -> socket.socket:
+        """One whose answer takes longer than any test."""
+        one = self.connect()
+        one.sendall(ASK)
+        assert one.recv(100).startswith(b"HTTP/1.1 200 ")
+        return one
+
+    def admitted(self) -> socket.socket:
+        """One that has been answered, after as many tries as it takes."""
+        deadline = time.monotonic() + 15
+        while True:
+            one = self.connect()
+            one.sendall(PROBE)
+            if one_answer(one).startswith(b"HTTP/1.1 200 "):
+                return one
             assert time.monotonic() < deadline
+
+
+@pytest.fixture(scope="module")
+def full(start_shared_server: StartServer) -> Iterator[Guests]:
+    """A server for four connections, which are all busy."""
+    guests = Guests(start_shared_server("--max-connections=4", environment=STEPS))
+    with guests.stack:
+        for _ in range(4):
+            guests.begin()
+        yield guests
+
+
+def test_a_connection_that_has_rested_makes_room_and_is_free_again_when_it_ends(
+    start_server: StartServer,
+) -> None:
+    server = start_server("--max-connections=4", environment=STEPS)
+    guests = Guests(server)
+    with guests.stack:
+        for _ in range(3):
+            guests.begin()
+        idle = guests.admitted()
+        # Its next request may be on its way: it keeps its place for a while.
+        other = guests.connect()
+        other.sendall(PROBE)
+        assert error_of(answers(other))[0] == 503
+        assert select.select([idle], [], [], 0)[0] == []
+        fifth = guests.admitted()
+        assert idle.recv(1) == b""
+        fifth.sendall(ASK)
+        assert fifth.recv(100).startswith(b"HTTP/1.1 200 ")
+    again = Guests(server)
+    with again.stack:
+        again.admitted()
+
+
+def test_a_connection_too_many_is_told_when_it_has_asked_and_not_before(full: Guests) -> None:
+    one = full.connect()
+    assert select.select([one], [], [], 0.3)[0] == []
+    one.sendall(PROBE)
+    answer = answers(one)
+    status, error = error_of(answer)
+    assert (status, error["code"]) == (503, "connections")
+    assert b"x-request-id: mine-1\r\n" in answer
+    assert b"retry-after: 1\r\n" in answer.lower()
+
+
+def test_a_connection_too_many_that_never_asks_is_told_as_well(full: Guests) -> None:
+    started_at = time.monotonic()
+    assert error_of(answers(full.connect()))[0] == 503
+    assert 0.9 < time.monotonic() - started_at < 10
+
+
+def test_a_client_that_sends_its_body_late_still_reads_that_there_is_no_place(full: Guests) -> None:
+    """What it sends after the answer must not be met with a reset, which would take the answer away."""
+    one = full.connect()
+    assert select.select([one], [], [], 0.3)[0] == []
+    one.sendall(POST % 4_000_000 + b"\r\n")
+    assert select.select([one], [], [], 5)[0] == [one]  # the answer is there, unread
+    for _ in range(40):
+        one.sendall(b" " * 100_000)
+    one.shutdown(socket.SHUT_WR)
+    assert error_of(answers(one))[0] == 503
+
+
+def test_a_head_that_comes_in_parts_reads_that_there_is_no_place(full: Guests) -> None:
+    one = full.connect()
+    for part in (PROBE[:20], PROBE[20:-2]):
+        one.sendall(part)
+        assert select.select([one], [], [], 0.2)[0] == []
+    one.sendall(PROBE[-2:])
+    assert error_of(answers(one))[0] == 503
+
+
+@pytest.mark.parametrize("num_busy", [0, 2], ids=["on an idle server", "on a busy one"])
+async def test_a_burst_of_clients_is_answered_to_the_last_one(
+    start_server: StartServer, num_busy: int
+) -> None:
+    server = start_server("--max-connections=4", environment=STEPS)
+    guests = Guests(server)
+
+    async def ask() -> str:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30
+        ) as client:
+            try:
+                await client.completions.create(
+                    model="tiny", prompt=[50] * 20, max_tokens=10, extra_headers={"X-Request-Id": "mine-1"}
+                )
+            except openai.InternalServerError as error:
+                return f"{error.status_code} {error.code} {error.request_id}"
+            return "200"
+
+    with guests.stack:
+        for _ in range(num_busy):
+            guests.begin()
+        said = await asyncio.gather(*(ask() for _ in range(60)))
+    assert set(said) == {"200", "503 connections mine-1"}
+    assert said.count("200") >= 4 - num_busy
+
+
+def test_every_refusal_carries_the_requests_id(connection: socket.socket, limited: RunningServer) -> None:
+    headed = b"GET /health HTTP/1.1\r\nX-Request-Id: mine-1\r\n"
+    connection.sendall(headed + b"X: y\r\n" * 21)
+    answer = answers(connection)
+    assert error_of(answer)[0] == 431
+    assert b"x-request-id: mine-1\r\n" in answer
+    guests = Guests(limited)
+    with guests.stack:
+        slow = guests.connect()
+        slow.sendall(headed + b"X: y\r\n")
+        answer = answers(slow)
+        assert error_of(answer)[0] == 408
+        assert b"x-request-id: mine-1\r\n" in answer
+        # Not the id of the request before it, which has been answered.
+        garbled = guests.connect()
+        garbled.sendall(headed + b"\r\n")
+        assert b"x-request-id: mine-1\r\n" in one_answer(garbled)
+        garbled.sendall(b"garbage\r\n\r\n")
+        answer = answers(garbled)
+        assert error_of(answer)[0] == 400
+        assert re.search(rb"x-request-id: [0-9a-f]{32}\r\n", answer)

@@ -80,6 +80,32 @@ def test_a_path_that_is_not_served_is_named_with_those_that_are(
         assert want in error["message"]
 
 
+@pytest.mark.parametrize("path", [*POSTED, "/v1/models", "/health", "/openapi.json"])
+def test_a_slash_behind_a_path_redirects_nobody_and_is_told(fake_server: RunningServer, path: str) -> None:
+    methods = ("GET", "HEAD") if path == "/v1/models" else ("GET", "HEAD", "POST")
+    for method in methods:
+        response = httpx.request(method, f"{fake_server.url}{path}/", follow_redirects=False)
+        assert response.status_code == 404
+        assert "location" not in response.headers
+    error = httpx.get(f"{fake_server.url}{path}/").json()["error"]
+    assert error["code"] == "unknown_url"
+    assert error["message"] == f"path={path + '/'!r} is not served; did you mean {path}?"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/input_tokens", "/v1/responses/compact"])
+def test_what_only_looks_like_a_response_is_unknown_and_says_where_tokens_are_counted(
+    fake_server: RunningServer, path: str
+) -> None:
+    for method in ("POST", "GET", "DELETE", "PUT"):
+        response = httpx.request(method, fake_server.url + path, json={"model": "tiny", "input": "x"})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (404, "unknown_url", None)
+        assert "POST /tokenize" in error["message"]
+    # Any other is an id, as before.
+    error = httpx.get(f"{fake_server.url}/v1/responses/resp_1").json()["error"]
+    assert error["code"] == "response_not_found"
+
+
 def test_the_guide_lists_every_code_and_no_other() -> None:
     text = GUIDE.read_text(encoding="utf-8").partition("## Errors")[2].partition("\n## ")[0]
     listed = [code for line in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for code in line.split(", ")]

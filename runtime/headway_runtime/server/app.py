@@ -19,12 +19,20 @@ from headway_runtime.server.openapi import openapi_json
 from headway_runtime.server.responses_endpoint import responses_routes
 from headway_runtime.server.serving import Serving, json_response
 from headway_runtime.server.tokenize_routes import tokenize_routes
-from headway_runtime.server.wrong_paths import no_such_method, no_such_path
+from headway_runtime.server.wrong_paths import UNOFFERED, no_such_method, no_such_path
 
 
 def build_app(serving: Serving) -> Edge:
     """The ASGI application of one server."""
-    app = FastAPI(title="Headway", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Headway",
+        version=__version__,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would name this process's address, which clients behind a gateway cannot reach.
+        redirect_slashes=False,
+    )
     app.include_router(completion_routes(serving))
     app.include_router(responses_routes(serving))
     app.include_router(tokenize_routes(serving))
@@ -93,7 +101,7 @@ def _add_error_handlers(app: FastAPI, serving: Serving) -> None:
         return answer.response()
 
     async def of_starlette(request: Request, error: Any) -> Response:
-        if error.status_code == 405:
+        if error.status_code == 405 and request.url.path not in UNOFFERED:
             return no_such_method(request, app.routes).response()
         return no_such_path(request).response()
 

@@ -24,6 +24,7 @@ from headway_runtime.server.structured_fields import check_grammar
 from headway_runtime.server.tool_fields import ToolFields
 from headway_runtime.server.tool_grammar import check_tools
 from headway_runtime.server.tracing import NOTES_KEY, notes_of
+from headway_runtime.server.wrong_paths import no_such_path
 
 Body = TypeVar("Body")
 
@@ -56,7 +57,9 @@ def completion_routes(serving: Serving) -> APIRouter:
         )
 
     @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model(request: Request, name: str) -> Response:
+        if not name:
+            raise no_such_path(request)  # the list's path with a slash too many
         return json_response(_model_entry(serving, serving.served_name(name)))
 
     return router

@@ -81,20 +81,26 @@ class Edge:
                 self._tracer.request_ended(scope, context.received_at, log)
 
 
+def request_id_from(given: bytes | None) -> str:
+    """The id that a request's header gives it, where it is usable, else a new one."""
+    if given is not None and _REQUEST_ID.fullmatch(request_id := given.decode("latin-1")):
+        return request_id
+    return uuid.uuid4().hex
+
+
 def _as_get(scope: Scope) -> Scope:
     """HEAD asks for what GET would answer, without the body; which who writes the answer leaves out."""
     return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _context(scope: Scope, arrived_at: float) -> RequestContext:
-    request_id = waited = None
+    given = waited = None
     for name, value in scope["headers"]:
         if name == b"x-request-id":
-            request_id = value.decode("latin-1")
+            given = value
         elif name == b"x-headway-waited-milliseconds":
             waited = value
-    if request_id is None or _REQUEST_ID.fullmatch(request_id) is None:
-        request_id = uuid.uuid4().hex
+    request_id = request_id_from(given)
     waited_milliseconds = _waited_milliseconds(waited)
     client = scope.get("client")
     log = AccessEntry(

@@ -44,7 +44,7 @@ def add_http_arguments(parser: argparse.ArgumentParser) -> None:
         type=integer(1),
         default=default.max_connections,
         metavar="N",
-        help="open connections per HTTP process (default %(default)s); idle ones make room, then 503",
+        help="open connections per HTTP process (default %(default)s); idle for 1 s makes room, else 503",
     )
     add(
         "--max-header-bytes",

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
@@ -33,6 +33,7 @@ from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.listening import LISTEN_BACKLOG, allow_connections, listen, write_port_file
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions
+from headway_runtime.server.places import MOST_TURNED_AWAY, Places
 from headway_runtime.server.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -129,11 +130,11 @@ async def _serve(front: _Front) -> int:
     client = EngineClient(front.engine.address, front.number)
     lifecycle = Lifecycle(time.monotonic)
     serving = Serving(options, client, lifecycle)
-    http_options = replace(options.http, max_connections=_connections(options.http.max_connections))
+    protocol = partial(ServerProtocol, options=options.http, places=_places(options.http.max_connections))
     server = _Server(
         uvicorn.Config(
             build_app(serving),
-            http=cast("type[asyncio.Protocol]", partial(ServerProtocol, options=http_options)),
+            http=cast("type[asyncio.Protocol]", protocol),
             ws="none",
             lifespan="off",
             access_log=False,
@@ -174,11 +175,14 @@ async def _serve(front: _Front) -> int:
     return ending.status
 
 
-def _connections(wanted: int) -> int:
-    granted = allow_connections(wanted)
+def _places(wanted: int) -> Places:
+    """As many as the limit on open files allows, less some for those that are to be told there is none."""
+    files = allow_connections(wanted + MOST_TURNED_AWAY)
+    num_turned_away = min(MOST_TURNED_AWAY, max(files - wanted, files // 8, 1))
+    granted = max(1, min(wanted, files - num_turned_away))
     if granted < wanted:
         logger.warning("the limit on open files allows %d connections; raise it for more", granted)
-    return granted
+    return Places(granted, num_turned_away)
 
 
 async def _announce(client: EngineClient, front: _Front) -> None:

@@ -1,8 +1,11 @@
 """One connection: uvicorn's HTTP/1.1 protocol, with limits on what comes in and a short way out for chunks.
 
-Limits: connections at a time, size and number of a request's headers, and the time they may take. Who
-exceeds one gets an error body like any other, and the connection is closed. Limits on bodies are the
-application's.
+Limits: connections at a time (`places` says who has to go), size and number of a request's headers, and the
+time they may take. Who exceeds one gets an error body like any other, and the connection is closed. Limits on
+bodies are the application's.
+
+One connection too many is refused when its request's head has come, not before: many clients take an answer
+to nothing, or the end of what they can read, for a broken connection.
 
 The short way: `ChunkWriter`, found in the ASGI scope, writes a chunk of a response that has begun, outside of
 any task and past all layers of the application. Whoever cannot use it (the client reads too slowly, the
@@ -17,13 +20,17 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from headway_runtime.server.edge import CONTEXT_KEY, RequestContext, request_id_from
 from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.http_options import HttpOptions
+from headway_runtime.server.places import Places
 
 WRITER_KEY = "headway.chunk_writer"
 # How long what a refused client still sends is read and thrown away: closing at once would make its system
 # drop the answer unread.
 LINGER_SECONDS = 2.0
+# How long a connection without a place may take to ask for something.
+PLACELESS_SECONDS = 1.0
 
 
 class ChunkWriter:
@@ -62,9 +69,11 @@ class ServerProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         options: HttpOptions,
+        places: Places,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._options = options
+        self._places = places
         self._is_refused = False
         # Of the request whose headers are being read: bytes and headers so far.
         self._is_in_head = True
@@ -82,14 +91,12 @@ class ServerProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._options.max_connections and not self._make_room():
-            most = self._options.max_connections
-            self._refuse(overloaded(f"{most} connections are open; retry in a second", "connections", 1))
-            return
-        self._start_timer()
+        has_place = self._places.enter(self, self.loop.time())
+        self._start_timer(self._options.header_timeout_seconds if has_place else PLACELESS_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._places.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -99,10 +106,11 @@ class ServerProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
+        self._places.works(self)
         if self._is_in_head:
             self._num_raw_bytes += len(data)
             if self._timer is None:
-                self._start_timer()
+                self._start_timer(self._options.header_timeout_seconds)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -140,6 +148,10 @@ class ServerProtocol(HttpToolsProtocol):
         if self._num_head_bytes > self._options.max_header_bytes:  # a long path and no header
             self._refuse(self._head_too_large())
             raise ValueError("the parser is to stop")
+        # A place may have become free meanwhile.
+        if self._places.is_turned_away(self) and not self._places.find(self, self.loop.time()):
+            self._refuse(self._no_place())
+            raise ValueError("the parser is to stop")
         self._is_in_head = False
         self._num_raw_bytes = 0
         self._stop_timer()
@@ -155,6 +167,22 @@ class ServerProtocol(HttpToolsProtocol):
                 return
         self._is_in_head = True
         super().on_message_complete()
+        self.headers = []  # the request has its own reference; what comes next has not said anything yet
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.is_idle:
+            self._places.rests(self, self.loop.time())
+
+    def close(self) -> None:
+        """End: another connection needs the place."""
+        self.transport.close()
+
+    def turn_out(self) -> None:
+        """Say that there is no place, and end without waiting for what else comes."""
+        if not self._is_refused:
+            self._refuse(self._no_place())
+        self.transport.close()
 
     def _take_unparsed(self, data: bytes) -> None:
         """A part of a body that the parser has left alone."""
@@ -166,8 +194,8 @@ class ServerProtocol(HttpToolsProtocol):
         if self._num_unparsed == 0:
             super().on_message_complete()
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self._options.header_timeout_seconds, self._time_is_up)
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._time_is_up)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -176,6 +204,9 @@ class ServerProtocol(HttpToolsProtocol):
 
     def _time_is_up(self) -> None:
         self._timer = None
+        if self._places.is_turned_away(self):
+            self._refuse(self._no_place())
+            return
         if self._num_raw_bytes == 0:
             self.transport.close()  # connected, and never asked for anything
             return
@@ -183,18 +214,9 @@ class ServerProtocol(HttpToolsProtocol):
         message = f"the headers did not arrive within {seconds:g} s; send them faster"
         self._refuse(HttpError(408, message, code="request_timeout"))
 
-    def _make_room(self) -> bool:
-        """Close a connection that waits for its next request."""
-        for other in self.connections:
-            if (
-                other is not self
-                and isinstance(other, ServerProtocol)
-                and other.is_idle
-                and not other._is_refused
-            ):
-                other.transport.close()
-                return True
-        return False
+    def _no_place(self) -> HttpError:
+        most = self._places.num_places
+        return overloaded(f"{most} connections are open; retry in a second", "connections", 1)
 
     def _head_too_large(self) -> HttpError:
         options = self._options
@@ -223,13 +245,23 @@ class ServerProtocol(HttpToolsProtocol):
                 self.transport.close()
                 return
         body = error.body()
+        headers = {**error.headers, "x-request-id": self._request_id()}
         lines = [
             STATUS_LINE[error.status],
             b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body),
-            *(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in error.headers.items()),
+            *(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in headers.items()),
             b"\r\n",
             body,
         ]
         self.transport.write(b"".join(lines))
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _request_id(self) -> str:
+        """Of the request that is worked on or has come in part; a new one if it has not said any."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            context = cycle.scope.get(CONTEXT_KEY)
+            if isinstance(context, RequestContext):
+                return context.request_id
+        return request_id_from(dict(self.headers or ()).get(b"x-request-id"))

@@ -17,6 +17,7 @@ from headway_runtime.server.responses_endpoint_chat import chat_of, in_own_words
 from headway_runtime.server.responses_endpoint_format import ResponsesFormat
 from headway_runtime.server.responses_endpoint_protocol import ResponsesBody
 from headway_runtime.server.serving import Serving
+from headway_runtime.server.wrong_paths import UNOFFERED, no_such_path
 
 
 def responses_routes(serving: Serving) -> APIRouter:
@@ -36,7 +37,9 @@ def responses_routes(serving: Serving) -> APIRouter:
     @router.delete("/v1/responses/{response_id}", include_in_schema=False)
     @router.post("/v1/responses/{response_id}/cancel", include_in_schema=False)
     @router.get("/v1/responses/{response_id}/input_items", include_in_schema=False)
-    async def kept_response(response_id: str) -> Response:
+    async def kept_response(request: Request, response_id: str) -> Response:
+        if request.url.path in UNOFFERED:
+            raise no_such_path(request)
         raise HttpError(
             404,
             f"response {response_id!r} is not kept: this server stores no responses; keep what you were sent",

@@ -13,12 +13,20 @@ from headway_runtime.sampling_params import shown
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.openapi import OPERATIONS
 
+# Paths of OpenAI's that look like a response's own, and what serves in their place.
+UNOFFERED = {
+    "/v1/responses/input_tokens": "POST /tokenize counts the tokens of a text or of messages",
+    "/v1/responses/compact": "send fewer items; POST /tokenize counts the tokens of a text or of messages",
+}
 _METHODS = ("GET", "POST", "PATCH", "DELETE")
 
 
 def no_such_path(request: Request) -> HttpError:
     """404, with the path that may have been meant or all that there are."""
     path = request.url.path
+    instead = UNOFFERED.get(path.rstrip("/"))
+    if instead is not None:
+        return HttpError(404, f"path={shown(path)} is not served; {instead}", code="unknown_url")
     offered = list(dict.fromkeys(operation.path for operation in OPERATIONS))
     # A base URL with or without /v1 is the mistake most often made.
     likely = [one for one in offered if one.removeprefix("/v1") == path.replace("/v1", "").rstrip("/")]
