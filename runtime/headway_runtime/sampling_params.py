@@ -95,7 +95,7 @@ class SamplingParams:
         for name, (lowest, highest) in INTEGERS.items():
             check_integer(name, getattr(self, name), lowest, highest)
         for name, (least, most) in NUMBERS.items():
-            _check_number(name, getattr(self, name), least, most)
+            check_number(name, getattr(self, name), least, most)
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise wrong(name, getattr(self, name), "want True or False")
@@ -210,7 +210,8 @@ def check_integer(name: str, value: object, lowest: int, highest: int) -> None:
         raise wrong(name, value, f"is outside [{lowest}, {highest}]; choose a value inside that range")
 
 
-def _check_number(name: str, value: object, lowest: float, highest: float) -> None:
+def check_number(name: str, value: object, lowest: float, highest: float) -> None:
+    """InvalidRequestError unless it is one within the bounds."""
     # A whole number may be too large to be a float, which is what asking whether it is finite makes of it.
     if (
         not isinstance(value, int | float)
@@ -256,4 +257,4 @@ def _check_biases(value: object) -> None:
         raise wrong("logit_bias", value, "want a dict of token ids and numbers")
     _check_token_ids("logit_bias", tuple(value))
     for bias in value.values():
-        _check_number("logit_bias", bias, *BIASES)
+        check_number("logit_bias", bias, *BIASES)
