@@ -48,7 +48,7 @@ def _run(entry: EntryPoint, arguments: list[str]) -> int:
             raise
         print(
             f"headway {entry.name} needs {error.name!r}, which is not installed; "
-            f"remedy: pip install 'headway[{extra}]'",
+            f"remedy: pip install -e '.[{extra}]' in the checkout",
             file=sys.stderr,
         )
         return 2

@@ -79,7 +79,7 @@ def _check_output(config: BenchConfig) -> None:
     if config.report.plot_path is None:
         return
     if find_spec("matplotlib") is None:
-        raise OptionsError("--plot needs matplotlib; remedy: pip install 'headway[bench]'")
+        raise OptionsError("--plot needs matplotlib; remedy: pip install -e '.[bench]' in the checkout")
     from headway_bench.plot import check_plot_path
 
     check_plot_path(config.report.plot_path)

@@ -20,11 +20,14 @@ def check_call(priority: object, cache_salt: object) -> None:
 
 
 def params_of_each(
-    given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    given: SamplingParams | Sequence[SamplingParams] | None, count: int, default: SamplingParams
 ) -> Sequence[SamplingParams]:
-    """The parameters of each of `count` prompts. InvalidRequestError unless it is one, or one for each."""
+    """The parameters of each of `count` prompts; `default` if none are given.
+
+    InvalidRequestError unless it is one, or one for each.
+    """
     if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
+        return [given or default] * count
     if not isinstance(given, Sequence):
         raise wrong("sampling_params", given, "want SamplingParams(...), or a list with one for each prompt")
     for one in given:

@@ -2,7 +2,8 @@
 
 The flags are declared once, here; `headway serve` parses them from its command line and `keyword_options`
 from keyword arguments of the same names, so that names, defaults and checks cannot differ. Reads the model's
-config.json and nothing else: no torch, no device. What only the engine can know stays "auto".
+config.json, generation_config.json and nothing else: no torch, no device. What only the engine can know stays
+"auto".
 """
 
 import argparse
@@ -15,6 +16,7 @@ from headway_runtime.argument_types import integer, not_negative, positive, shar
 from headway_runtime.config import Envelope, Limits, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
+from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
 
@@ -43,6 +45,7 @@ class EngineOptions:
     priority_ageing_seconds: float
     enable_prefix_caching: bool
     structured_output_timeout_seconds: float
+    defaults: GenerationDefaults
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +54,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
+    add(
+        "--generation-config",
+        choices=CHOICES,
+        default="auto",
+        help="auto: requests that leave sampling fields out get what the model's generation_config.json "
+        "says; none or vllm: OpenAI's defaults (default %(default)s)",
+    )
     add("--max-model-len", type=integer(2), help="tokens of prompt plus answer (default: the model's own)")
     add("--max-num-seqs", type=integer(1), default=64, help="upper end of the live limit")
     add("--max-num-batched-tokens", type=integer(1), default=2048, help="upper end of the live limit")
@@ -138,6 +148,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         priority_ageing_seconds=arguments.priority_ageing_seconds,
         enable_prefix_caching=arguments.enable_prefix_caching,
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,
+        defaults=generation_defaults(model_path, arguments.generation_config),
     )
 
 

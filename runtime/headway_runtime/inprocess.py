@@ -15,10 +15,10 @@ import queue
 import secrets
 import time
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, Unpack
 
 from headway_runtime.answer_assembly import Assembly, Prompt
 from headway_runtime.call_arguments import check_call, params_of_each
@@ -28,6 +28,7 @@ from headway_runtime.errors import ContextLengthError, InvalidRequestError
 from headway_runtime.generation_output import GenerationOutput
 from headway_runtime.metrics import EngineMetrics, MetricsSnapshot
 from headway_runtime.model_config import read_model_config
+from headway_runtime.progress_bar import progress_bar
 from headway_runtime.prompt_encoding import Messages, PromptEncoder, PromptInput
 from headway_runtime.request import Request
 from headway_runtime.sampling_params import SamplingParams
@@ -42,6 +43,7 @@ class EngineKeywords(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     device: Literal["auto", "cpu", "cuda"]
     load_format: Literal["auto", "dummy"]
+    generation_config: Literal["auto", "none", "vllm"]
     max_model_len: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -70,6 +72,7 @@ class Engine:
     def __init__(self, model: str, **options: Unpack[EngineKeywords]) -> None:
         folder = resolve(model)
         engine_options = keyword_options(folder, options)
+        self._default_params = engine_options.defaults.sampling_params()
         self._vocab_size = read_model_config(folder).vocab_size
         self._encoder = PromptEncoder(folder, self._vocab_size)
         # Only now, as torch takes seconds: neither an import nor a mistake in the options waits for it.
@@ -93,6 +96,10 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._encoder.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Those of calls that give none: what the model's generation_config.json says, and the usual ones."""
+        return self._default_params
 
     def metrics(self) -> MetricsSnapshot:
         """Everything counted so far: the numbers of a server's /metrics page."""
@@ -121,9 +128,10 @@ class Engine:
     ) -> list[GenerationOutput]:
         """Answer all prompts; one output per prompt, in their order.
 
-        prompts: a text, token ids, or a list of either. sampling_params: for all of them, or one each.
-        use_tqdm: show a progress bar. priority: the lower is served first; from -100 to 100. cache_salt:
-        prompts share what was computed for the same beginning only with others of the same salt.
+        prompts: a text, token ids, or a list of either. sampling_params: for all of them, or one each;
+        without, the model's own defaults. use_tqdm: show a progress bar. priority: the lower is served first;
+        from -100 to 100. cache_salt: prompts share what was computed for the same beginning only with others
+        of the same salt.
         InvalidRequestError (ContextLengthError) before anything runs if one of them cannot be answered. An
         answer that fails by the engine's fault has the finish reason "error".
         """
@@ -191,13 +199,13 @@ class Engine:
     ) -> list[GenerationOutput]:
         events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
         received_at = time.monotonic()
-        params = params_of_each(sampling_params, len(prompts))
+        params = params_of_each(sampling_params, len(prompts), self._default_params)
         assemblies = [
             self._assembly(prompt, one, priority, cache_salt, received_at)
             for prompt, one in zip(prompts, params, strict=True)
         ]
         by_request = {one.request_id: assembly for assembly in assemblies for one in assembly.requests}
-        with _progress(len(prompts), is_shown=use_tqdm) as progress:
+        with progress_bar(len(prompts), is_shown=use_tqdm) as progress:
             try:
                 for assembly in assemblies:
                     self._thread.submit(assembly.requests, lambda *event: events.put(event))
@@ -217,7 +225,7 @@ class Engine:
     async def _stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None, priority: int, cache_salt: str
     ) -> AsyncGenerator[GenerationOutput, None]:
-        (params,) = params_of_each(sampling_params, 1)
+        (params,) = params_of_each(sampling_params, 1, self._default_params)
         assembly = self._assembly(prompt, params, priority, cache_salt, time.monotonic())
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[str, Event]] = asyncio.Queue()
@@ -277,24 +285,3 @@ class Engine:
                 )
             )
         return Assembly(prompt, requests, params, self.tokenizer.vocabulary, received_at)
-
-
-class _Progress(Protocol):
-    def update(self, n: float) -> object: ...
-
-
-class _Hidden:
-    def update(self, n: float) -> object:
-        return None
-
-
-@contextlib.contextmanager
-def _progress(count: int, *, is_shown: bool) -> Iterator[_Progress]:
-    """A bar on standard error, one tick for each prompt that is answered."""
-    if not is_shown:
-        yield _Hidden()
-        return
-    import tqdm
-
-    with tqdm.tqdm(total=count, desc="Answered prompts", dynamic_ncols=True) as bar:
-        yield bar

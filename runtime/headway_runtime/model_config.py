@@ -63,7 +63,7 @@ class ModelConfig:
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Read `folder`'s config.json. ModelLoadError names the field that is missing, wrong or unsupported."""
-    fields = _Fields(_read_object(folder / "config.json"), "config.json")
+    fields = _Fields(read_object(folder / "config.json"), "config.json")
     _refuse_unsupported(fields)
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -126,7 +126,8 @@ class _Fields:
         return value
 
 
-def _read_object(path: Path) -> dict[str, object]:
+def read_object(path: Path) -> dict[str, object]:
+    """One of the model's JSON files. ModelLoadError if it is none."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -202,7 +203,7 @@ def _eos_token_ids(folder: Path, fields: _Fields) -> frozenset[int]:
     found = _token_ids(fields)
     path = folder / "generation_config.json"
     if path.is_file():
-        found |= _token_ids(_Fields(_read_object(path), "generation_config.json"))
+        found |= _token_ids(_Fields(read_object(path), "generation_config.json"))
     return found
 
 

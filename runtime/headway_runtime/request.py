@@ -6,7 +6,9 @@ one machine share; the engine is told them and reads no clock.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
+
+from headway_runtime.errors import InvalidRequestError
 
 # Priorities go from -MAX_PRIORITY to MAX_PRIORITY. The bound is what gives ageing its worth: a request is
 # overtaken only by those that come within `priority_ageing_seconds` for each unit by which theirs is better.
@@ -33,11 +35,20 @@ class Grammar:
     or a grammar's text, by its kind; empty for json_object.
 
     param: the request's field that it came from, to be named if it turns out to be of no use.
+    InvalidRequestError for a kind that there is not.
     """
 
     kind: GrammarKind
     source: str = ""
     param: str = "structured_outputs"
+
+    def __post_init__(self) -> None:
+        kinds = get_args(GrammarKind)
+        if self.kind not in kinds:
+            raise InvalidRequestError(
+                f"kind={self.kind!r} is no kind of grammar; known are {', '.join(map(repr, kinds))}",
+                param="grammar",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ parameters of it.
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeGuard, get_args
+from typing import TypeGuard
 
 from headway_runtime import request
 from headway_runtime.errors import InvalidRequestError
-from headway_runtime.request import Grammar, GrammarKind
+from headway_runtime.request import Grammar
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -95,7 +95,7 @@ class SamplingParams:
         for name, (lowest, highest) in INTEGERS.items():
             check_integer(name, getattr(self, name), lowest, highest)
         for name, (least, most) in NUMBERS.items():
-            _check_number(name, getattr(self, name), least, most)
+            check_number(name, getattr(self, name), least, most)
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise wrong(name, getattr(self, name), "want True or False")
@@ -210,7 +210,8 @@ def check_integer(name: str, value: object, lowest: int, highest: int) -> None:
         raise wrong(name, value, f"is outside [{lowest}, {highest}]; choose a value inside that range")
 
 
-def _check_number(name: str, value: object, lowest: float, highest: float) -> None:
+def check_number(name: str, value: object, lowest: float, highest: float) -> None:
+    """InvalidRequestError unless it is one within the bounds."""
     # A whole number may be too large to be a float, which is what asking whether it is finite makes of it.
     if (
         not isinstance(value, int | float)
@@ -242,9 +243,6 @@ def _check_grammar(value: object) -> None:
         return
     if not isinstance(value, Grammar):
         raise wrong("grammar", value, "want a Grammar, such as Grammar('regex', r'[0-9]+')")
-    kinds = get_args(GrammarKind)
-    if value.kind not in kinds:
-        raise wrong("grammar", value.kind, f"is no kind of grammar; known are {', '.join(map(repr, kinds))}")
     if not is_text(value.source):
         raise wrong("grammar", value.source, "the source of a grammar is a string; JSON is given as its text")
 
@@ -256,4 +254,4 @@ def _check_biases(value: object) -> None:
         raise wrong("logit_bias", value, "want a dict of token ids and numbers")
     _check_token_ids("logit_bias", tuple(value))
     for bias in value.values():
-        _check_number("logit_bias", bias, *BIASES)
+        check_number("logit_bias", bias, *BIASES)

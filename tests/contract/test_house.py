@@ -53,7 +53,7 @@ def test_a_missing_extra_is_named_with_its_remedy(
 
     monkeypatch.setattr(EntryPoint, "load", without_kopf)
     assert cli.main(["operator"]) == 2
-    assert "needs 'kopf', which is not installed; remedy: pip install 'headway[operator]'" in (
+    assert "needs 'kopf', which is not installed; remedy: pip install -e '.[operator]' in the checkout" in (
         capsys.readouterr().err
     )
 

@@ -1,12 +1,15 @@
 """The engine in one's own process: prompts in every form, options that work, an end that leaves nothing."""
 
 import asyncio
+import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -32,6 +35,23 @@ def engine() -> Iterator[Engine]:
 
 def generate(engine: Engine, prompts: Any, params: Any = GREEDY, **options: Any) -> list[GenerationOutput]:
     return engine.generate(prompts, params, use_tqdm=False, **options)
+
+
+def test_prompts_without_parameters_get_the_models_own_defaults(engine: Engine, tmp_path: Path) -> None:
+    assert engine.get_default_sampling_params() == SamplingParams()
+    folder = tmp_path / "model"
+    shutil.copytree(resolve(MODEL), folder)
+    said = {"temperature": 0.5, "top_k": 1, "max_new_tokens": 3, "eos_token_id": 2}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    with Engine(str(folder), max_model_len=256, num_threads=1) as own:
+        assert own.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=1, max_tokens=3)
+        (short,) = own.generate("Once upon a time", use_tqdm=False)
+        assert len(short.outputs[0].token_ids) == 3
+        # Parameters that are given are used as they are.
+        (long,) = generate(own, "Once upon a time", SamplingParams(seed=1, ignore_eos=True))
+        assert len(long.outputs[0].token_ids) == 16
+    options = keyword_options(folder, {"generation_config": "none"})
+    assert options.defaults.sampling_params() == SamplingParams()
 
 
 def test_a_text_its_token_ids_and_lists_of_either_give_the_same_answer(engine: Engine) -> None:

@@ -49,7 +49,6 @@ def engine_params(params: SamplingParams, room: int = 100) -> Any:
         ("allowed_token_ids", [2**31], "is no token id"),
         ("stop", "\ud800", "1 to 256 characters"),
         ("grammar", r"\d", "want a Grammar"),
-        ("grammar", Grammar("regexp", "a"), "is no kind of grammar"),  # type: ignore[arg-type]
         ("grammar", Grammar("json_schema", {}), "is a string"),  # type: ignore[arg-type]
         ("min_tokens", 17, "more than max_tokens=16"),
     ],
@@ -62,6 +61,14 @@ def test_a_wrong_value_is_named_with_the_way_out(field: str, value: object, reme
     assert message.startswith(f"{field}=")
     assert remedy in message
     assert caught.value.param == field
+
+
+def test_a_grammar_of_no_kind_is_refused_when_it_is_made() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Grammar("regexp", "a")  # type: ignore[arg-type]
+    kinds = "'json_object', 'json_schema', 'regex', 'choice', 'lark', 'ebnf'"
+    assert str(caught.value) == f"kind='regexp' is no kind of grammar; known are {kinds}"
+    assert caught.value.param == "grammar"
 
 
 def test_ranges_are_those_of_the_http_api() -> None:

@@ -195,6 +195,25 @@ def test_preempted_sequence_resumes_before_the_waiting() -> None:
     assert driver.tokens["b"] == want_tokens("b", 20, 16)
 
 
+def test_what_a_preempted_sequence_finds_of_its_own_is_no_hit_of_the_cache() -> None:
+    driver = Driver(num_blocks=12, max_model_len=40, limits=Limits(2, 64))
+    driver.add("a", 20, 16)
+    driver.add("b", 20, 16)
+    preempted: list[Sequence] = []
+    while not preempted:
+        preempted = driver.step().preempted
+    (sequence,) = preempted
+    starts: list[int] = []
+    while not starts:
+        chunks = driver.step().batch.chunks
+        starts = [chunk.start for chunk in chunks if chunk.request_id == sequence.request.request_id]
+    # It goes on behind blocks that it computed before, and they are not counted as found.
+    assert starts[0] > 0
+    assert sequence.num_cached == 0
+    driver.run()
+    assert sequence.num_cached == 0
+
+
 def test_lowering_max_num_seqs_drains_without_preempting() -> None:
     driver = Driver(limits=Limits(4, 32))
     for index in range(8):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx2 as httpx
 import pytest
 from pydantic import BaseModel
 
@@ -28,6 +29,8 @@ from headway_runtime.server.tokenize_protocol import DetokenizeBody, TokenizeBod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.runtime_server.conftest import RunningServer
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent.parent / "docs" / "conformance.md"
@@ -103,6 +106,38 @@ def test_what_is_said_to_be_refused_is_refused_by_name(body: type[StrictBody]) -
                 parse_body(json.dumps({**needed, name: {"wanted": 1}}).encode(), body)
             assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
             parse_body(json.dumps({**needed, name: None}).encode(), body)
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
+def test_the_values_listed_ask_for_nothing_and_there_are_no_others(
+    endpoint: str, fake_server: RunningServer
+) -> None:
+    body: type[StrictBody] = CompletionBody if endpoint == "/v1/completions" else ChatBody
+    needed = {"prompt": "a"} if body is CompletionBody else {"messages": [{"role": "user", "content": "a"}]}
+    for row in rows():
+        if row.section != "Refused":
+            continue
+        values = [json.loads(one) for one in re.findall(r"`([^`]+)`", row.headway)]
+        for name in set(row.parameters) - set(body.model_fields):
+            assert json.dumps(values) == json.dumps(list(NEUTRAL_FIELDS.get(name, ()))), row
+            for value in values:
+                asked = {**needed, "max_tokens": 1, name: value}
+                answer = httpx.post(f"{fake_server.url}{endpoint}", json=asked, timeout=30)
+                assert answer.status_code == 200, (row, value, answer.text)
+
+
+def test_what_asks_for_nothing_of_responses_is_accepted() -> None:
+    for name, values in ResponsesBody.neutral.items():
+        for value in (None, *values):
+            parse_body(json.dumps({"input": "a", name: value}).encode(), ResponsesBody)
+
+
+def test_the_way_out_in_the_table_is_the_one_in_the_message() -> None:
+    for row in rows():
+        if row.section == "Refused":
+            named = re.findall(r"`([^`]+)`", row.last)
+            for name in row.parameters if named else ():
+                assert any(one in REFUSALS[name] for one in named), row
 
 
 @functools.cache

@@ -347,7 +347,7 @@ def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it(
 ) -> None:
     monkeypatch.setattr(tracing_options, "_has_library", lambda: False)
     flags = [] if environment else ["--otlp-traces-endpoint=http://c"]
-    with pytest.raises(ConfigError, match=r"install headway\[runtime,tracing\]"):
+    with pytest.raises(ConfigError, match=r"install -e .\.\[runtime,tracing\]."):
         parse_options([str(model_folder), *flags], environment)
 
 

@@ -77,6 +77,7 @@ def served_model(
         max_waiting=options.engine.max_waiting,
         tool_calls=files.tool_calls,
         trusts_request_templates=options.chat.trust_request_chat_template,
+        defaults=options.engine.defaults,
     )
 
 

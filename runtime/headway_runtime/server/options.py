@@ -1,7 +1,8 @@
 """The command line of `headway serve`: parsed, checked and resolved once into `ServeOptions`.
 
-Runs before anything heavy is imported: reads flags, two environment variables and the model's config.json,
-and nothing else. What only the engine process can know (which device there is) stays "auto".
+Runs before anything heavy is imported: reads flags, two environment variables, the model's config.json and
+generation_config.json, and nothing else. What only the engine process can know (which device there is) stays
+"auto".
 """
 
 import argparse

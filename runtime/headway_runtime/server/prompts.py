@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ContextLengthError, InvalidRequestError, RequestCode
+from headway_runtime.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from headway_runtime.request import Grammar, Request
 from headway_runtime.sampling_params import MAX_CHOICES, shown
 from headway_runtime.seeds import choice_seed
@@ -35,6 +36,7 @@ class ServedModel:
     max_waiting: how many choices may wait at once.
     tool_calls: how it writes calls of tools, if that is known.
     trusts_request_templates: whether requests may bring chat templates.
+    defaults: what a request that leaves a field of sampling out is given.
     """
 
     tokenizer: Tokenizer
@@ -45,6 +47,7 @@ class ServedModel:
     max_waiting: int
     tool_calls: ToolCallFormat | None = None
     trusts_request_templates: bool = False
+    defaults: GenerationDefaults = NO_DEFAULTS
 
     @property
     def template_variables(self) -> Mapping[str, str]:
@@ -179,6 +182,7 @@ def _prepare(
     for prompt in prompts:
         sampling = sampling_of(
             body,
+            defaults=model.defaults,
             vocab_size=model.vocab_size,
             eos_token_ids=model.tokenizer.eos_token_ids,
             room=_room(prompt, model),

@@ -60,8 +60,19 @@ def _read(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[tuple[ChatBody, Res
     except InvalidRequestError as error:
         raise in_own_words(error) from error
     # The answer repeats most of the body, but not the input.
-    bodies = (without_spent(chat), body.model_copy(update={"input": ""}))
+    bodies = (without_spent(chat), body.model_copy(update={"input": "", **_left_out(body, desk)}))
     return bodies, replace(prepared, requests=[_in_own_words(one) for one in prepared.requests])
+
+
+def _left_out(body: ResponsesBody, desk: Desk) -> dict[str, object]:
+    """What the answer repeats of sampling, where it was not sent and so is the model's own."""
+    defaults = desk.model().defaults
+    values = {
+        "temperature": defaults.temperature,
+        "top_p": defaults.top_p,
+        "max_output_tokens": defaults.max_new_tokens,
+    }
+    return {name: value for name, value in values.items() if getattr(body, name) is None}
 
 
 def _in_own_words(request: EngineRequest) -> EngineRequest:

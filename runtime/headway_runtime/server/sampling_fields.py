@@ -4,16 +4,21 @@ Pure. Refuses, as the client's fault and by the field's name, what this model ca
 """
 
 from collections.abc import Collection
+from typing import TypeVar
 
 from headway_runtime.errors import InvalidRequestError
+from headway_runtime.generation_defaults import GenerationDefaults
 from headway_runtime.request import Grammar, SamplingParams
 from headway_runtime.sampling_params import COLDEST_TEMPERATURE, shown
 from headway_runtime.server.protocol import GenerationBody
+
+Number = TypeVar("Number")
 
 
 def sampling_of(
     body: GenerationBody,
     *,
+    defaults: GenerationDefaults,
     vocab_size: int,
     eos_token_ids: frozenset[int],
     room: int,
@@ -21,12 +26,15 @@ def sampling_of(
     num_logprobs: int | None,
     num_prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """room: tokens that the answer may have. The seed is left at 0: each choice has its own."""
+    """defaults: of what was left out. room: tokens that the answer may have.
+
+    The seed is left at 0: each choice has its own.
+    """
     stop_token_ids = frozenset(body.stop_token_ids or ())
     _check_ids("stop_token_ids", stop_token_ids, vocab_size)
     if not body.ignore_eos:
         stop_token_ids |= eos_token_ids
-    wanted = room if body.tokens_wanted is None else body.tokens_wanted
+    wanted = _given(_given(body.tokens_wanted, defaults.max_new_tokens), room)
     min_tokens = body.min_tokens or 0
     if min_tokens > wanted:
         raise InvalidRequestError(
@@ -35,15 +43,15 @@ def sampling_of(
         )
     # Where nothing but the prompt is wanted, the engine makes one token, which is not sent.
     max_tokens = max(1, min(room, wanted))
-    temperature = 1.0 if body.temperature is None else body.temperature
+    temperature = _given(body.temperature, defaults.temperature)
     return SamplingParams(
         temperature=0.0 if temperature < COLDEST_TEMPERATURE else temperature,
-        top_k=max(0, body.top_k or 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        min_p=body.min_p or 0.0,
+        top_k=max(0, _given(body.top_k, defaults.top_k)),
+        top_p=_given(body.top_p, defaults.top_p),
+        min_p=_given(body.min_p, defaults.min_p),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(body, vocab_size),
         allowed_token_ids=_allowed_token_ids(body, stop_token_ids, vocab_size),
         max_tokens=max_tokens,
@@ -53,6 +61,10 @@ def sampling_of(
         num_prompt_logprobs=num_prompt_logprobs,
         grammar=grammar,
     )
+
+
+def _given(sent: Number | None, otherwise: Number) -> Number:
+    return otherwise if sent is None else sent
 
 
 def _logit_bias(body: GenerationBody, vocab_size: int) -> tuple[tuple[int, float], ...]:

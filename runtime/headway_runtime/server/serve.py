@@ -7,6 +7,7 @@ anything that takes time.
 """
 
 import gc
+import logging
 import os
 import sys
 import time
@@ -18,6 +19,8 @@ from headway_runtime.server.lifeline import watch_lifeline
 from headway_runtime.server.log import configure_logging
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions, parse_options
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
@@ -34,6 +37,9 @@ def main(argv: list[str]) -> int:
 def serve(options: ServeOptions, started_at: float, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serve until told to end. `engine_command` is what runs an engine process."""
     configure_logging(options.log_level)
+    if taken := options.engine.defaults.unusual:
+        listed = ", ".join(f"{name}={value!r}" for name, value in taken.items())
+        logger.info("defaults from generation_config.json (--generation-config none is without): %s", listed)
     gc.disable()  # until the server listens: imports make objects, not garbage
     timeline = {"options": round(time.monotonic() - started_at, 3)}
     # Prompts are encoded in a few threads of our own; a pool behind each of them would fight the engine.

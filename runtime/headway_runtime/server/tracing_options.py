@@ -49,7 +49,8 @@ def tracing_options(arguments: argparse.Namespace, environment: Mapping[str, str
     _require_http(environment)
     if not _has_library():
         raise ConfigError(
-            f"{source} asks for traces, but OpenTelemetry is not installed; install headway[runtime,tracing]"
+            f"{source} asks for traces, but OpenTelemetry is not installed; remedy: "
+            "pip install -e '.[runtime,tracing]' in the checkout"
         )
     if given is None:
         return TracingOptions(is_on=True)
