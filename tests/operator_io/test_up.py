@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,15 @@ async def up(tmp_path: Path, free_port: int) -> AsyncIterator[Callable[..., Awai
             await one.process.wait()
 
 
+@pytest.fixture
+def hangups_count() -> Iterator[None]:
+    """Under nohup they are ignored, by children too, as it is meant."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups_count")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_it_serves_until_a_signal_and_leaves_nothing(up: Any, eventually: Any, number: int) -> None:
     running = await up(manifest())
