@@ -90,6 +90,13 @@ class KVCache:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """How one layer attends. index: of the layer in the cache."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decodes:
     """Rows [start, end) of the step, one token of each of as many sequences.
 
@@ -161,7 +168,11 @@ class AttentionInputs:
 
 
 def attend(
-    qkv: Tensor, rotation: tuple[Tensor, Tensor], layer: int, cache: KVCache, inputs: AttentionInputs
+    qkv: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    layer: AttentionLayer,
+    cache: KVCache,
+    inputs: AttentionInputs,
 ) -> Tensor:
     """Rotate the step's queries and keys, store its keys and values, then attend.
 
@@ -170,7 +181,7 @@ def attend(
     Returns [tokens, query heads * head_dim].
     """
     shape, kernels = cache.shape, cache.kernels
-    blocks, tokens = cache.layers[layer], len(inputs.slots)
+    blocks, tokens = cache.layers[layer.index], len(inputs.slots)
     num_query_heads = shape.num_kv_heads * cache.num_groups
     if kernels is None:
         heads = qkv.view(len(qkv), -1, shape.head_dim)

@@ -7,13 +7,14 @@ Owns the arithmetic between token ids and logits. Where KV lies, and which token
 import torch
 from torch import Tensor
 
-from headway_runtime.layers.attention import AttentionInputs, KVCache, attend
+from headway_runtime.layers.attention import AttentionInputs, AttentionLayer, KVCache, attend
 from headway_runtime.layers.gate import SiluGate
 from headway_runtime.layers.linear import AnyLinear, make_linear
 from headway_runtime.layers.norm import RMSNorm
 from headway_runtime.layers.rotary import RotaryTable
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.loader import Weights
+from headway_runtime.models.projections import projection
 
 # So many rows go through an MLP at once on a CPU: its wide middle then stays in the processor's cache, and
 # they are enough for products at full speed.
@@ -23,12 +24,12 @@ CPU_MLP_ROWS = 256
 class LlamaLayer:
     """One decoder layer."""
 
-    __slots__ = ("_down", "_gate", "_gate_up", "_index", "_input_norm", "_output", "_post_norm", "_qkv")
+    __slots__ = ("_attention", "_down", "_gate", "_gate_up", "_input_norm", "_output", "_post_norm", "_qkv")
 
     def __init__(
         self, index: int, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._index = index
+        self._attention = AttentionLayer(index)
         hidden, kv_size = config.hidden_size, config.num_kv_heads * config.head_dim
         query_size = config.num_attention_heads * config.head_dim
         prefix = f"model.layers.{index}"
@@ -43,13 +44,13 @@ class LlamaLayer:
             f"{attention}.v_proj": kv_size,
         }
         gate_up = dict.fromkeys((f"{mlp}.gate_proj", f"{mlp}.up_proj"), config.intermediate_size)
-        self._qkv = _merged(weights, qkv, hidden, has_bias=config.attention_bias)
-        self._output = _merged(
+        self._qkv = projection(weights, qkv, hidden, has_bias=config.attention_bias)
+        self._output = projection(
             weights, {f"{attention}.o_proj": hidden}, query_size, has_bias=config.attention_bias
         )
-        self._gate_up = _merged(weights, gate_up, hidden, has_bias=config.mlp_bias)
+        self._gate_up = projection(weights, gate_up, hidden, has_bias=config.mlp_bias)
         self._gate = SiluGate(config.intermediate_size, dtype, device)
-        self._down = _merged(
+        self._down = projection(
             weights, {f"{mlp}.down_proj": hidden}, config.intermediate_size, has_bias=config.mlp_bias
         )
 
@@ -71,7 +72,7 @@ class LlamaLayer:
         Returns this layer's delta; adding it is one pass with the norm that follows.
         """
         normed = self._input_norm(hidden) if delta is None else self._input_norm.add_(hidden, delta)
-        delta = self._output(attend(self._qkv(normed), rotation, self._index, cache, inputs))
+        delta = self._output(attend(self._qkv(normed), rotation, self._attention, cache, inputs))
         if hidden.device.type != "cpu" or len(hidden) <= CPU_MLP_ROWS:
             return self._mlp(hidden, delta)
         pieces = zip(torch.split(hidden, CPU_MLP_ROWS), torch.split(delta, CPU_MLP_ROWS), strict=True)
@@ -125,13 +126,3 @@ class Llama:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab_size] of some rows of what `forward` returned."""
         return self._head(self._norm(hidden))
-
-
-def _merged(weights: Weights, outputs: dict[str, int], num_inputs: int, *, has_bias: bool) -> AnyLinear:
-    """One linear layer of several that read the same input. outputs: name and number of outputs of each."""
-    parts = [weights.take(f"{name}.weight", (size, num_inputs)) for name, size in outputs.items()]
-    if not has_bias:
-        return make_linear(parts)
-    return make_linear(
-        parts, torch.cat([weights.take(f"{name}.bias", (size,)) for name, size in outputs.items()])
-    )
