@@ -129,10 +129,11 @@ class RunningServer:
     port: int
     log_path: Path
     operator_key: Ed25519PrivateKey
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> str:
@@ -200,18 +201,19 @@ def public_pem(*keys: Ed25519PrivateKey) -> bytes:
     )
 
 
-def _answers(process: subprocess.Popen[bytes], port_file: Path, path: str, log_path: Path) -> int:
-    """The port, once the server answers `path` with 200."""
+def _answers(server: RunningServer, port_file: Path, path: str) -> None:
+    """Returns once the server, whose port this finds, answers `path` with 200."""
+    process, log_path = server.process, server.log_path
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while True:
         log = log_path.read_text(encoding="utf-8")
         assert process.poll() is None, f"it ended with {process.poll()}:\n{log}"
         assert time.monotonic() < deadline, f"it did not get ready:\n{log}"
         if port_file.exists():
-            port = int(port_file.read_text())
+            server.port = int(port_file.read_text())
             try:
-                if httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5).status_code == 200:
-                    return port
+                if httpx.get(server.url + path, timeout=5, verify=False).status_code == 200:
+                    return
             except httpx.TransportError:
                 pass
         time.sleep(0.02)
@@ -250,9 +252,10 @@ def _server_starter(folder: Path, model: Path) -> Iterator[StartServer]:
                 env={**os.environ, **environment},
                 pass_fds=(lifeline_read,),
             )
-        server = RunningServer(process, 0, log_path, key)
+        is_tls = any(argument.startswith("--ssl-certfile") for argument in arguments)
+        server = RunningServer(process, 0, log_path, key, "https" if is_tls else "http")
         started.append(server)
-        server.port = _answers(process, port_file, "/ready" if ready else "/health", log_path)
+        _answers(server, port_file, "/ready" if ready else "/health")
         return server
 
     yield start

@@ -290,6 +290,19 @@ def test_a_request_id_becomes_the_answers(repeating_client: openai.OpenAI) -> No
     assert texts[0] == texts[1] != ""
 
 
+def test_the_header_names_the_answer_before_the_body_does(
+    repeating_client: openai.OpenAI, fake_server: RunningServer
+) -> None:
+    named = {"X-Request-Id": "header.7"}
+    assert complete(repeating_client, request_id="mine.1", extra_headers=named).id == "cmpl-header.7"
+    # One that no log line can hold names nothing.
+    unusable = {"X-Request-Id": "two words"}
+    assert complete(repeating_client, request_id="mine.2", extra_headers=unusable).id == "cmpl-mine.2"
+    # Without any, what the answer says is what the access log says.
+    answer = complete(repeating_client)
+    assert fake_server.access_entry(answer.id.removeprefix("cmpl-"))["status"] == 200
+
+
 def test_usage_comes_at_the_end_or_with_every_chunk(repeating_client: openai.OpenAI) -> None:
     def usages(**stream_options: bool) -> list[Any]:
         chunks: Any = complete(

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from headway import __version__
@@ -12,6 +13,7 @@ from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.metrics import RejectReason
 from headway_runtime.server.admin import admin_routes, cache_routes
 from headway_runtime.server.completions import completion_routes
+from headway_runtime.server.cors_options import CorsOptions
 from headway_runtime.server.edge import Edge
 from headway_runtime.server.http_errors import HttpError, http_error_of
 from headway_runtime.server.metrics_page import render_metrics
@@ -40,6 +42,7 @@ def build_app(serving: Serving) -> Edge:
     app.include_router(cache_routes(serving))
     _add_status_routes(app, serving)
     _add_error_handlers(app, serving)
+    _let_pages_in(app, serving.options.cors)
     return Edge(app, serving.lifecycle, serving.tracer)
 
 
@@ -90,6 +93,18 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
             accept=request.headers.get("accept", ""),
         )
         return Response(body, headers={"Content-Type": content_type})
+
+
+def _let_pages_in(app: FastAPI, cors: CorsOptions) -> None:
+    if cors.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors.allowed_origins,
+            allow_methods=cors.allowed_methods,
+            allow_headers=cors.allowed_headers,
+            allow_credentials=cors.allow_credentials,
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
 
 
 def _add_error_handlers(app: FastAPI, serving: Serving) -> None:

@@ -36,7 +36,7 @@ def completion_routes(serving: Serving) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body, prepared = await read_request(serving, request, _read_chat)
-        head = head_of(serving, body, "chatcmpl-")
+        head = head_of(serving, request, body, "chatcmpl-")
         if not body.may_call:
             return answer_of(serving, request, body, prepared, ChatFormat(head))
         rules = call_rules(body, serving.model())
@@ -47,7 +47,7 @@ def completion_routes(serving: Serving) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body, prepared = await read_request(serving, request, _read_completion)
-        answer = CompletionFormat(head_of(serving, body, "cmpl-"))
+        answer = CompletionFormat(head_of(serving, request, body, "cmpl-"))
         return answer_of(serving, request, body, prepared, answer)
 
     @router.get("/v1/models")
@@ -120,10 +120,12 @@ def answer_of(
     )
 
 
-def head_of(serving: Serving, body: GenerationBody, id_prefix: str) -> AnswerHead:
-    """What all chunks of an answer share, its id among them."""
+def head_of(serving: Serving, request: Request, body: GenerationBody, id_prefix: str) -> AnswerHead:
+    """What all chunks of an answer share; its id ends with the request's, so that the access log has it."""
+    context = context_of(request)
+    named_in_body = None if context.is_named else body.request_id
     return AnswerHead(
-        answer_id=id_prefix + (body.request_id or uuid.uuid4().hex),
+        answer_id=id_prefix + (named_in_body or context.request_id),
         model=serving.served_name(body.model),
         vocabulary=serving.model().tokenizer.vocabulary,
         with_usage=body.wants_usage_chunk,

@@ -31,9 +31,13 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What the edge knows of a request. received_at: `time.monotonic()`, gateway waiting included."""
+    """What the edge knows of a request. received_at: `time.monotonic()`, gateway waiting included.
+
+    is_named: whether the client chose the id.
+    """
 
     request_id: str
+    is_named: bool
     received_at: float
     log: AccessEntry
 
@@ -101,6 +105,7 @@ def _context(scope: Scope, arrived_at: float) -> RequestContext:
         elif name == b"x-headway-waited-milliseconds":
             waited = value
     request_id = request_id_from(given)
+    is_named = given is not None and request_id.encode() == given
     waited_milliseconds = _waited_milliseconds(waited)
     client = scope.get("client")
     log = AccessEntry(
@@ -111,7 +116,7 @@ def _context(scope: Scope, arrived_at: float) -> RequestContext:
         client=client[0] if client else None,
         waited_at_gateway_milliseconds=waited_milliseconds,
     )
-    return RequestContext(request_id, arrived_at - waited_milliseconds / 1000.0, log)
+    return RequestContext(request_id, is_named, arrived_at - waited_milliseconds / 1000.0, log)
 
 
 def _waited_milliseconds(value: bytes | None) -> float:

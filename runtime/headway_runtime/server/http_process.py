@@ -35,6 +35,7 @@ from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.places import MOST_TURNED_AWAY, Places
 from headway_runtime.server.serving import Serving
+from headway_runtime.server.tls import keep_fresh, tls_context
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ async def _serve(front: _Front) -> int:
     lifecycle = Lifecycle(time.monotonic)
     serving = Serving(options, client, lifecycle)
     protocol = partial(ServerProtocol, options=options.http, places=_places(options.http.max_connections))
+    tls = None if options.tls is None else tls_context(options.tls)
     server = _Server(
         uvicorn.Config(
             build_app(serving),
@@ -144,6 +146,7 @@ async def _serve(front: _Front) -> int:
             timeout_keep_alive=cast("int", options.http.keep_alive_seconds),  # any number will do
             timeout_graceful_shutdown=1,
             backlog=LISTEN_BACKLOG,
+            ssl_context_factory=None if tls is None else (lambda *_: tls),
         )
     )
     ending = _Ending(front, client, lifecycle, server)
@@ -162,6 +165,8 @@ async def _serve(front: _Front) -> int:
         # While the engine starts there is nothing else to do.
         asyncio.create_task(serving.compute_in_thread(load_library)),
     ]
+    if tls is not None and options.tls is not None and options.tls.refresh:
+        tasks.append(asyncio.create_task(keep_fresh(tls, options.tls)))
     try:
         await server.serve(sockets=[front.listener])
     finally:

@@ -254,7 +254,8 @@ class ServerProtocol(HttpToolsProtocol):
             body,
         ]
         self.transport.write(b"".join(lines))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS has no half of a connection to close
+            self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _request_id(self) -> str:

@@ -18,7 +18,9 @@ from headway_runtime.engine_options import EngineOptions, add_engine_arguments, 
 from headway_runtime.errors import ConfigError
 from headway_runtime.model_config import read_model_config
 from headway_runtime.server.chat_options import ChatOptions, add_chat_arguments, chat_options
+from headway_runtime.server.cors_options import CorsOptions, add_cors_arguments, cors_options
 from headway_runtime.server.http_options import HttpOptions, add_http_arguments, http_options
+from headway_runtime.server.tls import TlsOptions, add_tls_arguments, tls_options
 from headway_runtime.server.tracing_options import TracingOptions, add_tracing_arguments, tracing_options
 from headway_runtime.sources import resolve
 
@@ -32,6 +34,8 @@ class ServeOptions:
 
     engine: EngineOptions
     http: HttpOptions
+    tls: TlsOptions | None
+    cors: CorsOptions
     chat: ChatOptions
     model: str
     host: str
@@ -62,6 +66,8 @@ def parse_options(argv: Sequence[str], environment: Mapping[str, str] | None = N
     return ServeOptions(
         engine=engine_options(arguments, model_path, model),
         http=http_options(arguments),
+        tls=tls_options(arguments),
+        cors=cors_options(arguments),
         chat=chat_options(arguments),
         model=arguments.model,
         host=arguments.host,
@@ -95,6 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--admin-audience", metavar="NAMESPACE/NAME", help="the service that admin tokens must be for")
     add("--drain-timeout-seconds", type=positive, default=60.0, help="after SIGTERM (default %(default)s)")
     add_http_arguments(parser)
+    add_tls_arguments(parser)
+    add_cors_arguments(parser)
     add_chat_arguments(parser)
     add_tracing_arguments(parser)
     add("--lifeline-fd", type=integer(0), metavar="FD", help="end at once when this pipe reaches its end")

@@ -28,7 +28,7 @@ def responses_routes(serving: Serving) -> APIRouter:
     async def responses(request: Request) -> Response:
         (chat, asked), prepared = await read_request(serving, request, _read)
         rules = call_rules(chat, serving.model()) if chat.may_call else None
-        answer = ResponsesFormat(head_of(serving, chat, "resp_"), asked, rules)
+        answer = ResponsesFormat(head_of(serving, request, chat, "resp_"), asked, rules)
         shown = () if rules is None else rules.hidden_tags
         return answer_of(serving, request, chat, prepared, answer, shown_tags=shown)
 
