@@ -46,9 +46,10 @@ class Acceptance:
 
 
 class DraftPolicy:
-    """The learnt numbers of one engine."""
+    """The learnt numbers of one engine. is_adaptive: whether they decide anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_adaptive: bool = True) -> None:
+        self._is_adaptive = is_adaptive
         self._common = FIRST_ACCEPTANCE
         self._step_costs = _Costs()
         self._draft_costs = _Costs()
@@ -60,6 +61,8 @@ class DraftPolicy:
         """Guesses for each of these sequences, `most` at most."""
         if not acceptances:
             return []
+        if not self._is_adaptive:
+            return [most] * len(acceptances)
         self._num_steps += 1
         is_probe = self._num_steps >= (PROBE_STEPS if self._is_paying else self._probe_steps)
         best = self._best(acceptances, most)
