@@ -1,11 +1,11 @@
-"""Bare products of a decode or prefill step by the format of the weights, in one process and without a server.
+"""Bare products of a decode or prefill step by format of the weights, in one process and without a server.
 
     python -m benchmarks.cpu.products [--rows 1 4 16 64 256] [--formats bf16 int8 int4-128] [--rounds 15]
 
-All linear layers of the model of `benchmarks.cpu.run`, one after the other, so that weights come from memory as
-they do in a step. In each round every format takes its turn; the ratio to bfloat16 is the median of the rounds'
-ratios, and GB/s count the packed weights' bytes, scales included. The environment is what the server gives its
-engine process. Also says how long packing took.
+All linear layers of the model of `benchmarks.cpu.run`, one after the other, so that weights come from memory
+as they do in a step. In each round every format takes its turn; the ratio to bfloat16 is the median of the
+rounds' ratios, and GB/s count the packed weights' bytes, scales included. The environment is what the server
+gives its engine process. Also says how long packing took.
 """
 
 import argparse
@@ -42,6 +42,7 @@ class Layer(Protocol):
 
 def bfloat16_layer(parts: Parts) -> Layer:
     import torch
+
     from headway_runtime.layers import cpu_kernels
 
     return _there(cpu_kernels.pairs_linear([torch.randn(shape).bfloat16() for shape in parts], None))
@@ -49,6 +50,7 @@ def bfloat16_layer(parts: Parts) -> Layer:
 
 def int8_layer(parts: Parts) -> Layer:
     import torch
+
     from headway_runtime.layers import cpu_kernels
     from headway_runtime.layers.quantized_weights import Int8Weight
 
@@ -61,6 +63,7 @@ def int8_layer(parts: Parts) -> Layer:
 
 def fp8_layer(parts: Parts) -> Layer:
     import torch
+
     from headway_runtime.layers import cpu_kernels
     from headway_runtime.layers.quantized_weights import Fp8Weight
 
@@ -72,6 +75,7 @@ def fp8_layer(parts: Parts) -> Layer:
 
 def int4_layer(parts: Parts, group_size: int, *, has_zeros: bool = False) -> Layer:
     import torch
+
     from headway_runtime.layers import cpu_kernels
     from headway_runtime.layers.quantized_weights import Int4Weight
 
@@ -167,7 +171,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="ratios: to the first")
+    parser.add_argument(
+        "--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="ratios: to the first"
+    )
     parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()

@@ -85,7 +85,7 @@ def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | Non
 def int8_linear(parts: list[Int8Weight], bias: Tensor | None) -> "GroupedLinear | None":
     """parts: of one weight, one below the other, with inputs that stay bfloat16."""
     assert all(part.input is None for part in parts)
-    if not _multiplies_codes(parts[0].codes, bias):
+    if not _fits(parts[0].codes, bias):
         return None
     from headway_runtime.kernels.cpu import coded_linear
 
@@ -96,7 +96,7 @@ def int8_linear(parts: list[Int8Weight], bias: Tensor | None) -> "GroupedLinear 
 def int8_group_linear(parts: list[Int8GroupWeight], bias: Tensor | None) -> "GroupedLinear | None":
     """parts: of one weight, one below the other, with the same order of inputs. None too where codes are
     further from their zero points than 8 bits say."""
-    if not _multiplies_codes(parts[0].codes, bias):
+    if not _fits(parts[0].codes, bias):
         return None
     from headway_runtime.kernels.cpu import coded_linear
 
@@ -109,7 +109,7 @@ def int8_group_linear(parts: list[Int8GroupWeight], bias: Tensor | None) -> "Gro
 
 def int4_linear(parts: list[Int4Weight], bias: Tensor | None) -> "GroupedLinear | None":
     """parts: of one weight, one below the other, with the same order of inputs."""
-    if not _multiplies_codes(parts[0].codes, bias):
+    if not _fits(parts[0].codes, bias):
         return None
     from headway_runtime.kernels.cpu import coded_linear
 
@@ -119,7 +119,7 @@ def int4_linear(parts: list[Int4Weight], bias: Tensor | None) -> "GroupedLinear 
 
 def fp8_linear(parts: list[Fp8Weight], bias: Tensor | None) -> "GroupedLinear | None":
     """parts: of one weight, one below the other."""
-    if not _multiplies_codes(parts[0].codes, bias):
+    if not _fits(parts[0].codes, bias):
         return None
     from headway_runtime.kernels.cpu import coded_linear
 
@@ -136,13 +136,19 @@ def fp8_linear(parts: list[Fp8Weight], bias: Tensor | None) -> "GroupedLinear | 
     return coded_linear.fp8_linear([part.codes for part in parts], scales, bias)
 
 
-def _multiplies_codes(codes: Tensor, bias: Tensor | None) -> bool:
-    """Whether there are products of 8- and 4-bit weights here; with bfloat16 inputs, which the bias tells."""
-    if codes.device.type != "cpu" or not _are_available():
+def multiplies_codes() -> bool:
+    """Whether this processor has products of 8- and 4-bit weights with bfloat16."""
+    if not _are_available():
         return False
     from headway_runtime.kernels.cpu import coded_linear
 
-    return coded_linear.can_run() and (bias is None or bias.dtype == torch.bfloat16)
+    return coded_linear.can_run()
+
+
+def _fits(codes: Tensor, bias: Tensor | None) -> bool:
+    """Whether there can be a kernel, as far as devices and the bias tell."""
+    is_ours = codes.device.type == "cpu" and (bias is None or bias.dtype == torch.bfloat16)
+    return is_ours and multiplies_codes()
 
 
 def silu_and_multiply(size: int, dtype: torch.dtype, device: torch.device) -> "SiluAndMultiply | None":

@@ -29,6 +29,7 @@ from headway_runtime.kernels.cpu.strips import PANEL, Layout, Part, Strips, grou
 
 MOST_PANELS = 4
 FLOAT16 = Elements("float16", 2)
+HALF_BITS, LOWER_HALF = 16, 0xFFFF
 # With more inputs to a scale, its bytes do not matter.
 FEW_INPUTS_PER_SCALE = 128
 # What is multiplied, and the tables of 128 bytes that codes are looked up in.
@@ -51,7 +52,9 @@ def int8_linear(
     return _linear(kind, codes, scales, None, bias, input_order)
 
 
-def fp8_linear(codes: Sequence[Tensor], scales: Sequence[Tensor], bias: Tensor | None) -> GroupedLinear | None:
+def fp8_linear(
+    codes: Sequence[Tensor], scales: Sequence[Tensor], bias: Tensor | None
+) -> GroupedLinear | None:
     """codes: float8_e4m3fn [outputs, inputs]; else as `int8_linear`."""
     return _linear(ByteCodes(_fp8_magnitudes()), codes, scales, None, bias, None)
 
@@ -63,7 +66,7 @@ def int4_linear(
     bias: Tensor | None,
     input_order: Tensor | None = None,
 ) -> GroupedLinear | None:
-    """codes: uint8 [outputs, inputs / 2], the even input in the low nibble; zeros: as scales, or None for 8."""
+    """codes: uint8 [outputs, inputs / 2], even inputs in the low nibbles; zeros: as scales, or None for 8."""
     if all(zero is None or bool((zero == NIBBLE_ZERO).all()) for zero in zeros):
         return _linear(NibbleCodes(), codes, scales, None, bias, input_order)
     given = [
@@ -111,7 +114,7 @@ def _linear(
     def parts() -> Iterator[Part]:
         """One after the other, so that no more than one is there twice."""
         for index, part in enumerate(codes):
-            packed = _nibbles(part) if isinstance(kind, NibbleCodes) else _signed_magnitudes(part)
+            packed = _nibbles(part) if isinstance(kind, NibbleCodes) else _bytes(part)
             repeats = num_groups // scales[index].shape[1]
             zero = None if zeros is None else zeros[index].to(torch.uint8).repeat_interleave(repeats, 1)
             yield Part(packed, scales[index].repeat_interleave(repeats, 1), zero)
@@ -128,13 +131,21 @@ def _num_panels(codes: Sequence[Tensor]) -> int:
     return max(count for count in (1, 2, 4) if count == 1 or (count <= most and gcd(*panels) % count == 0))
 
 
-def _signed_magnitudes(codes: Tensor) -> Tensor:
-    """Two bytes each: int8 turned from two's complement into sign and magnitude; float8 is that already."""
+def _bytes(codes: Tensor) -> Tensor:
+    """Signs and magnitudes: float8 is made of them, int8 is turned into them from two's complement.
+
+    Of four outputs and four inputs, four numbers: the first two inputs of two outputs each, then the others.
+    """
     codes = codes.contiguous()
     if codes.dtype == torch.int8:
         # The lowest has no magnitude of its own: its sign is left.
         codes = codes.abs().bitwise_or_(codes.bitwise_and(LOWEST))
-    return codes.view(torch.int16)
+    longs = codes.view(torch.int32)
+    even, odd = longs[::2], longs[1::2]
+    lower = (even & LOWER_HALF).bitwise_or_(odd << HALF_BITS)
+    upper = ((even >> HALF_BITS) & LOWER_HALF).bitwise_or_(odd & ~LOWER_HALF)
+    num_columns = longs.shape[1]
+    return torch.stack((lower.view(-1, 2, num_columns), upper.view(-1, 2, num_columns)), 1).flatten(0, 2)
 
 
 def _nibbles(codes: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """What 8- and 4-bit codes stand for, and how a kernel widens 64 bytes of them to pairs of bfloat16.
 
 Every code is a small number, or one of few bits, which bfloat16 holds exactly: a product with it is that of
-bfloat16, and what a weight's scale does to it is left to whoever adds up the products. A kernel looks codes up
-in tables that registers hold, which AVX-512 does for 64 bytes (VBMI) or 32 words at once.
+bfloat16, and what a weight's scale does to it is left to whoever adds up the products. A kernel looks codes
+up in tables that registers hold, which AVX-512 does for 64 bytes (VBMI) or 32 words at once.
 
 8 bits: a sign and 7 bits that count magnitudes. The bytes of a lane of 16 are two inputs of four outputs, and
 then the next two inputs of them. 4 bits: the 32 bits of an output are four even inputs in the lower half and
@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from llvmlite import ir
 
-from headway_runtime.kernels.cpu.emitter import I8, I16, I32, BFLOAT16_PAIRS, Emitter
+from headway_runtime.kernels.cpu.emitter import BFLOAT16_PAIRS, I8, I16, I32, Emitter
 
 VECTOR_BYTES = 64
 NUM_MAGNITUDES = 128

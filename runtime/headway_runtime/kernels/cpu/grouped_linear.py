@@ -1,14 +1,17 @@
 """Linear layers of 8- and 4-bit weights with a scale for each output and group of inputs; x stays bfloat16.
 
-A group's products with the codes are summed in float32, pair of inputs by pair, and its sum times the scale is
-added to the total of the groups before. So every row's numbers are added in one order, whatever other rows
+A group's products with the codes are summed in float32, pair of inputs by pair, and its sum times the scale
+is added to the total of the groups before. So every row's numbers are added in one order, whatever other rows
 there are and however the work is shared out.
 
-Few rows wait for memory alone: codes are widened in registers while a strip streams by. For more rows a group's
-codes are widened once into memory that stays in the nearest cache, and tiles of rows are multiplied with it.
+A tile of a few rows times a strip is summed in registers, and codes are widened in registers while the strip
+streams by. Where rows are more, the first tile leaves the widened codes of a group in memory, which stays in
+the nearest cache, for the other tiles: the tables' instructions are done beside the first tile's products, by
+parts of the processor that do not multiply.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -22,13 +25,14 @@ from headway_runtime.kernels.cpu.strips import MOST_GROUP_INPUTS, PANEL, Layout,
 
 # A tile: as many sums as registers hold beside a pair of each row and panel.
 TILE_ROWS = 6
-# So many rows are worth widening the codes for each tile of them.
-FEW_ROWS = 4
+# Tiles of what is left over, in turn.
+REST_ROWS = (4, 2, 1)
+KEPT_PAIRS = 2
 # How far ahead of what is multiplied weights are asked for.
 PREFETCH_BYTES = 4096
 # Rows that meet a strip at once: their numbers stay in a core's cache, and so do their totals.
-ROWS_AT_ONCE_NUMBERS = 200_000
-LEAST_AT_ONCE, MOST_AT_ONCE = 48, 192
+ROWS_AT_ONCE_NUMBERS = 300_000
+LEAST_AT_ONCE, MOST_AT_ONCE = 48, 288
 
 NUMBER_BYTES, PAIR_BYTES, TOTAL_BYTES = 2, 4, 4
 
@@ -88,6 +92,14 @@ def _text(name: str, layout: Layout, *, has_bias: bool) -> str:
     return _Writer(Emitter(name, PANEL), layout, has_bias=has_bias).written()
 
 
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """Where a tile gets weights. load: of so many pairs of inputs from one on, a vector for each panel."""
+
+    num_pairs: int
+    load: Callable[[ir.Value], list[list[ir.Value]]]
+
+
 class _Writer:
     """Writes the kernel. A task is a strip and the rows that meet it at once."""
 
@@ -100,7 +112,8 @@ class _Writer:
         self._x, self._weight, self._out, self._bias, self._rows, self._at_once, *sizes = arguments
         inputs, outputs, self._num_strips, self._num_groups, self._num_steps = sizes
         self._row_bytes, self._out_row_bytes = (self._times(size, NUMBER_BYTES) for size in (inputs, outputs))
-        self._group_row_bytes = self._times(self._num_steps, self._pairs * PAIR_BYTES)
+        self._num_pairs = self._times(self._num_steps, self._pairs)
+        self._group_row_bytes = self._times(self._num_pairs, PAIR_BYTES)
         self._group_bytes = emitter.offset(
             emitter.integer(layout.codes_offset), (self._num_steps, layout.step_bytes)
         )
@@ -154,44 +167,35 @@ class _Writer:
         """One group's products, to the totals of all rows."""
         emitter, builder = self._emitter, self._builder
         zero = emitter.integer(0)
-        with builder.if_else(builder.icmp_signed("<=", num_rows, emitter.integer(FEW_ROWS))) as (few, many):
+        with builder.if_else(builder.icmp_signed("<=", num_rows, emitter.integer(TILE_ROWS))) as (few, many):
             with few:
-                for count in range(1, FEW_ROWS + 1):
+                for count in range(1, TILE_ROWS + 1):
                     with builder.if_then(builder.icmp_signed("==", num_rows, emitter.integer(count))):
                         self._tile(zero, count, x, group, self._widener(group))
             with many:
-                self._widen(group)
+                self._tile(zero, TILE_ROWS, x, group, self._widener(group, keeps=True))
                 left = builder.srem(num_rows, emitter.integer(TILE_ROWS))
                 last = builder.sub(num_rows, left)
-                with emitter.loop(last, step=TILE_ROWS) as row:
-                    self._tile(row, TILE_ROWS, x, group, self._load_widened)
-                for count in range(1, TILE_ROWS):
-                    with builder.if_then(builder.icmp_signed("==", left, emitter.integer(count))):
-                        self._tile(last, count, x, group, self._load_widened)
+                with emitter.loop(last, start=TILE_ROWS, step=TILE_ROWS) as row:
+                    self._tile(row, TILE_ROWS, x, group, self._kept())
+                for count in REST_ROWS:
+                    has_them = builder.and_(left, emitter.integer(count))
+                    with builder.if_then(builder.icmp_signed("!=", has_them, zero)):
+                        before = builder.and_(left, emitter.integer(-2 * count))
+                        self._tile(builder.add(last, before), count, x, group, self._kept())
 
-    def _tile(
-        self,
-        first: ir.Value,
-        count: int,
-        x: ir.Value,
-        group: ir.Value,
-        vectors_of: Callable[[ir.Value], list[list[ir.Value]]],
-    ) -> None:
-        """`count` rows. vectors_of: gives for one step of the group each pair's vectors, one of each panel."""
+    def _tile(self, first: ir.Value, count: int, x: ir.Value, group: ir.Value, vectors: "_Vectors") -> None:
+        """`count` rows."""
         emitter, builder = self._emitter, self._builder
         rows = [builder.add(first, emitter.integer(row)) for row in range(count)]
         own_x = [builder.add(x, builder.mul(row, self._row_bytes)) for row in rows]
-        sums = [
-            [emitter.variable(emitter.splat(0.0)) for _ in self._panels] for _ in range(count)
-        ]
-        with emitter.loop(self._num_steps) as step:
-            for pair, vectors in enumerate(vectors_of(step)):
+        sums = [[emitter.variable(emitter.splat(0.0)) for _ in self._panels] for _ in range(count)]
+        with emitter.loop(self._num_pairs, step=vectors.num_pairs) as at:
+            for index, of_panels in enumerate(vectors.load(at)):
                 for row_x, row_sums in zip(own_x, sums, strict=True):
-                    place = emitter.offset(
-                        row_x, (step, self._pairs * PAIR_BYTES), (emitter.integer(pair), PAIR_BYTES)
-                    )
+                    place = emitter.offset(row_x, (at, PAIR_BYTES), (emitter.integer(index), PAIR_BYTES))
                     numbers = emitter.load_pair(place)
-                    for vector, total in zip(vectors, row_sums, strict=True):
+                    for vector, total in zip(of_panels, row_sums, strict=True):
                         total.set(emitter.add_products_of_pairs(total.get(), vector, numbers))
         scales = [emitter.load(group, panel * PANEL, self._layout.scales) for panel in self._panels]
         for row, row_sums in zip(rows, sums, strict=True):
@@ -201,51 +205,52 @@ class _Writer:
                 total = emitter.multiply_add(one.get(), scale, total)
                 emitter.store(total, totals, panel * PANEL, FLOAT32)
 
-    def _widener(self, group: ir.Value) -> Callable[[ir.Value], list[list[ir.Value]]]:
-        """Gives a step's codes widened, and asks for those further on."""
+    def _widener(self, group: ir.Value, *, keeps: bool = False) -> "_Vectors":
+        """Widens a step's codes, and asks for those further on. keeps: for `_kept`."""
         emitter = self._emitter
         zeros = [
-            zero_words(emitter, emitter.offset(group, (emitter.integer(self._layout.zeros_offset + panel * PANEL), 1)))
+            zero_words(
+                emitter,
+                emitter.offset(group, (emitter.integer(self._layout.zeros_offset + panel * PANEL), 1)),
+            )
             if self._codes.has_zeros
             else None
             for panel in self._panels
         ]
         codes = emitter.offset(group, (emitter.integer(self._layout.codes_offset), 1))
 
-        def vectors_of(step: ir.Value) -> list[list[ir.Value]]:
+        def load(first: ir.Value) -> list[list[ir.Value]]:
+            step = self._builder.sdiv(first, emitter.integer(self._pairs), flags=("exact",))
             place = emitter.offset(codes, (step, self._layout.step_bytes))
-            emitter.prefetch(emitter.offset(place, (emitter.integer(PREFETCH_BYTES), 1)), self._layout.step_bytes)
+            ahead = emitter.offset(place, (emitter.integer(PREFETCH_BYTES), 1))
+            emitter.prefetch(ahead, self._layout.step_bytes)
             by_panel = []
             for panel in self._panels:
                 loaded = emitter.load_pairs(emitter.offset(place, (emitter.integer(panel * VECTOR_BYTES), 1)))
                 by_panel.append(self._codes.widened(emitter, loaded, zeros[panel]))
-            return [list(vectors) for vectors in zip(*by_panel, strict=True)]
+            by_pair = [list(vectors) for vectors in zip(*by_panel, strict=True)]
+            if keeps:
+                for pair, vectors in enumerate(by_pair):
+                    for panel, vector in enumerate(vectors):
+                        emitter.store_pairs(vector, self._kept_place(first, pair, panel))
+            return by_pair
 
-        return vectors_of
+        return _Vectors(self._pairs, load)
 
-    def _widen(self, group: ir.Value) -> None:
-        """All of a group's codes, into memory."""
-        emitter = self._emitter
-        vectors_of = self._widener(group)
-        with emitter.loop(self._num_steps) as step:
-            for pair, vectors in enumerate(vectors_of(step)):
-                for panel, vector in enumerate(vectors):
-                    emitter.store_pairs(vector, self._widened_place(step, pair, panel))
+    def _kept(self) -> "_Vectors":
+        """What was widened before."""
 
-    def _load_widened(self, step: ir.Value) -> list[list[ir.Value]]:
-        emitter = self._emitter
-        return [
-            [
-                emitter.load_pairs(self._widened_place(step, pair, panel))
-                for panel in self._panels
+        def load(first: ir.Value) -> list[list[ir.Value]]:
+            return [
+                [self._emitter.load_pairs(self._kept_place(first, pair, panel)) for panel in self._panels]
+                for pair in range(KEPT_PAIRS)
             ]
-            for pair in range(self._pairs)
-        ]
 
-    def _widened_place(self, step: ir.Value, pair: int, panel: int) -> ir.Value:
-        emitter = self._emitter
-        own = emitter.integer((pair * self._layout.num_panels + panel) * VECTOR_BYTES)
-        return emitter.offset(self._widened, (step, self._pairs * self._layout.step_bytes), (own, 1))
+        return _Vectors(KEPT_PAIRS, load)
+
+    def _kept_place(self, first: ir.Value, pair: int, panel: int) -> ir.Value:
+        own = self._emitter.integer((pair * self._layout.num_panels + panel) * VECTOR_BYTES)
+        return self._emitter.offset(self._widened, (first, self._layout.step_bytes), (own, 1))
 
     def _totals_of(self, row: ir.Value) -> ir.Value:
         return self._emitter.offset(self._totals, (row, self._layout.num_outputs * TOTAL_BYTES))

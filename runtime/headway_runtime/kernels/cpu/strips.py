@@ -16,18 +16,17 @@ from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, Codes
 from headway_runtime.kernels.cpu.emitter import Elements
 
 PANEL = 16
-# A vector's parts of 16 bytes.
-NUM_LANES = 4
+LONG_BYTES = 4
 SCALE_TYPES = {"float32": torch.float32, "float16": torch.float16}
 # What a group's numbers, widened, may take of a core's cache.
-MOST_GROUP_INPUTS = 512
+MOST_GROUP_INPUTS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some of a weight's outputs. scales: float32 [outputs, groups]; zeros: uint8, as scales, or None.
 
-    codes: int16 [outputs, inputs / 2], two bytes each, or int32 [outputs, inputs / 8], eight nibbles each.
+    codes: int32; of every 16 rows, each column becomes 64 bytes.
     """
 
     codes: Tensor
@@ -66,7 +65,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Strips:
-    """A weight's strips. num_groups: groups of inputs; num_steps: how often a group has 64 bytes of each panel."""
+    """A weight's strips. num_groups: of inputs; num_steps: how often a group has 64 bytes of each panel."""
 
     layout: Layout
     num_groups: int
@@ -96,12 +95,10 @@ class Strips:
 
     def _pack_part(self, weight: Tensor, part: Part) -> None:
         layout = self.layout
-        num_pieces = VECTOR_BYTES // PANEL // part.codes.itemsize
-        rows = (layout.num_panels, NUM_LANES, PANEL // NUM_LANES)
-        codes = weight.view(part.codes.dtype)[:, :, layout.codes_offset // part.codes.itemsize :]
-        places = codes.unflatten(2, (self.num_steps, *rows[:2], num_pieces, rows[2]))
-        by_output = part.codes.view(-1, *rows, self.num_groups, self.num_steps, num_pieces)
-        places.copy_(by_output.permute(0, 4, 5, 1, 2, 6, 3))
+        codes = weight.view(torch.int32)[:, :, layout.codes_offset // LONG_BYTES :]
+        places = codes.view(*codes.shape[:2], self.num_steps, layout.num_panels, PANEL)
+        by_output = part.codes.view(-1, layout.num_panels, PANEL, self.num_groups, self.num_steps)
+        places.copy_(by_output.permute(0, 3, 4, 1, 2))
         scales = weight.view(SCALE_TYPES[layout.scales.name])[:, :, : layout.num_outputs]
         scales.copy_(self._by_group(part.scales))
         if part.zeros is not None:
