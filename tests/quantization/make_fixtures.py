@@ -191,9 +191,8 @@ def make_compressed(name: str, modifiers: Any, *, has_data: bool = False) -> Non
         ]
         data = {"dataset": DataLoader(samples, batch_size=None)}
         # What would tokenize text.
-        data["processor"] = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(models.WordLevel({"x": 0}, "x"))
-        )
+        tokenizer: Any = PreTrainedTokenizerFast
+        data["processor"] = tokenizer(tokenizer_object=Tokenizer(models.WordLevel({"x": 0}, "x")))
     with tempfile.TemporaryDirectory() as plain:  # the tool wants to see where a model comes from
         model().save_pretrained(plain)
         quantized = LlamaForCausalLM.from_pretrained(plain, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What a quantized checkpoint or a flag may be wrong in: each is refused with its name, its value and a remedy."""
+"""What a quantized checkpoint or a flag may be wrong in: each is refused, by name and with a remedy."""
 
 import json
 from collections.abc import Callable

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from headway_runtime.layers import cpu_kernels
 from headway_runtime.layers.linear import AnyLinear, make_linear
 from headway_runtime.layers.quantized_weights import (
     INT4_ZERO,
@@ -188,9 +189,9 @@ class _Kind:
             case Int8Weight():
                 self._values = (Int8Weight, part.input)
             case Int4Weight() | Int8GroupWeight():
-                self._values, self._order = (type(part), part.group_size), part.input_order
+                self._values, self._order = (type(part),), part.input_order
             case Fp8Weight():
-                self._values = (Fp8Weight, part.block)
+                self._values = (Fp8Weight,)
             case _:
                 self._values = (Tensor,)
 
@@ -212,13 +213,24 @@ def _make(parts: list[Tensor | QuantizedWeight], bias: Tensor | None, dtype: tor
     if isinstance(first, Int8Weight) and first.input is not None:
         inner = [Int8Weight(part.codes, part.scales) for part in quantized if isinstance(part, Int8Weight)]
         return IntegerInputLinear(_make([*inner], None, dtype), first.input, bias)
-    return _packed(quantized, bias, dtype) or TiledLinear(quantized, bias)
+    return (_packed(quantized, bias) if dtype == torch.bfloat16 else None) or TiledLinear(quantized, bias)
 
 
-def _packed(parts: list[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype) -> AnyLinear | None:
-    """By PyTorch's own products."""
-    if dtype != torch.bfloat16:
-        return None
+def _packed(parts: list[QuantizedWeight], bias: Tensor | None) -> AnyLinear | None:
+    """For inputs in bfloat16. None where neither we nor PyTorch have more than plain products."""
+    ours: AnyLinear | None = None
+    if int8 := [part for part in parts if isinstance(part, Int8Weight)]:
+        ours = cpu_kernels.int8_linear(int8, bias)
+    elif groups := [part for part in parts if isinstance(part, Int8GroupWeight)]:
+        ours = cpu_kernels.int8_group_linear(groups, bias)
+    elif int4 := [part for part in parts if isinstance(part, Int4Weight)]:
+        ours = cpu_kernels.int4_linear(int4, bias)
+    elif fp8 := [part for part in parts if isinstance(part, Fp8Weight)]:
+        ours = cpu_kernels.fp8_linear(fp8, bias)
+    return ours or _torch_packed(parts, bias)
+
+
+def _torch_packed(parts: list[QuantizedWeight], bias: Tensor | None) -> AnyLinear | None:
     if parts[0].codes.device.type != "cpu":
         return None
     int8 = [part for part in parts if isinstance(part, Int8Weight)]
@@ -235,7 +247,8 @@ def fits_int4_product(parts: list[Int4Weight]) -> bool:
     num_outputs, (_, num_inputs) = sum(part.shape[0] for part in parts), parts[0].shape
     group_size = parts[0].group_size
     return (
-        num_outputs % INT4_OUTPUTS_MULTIPLE == 0
+        all(part.group_size == group_size for part in parts)
+        and num_outputs % INT4_OUTPUTS_MULTIPLE == 0
         and num_inputs % group_size == 0
         and group_size in INT4_GROUP_SIZES
     )
