@@ -17,6 +17,7 @@ BARE: dict[str, Any] = {"model": {"source": "bundled://headway-tiny"}, "replicas
 FULL: dict[str, Any] = {
     "model": {"source": "bundled://headway-tiny", "maxModelLen": 512, "servedName": "tiny"},
     "dtype": "float32",
+    "quantization": "int4",
     "device": "cpu",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 50, "percentile": 90},
     "scaling": {"minReplicas": 1, "maxReplicas": 3},
@@ -72,6 +73,7 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
     assert options.drain_timeout_seconds == 45
     engine = options.engine
     assert (engine.dtype, engine.device, engine.max_model_len) == ("float32", "cpu", 512)
+    assert engine.quantization == "int4"
     assert engine.envelope == Envelope(16, 1024, 3)
     assert engine.limits == Limits(4, 128, 3)
     assert engine.speculative == SpeculativeConfig(

@@ -25,6 +25,7 @@ NOTHING: frozenset[ChildKey] = frozenset()
 FULL_SPEC = {
     "model": {"source": "file:///models/llama", "maxModelLen": 4096, "servedName": "llama"},
     "dtype": "bfloat16",
+    "quantization": "fp8",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 40, "percentile": 90},
     "batching": {
         "maxNumSeqs": {"max": 128, "initial": 8},

@@ -109,7 +109,6 @@ def test_refuses_with_field_value_and_remedy(
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"quantization": "int8"}, "spec.quantization"),
         ({"tensorParallelSize": 2}, "spec.tensorParallelSize"),
         ({"kvCacheDtype": "fp8"}, "spec.kvCacheDtype"),
         ({"model": {"source": "hf://org/name"}}, "spec.model.source"),

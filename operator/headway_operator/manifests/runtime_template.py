@@ -91,6 +91,8 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     arguments += ["--host", pod.host(site), "--port", str(site.bind_port)]
     arguments += ["--served-model-name", spec.model.served_name or service.name]
     arguments += ["--dtype", spec.dtype, "--device", spec.device]
+    if spec.quantization != "auto":
+        arguments += ["--quantization", spec.quantization]
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
     arguments += ["--max-num-seqs", str(seqs.max), "--max-num-batched-tokens", str(tokens.max)]
