@@ -69,7 +69,9 @@ class Runner:
                 self._model_config.head_dim,
             )
             num_groups = self._model_config.num_attention_heads // shape.num_kv_heads
-            self._cache = KVCache(shape, num_groups, dtype, self._device)
+            self._cache = KVCache(
+                shape, num_groups, dtype, self._device, self._model.attention_layers
+            )
             self._inputs = StepInputBuilder(
                 config,
                 self._cache,

@@ -14,7 +14,7 @@ from headway_runtime.kernels.cpu.linear import PairsLinear
 from headway_runtime.kernels.cpu.processor import has_features
 from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 from headway_runtime.layers import cpu_kernels
-from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.layers.attention import AttentionLayer, KVCache, KVShape
 from headway_runtime.layers.gate import SiluGate
 from headway_runtime.layers.norm import RMSNorm
 from headway_runtime.layers.rotary import rotate_
@@ -71,7 +71,9 @@ class Paged:
         widths = [-(-length // self.block_size) for length in lengths]
         num_blocks = sum(widths) + 3
         kv_shape = KVShape(1, num_blocks, self.block_size, self.heads, self.dim)
-        self.cache = KVCache(kv_shape, self.groups, dtype, CPU)
+        self.cache = KVCache(
+            kv_shape, self.groups, dtype, CPU, [AttentionLayer(0, scale=self.dim**-0.5)]
+        )
         assert self.cache.kernels is not None
         self.kernels = self.cache.kernels
         self.blocks = self.cache.layers[0]
@@ -316,7 +318,8 @@ def test_what_is_no_number_stays_none() -> None:
 
 def test_without_a_compiler_pytorch_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "_are_available", lambda: False)
-    assert KVCache(KVShape(1, 4, 16, 2, 64), 2, torch.bfloat16, CPU).kernels is None
+    layers = [AttentionLayer(0, scale=0.125)]
+    assert KVCache(KVShape(1, 4, 16, 2, 64), 2, torch.bfloat16, CPU, layers).kernels is None
     x: Any = torch.randn(3, 64)
     weight = torch.rand(64)
     torch.testing.assert_close(RMSNorm(weight, 1e-5)(x), torch.nn.functional.rms_norm(x, (64,), weight, 1e-5))

@@ -24,12 +24,12 @@ CPU_MLP_ROWS = 256
 class LlamaLayer:
     """One decoder layer."""
 
-    __slots__ = ("_attention", "_down", "_gate", "_gate_up", "_input_norm", "_output", "_post_norm", "_qkv")
+    __slots__ = ("_down", "_gate", "_gate_up", "_input_norm", "_output", "_post_norm", "_qkv", "attention")
 
     def __init__(
         self, index: int, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._attention = AttentionLayer(index)
+        self.attention = AttentionLayer(index, scale=config.head_dim**-0.5, window=None, soft_cap=None)
         hidden, kv_size = config.hidden_size, config.num_kv_heads * config.head_dim
         query_size = config.num_attention_heads * config.head_dim
         prefix = f"model.layers.{index}"
@@ -72,7 +72,7 @@ class LlamaLayer:
         Returns this layer's delta; adding it is one pass with the norm that follows.
         """
         normed = self._input_norm(hidden) if delta is None else self._input_norm.add_(hidden, delta)
-        delta = self._output(attend(self._qkv(normed), rotation, self._attention, cache, inputs))
+        delta = self._output(attend(self._qkv(normed), rotation, self.attention, cache, inputs))
         if hidden.device.type != "cpu" or len(hidden) <= CPU_MLP_ROWS:
             return self._mlp(hidden, delta)
         pieces = zip(torch.split(hidden, CPU_MLP_ROWS), torch.split(delta, CPU_MLP_ROWS), strict=True)
@@ -111,6 +111,11 @@ class Llama:
     def linears(self) -> list[AnyLinear]:
         """All linear layers, in the order of their work."""
         return [*(linear for layer in self._layers for linear in layer.linears), self._head]
+
+    @property
+    def attention_layers(self) -> list[AttentionLayer]:
+        """How each layer attends."""
+        return [layer.attention for layer in self._layers]
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs
