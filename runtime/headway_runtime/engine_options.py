@@ -17,7 +17,7 @@ from headway_runtime.config import Envelope, Limits, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
-from headway_runtime.memory import num_weights
+from headway_runtime.memory import num_active_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
 
 # Operators of smaller models end before a second thread has begun.
@@ -124,18 +124,18 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
     except LimitRangeError as error:
         prefix = "--initial-" if getattr(arguments, f"initial_{error.field}") is not None else "--"
         raise ConfigError(f"{prefix}{error.field.replace('_', '-')}: {error}") from error
-    model_len = model.max_position_embeddings
-    if arguments.max_model_len is not None and arguments.max_model_len > model_len:
+    longest = model.longest_context
+    if arguments.max_model_len is not None and arguments.max_model_len > longest:
         raise ConfigError(
-            f"--max-model-len={arguments.max_model_len} is more than the model's max_position_embeddings, "
-            f"{model_len}; ask for at most that"
+            f"--max-model-len={arguments.max_model_len} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
         )
     return EngineOptions(
         model_path=str(model_path),
         device=arguments.device,
         dtype=arguments.dtype,
         load_format=arguments.load_format,
-        max_model_len=arguments.max_model_len or model_len,
+        max_model_len=arguments.max_model_len or model.max_position_embeddings,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
         envelope=envelope,
@@ -190,4 +190,4 @@ def _keyword_value(action: argparse.Action, name: str, value: object) -> object:
 
 def _default_threads(model: ModelConfig) -> int:
     """All processors, but one for a model whose operators are too short to share."""
-    return 1 if num_weights(model) < FEWEST_WEIGHTS_TO_SHARE else usable_cpus()
+    return 1 if num_active_weights(model) < FEWEST_WEIGHTS_TO_SHARE else usable_cpus()

@@ -28,7 +28,7 @@ from headway_runtime.memory import (
     num_kv_blocks,
 )
 from headway_runtime.model_config import ModelConfig, read_model_config
-from headway_runtime.models import MODELS
+from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
@@ -56,9 +56,7 @@ class Runner:
                 weights = DummyWeights(config.seed, dtype, self._device)
             else:
                 weights = CheckpointWeights(folder, dtype, self._device)
-            self._model = MODELS[self._model_config.architecture](
-                self._model_config, weights, config.max_model_len, dtype, self._device
-            )
+            self._model = Decoder(self._model_config, weights, config.max_model_len, dtype, self._device)
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             self.num_blocks = self._choose_num_blocks(config, dtype_name)
             shape = KVShape(
@@ -69,9 +67,7 @@ class Runner:
                 self._model_config.head_dim,
             )
             num_groups = self._model_config.num_attention_heads // shape.num_kv_heads
-            self._cache = KVCache(
-                shape, num_groups, dtype, self._device, self._model.attention_layers
-            )
+            self._cache = KVCache(shape, num_groups, dtype, self._device, self._model.attention_layers)
             self._inputs = StepInputBuilder(
                 config,
                 self._cache,
@@ -189,8 +185,8 @@ def _open_device(config: EngineConfig) -> torch.device:
 
 
 def _check_lengths(config: EngineConfig, model: ModelConfig) -> None:
-    if config.max_model_len > model.max_position_embeddings:
+    if config.max_model_len > model.longest_context:
         raise ConfigError(
-            f"max_model_len={config.max_model_len!r} is more than the model's max_position_embeddings, "
-            f"{model.max_position_embeddings}; ask for at most that"
+            f"max_model_len={config.max_model_len!r} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
         )

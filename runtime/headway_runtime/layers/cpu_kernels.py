@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headway_runtime.model_config import Activation
+
 if TYPE_CHECKING:
-    from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+    from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
     from headway_runtime.kernels.cpu.linear import PairsLinear
-    from headway_runtime.kernels.cpu.norm import RMSNormKernel
+    from headway_runtime.kernels.cpu.norm import HeadNormKernel, RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
 
 logger = logging.getLogger(__name__)
@@ -57,13 +59,27 @@ def paged_attention(
     return PagedAttention(AttentionShape(num_kv_heads, num_groups, head_dim, block_size), dtype, width)
 
 
-def rms_norm(size: int, epsilon: float, dtype: torch.dtype, device: torch.device) -> "RMSNormKernel | None":
+def rms_norm(
+    size: int, epsilon: float, dtype: torch.dtype, weight_dtype: torch.dtype, device: torch.device
+) -> "RMSNormKernel | None":
+    """weight_dtype: that of the rows, or float32."""
     width = _fitting_width(device, size)
     if width is None:
         return None
     from headway_runtime.kernels.cpu.norm import RMSNormKernel
 
-    return RMSNormKernel(size, epsilon, dtype, width)
+    return RMSNormKernel(size, epsilon, dtype, weight_dtype, width)
+
+
+def head_norm(
+    num_heads: int, head_dim: int, epsilon: float, dtype: torch.dtype, device: torch.device
+) -> "HeadNormKernel | None":
+    width = _fitting_width(device, head_dim)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.norm import HeadNormKernel
+
+    return HeadNormKernel(num_heads, head_dim, epsilon, dtype, width)
 
 
 def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | None":
@@ -79,10 +95,12 @@ def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | Non
     return linear.PairsLinear(parts, bias)
 
 
-def silu_and_multiply(size: int, dtype: torch.dtype, device: torch.device) -> "SiluAndMultiply | None":
+def activate_and_multiply(
+    activation: Activation, size: int, dtype: torch.dtype, device: torch.device
+) -> "ActivateAndMultiply | None":
     width = _fitting_width(device, size)
-    if width is None:
+    if width is None or activation == "gelu":
         return None
-    from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+    from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
 
-    return SiluAndMultiply(size, dtype, width)
+    return ActivateAndMultiply(activation, size, dtype, width)

@@ -7,7 +7,7 @@ a checkpoint that does not fit its config is an error naming the tensor, never a
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -29,8 +29,14 @@ DUMMY_STANDARD_DEVIATION = 0.02
 class Weights(Protocol):
     """Where a model gets its tensors."""
 
+    def names(self) -> Set[str]:
+        """Of the tensors that are there and not yet taken; none where they are made up as they are taken."""
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name, on the device and in the dtype of the model."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """A tensor that is a part of one taken, for whoever takes it under this name."""
 
     def finish(self, unused: Iterable[str] = ()) -> None:
         """All is taken. `unused`: names that may be there although nobody takes them."""
@@ -45,6 +51,7 @@ class CheckpointWeights:
         self._where: dict[str, Path] = {}
         self._opened = {}
         self._left: Counter[Path] = Counter()
+        self._put: dict[str, Tensor] = {}
         paths = checkpoint_files(folder)
         self._progress = LoadProgress(sum(path.stat().st_size for path in paths), len(paths))
         for path in paths:
@@ -59,7 +66,15 @@ class CheckpointWeights:
             self._where.update(dict.fromkeys(names, path))
             self._left[path] = len(names)
 
+    def names(self) -> Set[str]:
+        return self._where.keys() | self._put.keys() if self._put else self._where.keys()
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        self._put[name] = tensor
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name in self._put:
+            return self._put.pop(name)
         path = self._where.pop(name, None)
         if path is None:
             raise ModelLoadError(
@@ -108,6 +123,12 @@ class DummyWeights:
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed}/{name}".encode()))
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         return tensor.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)
+
+    def names(self) -> Set[str]:
+        return frozenset()
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        raise AssertionError("only what a checkpoint holds has parts")
 
     def finish(self, unused: Iterable[str] = ()) -> None:
         """Nothing can be left over."""
