@@ -84,7 +84,11 @@ def test_rows_are_decodes_longest_first_then_chunks(builder: StepInputBuilder) -
     assert decodes.positions.tolist() == [40, 20]
     assert isinstance(first, FirstChunk)
     assert (first.start, first.end) == (2, 5)
-    assert (first.masks.within(2) == 0).tolist() == [[True, False, False], [True, True, False], [False, True, True]]
+    assert (first.masks.within(2) == 0).tolist() == [
+        [True, False, False],
+        [True, True, False],
+        [False, True, True],
+    ]
     assert isinstance(later, LaterChunk)
     assert (later.start, later.end, later.first_position) == (5, 7, 16)
     assert later.table.tolist() == [30, 31]
