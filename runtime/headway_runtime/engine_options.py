@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import get_args
 
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
-from headway_runtime.config import Envelope, Limits, Targets
+from headway_runtime.config import Envelope, KVCacheDtype, Limits, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
@@ -43,6 +44,7 @@ class EngineOptions:
     seed: int
     long_prefill_share: float
     priority_ageing_seconds: float
+    kv_cache_dtype: str
     enable_prefix_caching: bool
     structured_output_timeout_seconds: float
     defaults: GenerationDefaults
@@ -73,6 +75,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="e.g. 512Mi, 4G (default: what a full batch can fill, at most 0.4 of the free memory, 0.85 of a "
         "GPU's; to be given where servers share a machine, as a CPU's is taken only as it fills)",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=get_args(KVCacheDtype),
+        default="auto",
+        help="how keys and values are kept; auto: as the model computes; fp8 (fp8_e4m3) and int8: one byte "
+        "each, with a scale per token and head, so that the same memory holds nearly twice the tokens "
+        "(default %(default)s)",
     )
     add(
         "--enable-prefix-caching",
@@ -146,6 +156,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,
         priority_ageing_seconds=arguments.priority_ageing_seconds,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=arguments.enable_prefix_caching,
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,
         defaults=generation_defaults(model_path, arguments.generation_config),

@@ -16,6 +16,7 @@ from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.layers.kv_numbers import KV_TORCH_DTYPES
 from headway_runtime.layers.linear import PackedLinear
 from headway_runtime.logprobs import prompt_logprobs
 from headway_runtime.memory import (
@@ -24,6 +25,7 @@ from headway_runtime.memory import (
     check_free,
     default_kv_cache_memory_bytes,
     free_memory_bytes,
+    kept_as,
     kv_bytes_per_token,
     num_kv_blocks,
 )
@@ -58,7 +60,8 @@ class Runner:
                 weights = CheckpointWeights(folder, dtype, self._device)
             self._model = Decoder(self._model_config, weights, config.max_model_len, dtype, self._device)
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
-            self.num_blocks = self._choose_num_blocks(config, dtype_name)
+            self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
+            self.num_blocks = self._choose_num_blocks(config)
             shape = KVShape(
                 self._model_config.num_layers,
                 self.num_blocks + 1,
@@ -67,7 +70,8 @@ class Runner:
                 self._model_config.head_dim,
             )
             num_groups = self._model_config.num_attention_heads // shape.num_kv_heads
-            self._cache = KVCache(shape, num_groups, dtype, self._device, self._model.attention_layers)
+            kept = KV_TORCH_DTYPES[self.kv_dtype]
+            self._cache = KVCache(shape, num_groups, dtype, self._device, self._model.attention_layers, kept)
             self._inputs = StepInputBuilder(
                 config,
                 self._cache,
@@ -80,12 +84,13 @@ class Runner:
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
         logger.info(
-            "model %s on %s in %s, %d KV blocks of %d tokens",
+            "model %s on %s in %s, %d KV blocks of %d tokens in %s",
             folder.name,
             self._device,
             dtype_name,
             self.num_blocks,
             config.block_size,
+            self.kv_dtype,
         )
 
     @property
@@ -145,8 +150,8 @@ class Runner:
         except RuntimeError:
             return False
 
-    def _choose_num_blocks(self, config: EngineConfig, dtype_name: str) -> int:
-        bytes_per_token = kv_bytes_per_token(self._model_config, dtype_name)
+    def _choose_num_blocks(self, config: EngineConfig) -> int:
+        bytes_per_token = kv_bytes_per_token(self._model_config, self.kv_dtype)
         memory_bytes = config.kv_cache_memory_bytes
         is_cuda = self._device.type == "cuda"
         try:

@@ -1,6 +1,5 @@
 """Small random checkpoints of each architecture, the same models in transformers, and engines over them."""
 
-import copy
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -205,7 +204,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkp
             randomize(model)
             folder = tmp_path_factory.mktemp("checkpoint")
             model.save_pretrained(folder, save_original_format="one tensor" not in shape)
-            exact = model if dtype == "float32" else copy.deepcopy(model).float()
+            # Read again: turning a model into bfloat16 would do it to its rotary frequencies too.
+            model, exact = (
+                type(model).from_pretrained(folder, dtype=getattr(torch, one)).eval()
+                for one in (dtype, "float32")
+            )
             made[key] = Checkpoint(folder, model, exact)
         return made[key]
 

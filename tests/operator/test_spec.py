@@ -102,7 +102,6 @@ def test_refuses_with_field_value_and_remedy(
     [
         ({"quantization": "int8"}, "spec.quantization"),
         ({"tensorParallelSize": 2}, "spec.tensorParallelSize"),
-        ({"kvCacheDtype": "fp8"}, "spec.kvCacheDtype"),
         ({"speculative": {"draft": {"source": "bundled://headway-tiny-draft"}}}, "spec.speculative"),
         ({"model": {"source": "hf://org/name"}}, "spec.model.source"),
     ],

@@ -12,6 +12,7 @@ pytest.importorskip("llvmlite")
 
 from headway_runtime.kernels.cpu.linear import PairsLinear
 from headway_runtime.kernels.cpu.processor import has_features
+from headway_runtime.kernels.cpu.scoring import Scoring
 from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 from headway_runtime.layers import cpu_kernels
 from headway_runtime.layers.attention import AttentionLayer, KVCache, KVShape
@@ -75,7 +76,7 @@ class Paged:
         self.cache = KVCache(kv_shape, self.groups, dtype, CPU, [AttentionLayer(0, scale=self.dim**-0.5)])
         assert self.cache.kernels is not None
         self.kernels = self.cache.kernels
-        self.blocks = self.cache.layers[0]
+        self.blocks = self.cache.layers[0].numbers
         self.blocks.copy_(torch.randn(self.blocks.shape, generator=generator))
         ids = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
         self.tables = torch.zeros((len(lengths), max(widths) + 1), dtype=torch.int64)
@@ -131,7 +132,7 @@ def test_decodes_attend_and_store(
             paged.blocks[row[length // size], :, length % size :] = math.nan
     before = paged.blocks.clone()
     out = torch.full((len(lengths), paged.heads * paged.groups * paged.dim), math.nan, dtype=dtype)
-    paged.kernels.attend_decodes(
+    paged.kernels.attend_decodes[0](
         paged.qkv, paged.cosine, paged.sine, paged.blocks, paged.tables, paged.positions, out
     )
     for row in range(len(lengths)):
@@ -155,7 +156,7 @@ def test_decodes_are_the_same_whoever_else_is_there(num_threads: int, generator:
         for count, rows in ((1, slice(0, 9)), (num_threads, slice(0, 9)), (num_threads, slice(4, 5))):
             torch.set_num_threads(count)
             out = torch.empty((len(paged.tables[rows]), size), dtype=torch.bfloat16)
-            paged.kernels.attend_decodes(
+            paged.kernels.attend_decodes[0](
                 paged.qkv[rows],
                 paged.cosine[rows],
                 paged.sine[rows],
@@ -186,7 +187,7 @@ def test_decodes_come_out_the_same_when_they_are_computed_again(
     for row in range(end - first):
         one = slice(row, row + 1)
         rotation = paged.cosine[one], paged.sine[one]
-        paged.kernels.attend_decodes(
+        paged.kernels.attend_decodes[0](
             paged.qkv[one], *rotation, paged.blocks, paged.tables[one], paged.positions[one], want[one]
         )
     kept = paged.blocks.clone()
@@ -194,7 +195,7 @@ def test_decodes_come_out_the_same_when_they_are_computed_again(
     paged.kernels.rotate_and_store(paged.qkv, paged.cosine, paged.sine, paged.slots(), paged.blocks)
     got = torch.full_like(want, math.nan)
     tables = paged.tables[-1].expand(end - first, -1)
-    paged.kernels.attend_decodes.attend_stored(paged.qkv, paged.blocks, tables, paged.positions, got)
+    paged.kernels.attend_decodes[0].attend_stored(paged.qkv, paged.blocks, tables, paged.positions, got)
     assert torch.equal(paged.blocks, kept)
     assert torch.equal(got, want)
 
@@ -203,7 +204,7 @@ def test_a_key_that_is_no_number_spoils_its_sequence_alone(generator: torch.Gene
     paged = Paged((2, 2, 64, 16), torch.bfloat16, [40, 40], generator)
     paged.blocks[paged.tables[0, 1], 0, 3, 5] = math.nan
     out = torch.empty((2, 2 * 2 * 64), dtype=torch.bfloat16)
-    paged.kernels.attend_decodes(
+    paged.kernels.attend_decodes[0](
         paged.qkv, paged.cosine, paged.sine, paged.blocks, paged.tables, paged.positions, out
     )
     assert out[0].isnan().any()
@@ -238,7 +239,7 @@ def test_chunks_see_no_later_tokens(
     is_seen = torch.arange(context) < seen.unsqueeze(1)
     want = scores.float().masked_fill(~is_seen, -math.inf).softmax(-1)
     scores.masked_fill_(~is_seen, math.nan)
-    CausalSoftmax(groups, dtype, 16)(scores, num_seen)
+    CausalSoftmax(groups, Scoring(scale=1.0), dtype, 16)(scores, num_seen)
     assert close(scores, want)
     assert (scores[~is_seen.expand_as(scores)] == 0).all()
 

@@ -112,7 +112,6 @@ def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
     unsupported = (
         ("spec.quantization", spec.quantization, spec.quantization != "none", "none"),
         ("spec.tensorParallelSize", spec.tensor_parallel_size, spec.tensor_parallel_size > 1, "1"),
-        ("spec.kvCacheDtype", spec.kv_cache_dtype, spec.kv_cache_dtype != "auto", "auto"),
         ("spec.model.source", spec.model.source, scheme not in ("bundled", "file"), "bundled:// or file://"),
     )
     if spec.speculative is not None:

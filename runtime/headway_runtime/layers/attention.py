@@ -15,11 +15,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headway_runtime.layers.attention_layer import AttentionLayer
-from headway_runtime.layers.chunk_products import attend_chunk_by_products, whole_grains
+from headway_runtime.layers.chunk_products import (
+    attend_chunk_by_products,
+    first_block_seen,
+    whole_grains,
+)
 from headway_runtime.layers.kv_cache import KVCache, KVShape
+from headway_runtime.layers.kv_numbers import LayerKV
 from headway_runtime.layers.masks import Masks
 from headway_runtime.layers.rotary import rotate_
-from headway_runtime.layers.torch_attention import attend_decodes, attend_sequence, by_head
+from headway_runtime.layers.torch_attention import attend_decodes, attend_sequence
 
 __all__ = [
     "AttentionInputs",
@@ -119,8 +124,8 @@ def attend(
     Returns [tokens, query heads * head_dim].
     """
     shape, kernels, tokens = cache.shape, cache.kernels, len(inputs.slots)
-    blocks = cache.layers[layer.index]
-    _store(qkv, rotation, layer, cache, inputs)
+    kv = cache.layers[layer.index]
+    _store(qkv, rotation, kv, cache, inputs)
     query_size = shape.num_kv_heads * cache.num_groups * shape.head_dim
     out = qkv.new_empty((len(qkv), query_size))
     query = qkv[:, :query_size].view(len(qkv), shape.num_kv_heads, cache.num_groups, shape.head_dim)
@@ -129,50 +134,52 @@ def attend(
         rows = slice(call.start, call.end)
         match call:
             case Decodes() if kernels is not None:
-                kernels.attend_decodes(
+                kernels.attend_decodes[layer.index](
                     qkv[rows],
                     rotation[0][rows],
                     rotation[1][rows],
-                    blocks,
+                    kv.numbers,
                     call.tables,
                     call.positions,
                     out[rows],
                 )
             case Decodes():
                 mask = call.masks.within(layer.window)
-                out[rows] = attend_decodes(query[rows], blocks, call.tables, mask, layer)
+                out[rows] = attend_decodes(query[rows], kv, call.tables, mask, layer)
             case FirstChunk() | LaterChunk():
                 _attend_chunk(call, query[rows], key_value[rows], layer, cache, out[rows])
             case DecodesAgain():
                 assert kernels is not None
                 tables = call.table.expand(call.end - call.start, -1)
-                kernels.attend_decodes.attend_stored(qkv[rows], blocks, tables, call.positions, out[rows])
+                attend_again = kernels.attend_decodes[layer.index].attend_stored
+                attend_again(qkv[rows], kv.numbers, tables, call.positions, out[rows])
     if inputs.num_padding:
         out[tokens:] = 0
     return out
 
 
 def _store(
-    qkv: Tensor,
-    rotation: tuple[Tensor, Tensor],
-    layer: AttentionLayer,
-    cache: KVCache,
-    inputs: AttentionInputs,
+    qkv: Tensor, rotation: tuple[Tensor, Tensor], kv: LayerKV, cache: KVCache, inputs: AttentionInputs
 ) -> None:
-    """Rotate queries and keys, and store keys and values; not of decodes where a kernel does all of theirs."""
-    shape, tokens, blocks = cache.shape, len(inputs.slots), cache.layers[layer.index]
+    """Rotate queries and keys, store keys and values, and leave these as they will be read from the cache.
+
+    So a chunk attends to its own tokens as to those before it, and it does not show where one begins. Rows of
+    decodes are left alone where a kernel does all of theirs.
+    """
+    shape, tokens = cache.shape, len(inputs.slots)
     if cache.kernels is None:
         num_query_heads = shape.num_kv_heads * cache.num_groups
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         rotate_(heads[:, : num_query_heads + shape.num_kv_heads], *rotation)
         assert inputs.place is not None
-        numbers, offsets = inputs.place
-        blocks[numbers, :, offsets] = heads[:tokens, num_query_heads:]
+        own = heads[:tokens, num_query_heads:]
+        as_read = kv.store(inputs.place, own)
+        if cache.rounds:
+            own.copy_(as_read)
     elif tokens > inputs.num_decodes:
         rows = slice(inputs.num_decodes, tokens)
-        cache.kernels.rotate_and_store(
-            qkv[rows], rotation[0][rows], rotation[1][rows], inputs.slots[rows], blocks
-        )
+        rotate_and_store = cache.kernels.rotate_and_store
+        rotate_and_store(qkv[rows], rotation[0][rows], rotation[1][rows], inputs.slots[rows], kv.numbers)
 
 
 def _attend_chunk(
@@ -184,21 +191,28 @@ def _attend_chunk(
     out: Tensor,
 ) -> None:
     """query, own: the chunk's queries, and its keys and values, of [tokens, heads, head_dim]."""
-    kernels, blocks = cache.kernels, cache.layers[layer.index]
-    is_first = isinstance(call, FirstChunk)
-    if isinstance(call, FirstChunk):
-        all_heads = own.transpose(0, 1)
-    elif kernels is None:
-        all_heads = by_head(blocks, call.table)
-    else:
-        all_heads = kernels.gather(blocks, call.table)
+    kernels, kv, block_size = cache.kernels, cache.layers[layer.index], cache.shape.block_size
     if kernels is not None and cache.by_products:
-        first_position = 0 if isinstance(call, FirstChunk) else call.first_position
-        key, value = (whole_grains(all_heads, dim=1).contiguous() if is_first else all_heads).chunk(2)
-        attend_chunk_by_products(query, key, value, first_position, layer, kernels.softmax, out)
+        if isinstance(call, FirstChunk):
+            first_position, key_position = 0, 0
+            by_head = whole_grains(own.transpose(0, 1), dim=1).contiguous()
+        else:
+            first_position = call.first_position
+            first_block = first_block_seen(layer, first_position, block_size)
+            key_position = first_block * block_size
+            by_head = kernels.gather(kv.numbers, call.table[first_block:])
+        key, value = by_head.chunk(2)
+        softmax = kernels.softmax[layer.index]
+        attend_chunk_by_products(query, (key, value), key_position, first_position, layer, softmax, out)
         return
     # PyTorch's own attention masks by itself what comes later.
-    is_causal = is_first and layer.window is None and layer.soft_cap is None
-    key, value = all_heads.chunk(2)
+    is_causal = isinstance(call, FirstChunk) and layer.window is None and layer.soft_cap is None
+    if isinstance(call, FirstChunk):
+        by_head = own.transpose(0, 1)
+    elif kernels is None:
+        by_head = kv.by_head(call.table, own.dtype)
+    else:
+        by_head = kernels.gather(kv.numbers, call.table)
+    key, value = by_head.chunk(2)
     mask = None if is_causal else call.masks.within(layer.window)
     out.copy_(attend_sequence(query, key, value, mask, layer))

@@ -4,6 +4,7 @@ In pieces that a processor's cache holds; `scaled_dot_product_attention` takes t
 there, in float32 and, where oneDNN multiplies it, in bfloat16.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,32 +38,42 @@ def _multiplies_bfloat16() -> bool:
 
 def attend_chunk_by_products(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key_value: tuple[Tensor, Tensor],
+    key_position: int,
     first_position: int,
     layer: AttentionLayer,
     softmax: "CausalSoftmax",
     out: Tensor,
 ) -> None:
-    """One sequence's chunk, some rows at a time, each against what lies before and among them.
+    """One sequence's chunk, some rows at a time, each against what lies before and among them in its window.
 
     query: [tokens, kv_heads, groups, head_dim].
-    key, value: [kv_heads, context, head_dim], from position 0, and finite numbers up to a whole grain;
-    first_position: of the chunk's first row. out: [tokens, query heads * head_dim].
+    key_value: each [kv_heads, context, head_dim], and finite numbers up to a whole grain.
+    key_position, first_position: of the first key and of the chunk's first row; that of the key is a whole
+    number of grains, so that it does not show in the numbers where a chunk begins.
+    out: [tokens, query heads * head_dim].
     """
     tokens, num_kv_heads, _, head_dim = query.shape
+    key, value = key_value
     for start in range(0, tokens, CHUNK_ROWS):
         rows = whole_grains(query[start : start + CHUNK_ROWS], dim=0)
         num_rows = min(CHUNK_ROWS, tokens - start)
-        context = first_position + start + num_rows
-        width = min(context + -context % CHUNK_GRAIN, key.shape[1])
+        end = first_position + start + num_rows
+        first_key = layer.first_seen(first_position + start) // CHUNK_GRAIN * CHUNK_GRAIN
+        seen = slice(first_key - key_position, min(end + -end % CHUNK_GRAIN - key_position, key.shape[1]))
         queries = rows.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
-        keys = key[:, :width].transpose(1, 2)
+        keys = key[:, seen].transpose(1, 2)
         scores = torch.baddbmm(queries.new_empty(()), queries, keys, beta=0, alpha=layer.scale)
-        softmax(scores, first_position + start + 1)
-        attended = torch.bmm(scores, value[:, :width])
+        softmax(scores, first_position + start + 1 - first_key)
+        attended = torch.bmm(scores, value[:, seen])
         by_head = attended.view(num_kv_heads, len(rows), -1).transpose(0, 1)
         out[start : start + num_rows].view(num_rows, num_kv_heads, -1).copy_(by_head[:num_rows])
+
+
+def first_block_seen(layer: AttentionLayer, first_position: int, block_size: int) -> int:
+    """The first block that a chunk has to have gathered: a whole number of grains of tokens lie before it."""
+    grain = math.lcm(CHUNK_GRAIN, block_size)
+    return layer.first_seen(first_position) // grain * grain // block_size
 
 
 def whole_grains(x: Tensor, dim: int) -> Tensor:

@@ -5,12 +5,14 @@ no vector divides.
 """
 
 import logging
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from headway_runtime.layers.attention_layer import AttentionLayer
 from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
@@ -42,21 +44,26 @@ def _fitting_width(device: torch.device, *sizes: int) -> int | None:
 
 
 def paged_attention(
-    num_kv_heads: int,
-    num_groups: int,
-    head_dim: int,
-    block_size: int,
+    shape: tuple[int, int, int, int],
+    layers: Sequence[AttentionLayer],
     dtype: torch.dtype,
+    kept: torch.dtype,
     device: torch.device,
 ) -> "PagedAttention | None":
-    """num_groups: query heads that share a KV head."""
+    """shape: KV heads, query heads to one, head size, block size. kept: how the cache keeps them."""
+    _, _, head_dim, block_size = shape
     width = _fitting_width(device, head_dim // 2, block_size)
     if width is None:
         return None
+    from headway_runtime.kernels.cpu.compiler import elements
+    from headway_runtime.kernels.cpu.kv_layout import FLOAT8_E4M3, INT8, AttentionShape, KVLayout
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
-    from headway_runtime.kernels.cpu.rotation import AttentionShape
+    from headway_runtime.kernels.cpu.scoring import Scoring
 
-    return PagedAttention(AttentionShape(num_kv_heads, num_groups, head_dim, block_size), dtype, width)
+    codes = {torch.int8: INT8, torch.float8_e4m3fn: FLOAT8_E4M3}
+    layout = KVLayout(AttentionShape(*shape), codes.get(kept) or elements(kept))
+    scorings = [Scoring(layer.scale, layer.window, layer.soft_cap) for layer in layers]
+    return PagedAttention(layout, scorings, dtype, width)
 
 
 def rms_norm(

@@ -1,7 +1,8 @@
 """The KV cache: blocks of keys and values of all layers, and how they are read and written on their device.
 
-One layer's cache is [blocks, 2 * kv_heads, block_size, head_dim]: in each block a plane of each head's keys,
-then one of each head's values.
+One layer's block is in one piece: a plane of each head's keys, [block_size, head_dim], then one of each
+head's values; where they are codes (see kv_numbers.py), the scales of all planes follow, float32
+[planes, block_size]. So `data[:, block]` is all there is of a block, in as many pieces as there are layers.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,10 @@ from torch import Tensor
 from headway_runtime.layers.attention_layer import AttentionLayer
 from headway_runtime.layers.chunk_products import attends_by_products
 from headway_runtime.layers.cpu_kernels import paged_attention
+from headway_runtime.layers.kv_numbers import LARGEST_CODES, LayerKV
 from headway_runtime.layers.zeroed_memory import lazy_zeros
+
+SCALE_BYTES = torch.float32.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class KVShape:
 class KVCache:
     """The blocks of all layers, allocated once.
 
-    num_groups: query heads that share a KV head. layers: how each layer attends.
+    data: all of it as bytes, [layers, blocks, bytes of a block]. layers: the same as numbers.
     """
 
     def __init__(
@@ -45,24 +49,35 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         layers: Sequence[AttentionLayer],
+        kept: torch.dtype | None = None,
     ) -> None:
+        """num_groups: query heads that share a KV head. layers: how each attends.
+
+        dtype: of what is computed with. kept: how keys and values are kept; None: as they are computed.
+        """
+        kept = dtype if kept is None else kept
         self.shape = shape
         self.num_groups = num_groups
-        is_plain = all(
-            layer == AttentionLayer(layer.index, shape.head_dim**-0.5) for layer in layers
-        )
-        self.kernels = (
-            paged_attention(
-                shape.num_kv_heads, num_groups, shape.head_dim, shape.block_size, dtype, device
-            )
-            if is_plain
-            else None
+        self.kernels = paged_attention(
+            (shape.num_kv_heads, num_groups, shape.head_dim, shape.block_size), layers, dtype, kept, device
         )
         self.by_products = self.kernels is not None and attends_by_products(dtype, device)
+        # Whether what is read differs from what was computed.
+        self.rounds = kept != dtype
+        num_numbers = shape.num_planes * shape.block_size * shape.head_dim
+        has_scales = kept in LARGEST_CODES
+        num_scales = shape.num_planes * shape.block_size if has_scales else 0
+        end = num_numbers * kept.itemsize
         # Zeros, because padding reads the null block: what is masked still must be finite.
-        size = (shape.num_layers, shape.num_blocks, shape.num_planes, shape.block_size, shape.head_dim)
-        self.data = lazy_zeros(size, dtype, device)
-        self.layers = list(self.data.unbind(0))
+        size = (shape.num_layers, shape.num_blocks, end + num_scales * SCALE_BYTES)
+        self.data = lazy_zeros(size, torch.uint8, device)
+        per_plane = (shape.num_layers, shape.num_blocks, shape.num_planes, shape.block_size)
+        numbers = self.data[..., :end].view(kept).view(*per_plane, shape.head_dim)
+        scales = self.data[..., end:].view(torch.float32).view(per_plane) if has_scales else None
+        self.layers = [
+            LayerKV(numbers[index], None if scales is None else scales[index])
+            for index in range(shape.num_layers)
+        ]
 
     def clear(self, blocks: Tensor) -> None:
         """Zero some blocks in all layers."""

@@ -1,26 +1,20 @@
-"""Attention over paged KV by PyTorch's operators: for GPUs, and for CPUs where a kernel of our own is missing."""
+"""Attention over paged KV by PyTorch's operators: for GPUs, and for CPUs without kernels of our own."""
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from headway_runtime.layers.attention_layer import AttentionLayer
+from headway_runtime.layers.kv_numbers import LayerKV
 
 # Scores that PyTorch's own attention cannot compute are held for so many rows at once.
 CAPPED_ROWS = 128
 
 
-def by_head(blocks: Tensor, table: Tensor) -> Tensor:
-    """One sequence's keys and values, gathered: [2 * kv_heads, context, head_dim]."""
-    return blocks.transpose(0, 1).index_select(1, table).flatten(1, 2)
-
-
-def attend_decodes(
-    query: Tensor, blocks: Tensor, tables: Tensor, mask: Tensor, layer: AttentionLayer
-) -> Tensor:
+def attend_decodes(query: Tensor, kv: LayerKV, tables: Tensor, mask: Tensor, layer: AttentionLayer) -> Tensor:
     """One token each. query: [sequences, kv_heads, groups, head_dim]; mask: [sequences, context]."""
-    planes, head_dim = blocks.shape[1], blocks.shape[3]
-    gathered = by_head(blocks, tables.flatten()).view(planes, len(tables), -1, head_dim)
+    gathered = kv.by_head(tables.flatten(), query.dtype)
+    gathered = gathered.view(len(gathered), len(tables), -1, query.shape[-1])
     key, value = (half.transpose(0, 1) for half in gathered.chunk(2))
     return _attended(query, key, value, mask[:, None, None], layer).reshape(query.shape[0], -1)
 
@@ -40,7 +34,7 @@ def attend_sequence(
         attended = _attended(queries, keys, values, mask, layer)
     else:
         assert mask is not None
-        pieces = zip(queries.split(CAPPED_ROWS, dim=2), mask.split(CAPPED_ROWS), strict=True)
+        pieces = zip(torch.split(queries, CAPPED_ROWS, dim=2), torch.split(mask, CAPPED_ROWS), strict=True)
         attended = torch.cat([_attended(rows, keys, values, own, layer) for rows, own in pieces], dim=2)
     return attended.permute(2, 1, 0, 3).reshape(tokens, -1)
 
