@@ -27,14 +27,15 @@ class Fields:
         return self.values.get(name, self._defaults.get(name))
 
     def error(self, name: str, remedy: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.where}: {name}={self.get(name)!r}: {remedy}")
+        value = None if name in self._nulls else self.get(name)
+        return ModelLoadError(f"{self.where}: {name}={value!r}: {remedy}")
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         value = self.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            kind = "positive integer" if least == 1 else f"integer of at least {least}"
-            raise self.error(name, f"want a {kind}; correct the model's file")
+            kind = "a positive integer" if least == 1 else f"{least} or more"
+            raise self.error(name, f"want {kind}; correct the model's file")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

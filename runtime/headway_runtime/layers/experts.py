@@ -72,7 +72,7 @@ class Experts:
         out = torch.empty_like(x)
         pieces = (part.split(ROWS_AT_ONCE) for part in (out, weights, places.view(chosen.shape)))
         for rows, shares, own in zip(*pieces, strict=True):
-            of_tokens = results.index_select(0, own.flatten()).view(*own.shape, -1)
+            of_tokens = results.index_select(0, own.flatten()).view(*own.shape, x.shape[1])
             rows.copy_(of_tokens.mul(shares.unsqueeze(-1)).sum(1))
         return out
 
