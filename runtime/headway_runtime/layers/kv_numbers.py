@@ -61,7 +61,8 @@ def to_codes(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Codes of `x`, [..., head_dim], and their scales, float32 [...]."""
     wide, largest_code = x.float(), LARGEST_CODES[dtype]
     largest = wide.abs().amax(-1)
-    inverse = largest_code / largest.clamp_min(LEAST_MAGNITUDE)
+    # Divided as kernels do: a number over a tensor would be the tensor's reciprocal times the number.
+    inverse = torch.full_like(largest, largest_code) / largest.clamp_min(LEAST_MAGNITUDE)
     codes = wide * inverse.unsqueeze(-1)
     return (codes.round_() if dtype == torch.int8 else codes).to(dtype), largest * (1.0 / largest_code)
 
