@@ -12,13 +12,18 @@ from torch import Tensor
 # Divided by instead of zero.
 LEAST_MAGNITUDE = 1e-30
 LARGEST_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-KV_TORCH_DTYPES = {
+# Of what is asked for (see config.py); "auto" is as the model computes.
+KEPT_DTYPES = {
     "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
     "int8": torch.int8,
 }
+
+
+def kept_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
+    """How a cache of that type keeps numbers. dtype: of what is computed with."""
+    return KEPT_DTYPES.get(kv_cache_dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True)
