@@ -120,7 +120,7 @@ class Paged:
     def decodes_again(self, rows: Rows, table: Tensor, first: int) -> Tensor:
         """Attend as tokens of one sequence that were generated before."""
         count = len(rows.qkv)
-        call = DecodesAgain(0, count, table, torch.arange(first, first + count))
+        call = DecodesAgain(0, count, table.expand(count, -1), torch.arange(first, first + count))
         return self._attend(rows, self.slots(table, first, count), call, num_decodes=0)
 
     def _attend(self, rows: Rows, slots: Tensor, call: Any, num_decodes: int) -> Tensor:
