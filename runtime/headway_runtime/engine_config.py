@@ -35,6 +35,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         kv_cache_dtype=options.kv_cache_dtype,  # type: ignore[arg-type]
         enable_prefix_caching=options.enable_prefix_caching,
         structured_output_timeout_seconds=options.structured_output_timeout_seconds,
+        speculative=options.speculative,
         seed=options.seed,
     )
 

@@ -202,7 +202,7 @@ def test_experts_are_read_under_old_and_new_names(read: Any) -> None:
 
 def test_gemma3_within_another_model_is_read_with_the_defaults_of_its_class(read: Any) -> None:
     left_out = dict.fromkeys(SIZES, ...)
-    text = {
+    text: dict[str, Any] = {
         "model_type": "gemma3_text",
         "hidden_size": 2560,
         "intermediate_size": 10240,

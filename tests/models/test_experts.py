@@ -117,12 +117,14 @@ def test_router_chooses_and_weighs_as_that_of_transformers(
     monkeypatch.setattr(linear, "pairs_linear", lambda parts, bias: None)
     monkeypatch.setattr(linear, "can_pack", lambda: False)
     normalizes = family != "qwen3 moe"
-    sizes = {"hidden_size": HIDDEN, "num_experts_per_tok": 3}
-    router: Any
-    if family == "mixtral":
-        router = MixtralTopKRouter(MixtralConfig(**sizes, num_local_experts=12))
-    else:
-        router = Qwen3MoeTopKRouter(Qwen3MoeConfig(**sizes, num_experts=12, norm_topk_prob=normalizes))
+    sizes: Any = {"hidden_size": HIDDEN, "num_experts_per_tok": 3}
+    router: Any = (
+        MixtralTopKRouter(MixtralConfig(**sizes, num_local_experts=12))  # type: ignore[no-untyped-call]
+        if family == "mixtral"
+        else Qwen3MoeTopKRouter(  # type: ignore[no-untyped-call]
+            Qwen3MoeConfig(**sizes, num_experts=12, norm_topk_prob=normalizes)
+        )
+    )
     mixture = Mixture(12, 3, dtype, generator, normalizes=normalizes)
     router.weight.data = mixture.router
     x = torch.randn((200, HIDDEN), generator=generator).to(dtype)

@@ -95,7 +95,8 @@ def test_old_and_new_spelling_mean_the_same(name: str, tmp_path: Path) -> None:
 
 def test_length_before_scaling_beside_the_rotary_fields_has_priority(tmp_path: Path) -> None:
     folder = write(tmp_path, rope_parameters=YARN, original_max_position_embeddings=100)
-    config: Any = LlamaConfig(**SIZES, rope_parameters=dict(YARN), original_max_position_embeddings=100)
+    beside: dict[str, Any] = {"original_max_position_embeddings": 100}
+    config: Any = LlamaConfig(**SIZES, rope_parameters=dict(YARN), **beside)
     (rope,) = read_model_config(folder).ropes
     assert isinstance(rope.scaling, YarnRope)
     assert rope.scaling.original_max_position_embeddings == 100

@@ -157,4 +157,5 @@ def test_files_of_no_use_are_told_before_the_start(model_folder: Path, tmp_path:
     assert "needs --ssl-certfile" in refusal(key)
     assert "needs --ssl-certfile" in refusal("--enable-ssl-refresh")
     options = parse_options([str(model_folder), one, key])
-    assert options.tls is not None and options.tls.keyfile == str(tmp_path / "one.key")
+    assert options.tls is not None
+    assert options.tls.keyfile == str(tmp_path / "one.key")

@@ -2,8 +2,9 @@
 
 - Decodes (one token each) are attended together. On a CPU a kernel of our own reads the blocks where they
   lie; elsewhere they are gathered, padded to the longest of the group, for scaled_dot_product_attention.
-- Tokens that were decoded before their sequence lost its KV are attended as decodes again, where there are
-  kernels: so a preempted sequence goes on as if nothing had been.
+- Generated tokens that are computed several at a time (because their sequence lost its KV, or because they
+  are guesses to be checked) are attended as decodes, where there are kernels: so a preempted sequence goes on
+  as if nothing had been, and guessing changes no number.
 - Prefill chunks are attended one by one, straight from the projections where a chunk starts its sequence,
   else from a gather of the sequence's blocks; on a CPU by products (see chunk_products.py).
 
@@ -80,16 +81,17 @@ class LaterChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodesAgain:
-    """Rows [start, end) of the step: tokens of one sequence that were generated before it lost their KV.
+    """Rows [start, end) of the step: generated tokens that are computed several at a time.
 
-    They attend as decodes, as they did the first time, so that they come out the same to the last bit.
+    Their sequence lost its KV, or they are guesses. They attend as decodes, as they did the first time or
+    would one by one, so that they come out the same to the last bit.
 
-    table: ids of the sequence's blocks, up to the last row's. positions: of the tokens.
+    tables: ids of the blocks of each row's sequence, [rows, blocks]. positions: of the tokens.
     """
 
     start: int
     end: int
-    table: Tensor
+    tables: Tensor
     positions: Tensor
 
 
@@ -150,9 +152,8 @@ def attend(
                 _attend_chunk(call, query[rows], key_value[rows], layer, cache, out[rows])
             case DecodesAgain():
                 assert kernels is not None
-                tables = call.table.expand(call.end - call.start, -1)
                 attend_again = kernels.attend_decodes[layer.index].attend_stored
-                attend_again(qkv[rows], kv.numbers, tables, call.positions, out[rows])
+                attend_again(qkv[rows], kv.numbers, call.tables, call.positions, out[rows])
     if inputs.num_padding:
         out[tokens:] = 0
     return out

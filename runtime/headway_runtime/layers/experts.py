@@ -70,7 +70,7 @@ class Experts:
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
         out = torch.empty_like(x)
-        pieces = (part.split(ROWS_AT_ONCE) for part in (out, weights, places.view(chosen.shape)))
+        pieces = (torch.split(part, ROWS_AT_ONCE) for part in (out, weights, places.view(chosen.shape)))
         for rows, shares, own in zip(*pieces, strict=True):
             of_tokens = results.index_select(0, own.flatten()).view(*own.shape, x.shape[1])
             rows.copy_(of_tokens.mul(shares.unsqueeze(-1)).sum(1))

@@ -12,13 +12,18 @@ from torch import Tensor
 # Divided by instead of zero.
 LEAST_MAGNITUDE = 1e-30
 LARGEST_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-KV_TORCH_DTYPES = {
+# Of what is asked for (see config.py); "auto" is as the model computes.
+KEPT_DTYPES = {
     "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
     "int8": torch.int8,
 }
+
+
+def kept_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
+    """How a cache of that type keeps numbers. dtype: of what is computed with."""
+    return KEPT_DTYPES.get(kv_cache_dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,8 @@ def to_codes(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Codes of `x`, [..., head_dim], and their scales, float32 [...]."""
     wide, largest_code = x.float(), LARGEST_CODES[dtype]
     largest = wide.abs().amax(-1)
-    inverse = largest_code / largest.clamp_min(LEAST_MAGNITUDE)
+    # Divided as kernels do: a number over a tensor would be the tensor's reciprocal times the number.
+    inverse = torch.full_like(largest, largest_code) / largest.clamp_min(LEAST_MAGNITUDE)
     codes = wide * inverse.unsqueeze(-1)
     return (codes.round_() if dtype == torch.int8 else codes).to(dtype), largest * (1.0 / largest_code)
 

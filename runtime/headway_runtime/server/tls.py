@@ -1,7 +1,7 @@
-"""Serving HTTPS: the flags (names as in vLLM), their check at the start, and certificates that are renewed.
+"""Serving HTTPS: the flags (names as in vLLM), their check at the start, and renewed certificates.
 
-The certificate is checked before anything else starts, so that a wrong file is told at once. `ssl` is imported
-only where it is asked for.
+The certificate is checked before anything else starts, so that a wrong file is told at once. `ssl` is
+imported only where it is asked for.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def tls_options(arguments: argparse.Namespace) -> TlsOptions | None:
         return None
     if arguments.ssl_cert_reqs and arguments.ssl_ca_certs is None:
         raise ConfigError(
-            f"--ssl-cert-reqs={arguments.ssl_cert_reqs} needs --ssl-ca-certs to check clients' certificates against"
+            f"--ssl-cert-reqs={arguments.ssl_cert_reqs} needs --ssl-ca-certs, against which to check"
         )
     options = TlsOptions(
         certfile=arguments.ssl_certfile,
