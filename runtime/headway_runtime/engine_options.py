@@ -19,6 +19,7 @@ from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.sources.flags import add_source_arguments
 
 # Operators of smaller models end before a second thread has begun.
 FEWEST_WEIGHTS_TO_SHARE = 32_000_000
@@ -51,6 +52,7 @@ class EngineOptions:
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that say what the engine is and what it may take."""
     add = parser.add_argument
+    add_source_arguments(parser)
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
