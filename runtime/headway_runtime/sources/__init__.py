@@ -77,13 +77,14 @@ def _remote(
     lifeline_fd: int | None,
 ) -> Path:
     store = store_of(reference, download_dir, os.environ)
-    if reference.pinned is not None and (folder := store.complete(reference.pinned)) is not None:
+    offline = is_offline(reference, os.environ)
+    identity = reference.pinned or (store.known(reference.ref) if offline else None)
+    if identity is not None and (folder := store.complete(identity)) is not None:
         return folder
     # Only now: a folder of this machine needs none of it.
     from headway_runtime.sources.fetch_task import Task
     from headway_runtime.sources.fetching import fetch_apart
 
-    offline = is_offline(reference, os.environ)
     return fetch_apart(Task(source, revision, download_dir, offline, lifeline_fd))
 
 

@@ -14,7 +14,6 @@ from headway_runtime.checkpoint_files import INDEX_FILE
 from headway_runtime.errors import ModelFetchError
 from headway_runtime.sources import wanted
 from headway_runtime.sources.checksums import Checksum, digest_for
-from headway_runtime.sources.fetch import revision_of
 from headway_runtime.sources.reference import HubModel, RemoteModel
 from headway_runtime.sources.remote import RemoteFile
 from headway_runtime.sources.store import Store
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def offline(model: RemoteModel, store: Store, watcher: Watcher) -> Path:
     """What is cached of `model`, complete. ModelFetchError where it is not all there, or not right."""
-    identity = model.pinned or store.known(revision_of(model))
+    identity = model.pinned or store.known(model.ref)
     folder = store.complete(identity) if identity else None
     if folder is None and identity and isinstance(model, HubModel) and store.snapshot(identity).is_dir():
         folder = _adopt(model, identity, store, watcher)

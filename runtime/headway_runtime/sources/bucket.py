@@ -25,8 +25,6 @@ from botocore.exceptions import (
     ClientError,
     ConnectionError,  # noqa: A004 - botocore's own name
     HTTPClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
 )
 from urllib3.exceptions import HTTPError as StreamBroken
 
@@ -148,6 +146,10 @@ class Bucket:
         finally:
             body.close()
 
+    def close(self) -> None:
+        """Give connections back."""
+        self._client.close()
+
     def _chunks(self, body: Any) -> Iterator[bytes]:
         while True:
             try:
@@ -164,8 +166,6 @@ class Bucket:
             yield
         except ClientError as error:
             self._refuse(error)
-        except (NoCredentialsError, PartialCredentialsError) as error:
-            raise ModelFetchError(f"{self._model}: {error}; complete them or remove them") from error
         except (ConnectionError, HTTPClientError) as error:
             raise TransientError(f"{self._endpoint} cannot be reached ({error})") from error
         except BotoCoreError as error:
@@ -175,6 +175,7 @@ class Bucket:
         code = str(error.response.get("Error", {}).get("Code", ""))
         metadata = error.response.get("ResponseMetadata", {})
         status = int(metadata.get("HTTPStatusCode", 0))
+        said = str(error.response.get("Error", {}).get("Message", ""))
         model = self._model
         if status >= 500 or status == 429 or code in _TRANSIENT_CODES:
             after = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
@@ -187,7 +188,7 @@ class Bucket:
             )
         elif status == 412:
             message = "an object was replaced while it was fetched; start again to fetch the new one"
-        elif status == 404:
+        elif code == "NoSuchKey":
             message = "an object that was listed is gone; start again"
         elif status in (400, 401, 403) and not self._has_credentials:
             message = (
@@ -196,13 +197,12 @@ class Bucket:
                 "account"
             )
         elif status in (401, 403):
-            said = error.response.get("Error", {}).get("Message", "")
             message = (
                 f"{self._endpoint} answers {status} {code} ({said}); the credentials that were found need "
                 "s3:ListBucket on the bucket and s3:GetObject on its objects"
             )
         else:
-            message = f"{self._endpoint} answers {error}"
+            message = f"{self._endpoint} answers {status} {code} ({said})"
         raise ModelFetchError(f"{model}: {message}") from error
 
 

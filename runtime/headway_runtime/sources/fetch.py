@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from headway_runtime.checkpoint_files import INDEX_FILE
-from headway_runtime.errors import ModelFetchError
+from headway_runtime.errors import ModelFetchError, ModelLoadError
 from headway_runtime.sources import layers, wanted
 from headway_runtime.sources.patience import Patience
-from headway_runtime.sources.reference import HubModel, RegistryModel, RemoteModel
+from headway_runtime.sources.reference import RemoteModel
 from headway_runtime.sources.remote import Listing, Remote, RemoteFile, TransientError
 from headway_runtime.sources.store import OWN_FOLDER, Store
 from headway_runtime.sources.transfer import Transfer, Watcher
@@ -38,8 +38,7 @@ def fetch(
 ) -> Path:
     """The folder of `model`, complete and checked. ModelFetchError, or what `check` raises."""
     what = str(model)
-    revision = revision_of(model)
-    known = store.known(revision)
+    known = store.known(model.ref)
     cached = store.complete(known) if known else None
     try:
         asking = (
@@ -61,19 +60,8 @@ def fetch(
                 folder = _Fetching(
                     what, listing, store, Transfer(remote, store, patience, watcher), check
                 ).run()
-    store.remember(revision, identity)
+    store.remember(model.ref, identity)
     return folder
-
-
-def revision_of(model: RemoteModel) -> str:
-    """Under which name the cache remembers what a source held when it was last asked."""
-    match model:
-        case HubModel():
-            return model.revision
-        case RegistryModel():
-            return model.reference.replace(":", "-")
-        case _:
-            return "latest"
 
 
 class _Fetching:
@@ -85,6 +73,7 @@ class _Fetching:
         self._store = store
         self._transfer = transfer
         self._check = check
+        self._taken_out: list[RemoteFile] = []
 
     def run(self) -> Path:
         files = self._unpacked() | {file.path: file for file in self._listing.files}
@@ -100,8 +89,11 @@ class _Fetching:
         weights = {name: by_name[name] for name in wanted.weight_files(by_name, index, self._what)}
         self._transfer.bring(list(weights.values()), self._what)
         folder = self._store.publish(self._listing.identity, self._what, small | weights)
-        for archive in self._listing.archives:
-            self._store.blob(archive.key).unlink(missing_ok=True)
+        # What archives were good for: their files have names of their own now.
+        used = {file.key for file in (*small.values(), *weights.values())}
+        for file in (*self._listing.archives, *self._taken_out):
+            if file.key not in used:
+                self._store.blob(file.key).unlink(missing_ok=True)
         return folder
 
     def _look_at(self, small: Mapping[str, RemoteFile]) -> None:
@@ -113,6 +105,8 @@ class _Fetching:
                 for name, file in small.items():
                     shutil.copyfile(self._store.blob(file.key), folder / name)
             self._check(folder)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self._what}: {error}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -138,6 +132,7 @@ class _Fetching:
             for path, num_bytes in contents.files.items():
                 files[path] = replace(blobs[path], num_bytes=num_bytes)
                 self._store.place(files[path])
+                self._taken_out.append(files[path])
         return files
 
     def _may_be_wanted(self, path: str) -> bool:

@@ -94,7 +94,8 @@ def run(task: Task, teller: Teller) -> Path:
     store = store_of(model, task.download_dir, os.environ)
     if task.is_offline:
         return offline(model, store, teller)
-    return fetch(model, remote_of(model), store, Patience(), teller, check_config)
+    with contextlib.closing(remote_of(model)) as remote:
+        return fetch(model, remote, store, Patience(), teller, check_config)
 
 
 def check_config(folder: Path) -> None:

@@ -45,10 +45,10 @@ LIBRARY = "headway"
 class Hub:
     """One repository at one revision."""
 
-    def __init__(self, model: HubModel) -> None:
+    def __init__(self, model: HubModel, endpoint: str = constants.ENDPOINT) -> None:
         self._model = model
         self._commit = model.revision
-        self._endpoint = constants.ENDPOINT
+        self._endpoint = endpoint
         self._headers = build_hf_headers(library_name=LIBRARY)
 
     def listing(self) -> Listing:
@@ -96,6 +96,9 @@ class Hub:
                 yield Stream(offset_of(response, offset), chunks_of(response))
         except httpx2.HTTPError as error:
             raise unreachable(error, self._endpoint) from error
+
+    def close(self) -> None:
+        """Nothing: the library keeps one session for all."""
 
     def _check(self, response: httpx2.Response, file: RemoteFile) -> None:
         try:

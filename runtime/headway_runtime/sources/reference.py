@@ -53,6 +53,11 @@ class HubModel:
         """The commit, where the source names one: what it holds never changes."""
         return self.revision if _COMMIT.fullmatch(self.revision) else None
 
+    @property
+    def ref(self) -> str:
+        """Under which name the cache remembers what the source held when it was last asked."""
+        return self.revision
+
     def __str__(self) -> str:
         return f"hf://{self.repository}@{self.revision}"
 
@@ -69,6 +74,11 @@ class BucketModel:
         """Nothing: objects may always be replaced."""
         return None
 
+    @property
+    def ref(self) -> str:
+        """As a hub model's."""
+        return "latest"
+
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
@@ -83,8 +93,13 @@ class RegistryModel:
 
     @property
     def pinned(self) -> str | None:
-        """The digest, where the source names one."""
-        return self.reference if self.reference.startswith("sha256:") else None
+        """The digest, where the source names one, as `Listing.identity` has it."""
+        return self.reference.removeprefix("sha256:") if self.reference.startswith("sha256:") else None
+
+    @property
+    def ref(self) -> str:
+        """As a hub model's."""
+        return self.reference.replace(":", "-")
 
     def __str__(self) -> str:
         separator = "@" if self.pinned else ":"

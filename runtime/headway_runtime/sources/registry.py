@@ -163,6 +163,10 @@ class Registry:
             except httpx2.HTTPError as error:
                 raise unreachable(error, self._host) from error
 
+    def close(self) -> None:
+        """Give connections back."""
+        self._client.close()
+
     @contextmanager
     def _asked(self, path: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
         """A good answer; logs in where that is asked for, once."""
