@@ -213,12 +213,11 @@ def test_credentials_of_a_profile_are_found(
 ) -> None:
     folder = Path(os.environ["HOME"]) / ".aws"
     folder.mkdir(parents=True)
-    lines = ["[profile models]", f"endpoint_url = {s3_server}", "region = eu-central-1"]
+    lines = ["[profile models]", f"endpoint_url = {s3_server}", "region = us-east-1"]
     (folder / "config").write_text("\n".join(lines))
     secrets = [f"{name.lower()} = {value}" for name, value in KEYS.items()]
     (folder / "credentials").write_text("\n".join(["[models]", *secrets]))
     monkeypatch.setenv("AWS_PROFILE", "models")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
     assert (fetched(upload(tiny)) / "model.safetensors").read_bytes() == tiny["model.safetensors"]
 
 
@@ -242,6 +241,23 @@ def test_a_server_that_is_gone_leaves_what_is_cached(
     assert fetched(model) == folder
     with pytest.raises(ModelFetchError, match=r"cannot be reached.*given up"):
         fetched(replace(model, prefix="other"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "want"),
+    [
+        ({}, "us-east-1"),
+        ({"AWS_DEFAULT_REGION": "eu-west-1"}, "eu-west-1"),
+        ({"AWS_REGION": "eu-north-1", "AWS_DEFAULT_REGION": "eu-west-1"}, "eu-north-1"),
+    ],
+)
+def test_the_region_is_the_environments(
+    environment: dict[str, str], want: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with closing(Bucket(BucketModel("models", "a"))) as bucket:
+        assert bucket._client.meta.region_name == want
 
 
 def test_two_servers_may_have_buckets_of_one_name() -> None:

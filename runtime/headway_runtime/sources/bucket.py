@@ -12,6 +12,7 @@ MD5 of one part or of all parts. An object with none of them (CRC-64 alone, a ke
 import base64
 import hashlib
 import http.client
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,8 +67,9 @@ class Bucket:
             self._has_credentials = session.get_credentials() is not None
             if not self._has_credentials:
                 config = config.merge(Config(signature_version=UNSIGNED))
-            # Without a region botocore makes no client, even for servers that have none.
-            region = session.get_config_variable("region") or DEFAULT_REGION
+            # AWS_REGION is what all of AWS's libraries but this one read. Without a region it makes no client,
+            # even for servers that have none.
+            region = os.environ.get("AWS_REGION") or session.get_config_variable("region") or DEFAULT_REGION
             self._client: Any = session.create_client("s3", region_name=region, config=config)
         except (BotoCoreError, ValueError) as error:
             raise ModelFetchError(f"{model}: the settings for S3 are not usable: {error}") from error

@@ -15,16 +15,17 @@ FORMS = (
     "bundled://NAME, file:///FOLDER or the path of a folder, hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, "
     "oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], pvc://CLAIM/PATH"
 )
-_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:@([A-Za-z0-9][\w./-]*))?", re.ASCII)
+_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_BUCKET = re.compile(r"([A-Za-z0-9][\w.-]{1,61}[A-Za-z0-9])(?:/(.*))?", re.ASCII)
+_TEXT = r"[^\x00-\x1f\x7f]*"
+_BUCKET = re.compile(rf"([A-Za-z0-9][\w.-]{{1,61}}[A-Za-z0-9])(?:/({_TEXT}))?", re.ASCII)
 _REGISTRY = re.compile(
     r"(localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:))(:[0-9]{1,5})?"
     r"/([a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
     r"(?::(\w[\w.-]{0,127}))?(?:@(sha256:[0-9a-f]{64}))?",
     re.ASCII,
 )
-_CLAIM = re.compile(r"([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)(?:/(.*))?")
+_CLAIM = re.compile(rf"([a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)(?:/({_TEXT}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def parse(source: str, revision: str | None = None) -> Reference:
 
 def _hub(source: str, rest: str, flag: str | None) -> HubModel:
     match = _HUB.fullmatch(rest)
-    if match is None or "--" in match[1] or ".." in rest or match[1].endswith((".git", "-", ".")):
+    if match is None or "--" in rest or ".." in rest or match[1].endswith((".git", "-", ".")):
         raise ConfigError(
             f"model source {source!r}: want hf://ORG/NAME or hf://ORG/NAME@REVISION, "
             "as the model's page names them"
@@ -161,12 +162,11 @@ def _hub(source: str, rest: str, flag: str | None) -> HubModel:
 
 def _bucket(source: str, rest: str) -> BucketModel:
     match = _BUCKET.fullmatch(rest)
-    prefix = (match[2] or "").strip("/") if match else ""
-    if match is None or not prefix.isprintable():
+    if match is None:
         raise ConfigError(
             f"model source {source!r}: want s3://BUCKET/PREFIX, the prefix being the 'folder' of the model"
         )
-    return BucketModel(match[1], prefix)
+    return BucketModel(match[1], (match[2] or "").strip("/"))
 
 
 def _registry(source: str, rest: str) -> RegistryModel:
@@ -184,7 +184,7 @@ def _registry(source: str, rest: str) -> RegistryModel:
 def _claim(source: str, rest: str) -> ClaimModel:
     match = _CLAIM.fullmatch(rest)
     path = (match[2] or "").strip("/") if match else ""
-    if match is None or ".." in path.split("/") or not path.isprintable():
+    if match is None or ".." in path.split("/"):
         raise ConfigError(f"model source {source!r}: want pvc://CLAIM/PATH, the path inside the volume")
     return ClaimModel(match[1], path)
 
