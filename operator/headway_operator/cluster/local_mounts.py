@@ -49,8 +49,8 @@ def materialise(
             if kind == "persistentVolumeClaim":
                 claim = volume[kind].get("claimName")
                 raise ClusterError(
-                    f"{where} is the claim {claim!r}, which only a cluster has; give spec.model.source the folder "
-                    "where this machine has the files, as an absolute path"
+                    f"{where} is the claim {claim!r}, which only a cluster has; give the folder where this "
+                    "machine has its files, as spec.model.source or as a hostPath"
                 )
             raise ClusterError(f"{where} is a {kind}, which has no counterpart in the local world")
         folders[volume["name"]] = folder

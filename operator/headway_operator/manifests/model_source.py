@@ -1,7 +1,7 @@
 """How a replica comes to its model: what it is told to serve, what is mounted, and with which credentials.
 
-A claim is mounted as a whole and read-only: links inside it, as the Hub's cache has them, stay whole. The Secret
-of a remote source is what its own tools make: a token, an access key, a docker login.
+A claim is mounted as a whole and read-only: links inside it, as the Hub's cache has them, stay whole. The
+Secret of a remote source is what its own tools make: a token, an access key, a docker login.
 """
 
 from typing import Any

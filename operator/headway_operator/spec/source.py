@@ -1,4 +1,4 @@
-"""Where a model's weights may lie: the forms of a source, for the CRD and for the world without an API server.
+"""Where a model's weights may lie: the forms of a source, for the CRD and where no API server stands.
 
 The runtime reads the same forms (`headway_runtime/sources/reference.py`); `tests/contract/` holds both to one
 list. Expressions are such that CEL's and Python's engines read them alike. Knows nothing of what is rendered.
@@ -20,24 +20,24 @@ _HOST = "[A-Za-z0-9-]+"
 _PORT = ":[0-9]{1,5}"
 _REPOSITORY = "[a-z0-9]+([._-]+[a-z0-9]+)*"
 _TEXT = "[^\\x00-\\x1f\\x7f]"
+_REGISTRY = f"(localhost({_PORT})?|{_HOST}([.]{_HOST})+({_PORT})?|{_HOST}{_PORT})"
+_REFERENCE = "(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 _FORMS = (
     "/.+",
     "bundled://.+",
     "file://(localhost)?/[^?#]+",
     f"hf://{_NAME}/{_NAME}(@[A-Za-z0-9][A-Za-z0-9_./-]*)?",
     f"s3://[A-Za-z0-9][A-Za-z0-9_.-]{{1,61}}[A-Za-z0-9](/{_TEXT}*)?",
-    f"oci://(localhost({_PORT})?|{_HOST}([.]{_HOST})+({_PORT})?|{_HOST}{_PORT})"
-    f"/{_REPOSITORY}(/{_REPOSITORY})*"
-    "(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+    f"oci://{_REGISTRY}/{_REPOSITORY}(/{_REPOSITORY})*{_REFERENCE}",
     f"pvc://[a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?(/{_TEXT}*)?",
 )
 SOURCE_PATTERN = f"^({'|'.join(_FORMS)})$"
 # What has one of the forms and names nothing all the same: repositories that the Hub does not have, ways up.
 EXCEPT_PATTERN = "^hf://(.*(--|[.][.])|[^@]*([.]git|[.-])(@|$))|^pvc://(.*/)?[.][.](/|$)"
 SOURCE_MESSAGE = (
-    "source must be bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME or hf://ORG/NAME@REVISION, "
-    "s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG or @sha256:DIGEST, or pvc://CLAIM/PATH; "
-    "for example bundled://headway-tiny"
+    "source must be bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME or "
+    "hf://ORG/NAME@REVISION, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG or @sha256:DIGEST, or "
+    "pvc://CLAIM/PATH; for example bundled://headway-tiny"
 )
 
 
