@@ -33,6 +33,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         priority_ageing_seconds=options.priority_ageing_seconds,
         enable_prefix_caching=options.enable_prefix_caching,
         structured_output_timeout_seconds=options.structured_output_timeout_seconds,
+        speculative=options.speculative,
         seed=options.seed,
     )
 

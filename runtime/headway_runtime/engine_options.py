@@ -13,13 +13,14 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
-from headway_runtime.config import Envelope, Limits, Targets
+from headway_runtime.config import Envelope, Limits, SpeculativeConfig, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.sources.flags import add_source_arguments
+from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS, speculative_options
 
 # Operators of smaller models end before a second thread has begun.
 FEWEST_WEIGHTS_TO_SHARE = 32_000_000
@@ -47,6 +48,7 @@ class EngineOptions:
     enable_prefix_caching: bool
     structured_output_timeout_seconds: float
     defaults: GenerationDefaults
+    speculative: SpeculativeConfig | None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +108,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-waiting", type=integer(1), default=1024, help="requests that may wait; more get 503")
     add("--ttft-target-milliseconds", type=positive, metavar="MS", help="count requests within it")
     add("--tpot-target-milliseconds", type=positive, metavar="MS", help="likewise")
+    add(
+        "--speculative-config",
+        metavar="JSON",
+        help='guess tokens ahead: {"model": DRAFT, "num_speculative_tokens": N}, or {"method": "ngram", ...} '
+        "to look them up in prompt and answer (default: off)",
+    )
+    add(
+        "--initial-num-speculative-tokens",
+        type=integer(0, MOST_SPECULATIVE_TOKENS),
+        help="live limit at start (default: what --speculative-config says)",
+    )
     add("--seed", type=integer(0), default=0, help="of dummy weights")
     add(
         "--num-threads",
@@ -116,10 +129,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(arguments: argparse.Namespace, model_path: Path, model: ModelConfig) -> EngineOptions:
     """Apply the model's own defaults and check what must agree. ConfigError names the flag at fault."""
-    envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens)
+    speculative = speculative_options(arguments.speculative_config, model_path)
+    num_speculative_tokens = 0 if speculative is None else speculative.num_speculative_tokens
+    envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens, num_speculative_tokens)
+    initial_speculative_tokens = arguments.initial_num_speculative_tokens
     limits = Limits(
         arguments.initial_max_num_seqs or envelope.max_num_seqs,
         arguments.initial_max_num_batched_tokens or envelope.max_num_batched_tokens,
+        num_speculative_tokens if initial_speculative_tokens is None else initial_speculative_tokens,
     )
     try:
         envelope.check(limits)
@@ -151,6 +168,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         enable_prefix_caching=arguments.enable_prefix_caching,
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,
         defaults=generation_defaults(model_path, arguments.generation_config),
+        speculative=None if speculative is None else speculative.config,
     )
 
 

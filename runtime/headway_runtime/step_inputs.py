@@ -34,6 +34,9 @@ from headway_runtime.layers.attention import (
 # Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
 SMALL_CONTEXT_BLOCKS = 8
 
+# Of more generated tokens than this, each sequence's have a call of their own: tables are copied by row.
+SHORT_AGAIN_TOKENS = 32
+
 # How many sizes there are between a power of two and the next one; below that power all are exact.
 ROWS_PER_OCTAVE = 8
 
@@ -66,8 +69,9 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Rows [start, end), which one attention call serves, and their chunks; all but decodes have one.
+    """Rows [start, end), which one attention call serves, and their chunks.
 
+    All but decodes and short ones of generated tokens have one chunk.
     first_position: of the first row.
     """
 
@@ -106,27 +110,34 @@ class StepInputBuilder:
             partial(round_up, per_octave=ROWS_PER_OCTAVE),
             (envelope.max_num_batched_tokens, envelope.max_num_seqs),
         )
-        size = 3 * tokens + sequences + envelope.max_num_seqs * blocks_per_sequence
+        # Guesses make more sampled rows than sequences.
+        sampled = min(tokens, sequences * (1 + envelope.num_speculative_tokens))
+        size = 3 * tokens + sampled + envelope.max_num_seqs * blocks_per_sequence
         self._integers = _IntegerBuffer(size, device)
         self._ramp = torch.arange(blocks_per_sequence * self._block_size, device=device)
 
     def build(self, batch: Batch) -> StepInputs:
-        """Rows are the decodes, longest context first, then the batch's other chunks in order."""
+        """Rows are the decodes, longest context first, then short chunks of generated tokens, then others."""
         block_size = self._block_size
         # Kernels add up chunks in another order than decodes; a prompt's tokens are chunks, be it one alone.
         decodes = [
             index
             for index, chunk in enumerate(batch.chunks[: batch.num_decodes])
-            if not self._has_kernels or chunk.start >= chunk.num_prompt_tokens
+            if chunk.num_tokens == 1 and (not self._has_kernels or chunk.start >= chunk.num_prompt_tokens)
         ]
         num_decodes = len(decodes)
         order = sorted(decodes, key=lambda index: -batch.chunks[index].start)
-        order.extend(sorted(set(range(len(batch.chunks))).difference(decodes)))
+        others = sorted(set(range(len(batch.chunks))).difference(decodes))
+        order.extend(sorted(others, key=lambda index: not _is_short_again(batch.chunks[index])))
         chunks = [batch.chunks[index] for index in order]
         stretches = list(_stretches(chunks, num_decodes, block_size, has_kernels=self._has_kernels))
         ends = accumulate(chunk.num_tokens for chunk in chunks)
+        # One that has guesses is sampled after each of them, too.
         sampled = [
-            (index, end - 1) for index, end, one in zip(order, ends, chunks, strict=True) if one.samples
+            (index, row)
+            for index, end, one in zip(order, ends, chunks, strict=True)
+            if one.samples
+            for row in (range(end - one.num_tokens, end) if one.ahead else (end - 1,))
         ]
 
         integers = self._integers
@@ -167,7 +178,12 @@ class StepInputBuilder:
         start, end = stretch.start, stretch.end
         positions, context = all_positions[start:end], table.shape[1] * self._block_size
         if stretch.kind is _Kind.AGAIN:
-            return DecodesAgain(start, end, table[0], positions)
+            counts = [chunk.num_tokens for chunk in stretch.chunks]
+            if len(counts) == 1:
+                return DecodesAgain(start, end, table.expand(end - start, -1), positions)
+            row_of = numpy.repeat(numpy.arange(len(counts)), counts)
+            tables = table.index_select(0, torch.from_numpy(row_of).to(table.device))
+            return DecodesAgain(start, end, tables, positions)
         is_chunk = stretch.kind is _Kind.CHUNK
         mask: Tensor | None = None
         if self._masks_chunks if is_chunk else not self._has_kernels:
@@ -232,7 +248,15 @@ def _stretches(
             end += 1
         yield _Stretch(_Kind.DECODES, chunks[start:end], start, end, chunks[start].start)
         start = end
-    for chunk in chunks[num_decodes:]:
+    first_other = num_decodes
+    while has_kernels and first_other < len(chunks) and _is_short_again(chunks[first_other]):
+        first_other += 1
+    if first_other > num_decodes:
+        own = chunks[num_decodes:first_other]
+        end = start + sum(chunk.num_tokens for chunk in own)
+        yield _Stretch(_Kind.AGAIN, own, start, end, own[0].start)
+        start = end
+    for chunk in chunks[first_other:]:
         end = start + chunk.num_tokens
         left_of_prompt = max(0, chunk.num_prompt_tokens - chunk.start)
         middle = min(end, start + left_of_prompt) if has_kernels else end
@@ -243,20 +267,26 @@ def _stretches(
         start = end
 
 
+def _is_short_again(chunk: Chunk) -> bool:
+    """A few generated tokens, guesses mostly: all such attend in one call."""
+    return 1 < chunk.num_tokens <= SHORT_AGAIN_TOKENS and chunk.start >= chunk.num_prompt_tokens
+
+
 def _token_rows(
     chunks: Sequence[Chunk], num_decodes: int, block_size: int
 ) -> tuple[Integers, Integers, Integers]:
     """Token ids, positions and slots of all rows."""
     decodes = chunks[:num_decodes]
     starts = [chunk.start for chunk in decodes]
-    token_ids = [numpy.array([chunk.token_ids[chunk.start] for chunk in decodes], dtype=numpy.int64)]
+    latest = [(chunk.tokens() if chunk.ahead else chunk.token_ids[chunk.start :])[0] for chunk in decodes]
+    token_ids = [numpy.array(latest, dtype=numpy.int64)]
     positions = [numpy.array(starts, dtype=numpy.int64)]
     blocks = [chunk.block_table[chunk.start // block_size] for chunk in decodes]
     slots = [numpy.array(blocks, dtype=numpy.int64) * block_size + positions[0] % block_size]
     for chunk in chunks[num_decodes:]:
         end = chunk.start + chunk.num_tokens
         own = numpy.arange(chunk.start, end)
-        token_ids.append(numpy.array(chunk.token_ids[chunk.start : end], dtype=numpy.int64))
+        token_ids.append(numpy.array(chunk.tokens(), dtype=numpy.int64))
         positions.append(own)
         table = numpy.array(chunk.block_table, dtype=numpy.int64)
         slots.append(table[own // block_size] * block_size + own % block_size)
@@ -265,8 +295,8 @@ def _token_rows(
 
 def _block_table(stretch: _Stretch, block_size: int) -> Integers:
     """Block ids [sequences, blocks of the longest], padded with the null block."""
-    if stretch.kind is _Kind.DECODES:
-        ends = [chunk.start + 1 for chunk in stretch.chunks]
+    if stretch.kind is _Kind.DECODES or len(stretch.chunks) > 1:
+        ends = [chunk.start + chunk.num_tokens for chunk in stretch.chunks]
     else:
         ends = [stretch.first_position + stretch.end - stretch.start]
     lengths = [-(-end // block_size) for end in ends]

@@ -5,8 +5,9 @@ then one of each head's values.
 
 - Decodes (one token each) are attended together. On a CPU a kernel of our own reads the blocks where they
   lie; elsewhere they are gathered, padded to the longest of the group, for scaled_dot_product_attention.
-- Tokens that were decoded before their sequence lost its KV are attended as decodes again, where there are
-  kernels: so a preempted sequence goes on as if nothing had been.
+- Generated tokens that are computed several at a time (because their sequence lost its KV, or because they
+  are guesses to be checked) are attended as decodes, where there are kernels: so a preempted sequence goes on
+  as if nothing had been, and guessing changes no number.
 - Prefill chunks are attended one by one, straight from the projections where a chunk starts its sequence,
   else from a gather of the sequence's blocks. On a CPU, in float32 and, where oneDNN multiplies it, in
   bfloat16, batched products and a softmax of our own do that, in pieces that a processor's cache holds:
@@ -137,16 +138,17 @@ class LaterChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodesAgain:
-    """Rows [start, end) of the step: tokens of one sequence that were generated before it lost their KV.
+    """Rows [start, end) of the step: generated tokens that are computed several at a time.
 
-    They attend as decodes, as they did the first time, so that they come out the same to the last bit.
+    Their sequence lost its KV, or they are guesses. They attend as decodes, as they did the first time or
+    would one by one, so that they come out the same to the last bit.
 
-    table: ids of the sequence's blocks, up to the last row's. positions: of the tokens.
+    tables: ids of the blocks of each row's sequence, [rows, blocks]. positions: of the tokens.
     """
 
     start: int
     end: int
-    table: Tensor
+    tables: Tensor
     positions: Tensor
 
 
@@ -232,8 +234,9 @@ def attend(
                     out[rows] = _attend_sequence(query[rows], key, value, call.mask)
             case DecodesAgain():
                 assert kernels is not None
-                tables = call.table.expand(call.end - call.start, -1)
-                kernels.attend_decodes.attend_stored(qkv[rows], blocks, tables, call.positions, out[rows])
+                kernels.attend_decodes.attend_stored(
+                    qkv[rows], blocks, call.tables, call.positions, out[rows]
+                )
     if inputs.num_padding:
         out[tokens:] = 0
     return out

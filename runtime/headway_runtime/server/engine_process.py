@@ -264,6 +264,9 @@ class EngineLoop:
             limits.max_num_batched_tokens
             if patch.max_num_batched_tokens is msgspec.UNSET
             else patch.max_num_batched_tokens,
+            limits.num_speculative_tokens
+            if patch.num_speculative_tokens is msgspec.UNSET
+            else patch.num_speculative_tokens,
         )
         try:
             self._engine.set_limits(wanted_limits)

@@ -131,6 +131,7 @@ class Patch(msgspec.Struct, tag="patch", frozen=True):
     query_id: int
     max_num_seqs: int | UnsetType = UNSET
     max_num_batched_tokens: int | UnsetType = UNSET
+    num_speculative_tokens: int | UnsetType = UNSET
     ttft_milliseconds: float | UnsetType | None = UNSET
     tpot_milliseconds: float | UnsetType | None = UNSET
 

@@ -67,8 +67,8 @@ class Bucket:
             self._has_credentials = session.get_credentials() is not None
             if not self._has_credentials:
                 config = config.merge(Config(signature_version=UNSIGNED))
-            # AWS_REGION is what all of AWS's libraries but this one read. Without a region it makes no client,
-            # even for servers that have none.
+            # AWS_REGION is what all of AWS's libraries but this one read. Without a region it makes no
+            # client, even for servers that have none.
             region = os.environ.get("AWS_REGION") or session.get_config_variable("region") or DEFAULT_REGION
             self._client: Any = session.create_client("s3", region_name=region, config=config)
         except (BotoCoreError, ValueError) as error:
