@@ -129,7 +129,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(arguments: argparse.Namespace, model_path: Path, model: ModelConfig) -> EngineOptions:
     """Apply the model's own defaults and check what must agree. ConfigError names the flag at fault."""
-    speculative = speculative_options(arguments.speculative_config, model_path)
+    speculative = speculative_options(
+        arguments.speculative_config,
+        model_path,
+        arguments.download_dir,
+        getattr(arguments, "lifeline_fd", None),  # of a server alone
+    )
     num_speculative_tokens = 0 if speculative is None else speculative.num_speculative_tokens
     envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens, num_speculative_tokens)
     initial_speculative_tokens = arguments.initial_num_speculative_tokens

@@ -3,6 +3,7 @@
 After a wanted change: HEADWAY_UPDATE_GOLDEN=1 pytest tests/operator/test_manifests.py, then read the diff.
 """
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -320,6 +321,33 @@ def test_a_replica_is_told_where_its_claim_is_mounted(build: Any, source: str, w
     container = runtime(rendered(build, {"model": {"source": source}}))
     assert container["args"][:2] == ["serve", want]
     assert "pvc" not in " ".join(container["args"])
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "want", "claims"),
+    [
+        ("pvc://a/x", "pvc://a/y", "/mnt/models/y", ["a"]),
+        ("pvc://a/x", "pvc://b/y", "/mnt/draft-models/y", ["a", "b"]),
+        ("hf://o/n", "pvc://b/y", "/mnt/draft-models/y", ["b"]),
+        ("pvc://a/x", "hf://o/n", "hf://o/n", ["a"]),
+    ],
+)
+def test_a_draft_may_lie_on_a_claim_too(
+    build: Any, model: str, draft: str, want: str, claims: list[str]
+) -> None:
+    spec = {"model": {"source": model}, "speculative": {"draft": {"source": draft}}}
+    result = rendered(build, spec)
+    container = runtime(result)
+    arguments = container["args"]
+    assert json.loads(arguments[arguments.index("--speculative-config") + 1])["model"] == want
+    pod = child(result, "Deployment", result.revision.name)["spec"]["template"]["spec"]
+    volumes = {
+        one["name"]: one["persistentVolumeClaim"] for one in pod["volumes"] if "persistentVolumeClaim" in one
+    }
+    assert [one["claimName"] for one in volumes.values()] == claims
+    mounts = {one["name"]: one for one in container["volumeMounts"] if one["name"] in volumes}
+    assert mounts.keys() == volumes.keys()
+    assert all(one["readOnly"] for one in (*mounts.values(), *volumes.values()))
 
 
 def test_a_public_source_needs_no_secret(build: Any) -> None:

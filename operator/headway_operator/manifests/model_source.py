@@ -1,4 +1,4 @@
-"""How a replica comes to its model: what it is told to serve, what is mounted, and with which credentials.
+"""How a replica comes to its models: what it is told to serve, what is mounted, and with which credentials.
 
 A claim is mounted as a whole and read-only: links inside it, as the Hub's cache has them, stay whole. The
 Secret of a remote source is what its own tools make: a token, an access key, a docker login.
@@ -9,8 +9,9 @@ from typing import Any
 from headway_operator.spec import InferenceServiceSpec
 from headway_operator.spec.source import REMOTE_SCHEMES, scheme_of
 
-CLAIM_VOLUME = "model"
-CLAIM_PATH = "/mnt/models"
+# Of the model's claim; a draft's own claim, if it has another one, is mounted beside it.
+MODEL_MOUNT = ("model", "/mnt/models")
+DRAFT_MOUNT = ("draft-model", "/mnt/draft-models")
 LOGIN_VOLUME = "model-credentials"
 LOGIN_FOLDER = "/etc/headway/model-credentials"
 DOCKER_LOGIN_KEY = ".dockerconfigjson"
@@ -27,26 +28,25 @@ SECRET_VARIABLES: dict[str, dict[str, bool]] = {
 }
 
 
-def served_source(spec: InferenceServiceSpec) -> str:
-    """What `headway serve` is told: the source, or where its claim is mounted."""
-    source = spec.model.source
+def served_source(spec: InferenceServiceSpec, source: str) -> str:
+    """What the engine is told for one of the spec's sources: itself, or where its claim is mounted."""
     if scheme_of(source) != "pvc":
         return source
-    _, path = _claim_and_path(source)
-    return f"{CLAIM_PATH}/{path}".rstrip("/")
+    claim, path = _claim_and_path(source)
+    return f"{_claims(spec)[claim][1]}/{path}".rstrip("/")
 
 
 def has_to_be_fetched(spec: InferenceServiceSpec) -> bool:
-    """Whether a replica downloads its model before it can load it."""
-    return scheme_of(spec.model.source) in REMOTE_SCHEMES
+    """Whether a replica downloads a model before it can load it."""
+    return any(scheme_of(source) in REMOTE_SCHEMES for source in _sources(spec))
 
 
 def volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
-    """The claim, and a docker login."""
-    result: list[dict[str, Any]] = []
-    if scheme_of(spec.model.source) == "pvc":
-        claim, _ = _claim_and_path(spec.model.source)
-        result.append({"name": CLAIM_VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    """Claims, and a docker login."""
+    result: list[dict[str, Any]] = [
+        {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        for claim, (volume, _) in _claims(spec).items()
+    ]
     if spec.model.credentials_secret_ref is not None and scheme_of(spec.model.source) == "oci":
         items = [{"key": DOCKER_LOGIN_KEY, "path": "config.json"}]
         secret = {"secretName": spec.model.credentials_secret_ref.name, "items": items}
@@ -56,7 +56,7 @@ def volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 
 def volume_mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     """Where `volumes` appear."""
-    paths = {CLAIM_VOLUME: CLAIM_PATH, LOGIN_VOLUME: LOGIN_FOLDER}
+    paths = {LOGIN_VOLUME: LOGIN_FOLDER, **dict(_claims(spec).values())}
     return [
         {"name": volume["name"], "mountPath": paths[volume["name"]], "readOnly": True}
         for volume in volumes(spec)
@@ -79,6 +79,20 @@ def environment(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 def _key(secret: str, key: str, *, is_optional: bool) -> dict[str, Any]:
     reference: dict[str, Any] = {"name": secret, "key": key}
     return {**reference, "optional": True} if is_optional else reference
+
+
+def _sources(spec: InferenceServiceSpec) -> list[str]:
+    draft = spec.speculative.draft if spec.speculative is not None else None
+    return [spec.model.source, *([draft.source] if draft is not None else [])]
+
+
+def _claims(spec: InferenceServiceSpec) -> dict[str, tuple[str, str]]:
+    """Claim -> the names of its volume and mount, for every claim that a source names."""
+    claims: dict[str, tuple[str, str]] = {}
+    for source, mount in zip(_sources(spec), (MODEL_MOUNT, DRAFT_MOUNT), strict=False):
+        if scheme_of(source) == "pvc":
+            claims.setdefault(_claim_and_path(source)[0], mount)
+    return claims
 
 
 def _claim_and_path(source: str) -> tuple[str, str]:

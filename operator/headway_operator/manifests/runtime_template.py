@@ -98,7 +98,7 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     spec = service.spec
     seqs, tokens = spec.batching.max_num_seqs, spec.batching.max_num_batched_tokens
     initial_seqs, initial_tokens = spec.batching.initial
-    arguments = ["serve", model_source.served_source(spec)]
+    arguments = ["serve", model_source.served_source(spec, spec.model.source)]
     arguments += ["--host", pod.host(site), "--port", str(site.bind_port)]
     arguments += ["--served-model-name", spec.model.served_name or service.name]
     arguments += ["--dtype", spec.dtype, "--device", spec.device]
@@ -110,18 +110,18 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     if spec.kv_cache_memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
     if spec.speculative is not None:
-        arguments += ["--speculative-config", _speculative_config(spec.speculative)]
+        arguments += ["--speculative-config", _speculative_config(spec, spec.speculative)]
     if spec.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_FOLDER}/{spec.auth.api_keys_secret_ref.key}"]
     arguments += ["--drain-timeout-seconds", str(spec.drain_timeout_seconds)]
     return arguments + pod.admin_arguments(service, site)
 
 
-def _speculative_config(speculative: Speculative) -> str:
+def _speculative_config(spec: InferenceServiceSpec, speculative: Speculative) -> str:
     """The flag's JSON, by the names that the engine and vLLM have for the fields."""
     config: dict[str, Any] = {"method": speculative.method}
     if speculative.draft is not None:
-        config["model"] = speculative.draft.source
+        config["model"] = model_source.served_source(spec, speculative.draft.source)
     config["num_speculative_tokens"] = speculative.num_speculative_tokens
     if not speculative.adaptive:
         config["adaptive"] = False

@@ -80,7 +80,8 @@ class Draft(SpecModel):
     """The small model whose guesses the served model checks."""
 
     source: Source
-    """Where the draft's weights lie; same forms as model.source. No default."""
+    """Where the draft's weights lie; same forms as model.source, opened by model.credentialsSecretRef, too. No
+    default."""
 
 
 class Speculative(SpecModel):
