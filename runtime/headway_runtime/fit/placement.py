@@ -1,0 +1,97 @@
+"""Where and how weights are held, as far as that decides their bytes; and one rank's share of a model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headway_runtime.errors import ConfigError
+from headway_runtime.memory import DTYPE_BYTES
+from headway_runtime.model_config import ModelConfig, StoredDtype
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """dtype: of the arithmetic, and of what is not quantized.
+
+    packs_plain: whether plain weights of linear layers get a layout of their own, so that a head that is tied
+        to the embedding is there twice. has_strips: whether coded weights lie as CPU kernels read them.
+    has_kernels: whether attention and the MLP's middle are CPU kernels' work.
+    num_threads: what strips are cut for.
+    """
+
+    is_cpu: bool
+    dtype: StoredDtype
+    packs_plain: bool = False
+    has_strips: bool = False
+    has_kernels: bool = False
+    num_threads: int = 1
+
+    @property
+    def number_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+
+def this_processor(dtype: StoredDtype, num_threads: int) -> Placement:
+    """On this machine's CPU, as far as can be told without PyTorch."""
+    has_strips = has_kernels = False
+    try:
+        from headway_runtime.kernels.cpu.processor import has_features
+    except ImportError:
+        pass
+    else:
+        # As `kernels.cpu` asks for (`compiler.NEEDED_ON_X86`, `coded_linear.NEEDED`).
+        has_kernels = has_features("avx2", "fma", "f16c") or has_features("neon")
+        has_strips = has_features("avx512bf16", "avx512bw", "avx512vbmi")
+    is_bfloat16 = dtype == "bfloat16"
+    return Placement(True, dtype, is_bfloat16, has_strips and is_bfloat16, has_kernels, num_threads)
+
+
+def one_rank(model: ModelConfig, num_ranks: int) -> ModelConfig:
+    """What one of several GPUs holds of a model: heads, middles and vocabulary cut, the rest on each of them.
+
+    KV heads fewer than ranks are held several times. ConfigError for a number that does not divide the model.
+    """
+    if num_ranks == 1:
+        return model
+    for name, count in _cut(model).items():
+        if count % num_ranks:
+            raise ConfigError(
+                f"tensor_parallel_size={num_ranks!r}: the model's {name}, {count}, is no multiple of it; "
+                "choose a divisor"
+            )
+    num_kv_heads = model.num_kv_heads
+    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
+        raise ConfigError(
+            f"tensor_parallel_size={num_ranks!r}: {num_kv_heads} KV heads can be neither shared out among so "
+            "many ranks nor held several times each; choose a divisor or a multiple"
+        )
+    experts = model.experts
+    return replace(
+        model,
+        num_attention_heads=model.num_attention_heads // num_ranks,
+        num_kv_heads=max(1, num_kv_heads // num_ranks),
+        intermediate_size=model.intermediate_size // num_ranks,
+        experts=None if experts is None else replace(experts, size=experts.size // num_ranks),
+        vocab_size=-(-model.vocab_size // num_ranks),
+    )
+
+
+def _cut(model: ModelConfig) -> dict[str, int]:
+    sizes = {"num_attention_heads": model.num_attention_heads}
+    if not all(layer.has_experts for layer in model.layers):
+        sizes["intermediate_size"] = model.intermediate_size
+    if model.experts is not None:
+        sizes["experts' intermediate size"] = model.experts.size
+    return sizes
+
+
+def can_cut(model: ModelConfig, num_ranks: int) -> bool:
+    """Whether so many ranks can share the model."""
+    return _succeeds(lambda: one_rank(model, num_ranks))
+
+
+def _succeeds(work: Callable[[], object]) -> bool:
+    try:
+        work()
+    except ConfigError:
+        return False
+    return True
