@@ -1,0 +1,192 @@
+"""Memory that computing the largest step takes beside weights and KV: activations, workspace, buffers.
+
+With T rows, H hidden size, Q and K numbers of all query heads and of all keys and values, I the MLP's middle,
+V the vocabulary, C the context, S sampled rows, and b bytes of a number, what is alive at once is
+
+    attention  b (3 T H + 2 T D + T (2 Q + K) + max(workspace, T H))   D: head size, for each rotary table
+    MLP        b (4 T H + 2 T D + R (H + max(3 I, I + H)))             R: rows at once; all of them on a GPU
+    experts    b (5 T H + 2 T D + 2 n T H + T max(3 I, I + H))         n: experts of a token; all T to one expert
+    sampling   b (T H + 2 S H + S V) + float32 copies of S rows' logits (edits, softmax)
+
+and the largest of these counts. The workspace of attention is what a chunk's keys and values take, gathered,
+and the scores of 128 rows against them; where there are no kernels for decodes, the gathered KV of all of one
+layer's sequences.
+"""
+
+from dataclasses import dataclass
+
+from headway_runtime.fit.placement import Placement
+from headway_runtime.model_config import ModelConfig
+
+# Of `models.feed_forward`, `layers.chunk_products` and `draws`.
+CPU_MLP_ROWS = 256
+CHUNK_ROWS = 128
+CPU_TOKENS_AT_ONCE = 1 << 19
+FLOAT32_BYTES = 4
+INTEGER_BYTES = 8
+# Of a tile of coded weights that is turned into plain numbers: as float32 twice, then in the model's dtype.
+TILE_BYTES = (1 << 18) * (2 * FLOAT32_BYTES + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The largest step. num_tokens: of one prompt's chunk, the context's last. num_sampled: rows of logits.
+
+    num_decodes: sequences of that context that are decoded at once. has_codes: whether weights are coded.
+    kv_is_coded: whether keys and values are.
+    """
+
+    num_tokens: int
+    context: int
+    num_sampled: int
+    num_decodes: int
+    has_codes: bool = False
+    kv_is_coded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """By stage; the largest of the first four is the peak. kept: buffers that outlive a step."""
+
+    attention: int
+    feed_forward: int
+    sampling: int
+    kept: int
+
+    @property
+    def peak(self) -> int:
+        return max(self.attention, self.feed_forward, self.sampling)
+
+    @property
+    def stage(self) -> str:
+        """Which stage is the largest."""
+        stages = {
+            "attention": self.attention,
+            "feed-forward": self.feed_forward,
+            "logits and sampling": self.sampling,
+        }
+        return max(stages, key=stages.__getitem__)
+
+
+def step_bytes(model: ModelConfig, placement: Placement, step: Step) -> StepBytes:
+    """What the formulas at the top come to."""
+    b, tokens, hidden = placement.number_bytes, step.num_tokens, model.hidden_size
+    rotations = 2 * tokens * model.head_dim * len(model.ropes)
+    # Hidden states, and what the layer before adds to them.
+    base = b * (2 * tokens * hidden + rotations)
+    attention = base + _attention(model, placement, step)
+    is_torch = not placement.has_kernels
+    masks = (tokens * step.context * b * _num_masks(model)) if is_torch else 0
+    tile = TILE_BYTES if step.has_codes and not placement.has_strips else 0
+    feed_forward = base + _feed_forward(model, placement, tokens)
+    return StepBytes(
+        attention + masks + tile,
+        feed_forward + masks + tile,
+        masks + _sampling(model, placement, step),
+        _kept(model, placement, step),
+    )
+
+
+def _attention(model: ModelConfig, placement: Placement, step: Step) -> int:
+    b, tokens, hidden = placement.number_bytes, step.num_tokens, model.hidden_size
+    query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
+    if placement.has_kernels:
+        workspace = b * _product_numbers(model, step)
+        if step.context == tokens:  # a prompt's first chunk is not gathered
+            workspace += b * kv * tokens
+    else:
+        workspace = _torch_workspace(model, placement, step)
+    # The projection back, of what is attended; its layer's norm makes another of it in Gemma.
+    workspace = max(workspace, b * tokens * hidden)
+    return b * tokens * (hidden + 2 * query + kv) + workspace
+
+
+def _product_numbers(model: ModelConfig, step: Step) -> int:
+    """Of products on a CPU: the scores of some rows while those of the rows before are still there."""
+    rows = min(CHUNK_ROWS, step.num_tokens)
+    window = _widest_window(model)
+    seen = step.context
+    before = max(0, seen - CHUNK_ROWS) if step.num_tokens > CHUNK_ROWS else 0
+    if window is not None:
+        seen, before = (min(one, window + rows) for one in (seen, before))
+    # Queries and what they attended to, of both.
+    others = 3 * rows * model.num_attention_heads * model.head_dim
+    return rows * model.num_attention_heads * (seen + before) + others
+
+
+def _torch_workspace(model: ModelConfig, placement: Placement, step: Step) -> int:
+    """Of PyTorch's attention: of one chunk, or of decodes, whose KV is gathered."""
+    b = placement.number_bytes
+    query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
+    # Codes, and float32 before and after their scale, on the way.
+    per_number = b + (1 + 2 * FLOAT32_BYTES if step.kv_is_coded else 0)
+    chunk = kv * (0 if step.context == step.num_tokens else step.context) * per_number
+    chunk += 2 * b * step.num_tokens * query
+    if model.attention_soft_cap is not None:
+        keys = 2 * query * step.context
+        scores = 3 * CHUNK_ROWS * model.num_attention_heads * step.context
+        chunk += FLOAT32_BYTES * (keys + scores)
+    return max(chunk, step.num_decodes * step.context * (kv * per_number + b))
+
+
+def _feed_forward(model: ModelConfig, placement: Placement, tokens: int) -> int:
+    b, hidden = placement.number_bytes, model.hidden_size
+    largest = 0
+    if not all(layer.has_experts for layer in model.layers):
+        rows = min(tokens, CPU_MLP_ROWS) if placement.is_cpu else tokens
+        middle = max(3 * model.intermediate_size, model.intermediate_size + hidden)
+        largest = b * (2 * tokens * hidden + rows * (hidden + middle))
+    if model.experts is not None:
+        size, used = model.experts.size, model.experts.num_used
+        middle = max(3 * size, size + hidden)
+        own = b * tokens * (3 * hidden + 2 * used * hidden + middle)
+        largest = max(largest, own + tokens * model.experts.num_experts * FLOAT32_BYTES)
+    return largest
+
+
+def _sampling(model: ModelConfig, placement: Placement, step: Step) -> int:
+    """The dearest requests: their logits are edited, and drawn from with all filters."""
+    b, rows, hidden, vocabulary = (
+        placement.number_bytes,
+        step.num_sampled,
+        model.hidden_size,
+        model.vocab_size,
+    )
+    at_once = rows
+    if placement.is_cpu:
+        at_once = min(rows, max(1, CPU_TOKENS_AT_ONCE // vocabulary))
+    logits = b * rows * vocabulary + FLOAT32_BYTES * rows * vocabulary
+    drawn = 4 * FLOAT32_BYTES * at_once * vocabulary
+    return b * (step.num_tokens * hidden + 2 * rows * hidden) + logits + drawn
+
+
+def _kept(model: ModelConfig, placement: Placement, step: Step) -> int:
+    """Step inputs, hashes of the vocabulary, and, with CPU kernels, room for a chunk's gathered context."""
+    integers = INTEGER_BYTES * (3 * step.num_tokens + step.num_sampled + step.context)
+    hashes = FLOAT32_BYTES * model.vocab_size
+    gathered = 0
+    if placement.has_kernels and step.context > step.num_tokens:
+        gathered = 2 * model.num_kv_heads * model.head_dim * _grown(step, _widest_window(model)) * placement.number_bytes
+    return integers + hashes + gathered
+
+
+def _grown(step: Step, window: int | None) -> int:
+    """Tokens that room is made for: at least doubled whenever a chunk needs more."""
+    most = step.context if window is None else min(step.context, step.num_tokens + window + CHUNK_ROWS)
+    room, context = 0, min(2 * step.num_tokens, most)
+    while True:
+        if context > room:
+            room = max(context, 2 * room)
+        if context == most:
+            return room
+        context = min(context + step.num_tokens, most)
+
+
+def _num_masks(model: ModelConfig) -> int:
+    return len({layer.window for layer in model.layers})
+
+
+def _widest_window(model: ModelConfig) -> int | None:
+    """None where a layer attends to everything."""
+    windows = [layer.window for layer in model.layers]
+    return None if None in windows else max(window for window in windows if window is not None)
