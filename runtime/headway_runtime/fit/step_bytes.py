@@ -5,7 +5,7 @@ V the vocabulary, C the context, S sampled rows, and b bytes of a number, what i
 
     attention  b (3 T H + 2 T D + T (2 Q + K) + max(workspace, T H))   D: head size, for each rotary table
     MLP        b (4 T H + 2 T D + R (H + max(3 I, I + H)))             R: rows at once; all of them on a GPU
-    experts    b (5 T H + 2 T D + 2 n T H + T max(3 I, I + H))         n: experts of a token; all T to one expert
+    experts    b (5 T H + 2 T D + 2 n T H + T max(3 I, I + H))         n: experts of a token; all T to one
     sampling   b (T H + 2 S H + S V) + float32 copies of S rows' logits (edits, softmax)
 
 and the largest of these counts. The workspace of attention is what a chunk's keys and values take, gathered,
@@ -166,7 +166,13 @@ def _kept(model: ModelConfig, placement: Placement, step: Step) -> int:
     hashes = FLOAT32_BYTES * model.vocab_size
     gathered = 0
     if placement.has_kernels and step.context > step.num_tokens:
-        gathered = 2 * model.num_kv_heads * model.head_dim * _grown(step, _widest_window(model)) * placement.number_bytes
+        gathered = (
+            2
+            * model.num_kv_heads
+            * model.head_dim
+            * _grown(step, _widest_window(model))
+            * placement.number_bytes
+        )
     return integers + hashes + gathered
 
 

@@ -78,7 +78,7 @@ def weight_bytes(
     num_positions: int,
     plain_modules: Set[str] = frozenset(),
 ) -> tuple[PartBytes, ...]:
-    """num_positions: how long a sequence may become. plain_modules: known to be plain whatever is configured."""
+    """num_positions: how long a sequence may become. plain_modules: plain whatever is configured."""
     totals = _Totals()
     hidden, dtype = model.hidden_size, placement.dtype
     size = placement.number_bytes
@@ -98,9 +98,7 @@ def weight_bytes(
 def _add_projection(
     totals: _Totals, one: _Projection, quantization: Quantization, placement: Placement, plain: Set[str]
 ) -> None:
-    kept = [
-        (own, _kept(name, one, quantization, placement, plain)) for name, own in one.outputs.items()
-    ]
+    kept = [(own, _kept(name, one, quantization, placement, plain)) for name, own in one.outputs.items()]
     for how, group in groupby(kept, key=lambda pair: pair[1]):
         outputs = [own for own, _ in group]
         found = linear_bytes(outputs, one.inputs, how, placement)
@@ -170,5 +168,3 @@ def _head_name(model: ModelConfig) -> str:
 
 def total_bytes(parts: tuple[PartBytes, ...]) -> int:
     return sum(one.num_bytes for one in parts)
-
-

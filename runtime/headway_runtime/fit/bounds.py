@@ -1,0 +1,111 @@
+"""How fast a GPU could be at best: bytes over bandwidth, and FLOPs over arithmetic. Bounds, not predictions.
+
+    time per output token  >= max(bytes / bandwidth, FLOPs / compute) of a decode step of n sequences
+        bytes: weights (embedding left out; of the experts, those that n tokens meet) + n contexts of KV
+        FLOPs: n (2 weights that a token goes through + 4 context Q), Q: numbers of query heads, all layers
+    time to first token    >= max(weight bytes / bandwidth, FLOPs / compute) of a prompt as long as the context
+        FLOPs: 2 weights a token, without the head but for the last, + 4 Q for each pair of tokens that attend
+
+n tokens meet E (1 - (1 - k / E) ** n) of E experts, k each, if all are chosen alike. Over several GPUs both
+are shared out evenly, and their talking costs nothing: bounds all the more.
+"""
+
+from dataclasses import dataclass
+
+from headway_runtime.fit.gpu_kinds import GpuKind
+from headway_runtime.fit.memory_fit import Fit
+from headway_runtime.fit.weight_bytes import Part
+from headway_runtime.model_config import ModelConfig
+
+DEFAULT_EFFICIENCY = 0.7
+SECONDS_PER_HOUR = 3600
+# Multiplying and adding up one weight, or one number of a query with one of a key and of a value.
+FLOPS_PER_WEIGHT = 2
+FLOPS_PER_PAIR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """At `concurrency` sequences of the context's length. All times are at least what they say."""
+
+    concurrency: int
+    decode_bytes: int
+    decode_flops: float
+    prefill_flops: float
+    tpot_seconds: float
+    ttft_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all sequences together, at most."""
+        return self.concurrency / self.tpot_seconds
+
+
+def bounds(fit: Fit, kind: GpuKind, concurrency: int) -> Bounds:
+    """Of all ranks together, a GPU of that kind each."""
+    question, model = fit.question, fit.model
+    experts = _experts_met(model, concurrency)
+    weights = _read_bytes(fit, experts)
+    decode_bytes = weights + concurrency * question.context * fit.kv_bytes_per_token
+    per_token = FLOPS_PER_WEIGHT * _weights_of_token(fit)
+    attended = FLOPS_PER_PAIR * model.num_attention_heads * model.head_dim
+    context = question.context
+    decode_flops = concurrency * (per_token + attended * sum(_seen(model, context - 1)))
+    head = FLOPS_PER_WEIGHT * model.vocab_size * model.hidden_size
+    prefill_flops = context * (per_token - head) + head + attended * _pairs(model, context)
+    is_fp8 = question.model.quantization.name == "fp8" and kind.fp8_flops is not None
+    compute = kind.fp8_flops if is_fp8 and kind.fp8_flops is not None else kind.flops
+    return Bounds(
+        concurrency,
+        decode_bytes,
+        decode_flops,
+        prefill_flops,
+        max(decode_bytes / kind.bytes_per_second, decode_flops / compute),
+        max(_read_bytes(fit, _experts_met(model, context)) / kind.bytes_per_second, prefill_flops / compute),
+    )
+
+
+def usd_per_million_tokens(found: Bounds, num_gpus: int, usd_per_gpu_hour: float, efficiency: float) -> float:
+    """Of output tokens, where the engine reaches that part of the bound and decodes all the time."""
+    tokens_per_hour = found.tokens_per_second * efficiency * SECONDS_PER_HOUR
+    return usd_per_gpu_hour * num_gpus / tokens_per_hour * 1e6
+
+
+def _experts_met(model: ModelConfig, tokens: int) -> float:
+    """Which part of all experts."""
+    if model.experts is None:
+        return 1.0
+    return float(1.0 - (1.0 - model.experts.num_used / model.experts.num_experts) ** tokens)
+
+
+def _read_bytes(fit: Fit, experts: float) -> int:
+    """Of weights, by one step."""
+    total = 0.0
+    is_tied = fit.model.tie_word_embeddings and not fit.question.placement.packs_plain
+    skipped: set[Part] = {"rotary tables"} if is_tied else {"rotary tables", "embedding"}
+    for one in fit.weights:
+        if one.part not in skipped:
+            total += one.num_bytes * (experts if one.part == "experts" else 1.0)
+    return int(total)
+
+
+def _weights_of_token(fit: Fit) -> float:
+    """That one token goes through, the head's too."""
+    experts = _experts_met(fit.model, 1)
+    shares: dict[Part, float] = {"attention": 1.0, "MLP": 1.0, "router": 1.0, "experts": experts}
+    layers = sum(one.num_weights * shares.get(one.part, 0.0) for one in fit.weights)
+    return layers + fit.model.vocab_size * fit.model.hidden_size
+
+
+def _seen(model: ModelConfig, position: int) -> list[int]:
+    """Tokens that one at that position attends to, by layer."""
+    return [position + 1 if one.window is None else min(position + 1, one.window) for one in model.layers]
+
+
+def _pairs(model: ModelConfig, context: int) -> int:
+    """Of tokens that attend to each other in all layers."""
+    total = 0
+    for one in model.layers:
+        short = context if one.window is None else min(context, one.window)
+        total += short * (short + 1) // 2 + (context - short) * short
+    return total

@@ -1,0 +1,177 @@
+"""What would make a model fit that does not: the nearest changes, those that cost least first.
+
+Each is tried by the same sum. Pairs are only offered where neither of the two does it alone.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from headway_runtime.fit.gpu_kinds import GPU_KINDS
+from headway_runtime.fit.memory_fit import Fit, Question, assess
+from headway_runtime.fit.placement import can_cut
+from headway_runtime.quantization.choice import ONLINE, Quantization
+
+# Of a context shorter than this, or than this part of what was asked for, there is not much use.
+LEAST_CONTEXT = 512
+LEAST_SHARE = 16
+RANKS = (2, 4, 8)
+MOST_GPU_KINDS = 2
+# What costs more stands further down.
+COSTS = {
+    "max_num_seqs": (0, "fewer sequences at once: others wait"),
+    "kv_cache_dtype": (1, "keys and values rounded to 8 bits"),
+    "fp8": (2, "weights rounded to 8 bits"),
+    "int8": (3, "weights rounded to 8 bits"),
+    "max_model_len": (4, "longer prompts are refused"),
+    "int4": (5, "weights rounded to 4 bits: check the quality with care"),
+    "tensor_parallel_size": (20, "more GPUs"),
+    "gpu": (21, "another GPU"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """flags: as a user would write them. cost: what it takes away. fit: what it comes to."""
+
+    flags: str
+    cost: str
+    fit: Fit
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    names: tuple[str, ...]
+    flags: str
+    question: Question
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        costs = [COSTS[name][0] for name in self.names]
+        return max(costs), len(costs), sum(costs)
+
+    @property
+    def cost(self) -> str:
+        return "; ".join(dict.fromkeys(COSTS[name][1] for name in self.names))
+
+
+Holds = Callable[[Fit], bool]
+
+
+def nearest_changes(question: Question, holds: Holds, *, with_hardware: bool = True) -> list[Change]:
+    """In the order of what they cost. holds: whether an answer is good enough."""
+    found: list[_Candidate] = []
+    alone = [one for one in _single(question, holds) if holds(assess(one.question))]
+    found += alone
+    done = {one.names[0] for one in alone}
+    found += [
+        one
+        for one in _pairs(question, holds)
+        if not done.intersection(one.names) and holds(assess(one.question))
+    ]
+    if with_hardware:
+        found += _hardware(question, holds)
+    found.sort(key=lambda one: one.rank)
+    return [Change(one.flags, one.cost, assess(one.question)) for one in found]
+
+
+def _single(question: Question, holds: Holds) -> Iterator[_Candidate]:
+    fewer = _fewer_sequences(question, holds)
+    if fewer is not None:
+        yield fewer
+    yield from _coded(question)
+    shorter = _shorter(question, holds)
+    if shorter is not None:
+        yield shorter
+
+
+def _coded(question: Question) -> Iterator[_Candidate]:
+    """KV or weights of fewer bits."""
+    kv = _with_coded_kv(question)
+    if kv is not None:
+        yield kv
+    if question.model.quantization.name == "none":
+        for online in ONLINE:
+            loaded = replace(question.model, quantization=Quantization(online, online=online))
+            changed = replace(question, model=loaded)
+            yield _Candidate((online,), f"--quantization {online}", changed)
+
+
+def _pairs(question: Question, holds: Holds) -> Iterator[_Candidate]:
+    coded = list(_coded(question))
+    for first in coded:
+        second = _with_coded_kv(first.question) if first.names != ("kv_cache_dtype",) else None
+        if second is not None:
+            yield _joined(first, second)
+        shorter = _shorter(first.question, holds)
+        if shorter is not None:
+            yield _joined(first, shorter)
+
+
+def _joined(first: _Candidate, second: _Candidate) -> _Candidate:
+    return _Candidate(first.names + second.names, f"{first.flags} {second.flags}", second.question)
+
+
+def _with_coded_kv(question: Question) -> _Candidate | None:
+    if question.kv_cache_dtype not in ("auto", "bfloat16"):
+        return None
+    changed = replace(question, kv_cache_dtype="fp8")
+    return _Candidate(("kv_cache_dtype",), "--kv-cache-dtype fp8", changed)
+
+
+def _fewer_sequences(question: Question, holds: Holds) -> _Candidate | None:
+    def with_number(number: int) -> Question:
+        return replace(question, num_sequences=number, max_num_seqs=min(number, question.max_num_seqs))
+
+    most = _largest(1, question.num_sequences - 1, lambda number: holds(assess(with_number(number))))
+    if most is None:
+        return None
+    return _Candidate(("max_num_seqs",), f"--max-num-seqs {most}", with_number(most))
+
+
+def _shorter(question: Question, holds: Holds) -> _Candidate | None:
+    size = question.block_size
+    least = max(LEAST_CONTEXT, question.max_model_len // LEAST_SHARE)
+
+    def with_length(blocks: int) -> Question:
+        length = blocks * size
+        return replace(question, max_model_len=length, context=min(question.context, length))
+
+    low, high = -(-least // size), (question.max_model_len - 1) // size
+    most = _largest(low, high, lambda blocks: holds(assess(with_length(blocks))))
+    if most is None:
+        return None
+    return _Candidate(("max_model_len",), f"--max-model-len {most * size}", with_length(most))
+
+
+def _largest(low: int, high: int, is_good: Callable[[int], bool]) -> int | None:
+    """The largest good number from low to high; what is good stays so further down."""
+    if low > high or not is_good(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if is_good(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _hardware(question: Question, holds: Holds) -> Iterator[_Candidate]:
+    if question.placement.is_cpu:
+        return
+    for ranks in RANKS:
+        if ranks <= question.num_ranks or not can_cut(question.model.config, ranks):
+            continue
+        changed = replace(question, num_ranks=ranks)
+        if holds(assess(changed)):
+            yield _Candidate(("tensor_parallel_size",), f"--tensor-parallel-size {ranks}", changed)
+            break
+    larger = sorted(GPU_KINDS.values(), key=lambda kind: kind.memory_bytes)
+    found = 0
+    for kind in larger:
+        changed = replace(question, memory_bytes=kind.memory_bytes)
+        if kind.memory_bytes > question.memory_bytes and holds(assess(changed)):
+            yield _Candidate(("gpu",), f"--gpu {kind.name}", changed)
+            found += 1
+            if found == MOST_GPU_KINDS:
+                return

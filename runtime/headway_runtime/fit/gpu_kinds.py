@@ -1,0 +1,65 @@
+"""Kinds of GPU: memory, bandwidth and arithmetic, from vendors' public data sheets.
+
+FLOPs are dense: where a sheet gives them "with sparsity", half of that. Memory is what the driver reports in
+all (`nvidia-smi`, `rocm-smi`), which is what there is to fill; data sheets round it.
+"""
+
+from dataclasses import dataclass
+
+MIB = 2**20
+TERA = 10**12
+GIGA = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKind:
+    """fp8_flops: None where 8-bit floats are not multiplied. has_bfloat16: whether matrix units know it."""
+
+    name: str
+    product: str
+    memory_bytes: int
+    bytes_per_second: int
+    flops: float
+    fp8_flops: float | None
+    source: str
+    has_bfloat16: bool = True
+
+
+def _kind(
+    name: str,
+    product: str,
+    memory_mib: int,
+    gigabytes_per_second: int,
+    teraflops: float,
+    fp8_teraflops: float | None,
+    source: str,
+    *,
+    has_bfloat16: bool = True,
+) -> GpuKind:
+    fp8 = None if fp8_teraflops is None else fp8_teraflops * TERA
+    return GpuKind(
+        name,
+        product,
+        memory_mib * MIB,
+        gigabytes_per_second * GIGA,
+        teraflops * TERA,
+        fp8,
+        source,
+        has_bfloat16,
+    )
+
+
+GPU_KINDS: dict[str, GpuKind] = {
+    one.name: one
+    for one in (
+        _kind("t4", "T4", 15360, 320, 65, None, "NVIDIA T4 data sheet", has_bfloat16=False),
+        _kind("a10", "A10", 23028, 600, 125, None, "NVIDIA A10 data sheet"),
+        _kind("l4", "L4", 23034, 300, 121, 242.5, "NVIDIA L4 data sheet"),
+        _kind("a100-40g", "A100 SXM 40GB", 40960, 1555, 312, None, "NVIDIA A100 data sheet"),
+        _kind("l40s", "L40S", 46068, 864, 362, 733, "NVIDIA L40S data sheet"),
+        _kind("a100-80g", "A100 SXM 80GB", 81920, 2039, 312, None, "NVIDIA A100 data sheet"),
+        _kind("h100-80g", "H100 SXM 80GB", 81559, 3350, 989.5, 1979, "NVIDIA H100 data sheet"),
+        _kind("h200", "H200 SXM 141GB", 143771, 4800, 989.5, 1979, "NVIDIA H200 data sheet"),
+        _kind("mi300x", "Instinct MI300X", 196592, 5300, 1307.4, 2614.9, "AMD Instinct MI300X data sheet"),
+    )
+}

@@ -1,0 +1,65 @@
+"""What safetensors files say of their tensors at their beginning: names, types and sizes, no numbers."""
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway_runtime.checkpoint_files import checkpoint_files
+from headway_runtime.errors import ModelLoadError
+
+PLAIN_DTYPES = ("BF16", "F16", "F32")
+WEIGHT = ".weight"
+LENGTH_BYTES = 8
+# The format's own limit.
+LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """num_bytes: of all tensors. plain_modules: names of those whose `weight` is of plain numbers."""
+
+    num_files: int
+    num_bytes: int
+    plain_modules: frozenset[str]
+
+
+def read_headers(folder: Path) -> Headers | None:
+    """None where the weights are not there. ModelLoadError for files that cannot be read."""
+    if not any(folder.glob("*.safetensors")):
+        return None
+    paths = checkpoint_files(folder)
+    plain: set[str] = set()
+    num_bytes = 0
+    for path in paths:
+        for name, tensor in _header(path).items():
+            if name == "__metadata__":
+                continue
+            try:
+                start, end = tensor["data_offsets"]
+                dtype = tensor["dtype"]
+            except (TypeError, KeyError, ValueError) as error:
+                raise _unreadable(path, error) from error
+            num_bytes += int(end) - int(start)
+            if name.endswith(WEIGHT) and dtype in PLAIN_DTYPES:
+                plain.add(name.removesuffix(WEIGHT))
+    return Headers(len(paths), num_bytes, frozenset(plain))
+
+
+def _header(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(LENGTH_BYTES))
+            if length > LONGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+    except (OSError, ValueError, struct.error) as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(header, dict):
+        raise _unreadable(path, ValueError("no object"))
+    return header
+
+
+def _unreadable(path: Path, error: Exception) -> ModelLoadError:
+    return ModelLoadError(f"{path}: cannot be read ({error!r}); copy the checkpoint again")

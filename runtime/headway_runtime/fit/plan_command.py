@@ -1,0 +1,195 @@
+"""`headway plan MODEL`: show whether a model fits a GPU's or machine's memory, and what would make it fit.
+
+Reads the model's config.json, and the headers of its weights where they are there; loads nothing. Exit status
+0: it fits, 1: it does not, 2: what was asked makes no sense.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from headway_runtime.argument_types import integer, not_negative, share, size
+from headway_runtime.config import KVCacheDtype
+from headway_runtime.cpus import usable_cpus
+from headway_runtime.errors import ConfigError, HeadwayRuntimeError
+from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY, bounds
+from headway_runtime.fit.changes import nearest_changes
+from headway_runtime.fit.gpu_kinds import GPU_KINDS, GpuKind
+from headway_runtime.fit.headers import Headers, read_headers
+from headway_runtime.fit.memory_fit import (
+    CPU_OVERHEAD_BYTES,
+    CUDA_OVERHEAD_BYTES,
+    Fit,
+    LoadedModel,
+    Question,
+    assess,
+)
+from headway_runtime.fit.placement import Placement, this_processor
+from headway_runtime.fit.report import Answer, Speed, as_json, text
+from headway_runtime.memory import free_memory_bytes
+from headway_runtime.model_config import STORED_DTYPES, StoredDtype, read_model_config
+from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
+from headway_runtime.sources import resolve
+from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
+from headway_runtime.speculative_options import SpeculativeOptions, speculative_options
+
+EXIT_STATUS_FITS, EXIT_STATUS_TOO_LARGE, EXIT_STATUS_BAD_INPUT = 0, 1, 2
+DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS = 64, 2048
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `headway plan --help`")
+
+
+def main(argv: list[str]) -> int:
+    """Answer for the arguments after `headway plan`; returns the exit status."""
+    try:
+        arguments = _parser().parse_args(argv)
+        answer = _answer(arguments)
+    except HeadwayRuntimeError as error:
+        print(f"headway plan: {error}", file=sys.stderr)
+        return EXIT_STATUS_BAD_INPUT
+    print(json.dumps(as_json(answer), indent=2) if arguments.json else text(answer))
+    return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="headway plan",
+        description="Show the arithmetic of a model's memory on a GPU or a machine, and bounds of its speed.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL_HELP)
+    add_source_arguments(parser)
+    where = parser.add_argument_group("the device (default: this machine's memory)").add_argument
+    where("--gpu", choices=tuple(GPU_KINDS), help="kind of GPU: its memory, bandwidth and arithmetic")
+    where("--memory", type=size, metavar="SIZE", help="of one device, e.g. 80Gi (default: the GPU's)")
+    where(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what --memory is of (auto: cuda)"
+    )
+    ranks = parser.add_mutually_exclusive_group()
+    for name in ("--tensor-parallel-size", "--num-gpus"):
+        ranks.add_argument(name, type=integer(1, 1024), dest="num_ranks", default=1, metavar="N")
+    add("--dtype", choices=("auto", *STORED_DTYPES), default="auto")
+    add("--quantization", "-q", choices=QUANTIZATIONS, default="auto")
+    add("--kv-cache-dtype", choices=get_args(KVCacheDtype), default="auto")
+    add("--max-model-len", type=integer(2), metavar="TOKENS", help="(default: the model's own)")
+    add(
+        "--max-num-seqs",
+        type=integer(1),
+        metavar="N",
+        help=f"if given, so many sequences must fit at once (default: {DEFAULT_MAX_NUM_SEQS} in a step, of "
+        "which one must)",
+    )
+    add("--max-num-batched-tokens", type=integer(1), default=DEFAULT_MAX_NUM_BATCHED_TOKENS, metavar="N")
+    add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
+    add("--speculative-config", metavar="JSON", help="as of headway serve: a draft takes memory, too")
+    add("--context", type=integer(1), metavar="TOKENS", help="of each sequence (default: --max-model-len)")
+    add(
+        "--concurrency",
+        type=integer(1),
+        metavar="N",
+        help="sequences for bounds and costs (default: those that fit, at most --max-num-seqs)",
+    )
+    add("--price-per-gpu-hour", type=not_negative, metavar="USD", help="for the cost of a million tokens")
+    add(
+        "--efficiency",
+        type=share,
+        default=DEFAULT_EFFICIENCY,
+        help="part of the bound that an engine reaches, for the cost (default %(default)s)",
+    )
+    add("--json", action="store_true", help="the same numbers in bytes and seconds")
+    return parser
+
+
+def _answer(arguments: argparse.Namespace) -> Answer:
+    kind = None if arguments.gpu is None else GPU_KINDS[arguments.gpu]
+    _check(arguments, kind)
+    folder = resolve(arguments.model, revision=arguments.revision, download_dir=arguments.download_dir)
+    headers = read_headers(folder)
+    question = _question(arguments, folder, headers, kind)
+    fit = assess(question)
+    changes = [] if fit.fits else nearest_changes(question, lambda one: one.fits)
+    speed = None if kind is None else _speed(arguments, fit, kind)
+    return Answer(arguments.model, _told_device(question, kind), fit, changes, speed, headers)
+
+
+def _check(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
+    is_cpu = arguments.device == "cpu"
+    if kind is not None and is_cpu:
+        raise ConfigError(f"--gpu={kind.name!r} is no CPU; leave --device=cpu out")
+    if arguments.price_per_gpu_hour is not None and kind is None:
+        raise ConfigError(
+            f"--price-per-gpu-hour={arguments.price_per_gpu_hour!r}: how many tokens an hour makes hangs on "
+            "the kind of GPU; give --gpu"
+        )
+    if kind is None and arguments.memory is None and (arguments.device == "cuda" or arguments.num_ranks > 1):
+        raise ConfigError("a plan for GPUs needs to know their memory; give --gpu KIND or --memory SIZE")
+    if is_cpu and arguments.num_ranks > 1:
+        raise ConfigError(f"--tensor-parallel-size={arguments.num_ranks!r} is for GPUs; leave it out")
+
+
+def _question(
+    arguments: argparse.Namespace, folder: Path, headers: Headers | None, kind: GpuKind | None
+) -> Question:
+    model = read_model_config(folder)
+    loaded = LoadedModel(
+        model,
+        choose_quantization(arguments.quantization, folder),
+        frozenset() if headers is None else headers.plain_modules,
+    )
+    length = arguments.max_model_len or model.max_position_embeddings
+    if length > model.longest_context:
+        raise ConfigError(
+            f"--max-model-len={length} is more than the model's {model.told_longest_context}; ask for "
+            "at most that"
+        )
+    context = arguments.context or length
+    if context > length:
+        raise ConfigError(f"--context={context} is more than --max-model-len, {length}; ask for at most that")
+    is_cpu = arguments.device == "cpu" or (kind is None and arguments.memory is None)
+    dtype: StoredDtype = model.dtype if arguments.dtype == "auto" else arguments.dtype
+    memory = arguments.memory or (free_memory_bytes() if kind is None else kind.memory_bytes)
+    speculative = speculative_options(arguments.speculative_config, folder, arguments.download_dir)
+    most = arguments.max_num_seqs
+    return Question(
+        model=loaded,
+        placement=this_processor(dtype, usable_cpus()) if is_cpu else Placement(is_cpu=False, dtype=dtype),
+        kv_cache_dtype=arguments.kv_cache_dtype,
+        max_model_len=length,
+        max_num_seqs=most or DEFAULT_MAX_NUM_SEQS,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        context=context,
+        num_sequences=most or 1,
+        memory_bytes=memory,
+        overhead_bytes=CPU_OVERHEAD_BYTES if is_cpu else CUDA_OVERHEAD_BYTES,
+        block_size=arguments.block_size,
+        num_ranks=arguments.num_ranks,
+        num_speculative_tokens=0 if speculative is None else speculative.num_speculative_tokens,
+        draft=_draft(speculative),
+    )
+
+
+def _draft(speculative: SpeculativeOptions | None) -> LoadedModel | None:
+    if speculative is None or speculative.config.model_path is None:
+        return None
+    folder = Path(speculative.config.model_path)
+    headers = read_headers(folder)
+    plain = frozenset() if headers is None else headers.plain_modules
+    return LoadedModel(read_model_config(folder), choose_quantization("auto", folder), plain)
+
+
+def _speed(arguments: argparse.Namespace, fit: Fit, kind: GpuKind) -> Speed:
+    most = max(1, min(fit.sequences_that_fit, fit.question.max_num_seqs))
+    together = bounds(fit, kind, arguments.concurrency or most)
+    return Speed(kind, bounds(fit, kind, 1), together, arguments.price_per_gpu_hour, arguments.efficiency)
+
+
+def _told_device(question: Question, kind: GpuKind | None) -> str:
+    if kind is not None:
+        return kind.product
+    return "a CPU" if question.placement.is_cpu else "a GPU"
