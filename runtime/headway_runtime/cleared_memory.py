@@ -30,6 +30,8 @@ class ClearedMemory:
             self._pages.madvise(mmap.MADV_HUGEPAGE)
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
         self._taken = 0
+        # Of it, from the start.
+        self.num_cleared = 0
         self._is_taken = threading.Event()
         self._thread = threading.Thread(target=self._clear, name="headway-head-start", daemon=True)
         self._thread.start()
@@ -63,7 +65,9 @@ class ClearedMemory:
         for start in range(0, len(self._pages), PIECE_BYTES):
             if self._is_taken.is_set():
                 return
-            ctypes.memset(self._start + start, 0, min(PIECE_BYTES, len(self._pages) - start))
+            num_bytes = min(PIECE_BYTES, len(self._pages) - start)
+            ctypes.memset(self._start + start, 0, num_bytes)
+            self.num_cleared = start + num_bytes
 
 
 _memory: ClearedMemory | None = None
@@ -79,6 +83,11 @@ def prepare(num_bytes: int, is_wanted: Callable[[], bool]) -> None:
 def take(num_bytes: int) -> memoryview | None:
     """Zeros for one packed weight, aligned for vectors; None where none were prepared or no more are left."""
     return None if _memory is None else _memory.take(num_bytes)
+
+
+def num_cleared() -> int:
+    """Bytes that weights will lie in and the system no longer counts as free."""
+    return 0 if _memory is None else _memory.num_cleared
 
 
 def give_back() -> None:

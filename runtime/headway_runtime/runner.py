@@ -15,6 +15,7 @@ from headway_runtime import cleared_memory
 from headway_runtime.batch import Batch, Sample, StepResult, Verified
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
+from headway_runtime.fit.admission import refuse_what_cannot_fit
 from headway_runtime.logprobs import prompt_logprobs
 from headway_runtime.memory import (
     CPU_FRACTION,
@@ -26,9 +27,9 @@ from headway_runtime.memory import (
     kv_bytes_per_token,
     num_kv_blocks,
 )
-from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
 from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, make_inputs
-from headway_runtime.quantization.choice import choose_quantization
+from headway_runtime.quantization.choice import Quantization, choose_quantization
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
 from headway_runtime.speculator import Speculator, load_draft
@@ -49,6 +50,7 @@ class Runner:
         dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
         dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
+        self._refuse_what_cannot_fit(config, quantization, dtype_name)
         with torch.inference_mode():
             self._model = load_model(folder, self._model_config, config, quantization, dtype, self._device)
             draft = load_draft(config, dtype, self._device)
@@ -171,11 +173,27 @@ class Runner:
         except RuntimeError:
             return False
 
+    def _refuse_what_cannot_fit(
+        self, config: EngineConfig, quantization: Quantization, dtype: StoredDtype
+    ) -> None:
+        """Before minutes are spent on loading it."""
+        try:
+            free_bytes = self._free_bytes() + cleared_memory.num_cleared()
+        except ConfigError:
+            return  # what a machine does not tell is asked for once it is needed
+        refuse_what_cannot_fit(config, self._model_config, quantization, dtype, free_bytes)
+
+    def _free_bytes(self) -> int:
+        """ConfigError on a machine that does not tell."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self._device)[0])
+        return free_memory_bytes()
+
     def _choose_num_blocks(self, config: EngineConfig, bytes_per_token: int) -> int:
         memory_bytes = config.kv_cache_memory_bytes
         is_cuda = self._device.type == "cuda"
         try:
-            free_bytes = torch.cuda.mem_get_info(self._device)[0] if is_cuda else free_memory_bytes()
+            free_bytes = self._free_bytes()
         except ConfigError:
             # A machine that does not tell; then what the user says is all there is to go by.
             if memory_bytes is None:

@@ -3,7 +3,7 @@
     time per output token  >= max(bytes / bandwidth, FLOPs / compute) of a decode step of n sequences
         bytes: weights (embedding left out; of the experts, those that n tokens meet) + n contexts of KV
         FLOPs: n (2 weights that a token goes through + 4 context Q), Q: numbers of query heads, all layers
-    time to first token    >= max(weight bytes / bandwidth, FLOPs / compute) of a prompt as long as the context
+    time to first token    >= max(weight bytes / bandwidth, FLOPs / compute) of a prompt of the context
         FLOPs: 2 weights a token, without the head but for the last, + 4 Q for each pair of tokens that attend
 
 n tokens meet E (1 - (1 - k / E) ** n) of E experts, k each, if all are chosen alike. Over several GPUs both

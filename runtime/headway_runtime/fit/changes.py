@@ -71,7 +71,14 @@ def nearest_changes(question: Question, holds: Holds, *, with_hardware: bool = T
     if with_hardware:
         found += _hardware(question, holds)
     found.sort(key=lambda one: one.rank)
-    return [Change(one.flags, one.cost, assess(one.question)) for one in found]
+    return [_change(one) for one in found]
+
+
+def _change(one: _Candidate) -> Change:
+    fit = assess(one.question)
+    # An engine left to itself keeps a part of what is free for others.
+    own = f" --kv-cache-memory-bytes {fit.wanted_kv_bytes}"
+    return Change(one.flags + (own if fit.default_kv_bytes < fit.wanted_kv_bytes else ""), one.cost, fit)
 
 
 def _single(question: Question, holds: Holds) -> Iterator[_Candidate]:

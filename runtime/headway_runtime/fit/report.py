@@ -50,7 +50,8 @@ def _head(answer: Answer) -> list[str]:
     lines = [
         (
             f"{answer.source} ({fit.model.architecture}, {question.placement.dtype}, quantization "
-            f"{question.model.quantization.name}) on {answer.device}{ranks}: {told_bytes(question.memory_bytes)}"
+            f"{question.model.quantization.name}) on {answer.device}{ranks}: "
+            f"{told_bytes(question.memory_bytes)}"
         )
     ]
     if answer.headers is not None:
@@ -90,10 +91,7 @@ def _arithmetic(fit: Fit) -> list[str]:
         *lines,
         _sum("KV cache", fit.wanted_kv_bytes),
         "",
-        (
-            f"largest step: {min(question.max_num_batched_tokens, question.max_model_len):,} tokens, its peak in "
-            f"{step.stage}"
-        ),
+        f"largest step: {step.num_tokens:,} tokens, its peak in {step.stage}",
         _line("attention", step.attention),
         _line("feed-forward", step.feed_forward),
         _line("logits and sampling", step.sampling),
@@ -186,8 +184,8 @@ def _verdict(answer: Answer) -> list[str]:
         return [f"fits: {told_bytes(fit.left_bytes)} of {told_bytes(question.memory_bytes)} are left"]
     lines = [
         (
-            f"does not fit: {told_bytes(fit.total_bytes)} are needed, {told_bytes(question.memory_bytes)} are "
-            f"there, {told_bytes(-fit.left_bytes)} too few"
+            f"does not fit: {told_bytes(fit.total_bytes)} are needed, {told_bytes(question.memory_bytes)} "
+            f"are there, {told_bytes(-fit.left_bytes)} too few"
         )
     ]
     if not answer.changes:

@@ -48,6 +48,7 @@ class Step:
 class StepBytes:
     """By stage; the largest of the first four is the peak. kept: buffers that outlive a step."""
 
+    num_tokens: int
     attention: int
     feed_forward: int
     sampling: int
@@ -80,6 +81,7 @@ def step_bytes(model: ModelConfig, placement: Placement, step: Step) -> StepByte
     tile = TILE_BYTES if step.has_codes and not placement.has_strips else 0
     feed_forward = base + _feed_forward(model, placement, tokens)
     return StepBytes(
+        tokens,
         attention + masks + tile,
         feed_forward + masks + tile,
         masks + _sampling(model, placement, step),

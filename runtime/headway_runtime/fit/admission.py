@@ -1,0 +1,144 @@
+"""Refuses, before anything is loaded, what an engine would only find not to fit once it is.
+
+Counts what is certain: weights, and the least KV cache an engine starts with, one sequence of max_model_len.
+What the arithmetic may be wrong by is left to the load, so that nothing that fits is refused.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway_runtime.config import EngineConfig
+from headway_runtime.errors import ConfigError
+from headway_runtime.fit.changes import nearest_changes
+from headway_runtime.fit.headers import read_headers
+from headway_runtime.fit.memory_fit import Fit, LoadedModel, Question, assess
+from headway_runtime.fit.placement import Placement, this_processor
+from headway_runtime.fit.told import told_bytes
+from headway_runtime.memory import CPU_FRACTION, CUDA_FRACTION, num_kv_blocks
+from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
+from headway_runtime.quantization.choice import Quantization, choose_quantization
+
+# Of the weights: predictions are held to this by tests.
+TOLERANCE = 0.05
+MOST_CHANGES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """kv_cache_memory_bytes: as the user gave it, or None."""
+
+    free_bytes: int
+    kv_cache_memory_bytes: int | None
+    fraction: float
+
+    def kv_bytes(self, weight_bytes: float) -> float:
+        """For the KV cache, once weights of that size are loaded."""
+        free = self.free_bytes - weight_bytes
+        if self.kv_cache_memory_bytes is None:
+            return free * self.fraction
+        return self.kv_cache_memory_bytes if self.kv_cache_memory_bytes <= free else -1
+
+    def holds(self, fit: Fit, tolerance: float = 0.0) -> bool:
+        return self.kv_bytes(fit.weight_bytes * (1 - tolerance)) >= fit.least_kv_bytes
+
+
+def refuse_what_cannot_fit(
+    config: EngineConfig,
+    model: ModelConfig,
+    quantization: Quantization,
+    dtype: StoredDtype,
+    free_bytes: int,
+) -> None:
+    """ConfigError with the arithmetic and the nearest changes. free_bytes: of the device, before any load."""
+    fit = assess(_question(config, model, quantization, dtype, free_bytes))
+    given = config.kv_cache_memory_bytes
+    if given is not None:
+        # Too little for one sequence however much there is.
+        num_kv_blocks(
+            kv_cache_memory_bytes=given,
+            bytes_per_token=fit.token_bytes,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+        )
+    room = _Room(free_bytes, given, CPU_FRACTION if config.device == "cpu" else CUDA_FRACTION)
+    if not room.holds(fit, TOLERANCE):
+        raise ConfigError(_message(config, fit, room))
+
+
+def _question(
+    config: EngineConfig, model: ModelConfig, quantization: Quantization, dtype: StoredDtype, free_bytes: int
+) -> Question:
+    is_cpu = config.device == "cpu"
+    speculative = config.speculative
+    draft: LoadedModel | None = None
+    if speculative is not None and speculative.model_path is not None:
+        folder = Path(speculative.model_path)
+        draft = _loaded(config, folder, read_model_config(folder), choose_quantization("auto", folder))
+    return Question(
+        model=_loaded(config, Path(config.model_path), model, quantization),
+        placement=this_processor(dtype, config.num_threads) if is_cpu else Placement(False, dtype),
+        kv_cache_dtype=config.kv_cache_dtype,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.envelope.max_num_seqs,
+        max_num_batched_tokens=config.envelope.max_num_batched_tokens,
+        context=config.max_model_len,
+        num_sequences=1,
+        memory_bytes=free_bytes,
+        overhead_bytes=0,  # is taken already
+        block_size=config.block_size,
+        num_speculative_tokens=config.envelope.num_speculative_tokens,
+        draft=draft,
+    )
+
+
+def _loaded(
+    config: EngineConfig, folder: Path, model: ModelConfig, quantization: Quantization
+) -> LoadedModel:
+    """Files are only looked into where they decide what is quantized."""
+    headers = None
+    if quantization.stored is not None and config.load_format != "dummy":
+        headers = read_headers(folder)
+    return LoadedModel(model, quantization, frozenset() if headers is None else headers.plain_modules)
+
+
+def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
+    """One line: it may be the last one that is seen of a pod."""
+    needed = fit.weight_bytes + fit.least_kv_bytes
+    question = fit.question
+    name = question.model.quantization.name
+    weights = f"weights {told_bytes(fit.weight_bytes)} ({question.placement.dtype}, quantization {name})"
+    least = (
+        f"the least KV cache, one sequence of {config.max_model_len} tokens x {fit.token_bytes} B "
+        f"({fit.kv_dtype}), {told_bytes(fit.least_kv_bytes)}"
+    )
+    free = f"{told_bytes(room.free_bytes)} of memory are free on device {config.device!r}"
+    if needed <= room.free_bytes and room.kv_cache_memory_bytes is not None:
+        beside = max(0, room.free_bytes - fit.weight_bytes)
+        return (
+            f"kv_cache_memory_bytes={room.kv_cache_memory_bytes!r} is more than the {beside} bytes that will be "
+            f"free beside {weights}: {free}; lower --kv-cache-memory-bytes, to no less than "
+            f"{fit.least_kv_bytes}, or leave it out to have it chosen"
+        )
+    changes = _changes(fit, room)
+    if needed > room.free_bytes:
+        told = f"the model does not fit: {weights} + {least} = {told_bytes(needed)}, and {free}"
+    else:
+        share = told_bytes(max(0.0, room.kv_bytes(fit.weight_bytes)))
+        told = (
+            f"the KV cache does not fit: {weights}, {free}, of what is left the KV cache gets "
+            f"{room.fraction:.0%}, {share}, less than {least}"
+        )
+        changes.insert(0, f"--kv-cache-memory-bytes {fit.least_kv_bytes}")
+    near = (
+        "; ".join(changes[:MOST_CHANGES]) or "nothing of fewer bits or a shorter context; give it more memory"
+    )
+    return f"{told}; nearest that fits: {near} (`headway plan` shows all of it)"
+
+
+def _changes(fit: Fit, room: _Room) -> list[str]:
+    found = nearest_changes(fit.question, room.holds, with_hardware=False)
+    return [
+        f"{one.flags} (weights {told_bytes(one.fit.weight_bytes)} + KV cache "
+        f"{told_bytes(one.fit.least_kv_bytes)})"
+        for one in found
+    ]

@@ -1,0 +1,141 @@
+"""Predicted bytes of weights and KV against the tensors that an engine really holds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway_runtime.errors import ConfigError
+from headway_runtime.fit.admission import TOLERANCE
+from headway_runtime.fit.memory_fit import LoadedModel, Question, assess
+from headway_runtime.fit.placement import one_rank, this_processor
+from headway_runtime.fit.weight_bytes import total_bytes, weight_bytes
+from headway_runtime.model_config import StoredDtype, read_model_config
+from headway_runtime.quantization.choice import choose_quantization
+
+
+def question(folder: Path, dtype: StoredDtype, **changes: Any) -> Question:
+    quantization = choose_quantization(changes.pop("quantization", "auto"), folder)
+    fields: dict[str, Any] = {
+        "model": LoadedModel(read_model_config(folder), quantization),
+        "placement": this_processor(dtype, 2),
+        "kv_cache_dtype": "auto",
+        "max_model_len": 512,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 1024,
+        "context": 512,
+        "num_sequences": 1,
+        "memory_bytes": 2**34,
+        "overhead_bytes": 0,
+    }
+    return Question(**fields | changes)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_weights_take_what_is_predicted(
+    any_shape: str,
+    dtype: StoredDtype,
+    quantization: str,
+    write_model: Any,
+    start_runner: Any,
+    held_bytes: Any,
+) -> None:
+    folder = write_model(any_shape, dtype)
+    runner = start_runner(folder, quantization=quantization)
+    fit = assess(question(folder, dtype, quantization=quantization))
+    assert held_bytes(runner._model) == pytest.approx(fit.weight_bytes, rel=TOLERANCE / 5)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
+def test_the_kv_cache_holds_as_many_tokens_as_predicted(
+    any_shape: str, kv_cache_dtype: str, write_model: Any, start_runner: Any, held_bytes: Any
+) -> None:
+    folder = write_model(any_shape)
+    fit = assess(question(folder, "bfloat16", kv_cache_dtype=kv_cache_dtype))
+    runner = start_runner(folder, kv_cache_dtype=kv_cache_dtype, kv_cache_memory_bytes=fit.kv_bytes(3, 500))
+    assert runner.num_blocks == 3 * 32
+    assert held_bytes(runner._cache.data) == fit.kv_bytes(3, 500)
+
+
+def test_a_draft_takes_weights_and_kv_of_its_own(
+    write_model: Any, start_runner: Any, held_bytes: Any
+) -> None:
+    from headway_runtime.config import Envelope, Limits, SpeculativeConfig
+
+    folder, draft = write_model("llama, untied"), write_model("llama, tied", num_hidden_layers=1)
+    loaded = LoadedModel(read_model_config(draft), choose_quantization("auto", draft))
+    fit = assess(question(folder, "bfloat16", draft=loaded, num_speculative_tokens=2))
+    runner = start_runner(
+        folder,
+        speculative=SpeculativeConfig("draft_model", str(draft)),
+        envelope=Envelope(64, 1024, 2),
+        limits=Limits(64, 1024, 2),
+        kv_cache_memory_bytes=fit.kv_bytes(2, 512),
+    )
+    speculator = runner._speculator
+    assert speculator is not None
+    models = held_bytes((runner._model, speculator._draft_model._model))
+    assert models == pytest.approx(fit.weight_bytes, rel=TOLERANCE / 5)
+    caches = held_bytes((runner._cache.data, speculator._draft_model._cache.data))
+    assert caches == fit.kv_bytes(2, 512)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind"),
+    [
+        pytest.param(
+            {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, "int4", id="gptq"
+        ),
+        pytest.param(
+            {"quant_method": "gptq", "bits": 8, "group_size": 64, "desc_act": False},
+            "int8",
+            id="gptq, 8 bits",
+        ),
+        pytest.param(
+            {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": False}, "int4", id="awq"
+        ),
+        pytest.param({"quant_method": "fp8"}, "fp8", id="fp8"),
+    ],
+)
+def test_quantized_checkpoints_take_what_is_predicted(
+    scheme: dict[str, Any], kind: str, write_model: Any, start_runner: Any, held_bytes: Any, tmp_path: Path
+) -> None:
+    """With weights that are made up as such a checkpoint would hold them."""
+    import json
+
+    config = json.loads((write_model("llama, untied") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
+    runner = start_runner(tmp_path, load_format="dummy")
+    fit = assess(question(tmp_path, "bfloat16"))
+    assert {one.kept_as for one in fit.weights if one.part == "MLP"} == {kind}
+    assert {one.kept_as for one in fit.weights if one.part == "head"} == {"bfloat16"}
+    assert held_bytes(runner._model) == pytest.approx(fit.weight_bytes, rel=TOLERANCE)
+
+
+def test_published_models_have_the_weights_that_they_are_known_to_have(fixture_folder: Any) -> None:
+    want = {"llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400, "qwen3-30b-a3b": 30_532_122_624}
+    for name, count in want.items():
+        fit = assess(question(fixture_folder(name), "bfloat16"))
+        assert sum(one.num_weights for one in fit.weights) == count
+
+
+def test_ranks_share_heads_and_middles_and_hold_few_kv_heads_several_times(fixture_folder: Any) -> None:
+    model = read_model_config(fixture_folder("qwen3-30b-a3b"))
+    half, eighth = one_rank(model, 2), one_rank(model, 8)
+    assert (half.num_attention_heads, half.num_kv_heads, half.experts and half.experts.size) == (16, 2, 384)
+    assert (eighth.num_attention_heads, eighth.num_kv_heads) == (4, 1)
+    none = choose_quantization("auto", fixture_folder("qwen3-30b-a3b"))
+    whole, share = (
+        total_bytes(weight_bytes(one, none, this_processor("bfloat16", 2), 4096)) for one in (model, half)
+    )
+    assert share == pytest.approx(whole / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [3, 64])
+def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(ranks: int, fixture_folder: Any) -> None:
+    model = read_model_config(fixture_folder("qwen3-30b-a3b"))
+    with pytest.raises(
+        ConfigError, match=f"tensor_parallel_size={ranks}: the model's num_attention_heads, 32"
+    ):
+        one_rank(model, ranks)
