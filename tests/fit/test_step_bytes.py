@@ -84,7 +84,7 @@ def test_a_full_batchs_logits_take_no_more_than_predicted(
     runner = start_runner(folder, max_model_len=2048)
     dear = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "presence_penalty": 0.5}
     batch = Batch(tuple(chunk(40, 1, 1 + 3 * index, **dear) for index in range(64)), 64, 64)
-    want = predicted(folder, Step(64, 41, 64, 64))
+    want = predicted(folder, Step(64, 41, 64, 64 * 41))
     assert want.stage == "logits and sampling"
     runner.execute(batch)
     # How often a draw is tried again, on copies, is a matter of luck.

@@ -1,10 +1,12 @@
 """Predicted bytes of weights and KV against the tensors that an engine really holds."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import TOLERANCE
 from headway_runtime.fit.memory_fit import LoadedModel, Question, assess
@@ -31,17 +33,27 @@ def question(folder: Path, dtype: StoredDtype, **changes: Any) -> Question:
     return Question(**fields | changes)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_weights_take_what_is_predicted(
-    any_shape: str,
-    dtype: StoredDtype,
-    quantization: str,
-    write_model: Any,
-    start_runner: Any,
-    held_bytes: Any,
+    any_shape: str, quantization: str, write_model: Any, start_runner: Any, held_bytes: Any
 ) -> None:
-    folder = write_model(any_shape, dtype)
+    folder = write_model(any_shape)
+    runner = start_runner(folder, quantization=quantization)
+    fit = assess(question(folder, "bfloat16", quantization=quantization))
+    assert held_bytes(runner._model) == pytest.approx(fit.weight_bytes, rel=TOLERANCE / 5)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("shape", ["llama, tied", "gemma3"])
+def test_weights_in_float32_take_what_is_predicted(
+    shape: str, quantization: str, write_model: Any, start_runner: Any, held_bytes: Any
+) -> None:
+    """A tied head is no copy there, and codes lie as they come."""
+    dtype: StoredDtype = "float32"
+    folder = write_model(shape, dtype)
     runner = start_runner(folder, quantization=quantization)
     fit = assess(question(folder, dtype, quantization=quantization))
     assert held_bytes(runner._model) == pytest.approx(fit.weight_bytes, rel=TOLERANCE / 5)
@@ -61,8 +73,6 @@ def test_the_kv_cache_holds_as_many_tokens_as_predicted(
 def test_a_draft_takes_weights_and_kv_of_its_own(
     write_model: Any, start_runner: Any, held_bytes: Any
 ) -> None:
-    from headway_runtime.config import Envelope, Limits, SpeculativeConfig
-
     folder, draft = write_model("llama, untied"), write_model("llama, tied", num_hidden_layers=1)
     loaded = LoadedModel(read_model_config(draft), choose_quantization("auto", draft))
     fit = assess(question(folder, "bfloat16", draft=loaded, num_speculative_tokens=2))
@@ -102,8 +112,6 @@ def test_quantized_checkpoints_take_what_is_predicted(
     scheme: dict[str, Any], kind: str, write_model: Any, start_runner: Any, held_bytes: Any, tmp_path: Path
 ) -> None:
     """With weights that are made up as such a checkpoint would hold them."""
-    import json
-
     config = json.loads((write_model("llama, untied") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
     runner = start_runner(tmp_path, load_format="dummy")

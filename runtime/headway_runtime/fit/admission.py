@@ -115,8 +115,8 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     if needed <= room.free_bytes and room.kv_cache_memory_bytes is not None:
         beside = max(0, room.free_bytes - fit.weight_bytes)
         return (
-            f"kv_cache_memory_bytes={room.kv_cache_memory_bytes!r} is more than the {beside} bytes that will be "
-            f"free beside {weights}: {free}; lower --kv-cache-memory-bytes, to no less than "
+            f"kv_cache_memory_bytes={room.kv_cache_memory_bytes!r} is more than the {beside} bytes that "
+            f"will be free beside {weights}: {free}; lower --kv-cache-memory-bytes, to no less than "
             f"{fit.least_kv_bytes}, or leave it out to have it chosen"
         )
     changes = _changes(fit, room)

@@ -104,14 +104,25 @@ def _coded(question: Question) -> Iterator[_Candidate]:
 
 
 def _pairs(question: Question, holds: Holds) -> Iterator[_Candidate]:
-    coded = list(_coded(question))
-    for first in coded:
+    for first in (*_coded(question), *_down_to_context(question)):
         second = _with_coded_kv(first.question) if first.names != ("kv_cache_dtype",) else None
         if second is not None:
             yield _joined(first, second)
-        shorter = _shorter(first.question, holds)
+        is_shorter = first.names == ("max_model_len",)
+        shorter = None if is_shorter else _shorter(first.question, holds)
         if shorter is not None:
             yield _joined(first, shorter)
+        fewer = _fewer_sequences(first.question, holds)
+        if fewer is not None:
+            yield _joined(first, fewer)
+
+
+def _down_to_context(question: Question) -> Iterator[_Candidate]:
+    """No longer than the sequences that are to fit."""
+    length = -(-question.context // question.block_size) * question.block_size
+    if length < question.max_model_len:
+        changed = replace(question, max_model_len=length)
+        yield _Candidate(("max_model_len",), f"--max-model-len {length}", changed)
 
 
 def _joined(first: _Candidate, second: _Candidate) -> _Candidate:

@@ -16,8 +16,8 @@ from headway_runtime.quantization.choice import Quantization
 # processes are commonly seen with.
 CUDA_OVERHEAD_BYTES = 2**30
 # What the two processes of a server have resident before a model is loaded: Python, PyTorch, the tokenizer,
-# HTTP. Measured: 0.43 and 0.12 GiB.
-CPU_OVERHEAD_BYTES = 600 * 2**20
+# HTTP. Measured: 540 and 72 MiB, libraries included.
+CPU_OVERHEAD_BYTES = 640 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def assess(question: Question) -> Fit:
             question.max_num_seqs * (1 + question.num_speculative_tokens),
             question.max_num_batched_tokens,
         ),
-        question.num_sequences,
+        question.num_sequences * question.context,
         has_codes=question.model.quantization.name != "none",
         kv_is_coded=KV_BYTES[kv_dtype][1] > 0,
     )

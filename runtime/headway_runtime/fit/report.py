@@ -7,7 +7,7 @@ from headway_runtime.fit.changes import Change
 from headway_runtime.fit.gpu_kinds import GpuKind
 from headway_runtime.fit.headers import Headers
 from headway_runtime.fit.memory_fit import Fit
-from headway_runtime.fit.told import told_bytes, told_number, told_seconds
+from headway_runtime.fit.told import told_bytes, told_count, told_number, told_seconds
 from headway_runtime.fit.weight_bytes import PartBytes
 from headway_runtime.memory import KV_BYTES
 
@@ -56,7 +56,7 @@ def _head(answer: Answer) -> list[str]:
     ]
     if answer.headers is not None:
         lines.append(
-            f"  {answer.headers.num_files} safetensors files hold {told_bytes(answer.headers.num_bytes)}"
+            f"  {told_count(answer.headers.num_files, 'safetensors file')}: {told_bytes(answer.headers.num_bytes)}"
         )
     return [*lines, ""]
 
@@ -125,7 +125,7 @@ def _sequences(answer: Answer) -> list[str]:
     fit, question = answer.fit, answer.fit.question
     lines = [
         (
-            f"{fit.sequences_that_fit:,} sequences of {question.context:,} tokens fit at once "
+            f"{told_count(fit.sequences_that_fit, 'sequence')} of {question.context:,} tokens fit at once "
             f"(--max-num-seqs {question.max_num_seqs})"
         )
     ]
@@ -156,7 +156,7 @@ def _speed(answer: Answer) -> list[str]:
         ),
     ]
     lines += [
-        f"  TPOT of {one.concurrency:,} sequences >= {told_seconds(one.tpot_seconds)}: "
+        f"  TPOT of {told_count(one.concurrency, 'sequence')} >= {told_seconds(one.tpot_seconds)}: "
         f"{told_bytes(one.decode_bytes)}, {told_number(one.decode_flops)}FLOP a step and GPU; at most "
         f"{one.tokens_per_second:,.0f} tokens/s"
         for one in ([alone] if alone == together else [alone, together])
@@ -164,7 +164,8 @@ def _speed(answer: Answer) -> list[str]:
     if speed.usd_per_gpu_hour is not None:
         usd = _usd(speed, answer.fit.question.num_ranks)
         lines.append(
-            f"  estimate: {usd:.3f} USD per million output tokens at {together.concurrency:,} sequences, "
+            f"  estimate: {usd:.3f} USD per million output tokens at "
+            f"{told_count(together.concurrency, 'sequence')}, "
             f"{speed.usd_per_gpu_hour} USD per GPU-hour and {speed.efficiency:.0%} of the bound, always "
             "decoding"
         )

@@ -32,14 +32,14 @@ TILE_BYTES = (1 << 18) * (2 * FLOAT32_BYTES + 2)
 class Step:
     """The largest step. num_tokens: of one prompt's chunk, the context's last. num_sampled: rows of logits.
 
-    num_decodes: sequences of that context that are decoded at once. has_codes: whether weights are coded.
+    decoded_context: of all sequences that are decoded at once. has_codes: whether weights are coded.
     kv_is_coded: whether keys and values are.
     """
 
     num_tokens: int
     context: int
     num_sampled: int
-    num_decodes: int
+    decoded_context: int
     has_codes: bool = False
     kv_is_coded: bool = False
 
@@ -128,7 +128,7 @@ def _torch_workspace(model: ModelConfig, placement: Placement, step: Step) -> in
         keys = 2 * query * step.context
         scores = 3 * CHUNK_ROWS * model.num_attention_heads * step.context
         chunk += FLOAT32_BYTES * (keys + scores)
-    return max(chunk, step.num_decodes * step.context * (kv * per_number + b))
+    return max(chunk, step.decoded_context * (kv * per_number + b))
 
 
 def _feed_forward(model: ModelConfig, placement: Placement, tokens: int) -> int:

@@ -14,6 +14,11 @@ def told_bytes(num_bytes: float) -> str:
     return f"{sign}{text} {UNITS[power]}"
 
 
+def told_count(number: int, noun: str) -> str:
+    """1 file, 2,000 files."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def told_seconds(seconds: float) -> str:
     return f"{seconds * 1000:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 

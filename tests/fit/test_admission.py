@@ -1,0 +1,112 @@
+"""An engine that cannot hold its model says so before it reads any weights."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway_runtime import cleared_memory, runner
+from headway_runtime.config import SpeculativeConfig
+from headway_runtime.errors import ConfigError
+from headway_runtime.fit.admission import refuse_what_cannot_fit
+from headway_runtime.model_config import read_model_config
+from headway_runtime.quantization.choice import choose_quantization
+
+GIB = 2**30
+
+
+@pytest.fixture
+def admit(fixture_folder: Any, engine_config: Any) -> Any:
+    """admit(free bytes, **changes of the config): for Llama 3.1 8B in bfloat16."""
+    folder = fixture_folder("llama-3.1-8b")
+
+    def run(free_bytes: int, **changes: Any) -> None:
+        fields = {"device": "cuda", "kv_cache_memory_bytes": None, "max_model_len": 8192} | changes
+        config = engine_config(folder, **fields)
+        quantization = choose_quantization(config.quantization, folder)
+        refuse_what_cannot_fit(config, read_model_config(folder), quantization, "bfloat16", free_bytes)
+
+    return run
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_arithmetic_and_the_nearest_that_fits(
+    admit: Any,
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        admit(12 * GIB)
+    told = str(caught.value)
+    assert "weights 14.96 GiB (bfloat16, quantization none)" in told
+    assert "one sequence of 8192 tokens x 131072 B (bfloat16), 1.00 GiB = 15.96 GiB" in told
+    assert "12.00 GiB of memory are free on device 'cuda'" in told
+    assert "nearest that fits: --quantization fp8 (weights 7.98 GiB + KV cache 1.00 GiB)" in told
+    assert "\n" not in told
+    admit(12 * GIB, quantization="fp8")
+
+
+def test_what_fits_is_let_in_and_what_the_sum_may_be_wrong_by_is_left_to_the_load(admit: Any) -> None:
+    admit(17 * GIB)
+    admit(16 * GIB)
+
+
+def test_a_context_too_long_for_what_is_left_is_refused_with_the_longest_that_fits(admit: Any) -> None:
+    with pytest.raises(ConfigError, match="--max-model-len") as caught:
+        admit(22 * GIB, max_model_len=131072, kv_cache_dtype="fp8")
+    found = re.search(r"--max-model-len (\d+)", str(caught.value))
+    assert found is not None
+    longest = int(found[1])
+    admit(22 * GIB, max_model_len=longest, kv_cache_dtype="fp8")
+
+
+def test_a_cpus_share_for_the_kv_cache_is_told_with_the_flag_that_changes_it(admit: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"gets 40%, .* less than .*nearest that fits: --kv-cache-memory-bytes"
+    ) as caught:
+        admit(22 * GIB, device="cpu", max_model_len=32768, num_threads=2)
+    found = re.search(r"--kv-cache-memory-bytes (\d+)", str(caught.value))
+    assert found is not None
+    admit(22 * GIB, device="cpu", max_model_len=32768, kv_cache_memory_bytes=int(found[1]))
+
+
+def test_a_cache_too_small_for_one_sequence_is_refused_at_once(admit: Any) -> None:
+    with pytest.raises(ConfigError, match="less than max_model_len=8192; raise --kv-cache-memory-bytes"):
+        admit(80 * GIB, kv_cache_memory_bytes=2**20)
+
+
+def test_a_cache_too_large_beside_the_weights_is_refused_at_once(admit: Any) -> None:
+    with pytest.raises(ConfigError, match=f"kv_cache_memory_bytes={20 * GIB} is more than the"):
+        admit(24 * GIB, kv_cache_memory_bytes=20 * GIB)
+
+
+def test_a_draft_counts(admit: Any, fixture_folder: Any) -> None:
+    admit(17 * GIB)
+    draft = SpeculativeConfig("draft_model", str(fixture_folder("llama-3.2-1b")))
+    with pytest.raises(ConfigError, match=r"weights 17.27 GiB"):
+        admit(17 * GIB, speculative=draft)
+
+
+def test_an_engine_is_refused_before_it_opens_its_weights(
+    fixture_folder: Any, engine_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are none: opening them would be another error."""
+    monkeypatch.setattr(runner, "free_memory_bytes", lambda: 4 * GIB)
+    config = engine_config(fixture_folder("llama-3.1-8b"), kv_cache_memory_bytes=None)
+    with pytest.raises(ConfigError, match=r"the model does not fit: weights 14.9\d GiB"):
+        runner.Runner(config)
+
+
+def test_memory_that_was_cleared_for_weights_counts_as_free(
+    fixture_folder: Any, engine_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(runner, "free_memory_bytes", lambda: 4 * GIB)
+    monkeypatch.setattr(cleared_memory, "num_cleared", lambda: GIB)
+
+    def note(*arguments: Any) -> None:
+        seen.append(arguments[-1])
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(runner, "refuse_what_cannot_fit", note)
+    with pytest.raises(ConfigError, match="enough"):
+        runner.Runner(replace(engine_config(fixture_folder("llama-3.1-8b")), num_threads=1))
+    assert seen == [5 * GIB]

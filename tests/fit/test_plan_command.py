@@ -1,0 +1,190 @@
+"""`headway plan` as a user meets it."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway_runtime.fit.gpu_kinds import GPU_KINDS
+from headway_runtime.fit.plan_command import main
+
+GIB = 2**30
+
+
+@pytest.fixture
+def plan(fixture_folder: Any, capsys: pytest.CaptureFixture[str]) -> Any:
+    """plan(model, *flags): the exit status, and the JSON."""
+
+    def run(model: str, *flags: str) -> tuple[int, dict[str, Any]]:
+        status = main([str(fixture_folder(model)), *flags, "--json"])
+        return status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_a_model_that_fits_is_said_to(plan: Any) -> None:
+    status, got = plan("qwen3-30b-a3b", "--gpu", "h100-80g")
+    assert status == 0
+    assert got["fits"]
+    assert got["changes"] == []
+    assert got["memory_bytes"] == 81559 * 2**20
+    assert got["kv_bytes_per_token"] == 2 * 48 * 4 * 128 * 2
+    parts = got["weight_bytes"] + got["kv_bytes"] + got["step"]["kept"] + got["overhead_bytes"]
+    peak = max(got["step"][stage] for stage in ("attention", "feed_forward", "sampling"))
+    assert got["total_bytes"] == parts + peak
+    assert got["left_bytes"] == got["memory_bytes"] - got["total_bytes"]
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_would(plan: Any) -> None:
+    status, got = plan("llama-3.1-8b", "--gpu", "l4")
+    assert status == 1
+    assert got["left_bytes"] < 0
+    flags = [one["flags"] for one in got["changes"]]
+    assert flags[0] == "--quantization fp8 --kv-cache-dtype fp8"
+    assert "--tensor-parallel-size 2" in [one.partition(" --kv-cache-memory")[0] for one in flags]
+    assert any(one.startswith("--gpu a100-40g") for one in flags)
+    assert all(one["left_bytes"] >= 0 for one in got["changes"])
+
+
+def test_what_is_proposed_fits_when_it_is_asked_for(plan: Any) -> None:
+    _, got = plan("llama-3.1-8b", "--gpu", "l4", "--max-num-seqs", "40", "--context", "4096")
+    assert len(got["changes"]) > 4
+    for one in got["changes"]:
+        flags = one["flags"].partition(" --kv-cache-memory-bytes")[0].split()
+        if "--max-model-len" in flags:
+            # A context is no longer than that.
+            flags += ["--context", str(min(4096, int(flags[flags.index("--max-model-len") + 1])))]
+        gpu = [] if "--gpu" in flags else ["--gpu", "l4"]
+        number = [] if "--max-num-seqs" in flags else ["--max-num-seqs", "40"]
+        context = [] if "--context" in flags else ["--context", "4096"]
+        status, again = plan("llama-3.1-8b", *gpu, *number, *context, *flags)
+        assert (status, again["total_bytes"]) == (0, one["total_bytes"]), one["flags"]
+
+
+def test_as_many_sequences_fit_as_there_is_room_for(plan: Any) -> None:
+    flags = ("--gpu", "a100-80g", "--max-model-len", "8192", "--context", "2000")
+    _, got = plan("llama-3.1-8b", *flags)
+    count = got["sequences_that_fit"]
+    assert plan("llama-3.1-8b", *flags, "--max-num-seqs", "64")[0] == 0
+    room = got["memory_bytes"] - got["total_bytes"] + got["kv_bytes"]
+    of_sequence = 2000 * got["kv_bytes_per_token"]  # 125 whole blocks
+    assert count * of_sequence <= room - 16 * got["kv_bytes_per_token"] < (count + 1) * of_sequence
+
+
+def test_eight_bit_keys_and_values_are_counted_with_their_scales(plan: Any) -> None:
+    _, got = plan("llama-3.1-8b", "--memory", "80Gi", "--kv-cache-dtype", "fp8")
+    assert got["kv_bytes_per_token"] == 2 * 32 * 8 * (128 + 4)
+
+
+def test_two_gpus_halve_weights_and_kv(plan: Any) -> None:
+    (_, one), (_, two) = (plan("llama-3.1-8b", "--gpu", "h200", "--num-gpus", count) for count in ("1", "2"))
+    assert two["weight_bytes"] == pytest.approx(one["weight_bytes"] / 2, rel=0.01)
+    assert two["kv_bytes"] == one["kv_bytes"] / 2
+
+
+def test_bounds_are_bytes_and_flops_over_the_data_sheets_numbers(plan: Any) -> None:
+    """Of a dense model, by hand: 8.03 G weights less the embedding, read once a step."""
+    _, got = plan(
+        *("llama-3.1-8b", "--gpu", "h100-80g", "--max-model-len", "8192", "--context", "1024"),
+        *("--concurrency", "8", "--price-per-gpu-hour", "3.6", "--efficiency", "0.5"),
+    )
+    read = 2 * (8_030_261_248 - 128256 * 4096)
+    together = got["bounds"]["together"]
+    assert together["decode_bytes"] == read + 8 * 1024 * 131072
+    assert together["tpot_seconds"] == pytest.approx(together["decode_bytes"] / 3.35e12)
+    layers = 1_342_177_280 + 5_637_144_576
+    head = 128256 * 4096
+    flops = 2 * (1024 * layers + head) + 4 * 4096 * 32 * 1024 * 1025 / 2
+    assert got["bounds"]["alone"]["prefill_flops"] == pytest.approx(flops)
+    assert got["bounds"]["alone"]["ttft_seconds"] == pytest.approx(flops / 989.5e12)
+    tokens_per_hour = 8 / together["tpot_seconds"] * 0.5 * 3600
+    usd = got["estimated_usd_per_million_output_tokens"]
+    assert usd == pytest.approx(3.6 / tokens_per_hour * 1e6)
+
+
+def test_a_step_of_one_token_reads_its_experts_alone(plan: Any) -> None:
+    _, got = plan("qwen3-30b-a3b", "--gpu", "h200", "--context", "16", "--concurrency", "4")
+    experts = 28_991_029_248 * 2
+    rest = got["bounds"]["alone"]["decode_bytes"] - experts * 8 / 128
+    met = 1 - (1 - 8 / 128) ** 4
+    more = 3 * 16 * got["kv_bytes_per_token"]
+    assert got["bounds"]["together"]["decode_bytes"] == pytest.approx(rest + experts * met + more)
+
+
+def test_a_draft_takes_its_share(plan: Any, fixture_folder: Any) -> None:
+    draft = json.dumps({"model": str(fixture_folder("llama-3.2-1b")), "num_speculative_tokens": 4})
+    _, got = plan("llama-3.1-8b", "--gpu", "h200", "--speculative-config", draft)
+    assert got["draft_kv_bytes_per_token"] == 2 * 16 * 8 * 64 * 2
+    assert sum(one["num_weights"] for one in got["draft_weights"]) == 1_235_814_400
+
+
+def test_the_arithmetic_is_shown_line_by_line(
+    fixture_folder: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(fixture_folder("llama-3.1-8b")), "--gpu", "l4"]) == 1
+    told = capsys.readouterr().out
+    for line in (
+        "MLP              10.50 GiB  5,637,144,576 x bfloat16",
+        "2 x 32 layers x 8 KV heads x (128 x 2 B bfloat16) = 131,072 B",
+        "lower bounds, not predictions, of L4: 300 GB/s",
+        "does not fit: 33.14 GiB are needed, 22.49 GiB are there, 10.65 GiB too few",
+    ):
+        assert line in told
+
+
+def test_files_beside_the_config_tell_their_size(
+    fixture_folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text((fixture_folder("llama-3.2-1b") / "config.json").read_text())
+    header = json.dumps({"lm_head.weight": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
+    assert main([str(tmp_path), "--gpu", "h200"]) == 0
+    assert "1 safetensors file: 12 B" in capsys.readouterr().out
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
+    assert main([str(tmp_path), "--gpu", "h200"]) == 2
+    assert "model.safetensors: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--gpu", "h900"], "invalid choice: 'h900'"),
+        (["--memory", "80 apples"], "is not a size"),
+        (["--gpu", "l4", "--device", "cpu"], "is no CPU"),
+        (["--num-gpus", "2"], "give --gpu KIND or --memory SIZE"),
+        (["--gpu", "l4", "--num-gpus", "3"], "num_attention_heads, 32, is no multiple of it"),
+        (["--gpu", "l4", "--max-model-len", "200000"], "is more than the model's max_position_embeddings"),
+        (["--gpu", "l4", "--max-model-len", "100", "--context", "101"], "--context=101 is more than"),
+        (["--memory", "80Gi", "--price-per-gpu-hour", "2"], "give --gpu"),
+        (["--gpu", "l4", "--quantization", "awq"], "is not quantized"),
+    ],
+)
+def test_bad_input_ends_with_2(
+    flags: list[str], complaint: str, fixture_folder: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(fixture_folder("llama-3.1-8b")), *flags]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_every_gpu_kind_names_its_source_and_has_plausible_numbers() -> None:
+    for kind in GPU_KINDS.values():
+        assert kind.source.endswith("data sheet")
+        assert 15 * GIB <= kind.memory_bytes <= 200 * GIB
+        assert kind.fp8_flops is None or 1.9 < kind.fp8_flops / kind.flops < 2.1
+
+
+def test_it_starts_without_torch(fixture_folder: Any) -> None:
+    code = (
+        "import sys; from headway_runtime.fit.plan_command import main; "
+        f"status = main([{str(fixture_folder('llama-3.1-8b'))!r}, '--device', 'cpu', '--memory', '64Gi']); "
+        "assert status == 0, status; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "on a CPU: 64.00 GiB" in done.stdout
