@@ -55,9 +55,8 @@ def _head(answer: Answer) -> list[str]:
         )
     ]
     if answer.headers is not None:
-        lines.append(
-            f"  {told_count(answer.headers.num_files, 'safetensors file')}: {told_bytes(answer.headers.num_bytes)}"
-        )
+        files = told_count(answer.headers.num_files, "safetensors file")
+        lines.append(f"  {files}: {told_bytes(answer.headers.num_bytes)}")
     return [*lines, ""]
 
 
