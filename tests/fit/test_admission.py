@@ -44,6 +44,17 @@ def test_weights_that_do_not_fit_are_refused_with_the_arithmetic_and_the_nearest
     admit(12 * GIB, quantization="fp8")
 
 
+def test_a_change_that_needs_more_than_the_usual_share_says_so(admit: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--quantization fp8 --kv-cache-dtype fp8 --kv-cache-mem\S+ 8\d+ "
+    ) as caught:
+        admit(19 * GIB, device="cpu", max_model_len=131072)
+    found = re.search(r"--kv-cache-memory-bytes (\d+)", str(caught.value))
+    assert found is not None
+    coded = {"quantization": "fp8", "kv_cache_dtype": "fp8", "kv_cache_memory_bytes": int(found[1])}
+    admit(19 * GIB, device="cpu", max_model_len=131072, **coded)
+
+
 def test_what_fits_is_let_in_and_what_the_sum_may_be_wrong_by_is_left_to_the_load(admit: Any) -> None:
     admit(17 * GIB)
     admit(16 * GIB)
@@ -54,8 +65,8 @@ def test_a_context_too_long_for_what_is_left_is_refused_with_the_longest_that_fi
         admit(22 * GIB, max_model_len=131072, kv_cache_dtype="fp8")
     found = re.search(r"--max-model-len (\d+)", str(caught.value))
     assert found is not None
-    longest = int(found[1])
-    admit(22 * GIB, max_model_len=longest, kv_cache_dtype="fp8")
+    assert 80_000 < int(found[1]) < 100_000
+    admit(22 * GIB, max_model_len=int(found[1]), kv_cache_dtype="fp8")
 
 
 def test_a_cpus_share_for_the_kv_cache_is_told_with_the_flag_that_changes_it(admit: Any) -> None:

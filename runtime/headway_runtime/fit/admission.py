@@ -119,7 +119,7 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
             f"will be free beside {weights}: {free}; lower --kv-cache-memory-bytes, to no less than "
             f"{fit.least_kv_bytes}, or leave it out to have it chosen"
         )
-    changes = _changes(fit, room)
+    changes = _changes(fit)
     if needed > room.free_bytes:
         told = f"the model does not fit: {weights} + {least} = {told_bytes(needed)}, and {free}"
     else:
@@ -135,8 +135,9 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     return f"{told}; nearest that fits: {near} (`headway plan` shows all of it)"
 
 
-def _changes(fit: Fit, room: _Room) -> list[str]:
-    found = nearest_changes(fit.question, room.holds, with_hardware=False)
+def _changes(fit: Fit) -> list[str]:
+    """With the largest step counted, too: what is proposed shall run."""
+    found = nearest_changes(fit.question, lambda one: one.fits, with_hardware=False)
     return [
         f"{one.flags} (weights {told_bytes(one.fit.weight_bytes)} + KV cache "
         f"{told_bytes(one.fit.least_kv_bytes)})"
