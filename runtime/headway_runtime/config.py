@@ -64,12 +64,14 @@ class SpeculativeConfig:
     method: "draft_model", a smaller model, in the folder `model_path`; or "ngram", what followed the last
         tokens where they occurred before.
     prompt_lookup_min, prompt_lookup_max: of how many last tokens, for "ngram"; the most that are found count.
+    adaptive: whether fewer tokens than the limit, or none, are guessed where that is faster.
     """
 
     method: SpeculativeMethod
     model_path: str | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
+    adaptive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class EngineConfig:
     """Everything an engine needs, resolved once (defaults applied, sources turned into folders).
 
     model_path: folder with config.json, *.safetensors and tokenizer.json.
+    quantization: one of quantization.choice.QUANTIZATIONS; "auto" is what the checkpoint says.
     kv_cache_memory_bytes: memory for KV blocks, all layers together; None lets the engine choose once the
         weights are loaded (see `memory.py`).
     max_waiting: bound on requests that wait; one more is refused with QueueFullError.
@@ -117,3 +120,4 @@ class EngineConfig:
     structured_output_timeout_seconds: float = 10.0
     speculative: SpeculativeConfig | None = None
     seed: int = 0
+    quantization: str = "auto"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headway_runtime.errors import ModelLoadError
 from headway_runtime.model_config_families import FAMILIES, Family
 from headway_runtime.model_config_fields import Fields, read_object
 from headway_runtime.model_config_layers import ExpertsConfig, LayerConfig, read_experts, read_layers
@@ -162,10 +161,6 @@ def _text_fields(whole: Fields, family: Family) -> Fields:
 
 
 def _refuse_unsupported(fields: Fields, whole: Fields, family: Family) -> None:
-    if "quantization_config" in whole.values:
-        raise ModelLoadError(
-            "config.json: quantization_config: quantized weights are not supported; serve the model without"
-        )
     for some in (fields, whole):
         name = family.unmet(some.values)
         if name is not None:

@@ -151,6 +151,7 @@ class Scheduler:
         long_prefill_share: float,
         priority_ageing_seconds: float = 60.0,
         enable_prefix_caching: bool = True,
+        draft_policy: DraftPolicy | None = None,
     ) -> None:
         assert num_blocks * block_size >= max_model_len, "a sequence alone must fit"
         self.block_size = block_size
@@ -158,7 +159,7 @@ class Scheduler:
         self.limits = limits
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, block_size, is_enabled=enable_prefix_caching)
-        self.draft_policy = DraftPolicy()
+        self.draft_policy = draft_policy or DraftPolicy()
         self._long_prefill_share = long_prefill_share
         self._priority_ageing_seconds = priority_ageing_seconds
         self._sequences: dict[str, Sequence] = {}

@@ -3,6 +3,8 @@
     {"method": "ngram", "num_speculative_tokens": 4}
     {"model": "bundled://headway-tiny-draft", "num_speculative_tokens": 4}
 
+`adaptive` (not in vLLM): false always guesses that many.
+
 Checks that the draft's vocabulary is the model's, which only their files can tell. Imports no torch.
 """
 
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway_runtime.config import SpeculativeConfig
-from headway_runtime.errors import ConfigError, ModelLoadError
+from headway_runtime.errors import ConfigError, ModelFetchError, ModelLoadError
 from headway_runtime.model_config import read_model_config
 from headway_runtime.model_config_fields import read_object
 from headway_runtime.sources import resolve
@@ -22,7 +24,10 @@ METHODS = ("draft_model", "ngram")
 MOST_SPECULATIVE_TOKENS = 16
 DEFAULT_SPECULATIVE_TOKENS = 4
 LONGEST_LOOKUP = 32
-KNOWN = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+KNOWN = (
+    *("method", "model", "num_speculative_tokens", "adaptive"),
+    *("prompt_lookup_min", "prompt_lookup_max"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +39,15 @@ class SpeculativeOptions:
 
 
 def speculative_options(
-    text: str | Mapping[str, object] | None, model_path: Path
+    text: str | Mapping[str, object] | None,
+    model_path: Path,
+    download_dir: str | None = None,
+    lifeline_fd: int | None = None,
 ) -> SpeculativeOptions | None:
-    """What was asked for; None for no speculation. ConfigError names the field at fault."""
+    """What was asked for; None for no speculation. ConfigError names the field at fault.
+
+    download_dir, lifeline_fd: as `sources.resolve` has them, for a draft that is fetched.
+    """
     if text is None:
         return None
     fields = _object(text)
@@ -47,17 +58,20 @@ def speculative_options(
     number = _integer(
         fields, "num_speculative_tokens", DEFAULT_SPECULATIVE_TOKENS, 1, MOST_SPECULATIVE_TOKENS
     )
+    adaptive = fields.get("adaptive", True)
+    if not isinstance(adaptive, bool):
+        raise _error("adaptive", adaptive, "want true or false")
     if method == "draft_model":
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             if name in fields:
                 raise _error(name, fields[name], 'it is for method "ngram"; leave it out')
-        folder = _draft_folder(fields, model_path)
-        return SpeculativeOptions(SpeculativeConfig("draft_model", str(folder)), number)
+        folder = _draft_folder(fields, model_path, download_dir, lifeline_fd)
+        return SpeculativeOptions(SpeculativeConfig("draft_model", str(folder), adaptive=adaptive), number)
     if "model" in fields and fields["model"] not in ("ngram", "[ngram]"):
         raise _error("model", fields["model"], 'method "ngram" has none; leave one of them out')
     longest = _integer(fields, "prompt_lookup_max", 5, 1, LONGEST_LOOKUP)
     shortest = _integer(fields, "prompt_lookup_min", min(2, longest), 1, longest)
-    return SpeculativeOptions(SpeculativeConfig("ngram", None, shortest, longest), number)
+    return SpeculativeOptions(SpeculativeConfig("ngram", None, shortest, longest, adaptive), number)
 
 
 def _object(text: str | Mapping[str, object]) -> Mapping[str, object]:
@@ -90,14 +104,16 @@ def _integer(fields: Mapping[str, object], name: str, default: int, low: int, hi
     return value
 
 
-def _draft_folder(fields: Mapping[str, object], model_path: Path) -> Path:
+def _draft_folder(
+    fields: Mapping[str, object], model_path: Path, download_dir: str | None, lifeline_fd: int | None
+) -> Path:
     source = fields.get("model")
     if not isinstance(source, str) or not source:
         raise _error("model", source, "name the model that guesses, as the served one is named")
     try:
-        folder = resolve(source)
+        folder = resolve(source, download_dir=download_dir, lifeline_fd=lifeline_fd)
         read_model_config(folder)
-    except (ConfigError, ModelLoadError) as error:
+    except (ConfigError, ModelFetchError, ModelLoadError) as error:
         raise ConfigError(f"{FLAG}: model: {error}") from error
     differing = _first_difference(model_path, folder)
     if differing is not None:

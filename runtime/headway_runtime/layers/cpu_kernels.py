@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from headway_runtime.layers.attention_layer import AttentionLayer
+from headway_runtime.layers.quantized_weights import Fp8Weight, Int4Weight, Int8GroupWeight, Int8Weight
 from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
+    from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
     from headway_runtime.kernels.cpu.norm import HeadNormKernel, RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
@@ -101,6 +103,78 @@ def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | Non
     if width != linear.PANEL or not processor.multiplies_pairs():
         return None
     return linear.PairsLinear(parts, bias)
+
+
+def int8_linear(parts: list[Int8Weight], bias: Tensor | None) -> "GroupedLinear | None":
+    """parts: of one weight, one below the other, with inputs that stay bfloat16."""
+    assert all(part.input is None for part in parts)
+    if not _fits(parts[0].codes, bias):
+        return None
+    from headway_runtime.kernels.cpu import coded_linear
+
+    scales = [part.scales.unsqueeze(1) for part in parts]
+    return coded_linear.int8_linear([part.codes for part in parts], scales, bias)
+
+
+def int8_group_linear(parts: list[Int8GroupWeight], bias: Tensor | None) -> "GroupedLinear | None":
+    """parts: of one weight, one below the other, with the same order of inputs. None too where codes are
+    further from their zero points than 8 bits say."""
+    if not _fits(parts[0].codes, bias):
+        return None
+    from headway_runtime.kernels.cpu import coded_linear
+
+    codes = [
+        part.codes if part.zeros is None else coded_linear.above_zero(part.codes, part.zeros)
+        for part in parts
+    ]
+    found = [part for part in codes if part is not None]
+    if len(found) < len(parts):
+        return None
+    return coded_linear.int8_linear(found, [part.scales for part in parts], bias, parts[0].input_order)
+
+
+def int4_linear(parts: list[Int4Weight], bias: Tensor | None) -> "GroupedLinear | None":
+    """parts: of one weight, one below the other, with the same order of inputs."""
+    if not _fits(parts[0].codes, bias):
+        return None
+    from headway_runtime.kernels.cpu import coded_linear
+
+    codes, scales, zeros = zip(*((part.codes, part.scales, part.zeros) for part in parts), strict=True)
+    return coded_linear.int4_linear(codes, scales, zeros, bias, parts[0].input_order)
+
+
+def fp8_linear(parts: list[Fp8Weight], bias: Tensor | None) -> "GroupedLinear | None":
+    """parts: of one weight, one below the other."""
+    if not _fits(parts[0].codes, bias):
+        return None
+    from headway_runtime.kernels.cpu import coded_linear
+
+    scales = []
+    for part in parts:
+        if part.block is None:
+            scales.append(part.scales.unsqueeze(1))
+            continue
+        outputs, inputs = part.shape
+        height, width = part.block
+        if inputs % width:
+            return None
+        scales.append(part.scales.repeat_interleave(height, 0)[:outputs])
+    return coded_linear.fp8_linear([part.codes for part in parts], scales, bias)
+
+
+def multiplies_codes() -> bool:
+    """Whether this processor has products of 8- and 4-bit weights with bfloat16."""
+    if not _are_available():
+        return False
+    from headway_runtime.kernels.cpu import coded_linear
+
+    return coded_linear.can_run()
+
+
+def _fits(codes: Tensor, bias: Tensor | None) -> bool:
+    """Whether there can be a kernel, as far as devices and the bias tell."""
+    is_ours = codes.device.type == "cpu" and (bias is None or bias.dtype == torch.bfloat16)
+    return is_ours and multiplies_codes()
 
 
 def activate_and_multiply(
