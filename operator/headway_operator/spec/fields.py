@@ -80,8 +80,8 @@ class Draft(SpecModel):
     """The small model whose guesses the served model checks."""
 
     source: Source
-    """Where the draft's weights lie; same forms as model.source, opened by model.credentialsSecretRef, too. No
-    default."""
+    """Where the draft's weights lie, in the forms of model.source; model.credentialsSecretRef opens it, too.
+    No default."""
 
 
 class Speculative(SpecModel):
