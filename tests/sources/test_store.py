@@ -16,7 +16,7 @@ from headway_runtime.errors import ModelFetchError
 from headway_runtime.sources.cache_folders import hub_cache, store_of
 from headway_runtime.sources.checksums import Checksum
 from headway_runtime.sources.patience import Patience
-from headway_runtime.sources.reference import BucketModel, HubModel, RegistryModel
+from headway_runtime.sources.reference import BucketModel, HubModel, RegistryModel, RemoteModel
 from headway_runtime.sources.remote import Listing, RemoteFile, Stream
 from headway_runtime.sources.store import Store
 from headway_runtime.sources.transfer import Transfer
@@ -155,7 +155,7 @@ def test_the_hubs_cache_is_where_the_hubs_library_has_it(environment: dict[str, 
 
 
 def test_folders_are_readable_and_apart() -> None:
-    models = [
+    models: list[RemoteModel] = [
         HubModel("org/name", "main"),
         BucketModel("bucket", "a/b"),
         BucketModel("bucket", "a--b"),
