@@ -26,12 +26,14 @@ NOTHING: frozenset[ChildKey] = frozenset()
 FULL_SPEC = {
     "model": {"source": "file:///models/llama", "maxModelLen": 4096, "servedName": "llama"},
     "dtype": "bfloat16",
+    "quantization": "fp8",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 40, "percentile": 90},
     "batching": {
         "maxNumSeqs": {"max": 128, "initial": 8},
         "maxNumBatchedTokens": {"max": 4096, "initial": 256},
     },
     "kvCacheMemory": "1Gi",
+    "kvCacheDtype": "fp8",
     "device": "cuda",
     "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}, "requests": {"memory": "8Gi"}},
     "auth": {"apiKeysSecretRef": {"name": "keys"}},

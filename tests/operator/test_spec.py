@@ -127,9 +127,7 @@ def test_refuses_with_field_value_and_remedy(
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"quantization": "int8"}, "spec.quantization"),
         ({"tensorParallelSize": 2}, "spec.tensorParallelSize"),
-        ({"kvCacheDtype": "fp8"}, "spec.kvCacheDtype"),
     ],
 )
 def test_fields_the_engine_lacks_are_refused_by_name(build: Any, spec: dict[str, Any], field: str) -> None:

@@ -80,7 +80,7 @@ class Draft(SpecModel):
     """The small model whose guesses the served model checks."""
 
     source: Source
-    """Where the draft's weights lie, in the forms of model.source; model.credentialsSecretRef opens it, too.
+    """Where the draft's weights lie; same forms as model.source, opened by model.credentialsSecretRef, too.
     No default."""
 
 
@@ -186,14 +186,16 @@ class InferenceServiceSpec(SpecModel):
     """The model to serve. No default."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of weights and activations. Default auto: what the model's config states."""
-    quantization: Literal["none", "int8", "int4", "fp8", "awq", "gptq"] = "none"
-    """How weights are packed. Default none; other values are refused until the engine has them."""
+    quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"] = "auto"
+    """How weights are packed: fp8, int8 and int4 quantize a plain checkpoint when a replica loads it; the
+    other names, none too, are what the checkpoint must be. Default auto: what the checkpoint says."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of one replica (1 to 64). Default 1; more is refused until the engine
     has it."""
-    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    """Number format of the KV cache. Default auto: as dtype; other values are refused until the engine has
-    them."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"] = "auto"
+    """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
+    per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as
+    dtype."""
     speculative: Speculative | None = None
     """Speculative decoding. Default: none."""
     slo: Slo | None = None

@@ -109,9 +109,7 @@ def _nearest(location: tuple[int | str, ...]) -> str:
 def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
     """Fields that are in the schema already while the engine cannot honour them: refused, never ignored."""
     unsupported = (
-        ("spec.quantization", spec.quantization, spec.quantization != "none", "none"),
         ("spec.tensorParallelSize", spec.tensor_parallel_size, spec.tensor_parallel_size > 1, "1"),
-        ("spec.kvCacheDtype", spec.kv_cache_dtype, spec.kv_cache_dtype != "auto", "auto"),
     )
     for field, value, is_asked, supported in unsupported:
         if is_asked:

@@ -48,6 +48,10 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # untyped
         return hash(_BFloat)
 
 
+# Of 16 lanes, two for each.
+BFLOAT16_PAIRS = ir.VectorType(_BFloat(), 32)
+
+
 @dataclass(frozen=True, slots=True)
 class Elements:
     """A type of numbers in memory. rounds_in_hardware: whether the processor turns float32 into them."""
@@ -144,6 +148,9 @@ class Emitter:
     def smaller_integer(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
 
+    def larger_integer(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.select(self.builder.icmp_signed(">", a, b), a, b)
+
     def prefetch(self, address: ir.Value, num_bytes: int) -> None:
         """Ask for the cache lines from `address` on, which may be anywhere."""
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
@@ -188,6 +195,22 @@ class Emitter:
             self._pointer(address, index, elements.num_bytes, self._stored(elements)),
         )
         stored.align = elements.num_bytes
+
+    def load_bytes(self, address: ir.Value, index: int) -> ir.Value:
+        """`width` bytes from the one at `index` on."""
+        raw = self.builder.load(self._pointer(address, index, 1, ir.VectorType(I8, self.width)))
+        raw.align = 1
+        return raw
+
+    def store_bytes(self, value: ir.Value, address: ir.Value, index: int) -> None:
+        stored = self.builder.store(value, self._pointer(address, index, 1, value.type))
+        stored.align = 1
+
+    def store_number(self, value: ir.Value, address: ir.Value) -> None:
+        """The first lane, as float32."""
+        first = self.builder.extract_element(value, ir.Constant(I32, 0))
+        stored = self.builder.store(first, self._pointer(address, 0, 4, F32))
+        stored.align = 4
 
     def store_lanes(self, value: ir.Value, first: int, count: int, address: ir.Value, index: int) -> None:
         """`count` lanes from `first` on, as float32."""
@@ -235,6 +258,9 @@ class Emitter:
     def negative(self, a: ir.Value) -> ir.Value:
         return self.builder.fneg(a)
 
+    def absolute(self, a: ir.Value) -> ir.Value:
+        return self._called("llvm.fabs", a)
+
     def dot(self, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> ir.Value:
         """Lane by lane, the sum of the products of both lists' vectors."""
         total = self.multiply(left[0], right[0])
@@ -249,6 +275,11 @@ class Emitter:
         loaded.align = 4 * self.width
         return loaded
 
+    def store_pairs(self, value: ir.Value, address: ir.Value) -> None:
+        """What `load_pairs` loads."""
+        stored = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
+        stored.align = 4 * self.width
+
     def load_pair(self, address: ir.Value) -> ir.Value:
         """The same two bfloat16 for all lanes."""
         pair = self.builder.load(self.builder.inttoptr(address, I32.as_pointer()))
@@ -260,9 +291,7 @@ class Emitter:
 
     def add_products_of_pairs(self, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
         """total + a[0] * b[0] + a[1] * b[1] in each lane, by the instruction of AVX-512 BF16; 16 lanes."""
-        pairs = ir.VectorType(_BFloat(), 2 * self.width)
-        kind = ir.FunctionType(self.vector, [self.vector, pairs, pairs])
-        return self.builder.call(self._declared("llvm.x86.avx512bf16.dpbf16ps.512", kind), [total, a, b])
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", self.vector, total, a, b)
 
     def square_root(self, a: ir.Value) -> ir.Value:
         return self._called("llvm.sqrt", a)
@@ -280,6 +309,11 @@ class Emitter:
         bias, shift = (ir.Constant(integers, [bits] * self.width) for bits in (EXPONENT_BIAS, MANTISSA_BITS))
         exponent = self.builder.add(self.builder.bitcast(shifted, integers), bias)
         return self.multiply(result, self.builder.bitcast(self.builder.shl(exponent, shift), self.vector))
+
+    def tanh(self, x: ir.Value) -> ir.Value:
+        """Off by at most some 2e-7; not a number where x is none."""
+        power = self.exp(self.smaller(self.splat(80.0), self.add(x, x)))
+        return self.subtract(self.splat(1.0), self.divide(self.splat(2.0), self.add(power, self.splat(1.0))))
 
     def sum_of_lanes(self, value: ir.Value) -> ir.Value:
         """In all lanes."""
@@ -305,13 +339,25 @@ class Emitter:
 
     def masked(self, value: ir.Value, count: ir.Value, otherwise: float) -> ir.Value:
         """The first `count` lanes; the others hold `otherwise`."""
+        return self.builder.select(self._is_among_first(count), value, self.splat(otherwise))
+
+    def masked_first(self, value: ir.Value, count: ir.Value, otherwise: float) -> ir.Value:
+        """All but the first `count` lanes; those hold `otherwise`."""
+        return self.builder.select(self._is_among_first(count), self.splat(otherwise), value)
+
+    # Below: how LLVM is told.
+
+    def _is_among_first(self, count: ir.Value) -> ir.Value:
         integers = ir.VectorType(I64, self.width)
         lanes = ir.Constant(integers, list(range(self.width)))
         first = self.builder.insert_element(ir.Constant(integers, ir.Undefined), count, ir.Constant(I32, 0))
         mask = ir.Constant(ir.VectorType(I32, self.width), [0] * self.width)
-        counts = self.builder.shuffle_vector(first, first, mask)
-        inside = self.builder.icmp_signed("<", lanes, counts)
-        return self.builder.select(inside, value, self.splat(otherwise))
+        return self.builder.icmp_signed("<", lanes, self.builder.shuffle_vector(first, first, mask))
+
+    def call(self, name: str, result: ir.Type, *operands: ir.Value) -> ir.Value:
+        """LLVM's function of that name, such as one that stands for an instruction."""
+        kind = ir.FunctionType(result, [operand.type for operand in operands])
+        return self.builder.call(self._declared(name, kind), operands)
 
     # Below: how LLVM is told.
 
@@ -351,8 +397,7 @@ class Emitter:
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
     def _called(self, name: str, *operands: ir.Value) -> ir.Value:
-        kind = ir.FunctionType(self.vector, [self.vector] * len(operands))
-        return self.builder.call(self._declared(f"{name}.v{self.width}f32", kind), operands)
+        return self.call(f"{name}.v{self.width}f32", self.vector, *operands)
 
     def _declared(self, name: str, kind: ir.FunctionType) -> ir.Function:
         known = self.module.globals.get(name)
