@@ -64,12 +64,14 @@ class SpeculativeConfig:
     method: "draft_model", a smaller model, in the folder `model_path`; or "ngram", what followed the last
         tokens where they occurred before.
     prompt_lookup_min, prompt_lookup_max: of how many last tokens, for "ngram"; the most that are found count.
+    adaptive: whether fewer tokens than the limit, or none, are guessed where that is faster.
     """
 
     method: SpeculativeMethod
     model_path: str | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
+    adaptive: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from headway_runtime.batch import Batch, StepResult
 from headway_runtime.config import EngineConfig, Limits, Targets
+from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
@@ -72,6 +73,8 @@ class EngineCore:
             long_prefill_share=config.long_prefill_share,
             priority_ageing_seconds=config.priority_ageing_seconds,
             enable_prefix_caching=config.enable_prefix_caching,
+            proof_reach=self._runner.proof_reach,
+            draft_policy=DraftPolicy(is_adaptive=config.speculative is None or config.speculative.adaptive),
         )
         self._grammars = GrammarQueue(
             Path(config.model_path), self._runner.vocab_size, config.structured_output_timeout_seconds

@@ -2,7 +2,8 @@
 
 The last tokens of a sequence are looked for earlier in it, prompt and answer alike; what came after the
 latest place where they stand is the guess. It costs no model and comes true where answers repeat their
-prompt: in summaries, edits, code, extraction. (Apoorv Saxena, "Prompt Lookup Decoding", 2023.) Imports no torch.
+prompt: in summaries, edits, code, extraction.
+(Apoorv Saxena, "Prompt Lookup Decoding", 2023.) Imports no torch.
 """
 
 from collections import OrderedDict

@@ -3,6 +3,8 @@
     {"method": "ngram", "num_speculative_tokens": 4}
     {"model": "bundled://headway-tiny-draft", "num_speculative_tokens": 4}
 
+`adaptive` (not in vLLM): false always guesses that many.
+
 Checks that the draft's vocabulary is the model's, which only their files can tell. Imports no torch.
 """
 
@@ -21,7 +23,10 @@ METHODS = ("draft_model", "ngram")
 MOST_SPECULATIVE_TOKENS = 16
 DEFAULT_SPECULATIVE_TOKENS = 4
 LONGEST_LOOKUP = 32
-KNOWN = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+KNOWN = (
+    *("method", "model", "num_speculative_tokens", "adaptive"),
+    *("prompt_lookup_min", "prompt_lookup_max"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +51,20 @@ def speculative_options(
     number = _integer(
         fields, "num_speculative_tokens", DEFAULT_SPECULATIVE_TOKENS, 1, MOST_SPECULATIVE_TOKENS
     )
+    adaptive = fields.get("adaptive", True)
+    if not isinstance(adaptive, bool):
+        raise _error("adaptive", adaptive, "want true or false")
     if method == "draft_model":
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             if name in fields:
                 raise _error(name, fields[name], 'it is for method "ngram"; leave it out')
         folder = _draft_folder(fields, model_path)
-        return SpeculativeOptions(SpeculativeConfig("draft_model", str(folder)), number)
+        return SpeculativeOptions(SpeculativeConfig("draft_model", str(folder), adaptive=adaptive), number)
     if "model" in fields and fields["model"] not in ("ngram", "[ngram]"):
         raise _error("model", fields["model"], 'method "ngram" has none; leave one of them out')
     longest = _integer(fields, "prompt_lookup_max", 5, 1, LONGEST_LOOKUP)
     shortest = _integer(fields, "prompt_lookup_min", min(2, longest), 1, longest)
-    return SpeculativeOptions(SpeculativeConfig("ngram", None, shortest, longest), number)
+    return SpeculativeOptions(SpeculativeConfig("ngram", None, shortest, longest, adaptive), number)
 
 
 def _object(text: str | Mapping[str, object]) -> Mapping[str, object]:

@@ -9,8 +9,9 @@ from headway_gateway.config import parse_config
 from headway_operator.manifests import render
 from headway_operator.spec import parse
 from headway_operator.state import Site
-from headway_runtime.config import Envelope, Limits
+from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 from headway_runtime.server.options import parse_options
+from headway_runtime.sources import resolve
 
 BARE: dict[str, Any] = {"model": {"source": "bundled://headway-tiny"}, "replicas": 1}
 FULL: dict[str, Any] = {
@@ -27,6 +28,7 @@ FULL: dict[str, Any] = {
     "kvCacheDtype": "int8",
     "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1, "memory": "2Gi"}},
     "drainTimeoutSeconds": 45,
+    "speculative": {"draft": {"source": "bundled://headway-tiny-draft"}, "numSpeculativeTokens": 3},
 }
 SITES = {
     "kubernetes": Site("kubernetes", "runtime:1", "gateway:1", "/etc/headway/admin/public.pem", (), 8000),
@@ -71,10 +73,20 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
     assert options.drain_timeout_seconds == 45
     engine = options.engine
     assert (engine.dtype, engine.device, engine.max_model_len) == ("float32", "cpu", 512)
-    assert engine.envelope == Envelope(16, 1024)
-    assert engine.limits == Limits(4, 128)
+    assert engine.envelope == Envelope(16, 1024, 3)
+    assert engine.limits == Limits(4, 128, 3)
+    assert engine.speculative == SpeculativeConfig(
+        "draft_model", str(resolve("bundled://headway-tiny-draft"))
+    )
     assert engine.kv_cache_memory_bytes == 64 * 2**20
     assert engine.kv_cache_dtype == "int8"
+
+
+def test_prompt_lookup_needs_no_draft() -> None:
+    spec = BARE | {"speculative": {"method": "ngram", "adaptive": False}}
+    engine = parse_options(arguments(spec, SITES["local"])["serve"], environment={}).engine
+    assert engine.speculative == SpeculativeConfig("ngram", adaptive=False)
+    assert engine.limits.num_speculative_tokens == 4
 
 
 def test_the_service_name_is_the_model_name_where_none_is_given() -> None:

@@ -36,6 +36,7 @@ FULL_SPEC = {
     "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}, "requests": {"memory": "8Gi"}},
     "auth": {"apiKeysSecretRef": {"name": "keys"}},
     "drainTimeoutSeconds": 120,
+    "speculative": {"method": "ngram", "numSpeculativeTokens": 6},
     "template": {
         "metadata": {"labels": {"team": "a", names.SERVICE_LABEL: "stolen"}, "annotations": {"note": "x"}},
         "spec": {
@@ -181,6 +182,7 @@ def test_live_fields_never_make_a_new_revision(build: Any, change: dict[str, Any
         {"batching": {"maxNumSeqs": {"max": 32}}},
         {"batching": {"maxNumSeqs": {"initial": 32}}},
         {"drainTimeoutSeconds": 61},
+        {"speculative": {"method": "ngram"}},
         {"template": {"metadata": {"annotations": {"a": "b"}}}},
         {"resources": {"limits": {"cpu": 1}}},
     ],

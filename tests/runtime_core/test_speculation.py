@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from headway_runtime.config import Envelope, Limits, SpeculativeConfig
-from headway_runtime.draft_policy import Acceptance, DraftPolicy
 from headway_runtime.draws import Drawer
 from headway_runtime.errors import LimitRangeError
 from headway_runtime.inprocess import Engine
@@ -21,7 +20,7 @@ from headway_runtime.request import SamplingParams as EngineParams
 from headway_runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.runtime_core.conftest import Checkpoint, EngineDriver
@@ -34,21 +33,9 @@ PROMPTS = [
     "Tom and Anna went to the",
 ]
 METHODS: dict[str, dict[str, object]] = {
-    "draft model": {"model": DRAFT, "num_speculative_tokens": 4},
-    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4},
+    "draft model": {"model": DRAFT, "num_speculative_tokens": 4, "adaptive": False},
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4, "adaptive": False},
 }
-
-
-class AlwaysGuess(DraftPolicy):
-    """Guesses as much as may be, be it worth it or not."""
-
-    def lengths(self, acceptances: Collection[Acceptance], most: int) -> list[int]:
-        return [most] * len(acceptances)
-
-
-@pytest.fixture(autouse=True)
-def _always_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway_runtime.scheduler.DraftPolicy", AlwaysGuess)
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +111,8 @@ def test_guesses_that_come_true_spare_steps(guessing: Engine) -> None:
 def speculative(request: pytest.FixtureRequest, checkpoint: Callable[..., Checkpoint]) -> SpeculativeConfig:
     folder = {"itself": "gqa", "another model": "mha, untied", "ngram": None}[request.param]
     if folder is None:
-        return SpeculativeConfig("ngram", None, 1, 3)
-    return SpeculativeConfig("draft_model", str(checkpoint(folder).folder))
+        return SpeculativeConfig("ngram", None, 1, 3, adaptive=False)
+    return SpeculativeConfig("draft_model", str(checkpoint(folder).folder), adaptive=False)
 
 
 def test_random_models_preempted_cached_and_cut_up_generate_what_they_did_without(
@@ -171,7 +158,7 @@ def test_the_limit_turns_guessing_off_and_on_again(
     start_engine: Callable[..., EngineDriver], random_prompts: Callable[..., list[list[int]]]
 ) -> None:
     driver = start_engine(
-        speculative=SpeculativeConfig("ngram", None, 1, 3),
+        speculative=SpeculativeConfig("ngram", None, 1, 3, adaptive=False),
         envelope=Envelope(16, 256, 4),
         limits=Limits(16, 256, 4),
     )
@@ -208,7 +195,7 @@ def test_the_distribution_is_the_models(
         for parameter in similar.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.03)
     similar.save_pretrained(tmp_path)
-    speculative = SpeculativeConfig("draft_model", str(tmp_path))
+    speculative = SpeculativeConfig("draft_model", str(tmp_path), adaptive=False)
     driver = start_engine(
         speculative=speculative,
         max_model_len=64,

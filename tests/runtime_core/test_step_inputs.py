@@ -20,6 +20,7 @@ from headway_runtime.layers.attention import (
 )
 from headway_runtime.request import SamplingParams
 from headway_runtime.step_inputs import SMALL_CONTEXT_BLOCKS, StepInputBuilder, StepInputs, round_up
+from headway_runtime.verification import with_drafts
 
 BLOCK_SIZE = 16
 NUM_HEADS = 3
@@ -152,8 +153,7 @@ def test_with_kernels_tokens_are_attended_as_they_were_the_first_time(
     assert isinstance(decodes, Decodes)
     assert (decodes.start, decodes.end) == (0, inputs.attention.num_decodes) == (0, 1)
     assert isinstance(all_again, DecodesAgain)
-    assert (all_again.start, all_again.end) == (1, 21)
-    assert all_again.tables.tolist() == [[30, 31, 32]] * 20
+    assert (all_again.start, all_again.end, all_again.tables.tolist()) == (1, 21, [[30, 31, 32]] * 20)
     assert isinstance(lone, LaterChunk)
     assert (lone.start, lone.end, lone.first_position, lone.table.tolist()) == (21, 22, 20, [1, 2])
     assert isinstance(prompt, LaterChunk)
@@ -161,6 +161,23 @@ def test_with_kernels_tokens_are_attended_as_they_were_the_first_time(
     assert isinstance(again, DecodesAgain)
     assert (again.start, again.end, again.positions.tolist()) == (24, 27, [20, 21, 22])
     assert again.tables.tolist() == [[20, 21]] * 3
+
+
+def test_guesses_of_all_sequences_attend_in_one_call_and_are_sampled_after_each(
+    kernel_builder: StepInputBuilder,
+) -> None:
+    own = [chunk(start, 1, first, num_generated=1) for start, first in ((20, 1), (40, 10), (33, 20))]
+    batch = with_drafts(Batch(tuple(own), 3, 6, 3), {0: (7, 8), 2: (9,)})
+    inputs = kernel_builder.build(batch)
+    assert inputs.positions.tolist() == [40, 20, 21, 22, 33, 34]
+    assert inputs.token_ids.tolist()[2:4] == [7, 8]
+    assert inputs.token_ids.tolist()[5] == 9
+    assert (inputs.order, inputs.sampled) == ([1, 0, 2], [1, 0, 0, 0, 2, 2])
+    assert inputs.sample_rows.tolist() == [0, 1, 2, 3, 4, 5]
+    _, guesses = inputs.attention.calls
+    assert isinstance(guesses, DecodesAgain)
+    assert (guesses.start, guesses.end) == (1, 6)
+    assert guesses.tables.tolist() == [[1, 2, 0]] * 3 + [[20, 21, 22]] * 2
 
 
 def test_without_kernels_lone_tokens_are_decodes_and_lost_ones_a_chunk(builder: StepInputBuilder) -> None:

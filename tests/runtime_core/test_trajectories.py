@@ -9,7 +9,7 @@ HEADWAY_TRAJECTORIES sets how many trajectories run; then they are drawn anew ea
 
 import os
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from headway_runtime import scheduler as scheduler_module
 from headway_runtime.batch import Batch, Chunk, Sample, StepResult, Verified
 from headway_runtime.config import Limits
-from headway_runtime.draft_policy import Acceptance, DraftPolicy
+from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.prefix_cache import root_key
 from headway_runtime.request import FinishReason, Request, SamplingParams
 from headway_runtime.scheduler import Progress, Schedule, Scheduler
@@ -82,7 +82,8 @@ class ChainRunner:
         """Guess tokens, of which some come true, and write what is computed for them."""
         start = chunk.start + chunk.num_tokens
         last = self.slots[self._slot(chunk, start - 1)]
-        following, true_token, is_right = [], token_id, True
+        following: list[Sample] = []
+        true_token, is_right = token_id, True
         num_drafted = chunk.num_drafts - (token_id % 3 == 0)
         for position in range(start, start + num_drafted):
             assert last is not None
@@ -224,13 +225,6 @@ SHAPES = st.builds(
 )
 
 
-class AllDrafts(DraftPolicy):
-    """Lets as much be guessed as may be."""
-
-    def lengths(self, acceptances: Collection[Acceptance], most: int) -> list[int]:
-        return [most] * len(acceptances)
-
-
 class Trajectory:
     """A scheduler over a `ChainRunner`; keeps what came out and what must come out."""
 
@@ -244,8 +238,8 @@ class Trajectory:
             long_prefill_share=shape.long_prefill_share,
             priority_ageing_seconds=shape.ageing_seconds,
             enable_prefix_caching=shape.enable_prefix_caching,
+            draft_policy=DraftPolicy(is_adaptive=False),
         )
-        self.scheduler.draft_policy = AllDrafts()
         self.runner = ChainRunner()
         self.now = 0.0
         self.requests: dict[str, Request] = {}

@@ -114,12 +114,6 @@ def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
         ("spec.tensorParallelSize", spec.tensor_parallel_size, spec.tensor_parallel_size > 1, "1"),
         ("spec.model.source", spec.model.source, scheme not in ("bundled", "file"), "bundled:// or file://"),
     )
-    if spec.speculative is not None:
-        raise SpecError(
-            "spec.speculative",
-            "this version's engine has no speculative decoding; remove it",
-            "UnsupportedField",
-        )
     for field, value, is_asked, supported in unsupported:
         if is_asked:
             raise SpecError(
