@@ -12,6 +12,8 @@ from headway_runtime.errors import LimitRangeError
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
+# As they are asked for, in vLLM's words: auto is as the model computes, fp8 is fp8_e4m3.
+KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
 SpeculativeMethod = Literal["draft_model", "ngram"]
 
 
@@ -93,6 +95,7 @@ class EngineConfig:
         together while others want some of it; above 0, at most 1.
     priority_ageing_seconds: how much later a request may come and still be served first, for each unit that
         its priority is better; at least 0.
+    kv_cache_dtype: how keys and values are kept.
     enable_prefix_caching: whether requests use KV that others computed for the same beginning.
     structured_output_timeout_seconds: how long compiling one request's grammar may take.
     speculative: None for an engine that guesses no tokens.
@@ -112,6 +115,7 @@ class EngineConfig:
     num_threads: int
     long_prefill_share: float = 0.5
     priority_ageing_seconds: float = 60.0
+    kv_cache_dtype: KVCacheDtype = "auto"
     enable_prefix_caching: bool = True
     structured_output_timeout_seconds: float = 10.0
     speculative: SpeculativeConfig | None = None

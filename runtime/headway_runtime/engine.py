@@ -132,6 +132,11 @@ class EngineCore:
         return self._scheduler.num_empty_slots / self.num_kv_tokens
 
     @property
+    def kv_dtype(self) -> str:
+        """How keys and values are kept, as `memory.KV_BYTES` names it."""
+        return self._runner.kv_dtype
+
+    @property
     def num_kv_tokens(self) -> int:
         """Tokens whose KV fits into the cache, all sequences together."""
         return self.kv_blocks_total * self.config.block_size

@@ -6,9 +6,10 @@ import torch
 
 from headway_runtime.config import EngineConfig
 from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.layers.kv_numbers import kept_dtype
 from headway_runtime.layers.linear import PackedLinear
 from headway_runtime.model_config import ModelConfig
-from headway_runtime.models import MODELS
+from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
 from headway_runtime.models.model import Model
 from headway_runtime.quantization.choice import Quantization
@@ -31,11 +32,12 @@ def load_model(
         weights = DummyWeights(config.seed, dtype, device, quantization)
     else:
         weights = CheckpointWeights(folder, dtype, device, quantization)
-    num_positions = min(config.max_model_len, model_config.max_position_embeddings)
-    return MODELS[model_config.architecture](model_config, weights, num_positions, dtype, device)
+    num_positions = min(config.max_model_len, model_config.longest_context)
+    return Decoder(model_config, weights, num_positions, dtype, device)
 
 
 def make_cache(
+    model: Model,
     model_config: ModelConfig,
     config: EngineConfig,
     num_blocks: int,
@@ -51,7 +53,8 @@ def make_cache(
         model_config.head_dim,
     )
     num_groups = model_config.num_attention_heads // shape.num_kv_heads
-    return KVCache(shape, num_groups, dtype, device)
+    kept = kept_dtype(config.kv_cache_dtype, dtype)
+    return KVCache(shape, num_groups, dtype, device, model.attention_layers, kept)
 
 
 def make_inputs(

@@ -22,6 +22,7 @@ from headway_runtime.memory import (
     check_free,
     default_kv_cache_memory_bytes,
     free_memory_bytes,
+    kept_as,
     kv_bytes_per_token,
     num_kv_blocks,
 )
@@ -49,16 +50,17 @@ class Runner:
         dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
         with torch.inference_mode():
-            self._model = load_model(
-                folder, self._model_config, config, quantization, dtype, self._device
-            )
+            self._model = load_model(folder, self._model_config, config, quantization, dtype, self._device)
             draft = load_draft(config, dtype, self._device)
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [self._model_config] if draft is None else [self._model_config, draft.model_config]
+            self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
             self.num_blocks = self._choose_num_blocks(
-                config, sum(kv_bytes_per_token(one, dtype_name) for one in models)
+                config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
             )
-            self._cache = make_cache(self._model_config, config, self.num_blocks, dtype, self._device)
+            self._cache = make_cache(
+                self._model, self._model_config, config, self.num_blocks, dtype, self._device
+            )
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
             self._sampler = Sampler(self.vocab_size, self._device)
             self._speculator: Speculator | None = None
@@ -70,13 +72,14 @@ class Runner:
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
         logger.info(
-            "model %s on %s in %s, quantization %s, %d KV blocks of %d tokens",
+            "model %s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
             folder.name,
             self._device,
             dtype_name,
             quantization.name,
             self.num_blocks,
             config.block_size,
+            self.kv_dtype,
         )
 
     @property
@@ -207,8 +210,8 @@ def _open_device(config: EngineConfig) -> torch.device:
 
 
 def _check_lengths(config: EngineConfig, model: ModelConfig) -> None:
-    if config.max_model_len > model.max_position_embeddings:
+    if config.max_model_len > model.longest_context:
         raise ConfigError(
-            f"max_model_len={config.max_model_len!r} is more than the model's max_position_embeddings, "
-            f"{model.max_position_embeddings}; ask for at most that"
+            f"max_model_len={config.max_model_len!r} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
         )

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from headway_runtime.config import SpeculativeConfig
 from headway_runtime.errors import ConfigError, ModelLoadError
-from headway_runtime.model_config import read_model_config, read_object
+from headway_runtime.model_config import read_model_config
+from headway_runtime.model_config_fields import read_object
 from headway_runtime.sources import resolve
 
 FLAG = "--speculative-config"

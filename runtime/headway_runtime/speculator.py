@@ -68,7 +68,7 @@ class Speculator:
             lengths = (speculative.prompt_lookup_min, speculative.prompt_lookup_max)
             self._drafter = NgramDrafts(*lengths, config.envelope.max_num_seqs)
         else:
-            cache = make_cache(loaded.model_config, config, num_blocks, dtype, device)
+            cache = make_cache(loaded.model, loaded.model_config, config, num_blocks, dtype, device)
             inputs = make_inputs(loaded.model, config, cache, dtype, device)
             self._drafter = self._draft_model = DraftModel(
                 loaded.model, loaded.model_config, config, cache, inputs, vocab_size, device

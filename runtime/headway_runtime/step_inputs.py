@@ -8,7 +8,6 @@ milliseconds and a megabyte (docs/log.md). There the numbers of rows are rounded
 to nobody follow the last token.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -30,6 +29,8 @@ from headway_runtime.layers.attention import (
     KVCache,
     LaterChunk,
 )
+from headway_runtime.layers.linear import round_up
+from headway_runtime.layers.masks import Masks
 
 # Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
 SMALL_CONTEXT_BLOCKS = 8
@@ -100,7 +101,7 @@ class StepInputBuilder:
     ) -> None:
         """rounds: whether each number of rows costs a kernel, so that there shall be few."""
         self._block_size = cache.shape.block_size
-        self._has_kernels, self._masks_chunks = cache.kernels is not None, not cache.by_products
+        self._has_kernels = cache.kernels is not None
         self._dtype = dtype
         envelope = config.envelope
         blocks_per_sequence = -(-config.max_model_len // self._block_size)
@@ -157,9 +158,7 @@ class StepInputBuilder:
         integers.upload()
 
         calls = [
-            FirstChunk(stretch.start, stretch.end)
-            if table is None
-            else self._over_cache(stretch, table, positions)
+            self._call(stretch, table, positions[stretch.start : stretch.end])
             for stretch, table in zip(stretches, tables, strict=True)
         ]
         place = None if self._has_kernels else (slots // block_size, slots % block_size)
@@ -171,12 +170,13 @@ class StepInputBuilder:
     def _num_padding(self, num_rows: int) -> int:
         return round_up(num_rows, per_octave=ROWS_PER_OCTAVE) - num_rows if self._rounds else 0
 
-    def _over_cache(
-        self, stretch: _Stretch, table: Tensor, all_positions: Tensor
-    ) -> Decodes | LaterChunk | DecodesAgain:
-        """table: [sequences, blocks], ids padded with the null block."""
+    def _call(
+        self, stretch: _Stretch, table: Tensor | None, positions: Tensor
+    ) -> Decodes | FirstChunk | LaterChunk | DecodesAgain:
+        """table: [sequences, blocks], ids padded with the null block; positions: of the stretch's rows."""
         start, end = stretch.start, stretch.end
-        positions, context = all_positions[start:end], table.shape[1] * self._block_size
+        if table is None:
+            return FirstChunk(start, end, Masks(positions, self._ramp[: end - start], self._dtype))
         if stretch.kind is _Kind.AGAIN:
             counts = [chunk.num_tokens for chunk in stretch.chunks]
             if len(counts) == 1:
@@ -184,15 +184,10 @@ class StepInputBuilder:
             row_of = numpy.repeat(numpy.arange(len(counts)), counts)
             tables = table.index_select(0, torch.from_numpy(row_of).to(table.device))
             return DecodesAgain(start, end, tables, positions)
-        is_chunk = stretch.kind is _Kind.CHUNK
-        mask: Tensor | None = None
-        if self._masks_chunks if is_chunk else not self._has_kernels:
-            is_later = self._ramp[:context] > positions.unsqueeze(1)
-            mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
-            mask.masked_fill_(is_later, -math.inf)
-        if is_chunk:
-            return LaterChunk(start, end, stretch.first_position, table[0], mask)
-        return Decodes(start, end, table, positions, None if mask is None else mask[:, None, None])
+        masks = Masks(positions, self._ramp[: table.shape[1] * self._block_size], self._dtype)
+        if stretch.kind is _Kind.CHUNK:
+            return LaterChunk(start, end, stretch.first_position, table[0], masks)
+        return Decodes(start, end, table, positions, masks)
 
 
 class _IntegerBuffer:
@@ -220,12 +215,6 @@ class _IntegerBuffer:
     def upload(self) -> None:
         if self._on_device is not self._host:
             self._on_device[: self._length].copy_(self._host[: self._length], non_blocking=True)
-
-
-def round_up(size: int, *, per_octave: int) -> int:
-    """The next of `per_octave` evenly spaced sizes between two powers of two; small sizes are themselves."""
-    shift = max(0, (size - 1).bit_length() - per_octave.bit_length())
-    return -(-size >> shift) << shift
 
 
 def _stretches(

@@ -26,6 +26,7 @@ FULL: dict[str, Any] = {
         "maxNumBatchedTokens": {"min": 32, "initial": 128, "max": 1024},
     },
     "kvCacheMemory": "64Mi",
+    "kvCacheDtype": "int8",
     "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1, "memory": "2Gi"}},
     "drainTimeoutSeconds": 45,
     "speculative": {"draft": {"source": "bundled://headway-tiny-draft"}, "numSpeculativeTokens": 3},
@@ -80,6 +81,7 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
         "draft_model", str(resolve("bundled://headway-tiny-draft"))
     )
     assert engine.kv_cache_memory_bytes == 64 * 2**20
+    assert engine.kv_cache_dtype == "int8"
 
 
 def test_prompt_lookup_needs_no_draft() -> None:
@@ -102,3 +104,10 @@ def test_the_gateway_finds_replicas_by_each_worlds_means() -> None:
     local = parse_config(arguments(FULL, SITES["local"])["gateway"])
     assert local.backends_file == Path("/srv/backends.json")
     assert local.drain_timeout_seconds == 45
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"])
+def test_every_kv_cache_dtype_of_the_spec_is_one_of_the_engine(kv_dtype: str) -> None:
+    made = arguments(BARE | {"kvCacheDtype": kv_dtype}, SITES["local"])["serve"]
+    assert ("--kv-cache-dtype" in made) == (kv_dtype != "auto")
+    assert parse_options(made, environment={}).engine.kv_cache_dtype == kv_dtype

@@ -32,6 +32,7 @@ FULL_SPEC = {
         "maxNumBatchedTokens": {"max": 4096, "initial": 256},
     },
     "kvCacheMemory": "1Gi",
+    "kvCacheDtype": "fp8",
     "device": "cuda",
     "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}, "requests": {"memory": "8Gi"}},
     "auth": {"apiKeysSecretRef": {"name": "keys"}},

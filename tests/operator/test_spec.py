@@ -110,7 +110,6 @@ def test_refuses_with_field_value_and_remedy(
     ("spec", "field"),
     [
         ({"tensorParallelSize": 2}, "spec.tensorParallelSize"),
-        ({"kvCacheDtype": "fp8"}, "spec.kvCacheDtype"),
         ({"model": {"source": "hf://org/name"}}, "spec.model.source"),
     ],
 )

@@ -215,7 +215,9 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
             id="out-of-range",
         ),
         pytest.param(yaml.safe_dump(manifest(modle={})), "spec.modle: unknown field", id="misspelt"),
-        pytest.param(yaml.safe_dump(manifest(tensorParallelSize=2)), "spec.tensorParallelSize", id="unsupported"),
+        pytest.param(
+            yaml.safe_dump(manifest(tensorParallelSize=2)), "spec.tensorParallelSize", id="unsupported"
+        ),
     ],
 )
 def test_a_manifest_that_cannot_be_honoured_is_refused_at_once(

@@ -98,6 +98,8 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     arguments += ["--max-num-seqs", str(seqs.max), "--max-num-batched-tokens", str(tokens.max)]
     arguments += ["--initial-max-num-seqs", str(initial_seqs)]
     arguments += ["--initial-max-num-batched-tokens", str(initial_tokens)]
+    if spec.kv_cache_dtype != "auto":
+        arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
     if spec.kv_cache_memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
     if spec.speculative is not None:

@@ -190,9 +190,10 @@ class InferenceServiceSpec(SpecModel):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of one replica (1 to 64). Default 1; more is refused until the engine
     has it."""
-    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    """Number format of the KV cache. Default auto: as dtype; other values are refused until the engine has
-    them."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"] = "auto"
+    """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
+    per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as
+    dtype."""
     speculative: Speculative | None = None
     """Speculative decoding. Default: none."""
     slo: Slo | None = None

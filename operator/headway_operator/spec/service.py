@@ -111,7 +111,6 @@ def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
     scheme = spec.model.source.partition("://")[0] if "://" in spec.model.source else "file"
     unsupported = (
         ("spec.tensorParallelSize", spec.tensor_parallel_size, spec.tensor_parallel_size > 1, "1"),
-        ("spec.kvCacheDtype", spec.kv_cache_dtype, spec.kv_cache_dtype != "auto", "auto"),
         ("spec.model.source", spec.model.source, scheme not in ("bundled", "file"), "bundled:// or file://"),
     )
     for field, value, is_asked, supported in unsupported:

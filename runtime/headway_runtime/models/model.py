@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headway_runtime.layers.attention import AttentionInputs, KVCache
+from headway_runtime.layers.attention import AttentionInputs, AttentionLayer, KVCache
 from headway_runtime.layers.linear import AnyLinear
 
 
@@ -14,6 +14,10 @@ class Model(Protocol):
     @property
     def linears(self) -> list[AnyLinear]:
         """All linear layers, in the order of their work."""
+
+    @property
+    def attention_layers(self) -> list[AttentionLayer]:
+        """How each layer attends; their indices are their places in the list."""
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs
