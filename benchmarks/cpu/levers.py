@@ -135,8 +135,10 @@ def run(arguments: argparse.Namespace) -> int:
     print("| --- " * (3 + len(names)) + "|")
     for index, lever in enumerate(levers):
         cells = [f"| {lever.name}", f"{lever.weight_bytes / 1e9:.2f}", f"{lever.load_seconds:.1f}"]
-        for times in steps.values():
-            cells.append(f"{statistics.median(times[index]):.1f} ({speedups(times[0], times[index]):.2f}x)")
+        cells += [
+            f"{statistics.median(times[index]):.1f} ({speedups(times[0], times[index]):.2f}x)"
+            for times in steps.values()
+        ]
         print(" | ".join(cells) + " |")
     print()
     is_met = True
