@@ -4,7 +4,7 @@
         [--only recall]
 
 Prints a Markdown table: the share of right answers per task, and of answers that differ from the first
-column's. The engine runs in this process; dtype and all else are the defaults. The same tasks on every machine.
+column's. The engine runs in this process, with defaults for all else. The tasks are the same on every machine.
 """
 
 import argparse

@@ -185,8 +185,8 @@ class InferenceServiceSpec(SpecModel):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of weights and activations. Default auto: what the model's config states."""
     quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"] = "auto"
-    """How weights are packed: fp8, int8 and int4 quantize a plain checkpoint when a replica loads it; the other
-    names, none too, are what the checkpoint must be. Default auto: what the checkpoint says."""
+    """How weights are packed: fp8, int8 and int4 quantize a plain checkpoint when a replica loads it; the
+    other names, none too, are what the checkpoint must be. Default auto: what the checkpoint says."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of one replica (1 to 64). Default 1; more is refused until the engine
     has it."""
