@@ -4,7 +4,7 @@
         [--only recall]
 
 Prints a Markdown table: the share of right answers per task, and of answers that differ from the first
-column's. The engine runs in this process, with defaults for all else. The tasks are the same on every machine.
+column's. The engine runs in this process, with defaults for all else; tasks are the same everywhere.
 """
 
 import argparse

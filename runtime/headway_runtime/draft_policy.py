@@ -11,20 +11,23 @@ with rows = sequences + all guesses. A guess is worth its row if a^k is above so
 sequences, so a few bounds are tried. At small batches a step waits for memory and rows are nearly free; at
 large ones they cost as much as tokens do, and the best is to guess nothing at all.
 
-Learning needs both kinds of steps. Every PROBE_STEPS-th step is of the other kind: without guesses where they
-pay, so that it stays known what a step costs without; and with one guess each where they do not. The longer
-guessing has not paid, the rarer the latter.
+Learning needs both kinds of steps. Where guesses pay, every PLAIN_STEPS-th step is without, so that it stays
+known what such a step costs. Where they do not, one token each is guessed now and then: after FIRST_PROBE
+steps, then after twice as many, and so on, because what the first guesses cost says little (kernels are
+compiled, the draft reads its weights for the first time), and later ones seldom say anything new.
 
 Owns no tokens, no clock and no torch. The idea of choosing lengths by a cost model and acceptance is that of
 SmartSpec (arXiv 2406.14066).
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PROBE_STEPS = 64
-MOST_PROBE_STEPS = 1024
+PLAIN_STEPS = 64
+FIRST_PROBE = 4
+LAST_PROBE = 1024
 # Guessing must promise so much more than not guessing: what is learnt is noisy.
 LEAST_GAIN = 1.03
 # A guess is worth its row if it comes true at least so often; the lengths that follow are compared.
@@ -32,9 +35,9 @@ BOUNDS = (0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07)
 FIRST_ACCEPTANCE = 0.6
 OWN_WEIGHT = 0.15
 COMMON_WEIGHT = 0.02
-COST_WEIGHT = 0.15
-# A step that took more than that many times what was expected says more of the machine than of its rows.
-LARGEST_SURPRISE = 3.0
+# A cost is the median of so many latest ones; of fewer than LEAST_COSTS, the lowest.
+NUM_COSTS = 9
+LEAST_COSTS = 3
 
 
 @dataclass(slots=True)
@@ -54,8 +57,8 @@ class DraftPolicy:
         self._step_costs = _Costs()
         self._draft_costs = _Costs()
         self._num_steps = 0
-        self._probe_steps = PROBE_STEPS
-        self._is_paying = True
+        self._probe_steps = FIRST_PROBE
+        self._is_paying = False
 
     def lengths(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
         """Guesses for each of these sequences, `most` at most."""
@@ -64,18 +67,15 @@ class DraftPolicy:
         if not self._is_adaptive:
             return [most] * len(acceptances)
         self._num_steps += 1
-        is_probe = self._num_steps >= (PROBE_STEPS if self._is_paying else self._probe_steps)
         best = self._best(acceptances, most)
-        pays = any(best)
-        if pays != self._is_paying:
-            self._is_paying, self._probe_steps, self._num_steps = pays, PROBE_STEPS, 0
-            return best
-        if not is_probe:
+        if any(best) != self._is_paying:
+            self._is_paying, self._probe_steps, self._num_steps = any(best), FIRST_PROBE, 0
+        if self._num_steps < (PLAIN_STEPS if self._is_paying else self._probe_steps):
             return best
         self._num_steps = 0
-        if pays:
+        if self._is_paying:
             return [0] * len(best)
-        self._probe_steps = min(2 * self._probe_steps, MOST_PROBE_STEPS)
+        self._probe_steps = min(2 * self._probe_steps, LAST_PROBE)
         return [1] * len(best)
 
     def observe_step(self, num_rows: int, seconds: float) -> None:
@@ -134,6 +134,7 @@ class _Costs:
     """Seconds by size, learnt where they were seen, and read between those places on a straight line."""
 
     def __init__(self) -> None:
+        self._latest: dict[int, deque[float]] = {}
         self._seconds: dict[int, float] = {}
         self._sizes: list[int] = []
 
@@ -141,12 +142,12 @@ class _Costs:
         """Sizes above 16 share a place with their neighbours."""
         shift = max(0, size.bit_length() - 5)
         place = size >> shift << shift
-        known = self._seconds.get(place)
-        if known is None:
-            self._seconds[place] = seconds
-            self._sizes = sorted(self._seconds)
-        else:
-            self._seconds[place] = known + COST_WEIGHT * (min(seconds, LARGEST_SURPRISE * known) - known)
+        latest = self._latest.get(place)
+        if latest is None:
+            latest = self._latest[place] = deque(maxlen=NUM_COSTS)
+            self._sizes = sorted(self._latest)
+        latest.append(seconds)
+        self._seconds[place] = sorted(latest)[len(latest) // 2 if len(latest) >= LEAST_COSTS else 0]
 
     def at(self, size: int) -> float | None:
         """None where nothing is known. Beyond the largest known size, as much as there: it must be tried."""

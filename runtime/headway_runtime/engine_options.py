@@ -21,6 +21,7 @@ from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, gen
 from headway_runtime.memory import num_active_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
+from headway_runtime.sources.flags import add_source_arguments
 from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS, speculative_options
 
 # Operators of smaller models end before a second thread has begun.
@@ -60,6 +61,7 @@ class EngineOptions:
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that say what the engine is and what it may take."""
     add = parser.add_argument
+    add_source_arguments(parser)
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
@@ -150,7 +152,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(arguments: argparse.Namespace, model_path: Path, model: ModelConfig) -> EngineOptions:
     """Apply the model's own defaults and check what must agree. ConfigError names the flag at fault."""
-    speculative = speculative_options(arguments.speculative_config, model_path)
+    speculative = speculative_options(
+        arguments.speculative_config,
+        model_path,
+        arguments.download_dir,
+        getattr(arguments, "lifeline_fd", None),  # of a server alone
+    )
     num_speculative_tokens = 0 if speculative is None else speculative.num_speculative_tokens
     envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens, num_speculative_tokens)
     initial_speculative_tokens = arguments.initial_num_speculative_tokens

@@ -1,0 +1,206 @@
+"""What guessing tokens ahead brings on a CPU, by who guesses and by how many sequences decode at once.
+
+    python -m benchmarks.cpu.speculation [--batch 1 4 16] [--rounds 5] [--output FILE]
+
+Speculation needs a model that answers sensibly and a draft that is really cheaper. Both come from the
+bundled pair: the model is `headway-tiny` made 60 times as heavy without changing a single logit. Its MLPs are
+widened by random units whose outputs weigh nothing, and layers are added that add nothing; what is read and
+multiplied in a step is that of a model of 0.3 billion parameters. The draft is `headway-tiny-draft` as it is.
+
+Engines without guesses, with the draft and with prompt lookup are loaded side by side and take turns on the
+same chats; a round's speed-up is over the round without guesses beside it. Guessing is adaptive unless named.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.cpu.environments import cache_folder
+
+TARGET, DRAFT = "bundled://headway-tiny", "bundled://headway-tiny-draft"
+WIDTH = 16_384
+NUM_LAYERS = 24
+MAX_MODEL_LEN = 512
+NUM_GUESSES = 6
+METHODS: dict[str, dict[str, object] | None] = {
+    "without": None,
+    "draft model": {"model": DRAFT, "num_speculative_tokens": NUM_GUESSES},
+    "draft model, always 6": {"model": DRAFT, "num_speculative_tokens": NUM_GUESSES, "adaptive": False},
+    "ngram": {"method": "ngram", "num_speculative_tokens": NUM_GUESSES},
+}
+# New answers, and answers that repeat what the conversation has said before.
+WORKLOADS = ("stories", "stories told again")
+
+
+def make_heavy(folder: Path) -> None:
+    """Write the widened model unless it is there."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from headway_runtime.sources import resolve
+
+    done = folder / "complete"
+    if done.is_file():
+        return
+    source = resolve(TARGET)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.suffix in (".json", ".jinja") and path.name != "config.json":
+            shutil.copy(path, folder / path.name)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    hidden, narrow, num_own = (
+        config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
+    )
+    weights = load_file(source / "model.safetensors")
+    torch.manual_seed(0)
+    for index in range(NUM_LAYERS):
+        prefix = f"model.layers.{index}."
+        if index >= num_own:
+            for name in [name for name in weights if name.startswith("model.layers.0.")]:
+                own = weights[name].clone()
+                adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+                weights[prefix + name.removeprefix("model.layers.0.")] = (
+                    torch.zeros_like(own) if adds else own
+                )
+        for name in ("gate_proj", "up_proj"):
+            more = (torch.randn(WIDTH - narrow, hidden) * 0.02).to(torch.bfloat16)
+            key = f"{prefix}mlp.{name}.weight"
+            weights[key] = torch.cat((weights[key][:narrow], more))
+        key = f"{prefix}mlp.down_proj.weight"
+        nothing = torch.zeros(hidden, WIDTH - narrow, dtype=torch.bfloat16)
+        weights[key] = torch.cat((weights[key][:, :narrow], nothing), dim=1).contiguous()
+    save_file(weights, folder / "model.safetensors")
+    config |= {"intermediate_size": WIDTH, "num_hidden_layers": NUM_LAYERS}
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    done.touch()
+
+
+def run(batches: list[int], rounds: int) -> list[dict[str, object]]:
+    """One row per workload, number at once and method."""
+    from bundled_model.corpus import sample_tasks
+    from headway_runtime.inprocess import Engine
+    from headway_runtime.sampling_params import SamplingParams
+
+    folder = cache_folder() / "model-heavy"
+    make_heavy(folder)
+    params = SamplingParams(temperature=0.0, max_tokens=160)
+    tasks = [one.prompt_messages for one in sample_tasks("story", 5, 64, None)]
+    rows: list[dict[str, object]] = []
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(
+                Engine(
+                    str(folder),
+                    max_model_len=MAX_MODEL_LEN,
+                    max_num_seqs=max(batches),
+                    speculative_config=config,
+                )
+            )
+            for name, config in METHODS.items()
+        }
+        for workload, batch in itertools.product(WORKLOADS, batches):
+            rates: dict[str, list[float]] = {name: [] for name in engines}
+            before = {name: engine.metrics().drafts for name, engine in engines.items()}
+            for number in range(rounds + 1):
+                chats = [tasks[(number * batch + index) % len(tasks)] for index in range(batch)]
+                if workload != WORKLOADS[0]:
+                    told = engines["without"].chat(chats, params, use_tqdm=False)
+                    chats = [
+                        [*chat, {"role": "assistant", "content": one.outputs[0].text}, *chat]
+                        for chat, one in zip(chats, told, strict=True)
+                    ]
+                answers = {}
+                for name, engine in engines.items():
+                    started_at = time.perf_counter()
+                    outputs = engine.chat(chats, params, use_tqdm=False)
+                    seconds = time.perf_counter() - started_at
+                    answers[name] = [one.outputs[0].token_ids for one in outputs]
+                    if number:  # the first one learns
+                        rates[name].append(sum(map(len, answers[name])) / seconds)
+                if any(one != answers["without"] for one in answers.values()):
+                    raise SystemExit("guesses have changed an answer")
+            for name, engine in engines.items():
+                after, earlier = engine.metrics().drafts, before[name]
+                num_guessed = after.num_tokens - earlier.num_tokens
+                num_true = after.num_accepted - earlier.num_accepted
+                ratios = [own / plain for own, plain in zip(rates[name], rates["without"], strict=True)]
+                rows.append(
+                    {
+                        "workload": workload,
+                        "at once": batch,
+                        "method": name,
+                        "tokens_per_second": statistics.median(rates[name]),
+                        "speedup": statistics.median(ratios),
+                        "guessed": num_guessed,
+                        "accepted": num_true / num_guessed if num_guessed else None,
+                    }
+                )
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def render(rows: list[dict[str, object]], conditions: str) -> str:
+    """The results page."""
+    lines = [
+        "# Guessing tokens ahead on one CPU",
+        "",
+        "Written by `python -m benchmarks.cpu.speculation --output benchmarks/cpu/speculation.md`.",
+        conditions,
+        "",
+        "The model is `headway-tiny` widened to 0.3 billion parameters without changing a logit; greedy",
+        f"chats in process, up to {NUM_GUESSES} guesses a step. Medians of rounds in which all engines took",
+        "turns on the same chats; all answers were the same, token by token.",
+        "",
+        "| answers | at once | who guesses | output tokens/s | over without | guessed | came true |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        accepted = row["accepted"]
+        lines.append(
+            f"| {row['workload']} | {row['at once']} | {row['method']} | {row['tokens_per_second']:.0f} | "
+            f"{row['speedup']:.2f} | {row['guessed']} | "
+            f"{'-' if accepted is None else format(accepted, '.0%')} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def processor_name() -> str:
+    """As the system has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def main() -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description="Measure speculation on a CPU.", allow_abbrev=False)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="write the page here as well")
+    options = parser.parse_args()
+    rows = run(options.batch, options.rounds)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10, check=False
+    ).stdout.strip()
+    cpus = len(os.sched_getaffinity(0))
+    page = render(rows, f"Commit {commit}, {processor_name()}, {cpus} CPUs, {options.rounds} rounds.")
+    print(page)
+    if options.output is not None:
+        options.output.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
