@@ -18,7 +18,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, zero_words
+from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, Codes, zero_words
 from headway_runtime.kernels.cpu.compiler import Kernel
 from headway_runtime.kernels.cpu.emitter import BFLOAT16, FLOAT32, Emitter
 from headway_runtime.kernels.cpu.strips import MOST_GROUP_INPUTS, PANEL, Layout, Strips
@@ -43,7 +43,7 @@ class GroupedLinear:
     __slots__ = ("_bias", "_kernel", "_order", "_strips", "num_inputs", "num_outputs", "weight")
 
     def __init__(
-        self, strips: Strips, weight: Tensor, bias: Tensor | None, input_order: Tensor | None = None
+        self, codes: Codes, strips: Strips, weight: Tensor, bias: Tensor | None, input_order: Tensor | None
     ) -> None:
         """weight: what `strips` packed. bias: bfloat16. input_order: x is put into this order first."""
         self.num_inputs = strips.num_inputs
@@ -53,7 +53,7 @@ class GroupedLinear:
         self._bias = bias
         self._order = input_order
         name = "grouped_linear"
-        self._kernel = Kernel(name, _text(name, strips.layout, has_bias=bias is not None))
+        self._kernel = Kernel(name, _text(name, codes, strips.layout, has_bias=bias is not None))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: contiguous bfloat16 [rows, inputs]. Returns [rows, outputs]."""
@@ -88,8 +88,8 @@ class GroupedLinear:
 
 
 @cache
-def _text(name: str, layout: Layout, *, has_bias: bool) -> str:
-    return _Writer(Emitter(name, PANEL), layout, has_bias=has_bias).written()
+def _text(name: str, codes: Codes, layout: Layout, *, has_bias: bool) -> str:
+    return _Writer(Emitter(name, PANEL), codes, layout, has_bias=has_bias).written()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,11 @@ class _Vectors:
 class _Writer:
     """Writes the kernel. A task is a strip and the rows that meet it at once."""
 
-    def __init__(self, emitter: Emitter, layout: Layout, *, has_bias: bool) -> None:
+    def __init__(self, emitter: Emitter, codes: Codes, layout: Layout, *, has_bias: bool) -> None:
         self._emitter, self._builder = emitter, emitter.builder
-        self._layout, self._codes, self._has_bias = layout, layout.codes, has_bias
+        self._layout, self._codes, self._has_bias = layout, codes, has_bias
         self._panels = range(layout.num_panels)
-        self._pairs = layout.codes.inputs_per_vector // 2
+        self._pairs = codes.inputs_per_vector // 2
         arguments = (emitter.argument(index) for index in range(1, 12))
         self._x, self._weight, self._out, self._bias, self._rows, self._at_once, *sizes = arguments
         inputs, outputs, self._num_strips, self._num_groups, self._num_steps = sizes
