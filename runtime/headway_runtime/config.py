@@ -59,6 +59,7 @@ class EngineConfig:
     """Everything an engine needs, resolved once (defaults applied, sources turned into folders).
 
     model_path: folder with config.json, *.safetensors and tokenizer.json.
+    quantization: one of quantization.choice.QUANTIZATIONS; "auto" is what the checkpoint says.
     kv_cache_memory_bytes: memory for KV blocks, all layers together; None lets the engine choose once the
         weights are loaded (see `memory.py`).
     max_waiting: bound on requests that wait; one more is refused with QueueFullError.
@@ -87,3 +88,4 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     structured_output_timeout_seconds: float = 10.0
     seed: int = 0
+    quantization: str = "auto"

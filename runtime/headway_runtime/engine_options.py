@@ -19,6 +19,7 @@ from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
 
 # Operators of smaller models end before a second thread has begun.
 FEWEST_WEIGHTS_TO_SHARE = 32_000_000
@@ -26,12 +27,16 @@ FEWEST_WEIGHTS_TO_SHARE = 32_000_000
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the engine process is told. None: it chooses by the device that it finds."""
+    """What the engine process is told. None: it chooses by the device that it finds.
+
+    quantization: what is in force, never "auto".
+    """
 
     model_path: str
     device: str
     dtype: str
     load_format: str
+    quantization: str
     max_model_len: int
     block_size: int
     kv_cache_memory_bytes: int | None
@@ -54,6 +59,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
+    add(
+        "--quantization",
+        "-q",
+        choices=QUANTIZATIONS,
+        default="auto",
+        help="auto: what the checkpoint says; fp8, int8 or int4: quantize an unquantized one at load; "
+        "other names, none too: the checkpoint must be so (default %(default)s)",
+    )
     add(
         "--generation-config",
         choices=CHOICES,
@@ -135,6 +148,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         device=arguments.device,
         dtype=arguments.dtype,
         load_format=arguments.load_format,
+        quantization=choose_quantization(arguments.quantization, model_path).name,
         max_model_len=arguments.max_model_len or model_len,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,

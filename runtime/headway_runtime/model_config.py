@@ -149,10 +149,6 @@ def _architecture(fields: _Fields) -> str:
 def _refuse_unsupported(fields: _Fields) -> None:
     if fields.values.get("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "only 'silu' is supported; serve another model")
-    if "quantization_config" in fields.values:
-        raise ModelLoadError(
-            "config.json: quantization_config: quantized weights are not supported; serve the model without"
-        )
     if fields.values.get("partial_rotary_factor", 1.0) != 1.0:
         raise fields.error(
             "partial_rotary_factor", "only whole-head rotation is supported; serve another model"

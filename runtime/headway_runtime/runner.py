@@ -30,6 +30,7 @@ from headway_runtime.memory import (
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.models import MODELS
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
+from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
 from headway_runtime.step_inputs import StepInputBuilder
@@ -50,12 +51,13 @@ class Runner:
         self._device = _open_device(config)
         dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
         dtype = TORCH_DTYPES[dtype_name]
+        quantization = choose_quantization(config.quantization, folder)
         with torch.inference_mode():
             weights: Weights
             if config.load_format == "dummy":
-                weights = DummyWeights(config.seed, dtype, self._device)
+                weights = DummyWeights(config.seed, dtype, self._device, quantization)
             else:
-                weights = CheckpointWeights(folder, dtype, self._device)
+                weights = CheckpointWeights(folder, dtype, self._device, quantization)
             self._model = MODELS[self._model_config.architecture](
                 self._model_config, weights, config.max_model_len, dtype, self._device
             )
@@ -82,10 +84,11 @@ class Runner:
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
         logger.info(
-            "model %s on %s in %s, %d KV blocks of %d tokens",
+            "model %s on %s in %s, quantization %s, %d KV blocks of %d tokens",
             folder.name,
             self._device,
             dtype_name,
+            quantization.name,
             self.num_blocks,
             config.block_size,
         )

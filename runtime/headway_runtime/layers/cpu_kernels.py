@@ -118,7 +118,10 @@ def int8_group_linear(parts: list[Int8GroupWeight], bias: Tensor | None) -> "Gro
         return None
     from headway_runtime.kernels.cpu import coded_linear
 
-    codes = [coded_linear.above_zero(part.codes, part.zeros) for part in parts]
+    codes = [
+        part.codes if part.zeros is None else coded_linear.above_zero(part.codes, part.zeros)
+        for part in parts
+    ]
     found = [part for part in codes if part is not None]
     if len(found) < len(parts):
         return None

@@ -1,7 +1,7 @@
 """Quantized weights of one projection as they lie in memory, whichever tool wrote them, and what they mean.
 
-`dequantized` is the meaning: every product, in torch or in a kernel of ours, is held against it. Knows nothing
-of files, of names of tensors, or of how a product is computed.
+`dequantized` is the meaning: every product, in torch or in a kernel of ours, is held against it. Knows
+nothing of files, of names of tensors, or of how a product is computed.
 """
 
 from dataclasses import dataclass
@@ -64,13 +64,14 @@ class Int8Weight:
 class Int8GroupWeight:
     """w = (code - zero) * scale, both of groups of inputs: 8-bit weights that `Int8Weight` cannot hold.
 
-    codes: uint8 [outputs, inputs]. scales, zeros: float32 [outputs, inputs // group_size].
-    input_order: int64 [inputs], as that of `Int4Weight`.
+    codes: int8 [outputs, inputs].
+    scales: float32 [outputs, inputs // group_size]. zeros: as scales; None stands for 0 everywhere.
+    input_order: int64 [inputs] or None, as that of `Int4Weight`.
     """
 
     codes: Tensor
     scales: Tensor
-    zeros: Tensor
+    zeros: Tensor | None
     group_size: int
     input_order: Tensor | None = None
 
@@ -81,22 +82,20 @@ class Int8GroupWeight:
 
     @property
     def num_bytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes + _order_bytes(self.input_order)
+        return self.codes.nbytes + self.scales.nbytes + _bytes(self.zeros) + _bytes(self.input_order)
 
     def rows(self, first: int, last: int) -> "Int8GroupWeight":
         """Those outputs alone, without a copy."""
+        zeros = None if self.zeros is None else self.zeros[first:last]
         return Int8GroupWeight(
-            self.codes[first:last],
-            self.scales[first:last],
-            self.zeros[first:last],
-            self.group_size,
-            self.input_order,
+            self.codes[first:last], self.scales[first:last], zeros, self.group_size, self.input_order
         )
 
     def ordered(self, dtype: torch.dtype) -> Tensor:
         """[outputs, inputs] for inputs in `input_order`."""
         grouped = self.codes.view(len(self.codes), -1, self.group_size).float()
-        return ((grouped - self.zeros[:, :, None]) * self.scales[:, :, None]).to(dtype).flatten(1)
+        zeros = 0 if self.zeros is None else self.zeros[:, :, None]
+        return ((grouped - zeros) * self.scales[:, :, None]).to(dtype).flatten(1)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """[outputs, inputs], for inputs in the model's own order."""
@@ -125,8 +124,7 @@ class Int4Weight:
 
     @property
     def num_bytes(self) -> int:
-        zeros = 0 if self.zeros is None else self.zeros.nbytes
-        return self.codes.nbytes + self.scales.nbytes + zeros + _order_bytes(self.input_order)
+        return self.codes.nbytes + self.scales.nbytes + _bytes(self.zeros) + _bytes(self.input_order)
 
     def rows(self, first: int, last: int) -> "Int4Weight":
         """Those outputs alone, without a copy."""
@@ -174,7 +172,9 @@ class Fp8Weight:
             return Fp8Weight(self.codes[first:last], self.scales[first:last])
         height = self.block[0]
         assert first % height == 0
-        return Fp8Weight(self.codes[first:last], self.scales[first // height : -(-last // height)], self.block)
+        return Fp8Weight(
+            self.codes[first:last], self.scales[first // height : -(-last // height)], self.block
+        )
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """[outputs, inputs]"""
@@ -201,8 +201,8 @@ def packed_nibbles(codes: Tensor) -> Tensor:
     return pairs[:, :, 0] | (pairs[:, :, 1] << 4)
 
 
-def _order_bytes(order: Tensor | None) -> int:
-    return 0 if order is None else order.nbytes
+def _bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.nbytes
 
 
 def _in_own_order(weight: Tensor, order: Tensor | None) -> Tensor:

@@ -102,7 +102,11 @@ class Llama:
         ]
         self._norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps)
         tied = config.tie_word_embeddings
-        self._head = make_linear([self._embedding if tied else weights.take("lm_head.weight", shape)])
+        self._head = (
+            make_linear([self._embedding])
+            if tied
+            else projection(weights, {"lm_head": config.vocab_size}, config.hidden_size, has_bias=False)
+        )
         # A tied checkpoint may carry the head as well; it is the same tensor.
         weights.finish(unused=["lm_head.weight"] if tied else [])
         self._rotary = RotaryTable(config, num_positions, dtype, device)

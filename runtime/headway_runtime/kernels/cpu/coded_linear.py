@@ -104,7 +104,7 @@ def integer_linear(
 def above_zero(codes: Tensor, zeros: Tensor) -> Tensor | None:
     """Codes of 8 bits as int8 above their zero points; None where they do not fit.
 
-    codes: uint8 [outputs, inputs]; zeros: float32 [outputs, groups].
+    codes: 8 bits, with sign or without, [outputs, inputs]; zeros: float32 [outputs, groups].
     """
     if not bool((zeros == zeros.round()).all()):
         return None
