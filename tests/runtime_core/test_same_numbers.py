@@ -32,12 +32,25 @@ ONE_BY_ONE = list(range(NUM_PROMPT_TOKENS, NUM_TOKENS))
 class Replay:
     """Computes the same tokens again and again, in other pieces and other company."""
 
-    def __init__(self, dtype: Dtype) -> None:
+    def __init__(self, dtype: Dtype, quantization: str) -> None:
         folder = str(resolve("bundled://headway-tiny"))
         limits = Limits(8, 512)
         envelope = Envelope(8, 512)
         self._runner = Runner(
-            EngineConfig(folder, "cpu", dtype, "auto", 256, BLOCK_SIZE, 1 << 22, envelope, limits, 8, 1)
+            EngineConfig(
+                folder,
+                "cpu",
+                dtype,
+                "auto",
+                256,
+                BLOCK_SIZE,
+                1 << 22,
+                envelope,
+                limits,
+                8,
+                1,
+                quantization=quantization,
+            )
         )
         seed = random.randrange(2**31)
         print(f"seed {seed}")  # shown if a test fails
@@ -80,9 +93,16 @@ def same(got: torch.Tensor, want: torch.Tensor) -> bool:
     return torch.equal(got, want)
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("bfloat16", "auto"), id="bfloat16"),
+        pytest.param(("float32", "auto"), id="float32"),
+        *(pytest.param(("bfloat16", name), id=name) for name in ("int8", "int4", "fp8")),
+    ],
+)
 def replay(request: pytest.FixtureRequest) -> Replay:
-    return Replay(request.param)
+    return Replay(*request.param)
 
 
 @pytest.mark.parametrize(
