@@ -18,13 +18,15 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, Codes, zero_words
+from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, Codes, NibbleCodes, zero_words
 from headway_runtime.kernels.cpu.compiler import Kernel
 from headway_runtime.kernels.cpu.emitter import BFLOAT16, FLOAT32, Emitter
 from headway_runtime.kernels.cpu.strips import MOST_GROUP_INPUTS, PANEL, Layout, Strips
 
 # A tile: as many sums as registers hold beside a pair of each row and panel.
 TILE_ROWS = 6
+# The same while codes are widened, which needs registers too.
+FIRST_ROWS = 4
 # Tiles of what is left over, in turn.
 REST_ROWS = (4, 2, 1)
 KEPT_PAIRS = 2
@@ -167,16 +169,19 @@ class _Writer:
         """One group's products, to the totals of all rows."""
         emitter, builder = self._emitter, self._builder
         zero = emitter.integer(0)
-        with builder.if_else(builder.icmp_signed("<=", num_rows, emitter.integer(TILE_ROWS))) as (few, many):
+        # The tables of 4-bit codes take but one register.
+        most = TILE_ROWS if isinstance(self._codes, NibbleCodes) else FIRST_ROWS
+        with builder.if_else(builder.icmp_signed("<=", num_rows, emitter.integer(most))) as (few, many):
             with few:
-                for count in range(1, TILE_ROWS + 1):
+                for count in range(1, most + 1):
                     with builder.if_then(builder.icmp_signed("==", num_rows, emitter.integer(count))):
                         self._tile(zero, count, x, group, self._widener(group))
             with many:
-                self._tile(zero, TILE_ROWS, x, group, self._widener(group, keeps=True))
-                left = builder.srem(num_rows, emitter.integer(TILE_ROWS))
+                self._tile(zero, FIRST_ROWS, x, group, self._widener(group, keeps=True))
+                rest = builder.sub(num_rows, emitter.integer(FIRST_ROWS))
+                left = builder.srem(rest, emitter.integer(TILE_ROWS))
                 last = builder.sub(num_rows, left)
-                with emitter.loop(last, start=TILE_ROWS, step=TILE_ROWS) as row:
+                with emitter.loop(last, start=FIRST_ROWS, step=TILE_ROWS) as row:
                     self._tile(row, TILE_ROWS, x, group, self._kept())
                 for count in REST_ROWS:
                     has_them = builder.and_(left, emitter.integer(count))
