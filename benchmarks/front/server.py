@@ -67,6 +67,7 @@ class MeteredEngine:
         self.limits = options.limits
         self.max_model_len = options.max_model_len
         self.num_kv_tokens = 1 << 30
+        self.kv_dtype = "bfloat16"
         self.kv_blocks_total = self.num_kv_tokens // 16
         self.kv_blocks_used = self.kv_blocks_cached = 0
         self.kv_wasted_share = 0.0

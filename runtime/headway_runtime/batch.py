@@ -27,6 +27,9 @@ class Chunk:
         the last position computed here.
     num_generated: how many of token_ids were generated; the sampled token becomes the next one.
     samples: whether this chunk reaches the last known token, so that a next token is sampled after it.
+    num_drafts: how many tokens may be guessed to follow the last known one, and computed with it; the block
+        table has room for them.
+    ahead: tokens guessed to follow token_ids, which count as known and generated here.
     matcher: where the generated tokens stand in the grammar that they must match; None if there is none.
     """
 
@@ -39,10 +42,24 @@ class Chunk:
     samples: bool
     sampling: SamplingParams
     matcher: "TokenMatcher | None" = None
+    num_drafts: int = 0
+    ahead: tuple[int, ...] = ()
+
+    @property
+    def num_known(self) -> int:
+        return len(self.token_ids) + len(self.ahead)
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.token_ids) - self.num_generated
+        return len(self.token_ids) + len(self.ahead) - self.num_generated
+
+    def tokens(self) -> list[int]:
+        """Those at the positions of this chunk."""
+        first, last = self.start, self.start + self.num_tokens
+        num_own = len(self.token_ids)
+        if last <= num_own:
+            return self.token_ids[first:last]
+        return [*self.token_ids[first:num_own], *self.ahead[max(0, first - num_own) : last - num_own]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +67,15 @@ class Batch:
     """One step's work. Chunks of a single token (decodes, nearly always) come first.
 
     num_decodes: how many of them there are.
-    num_tokens: tokens of all chunks together; never above the limit that held when the batch was made.
+    num_tokens: tokens of all chunks together, and of what may be guessed for them; never above the limit that
+        held when the batch was made.
+    num_drafts: of these, what may be guessed.
     """
 
     chunks: tuple[Chunk, ...]
     num_decodes: int
     num_tokens: int
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +93,32 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """What became of the tokens that were guessed for one chunk.
+
+    num_drafted: how many there were.
+    samples: those after the chunk's own sample: one after each guess that came true, the last one new.
+    is_finite: whether the logits after all guesses, also the wrong ones, were finite.
+    """
+
+    num_drafted: int
+    samples: tuple[Sample, ...]
+    is_finite: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What the runner made of a Batch.
 
     samples: one entry per chunk, None where the chunk samples nothing.
+    verified: by index of the chunk, where tokens were guessed.
+    draft_seconds: what guessing took. num_draft_passes: how often the draft model was run for it.
     prompt_logprobs: by index of the chunk, where they are asked for: one entry for each prompt token that
         follows a computed one.
     """
 
     samples: tuple[Sample | None, ...]
     prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    verified: Mapping[int, Verified] = field(default_factory=dict)
+    draft_seconds: float = 0.0
+    num_draft_passes: int = 0

@@ -12,6 +12,9 @@ from headway_runtime.errors import LimitRangeError
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
+# As they are asked for, in vLLM's words: auto is as the model computes, fp8 is fp8_e4m3.
+KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
+SpeculativeMethod = Literal["draft_model", "ngram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +22,14 @@ class Limits:
     """The live batch limits. Lowering one drains; it never preempts.
 
     max_num_seqs: sequences that may run at once.
-    max_num_batched_tokens: tokens (prefill plus decode) that one step may compute.
+    max_num_batched_tokens: tokens (prefill plus decode, guesses included) that one step may compute.
+    num_speculative_tokens: tokens that may be guessed ahead for each sequence in a step; 0 turns speculation
+        off.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class Envelope:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_speculative_tokens: int = 0
 
     def check(self, limits: Limits) -> None:
         """Raise LimitRangeError unless `limits` lies inside; tokens must also cover one per sequence."""
@@ -44,6 +51,27 @@ class Envelope:
                 limits.max_num_seqs,
                 self.max_num_batched_tokens,
             )
+        if not 0 <= limits.num_speculative_tokens <= self.num_speculative_tokens:
+            raise LimitRangeError(
+                "num_speculative_tokens", limits.num_speculative_tokens, 0, self.num_speculative_tokens
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """Who guesses tokens ahead. How many is in `Limits`.
+
+    method: "draft_model", a smaller model, in the folder `model_path`; or "ngram", what followed the last
+        tokens where they occurred before.
+    prompt_lookup_min, prompt_lookup_max: of how many last tokens, for "ngram"; the most that are found count.
+    adaptive: whether fewer tokens than the limit, or none, are guessed where that is faster.
+    """
+
+    method: SpeculativeMethod
+    model_path: str | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    adaptive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +95,10 @@ class EngineConfig:
         together while others want some of it; above 0, at most 1.
     priority_ageing_seconds: how much later a request may come and still be served first, for each unit that
         its priority is better; at least 0.
+    kv_cache_dtype: how keys and values are kept.
     enable_prefix_caching: whether requests use KV that others computed for the same beginning.
     structured_output_timeout_seconds: how long compiling one request's grammar may take.
+    speculative: None for an engine that guesses no tokens.
     seed: for weights of the dummy load format only; a request brings its own.
     """
 
@@ -85,7 +115,9 @@ class EngineConfig:
     num_threads: int
     long_prefill_share: float = 0.5
     priority_ageing_seconds: float = 60.0
+    kv_cache_dtype: KVCacheDtype = "auto"
     enable_prefix_caching: bool = True
     structured_output_timeout_seconds: float = 10.0
+    speculative: SpeculativeConfig | None = None
     seed: int = 0
     quantization: str = "auto"

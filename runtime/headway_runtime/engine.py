@@ -19,6 +19,7 @@ from pathlib import Path
 
 from headway_runtime.batch import Batch, StepResult
 from headway_runtime.config import EngineConfig, Limits, Targets
+from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
@@ -72,6 +73,7 @@ class EngineCore:
             long_prefill_share=config.long_prefill_share,
             priority_ageing_seconds=config.priority_ageing_seconds,
             enable_prefix_caching=config.enable_prefix_caching,
+            draft_policy=DraftPolicy(is_adaptive=config.speculative is None or config.speculative.adaptive),
         )
         self._grammars = GrammarQueue(
             Path(config.model_path), self._runner.vocab_size, config.structured_output_timeout_seconds
@@ -128,6 +130,11 @@ class EngineCore:
     def kv_wasted_share(self) -> float:
         """Share of the cache's slots for tokens that are allocated and empty; 0 when no block is in use."""
         return self._scheduler.num_empty_slots / self.num_kv_tokens
+
+    @property
+    def kv_dtype(self) -> str:
+        """How keys and values are kept, as `memory.KV_BYTES` names it."""
+        return self._runner.kv_dtype
 
     @property
     def num_kv_tokens(self) -> int:
@@ -211,7 +218,7 @@ class EngineCore:
             outputs = self._commit(batch, result, now)
         return StepOutputs(
             refused + outputs,
-            batch.num_tokens - batch.num_decodes,
+            batch.num_tokens - batch.num_decodes - batch.num_drafts,
             batch.num_decodes,
             len(schedule.preempted),
         )
@@ -239,16 +246,35 @@ class EngineCore:
 
     def _commit(self, batch: Batch, result: StepResult, started_at: float) -> list[RequestOutput]:
         ended_at = self._clock()
+        num_prefill_tokens = batch.num_tokens - batch.num_decodes - batch.num_drafts
         self.metrics.step(
             ended_at - started_at,
-            batch.num_tokens - batch.num_decodes,
+            num_prefill_tokens,
             batch.num_decodes,
             len(batch.chunks) - batch.num_decodes,
         )
+        if self.config.speculative is not None:
+            self._count_drafts(batch, result, ended_at - started_at)
         committed = self._scheduler.commit(batch, result, ended_at)
-        num_generated = sum(one.sample.token_id is not None for one in committed.progress)
+        num_generated = sum((one.sample.token_id is not None) + len(one.more) for one in committed.progress)
         self.metrics.tokens(prompt_computed=committed.num_prompt_tokens, generated=num_generated)
         return [self._report(one, ended_at) for one in committed.progress]
+
+    def _count_drafts(self, batch: Batch, result: StepResult, seconds: float) -> None:
+        """Learn from a step what guessing costs and brings, and count it."""
+        policy, verified = self._scheduler.draft_policy, result.verified
+        num_drafted = sum(one.num_drafted for one in verified.values())
+        if len(batch.chunks) == batch.num_decodes:
+            policy.observe_step(batch.num_decodes + num_drafted, seconds - result.draft_seconds)
+            plain_seconds = policy.plain_seconds(batch.num_decodes)
+            if verified and plain_seconds is not None:
+                num_accepted = sum(len(one.samples) for one in verified.values())
+                share = (batch.num_decodes + num_accepted) / batch.num_decodes
+                self.metrics.drafts.took(seconds, plain_seconds * share)
+        if result.num_draft_passes and verified:
+            policy.observe_drafts(len(verified), result.num_draft_passes, result.draft_seconds)
+        for one in verified.values():
+            self.metrics.drafts.drafted(one.num_drafted, len(one.samples))
 
     def _report(self, progress: Progress, now: float) -> RequestOutput:
         sequence, sample = progress.sequence, progress.sample
@@ -271,7 +297,7 @@ class EngineCore:
         if progress.previous_token_at is not None:
             gap_seconds = now - progress.previous_token_at
             self.metrics.inter_token(gap_seconds)
-            if sequence.num_generated == 2:
+            if sequence.num_generated - len(progress.more) == 2:
                 self.metrics.first_decoded(gap_seconds)
         elif sequence.scheduled_at is not None:
             queue_seconds = sequence.scheduled_at - sequence.request.received_at
@@ -294,12 +320,12 @@ class EngineCore:
                 error=sequence.matcher.error,
                 error_param=sequence.matcher.param,
             )
-        logprobs = () if sample.logprobs is None else (sample.logprobs,)
+        samples = (sample, *progress.more)
         return RequestOutput(
             request_id,
-            (sample.token_id,),
+            tuple(one.token_id for one in samples if one.token_id is not None),
             progress.finish_reason,
-            logprobs,
+            tuple(one.logprobs for one in samples if one.logprobs is not None),
             num_cached_tokens=num_cached_tokens,
             queue_seconds=queue_seconds,
             prefill_seconds=prefill_seconds,

@@ -7,7 +7,7 @@ from typing import get_args
 
 import torch
 
-from headway_runtime.config import Device, Dtype, EngineConfig, LoadFormat
+from headway_runtime.config import Device, Dtype, EngineConfig, KVCacheDtype, LoadFormat
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import ConfigError
 
@@ -17,6 +17,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
     device = _device(options.device)
     assert options.dtype in get_args(Dtype)
     assert options.load_format in get_args(LoadFormat)
+    assert options.kv_cache_dtype in get_args(KVCacheDtype)
     return EngineConfig(
         model_path=options.model_path,
         device=device,
@@ -32,8 +33,10 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         num_threads=options.num_threads,
         long_prefill_share=options.long_prefill_share,
         priority_ageing_seconds=options.priority_ageing_seconds,
+        kv_cache_dtype=options.kv_cache_dtype,  # type: ignore[arg-type]
         enable_prefix_caching=options.enable_prefix_caching,
         structured_output_timeout_seconds=options.structured_output_timeout_seconds,
+        speculative=options.speculative,
         seed=options.seed,
     )
 

@@ -11,15 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import get_args
 
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
-from headway_runtime.config import Envelope, Limits, Targets
+from headway_runtime.config import Envelope, KVCacheDtype, Limits, SpeculativeConfig, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
-from headway_runtime.memory import num_weights
+from headway_runtime.memory import num_active_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
+from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS, speculative_options
 
 # Operators of smaller models end before a second thread has begun.
 FEWEST_WEIGHTS_TO_SHARE = 32_000_000
@@ -48,9 +50,11 @@ class EngineOptions:
     seed: int
     long_prefill_share: float
     priority_ageing_seconds: float
+    kv_cache_dtype: str
     enable_prefix_caching: bool
     structured_output_timeout_seconds: float
     defaults: GenerationDefaults
+    speculative: SpeculativeConfig | None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +92,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "GPU's; to be given where servers share a machine, as a CPU's is taken only as it fills)",
     )
     add(
+        "--kv-cache-dtype",
+        choices=get_args(KVCacheDtype),
+        default="auto",
+        help="how keys and values are kept; auto: as the model computes; fp8 (fp8_e4m3) and int8: one byte "
+        "each, with a scale per token and head, so that the same memory holds nearly twice the tokens "
+        "(default %(default)s)",
+    )
+    add(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -117,6 +129,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-waiting", type=integer(1), default=1024, help="requests that may wait; more get 503")
     add("--ttft-target-milliseconds", type=positive, metavar="MS", help="count requests within it")
     add("--tpot-target-milliseconds", type=positive, metavar="MS", help="likewise")
+    add(
+        "--speculative-config",
+        metavar="JSON",
+        help='guess tokens ahead: {"model": DRAFT, "num_speculative_tokens": N}, or {"method": "ngram", ...} '
+        "to look them up in prompt and answer (default: off)",
+    )
+    add(
+        "--initial-num-speculative-tokens",
+        type=integer(0, MOST_SPECULATIVE_TOKENS),
+        help="live limit at start (default: what --speculative-config says)",
+    )
     add("--seed", type=integer(0), default=0, help="of dummy weights")
     add(
         "--num-threads",
@@ -127,21 +150,25 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(arguments: argparse.Namespace, model_path: Path, model: ModelConfig) -> EngineOptions:
     """Apply the model's own defaults and check what must agree. ConfigError names the flag at fault."""
-    envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens)
+    speculative = speculative_options(arguments.speculative_config, model_path)
+    num_speculative_tokens = 0 if speculative is None else speculative.num_speculative_tokens
+    envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens, num_speculative_tokens)
+    initial_speculative_tokens = arguments.initial_num_speculative_tokens
     limits = Limits(
         arguments.initial_max_num_seqs or envelope.max_num_seqs,
         arguments.initial_max_num_batched_tokens or envelope.max_num_batched_tokens,
+        num_speculative_tokens if initial_speculative_tokens is None else initial_speculative_tokens,
     )
     try:
         envelope.check(limits)
     except LimitRangeError as error:
         prefix = "--initial-" if getattr(arguments, f"initial_{error.field}") is not None else "--"
         raise ConfigError(f"{prefix}{error.field.replace('_', '-')}: {error}") from error
-    model_len = model.max_position_embeddings
-    if arguments.max_model_len is not None and arguments.max_model_len > model_len:
+    longest = model.longest_context
+    if arguments.max_model_len is not None and arguments.max_model_len > longest:
         raise ConfigError(
-            f"--max-model-len={arguments.max_model_len} is more than the model's max_position_embeddings, "
-            f"{model_len}; ask for at most that"
+            f"--max-model-len={arguments.max_model_len} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
         )
     return EngineOptions(
         model_path=str(model_path),
@@ -149,7 +176,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         dtype=arguments.dtype,
         load_format=arguments.load_format,
         quantization=choose_quantization(arguments.quantization, model_path).name,
-        max_model_len=arguments.max_model_len or model_len,
+        max_model_len=arguments.max_model_len or model.max_position_embeddings,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
         envelope=envelope,
@@ -160,9 +187,11 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,
         priority_ageing_seconds=arguments.priority_ageing_seconds,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=arguments.enable_prefix_caching,
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,
         defaults=generation_defaults(model_path, arguments.generation_config),
+        speculative=None if speculative is None else speculative.config,
     )
 
 
@@ -204,4 +233,4 @@ def _keyword_value(action: argparse.Action, name: str, value: object) -> object:
 
 def _default_threads(model: ModelConfig) -> int:
     """All processors, but one for a model whose operators are too short to share."""
-    return 1 if num_weights(model) < FEWEST_WEIGHTS_TO_SHARE else usable_cpus()
+    return 1 if num_active_weights(model) < FEWEST_WEIGHTS_TO_SHARE else usable_cpus()

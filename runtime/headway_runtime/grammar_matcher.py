@@ -35,6 +35,11 @@ class TokenMatcher:
             return None
         return f"the grammar cannot be followed any further: {shorten(self.library_matcher.get_error())}"
 
+    def after(self, token_id: int) -> "TokenMatcher | None":
+        """A matcher that has taken one token more; None if the grammar does not allow it, or ends with it."""
+        copied = TokenMatcher(self.library_matcher.deep_copy(), self.unwanted_ids, self.param)
+        return copied if copied.advance(token_id) is None else None
+
     def advance(self, token_id: int) -> FinishReason | None:
         """Take the next token. STOP if nothing can follow it, ERROR if the grammar does not allow it."""
         if not self.library_matcher.consume_token(token_id):

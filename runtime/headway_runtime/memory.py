@@ -6,6 +6,7 @@ Imports no torch; free memory of a GPU is told.
 import os
 from pathlib import Path
 
+from headway_runtime.config import KVCacheDtype
 from headway_runtime.errors import ConfigError
 from headway_runtime.model_config import ModelConfig
 
@@ -17,18 +18,48 @@ CUDA_FRACTION = 0.85
 FREE_FRACTION = 0.5
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# Of a key's, or value's, number, and what each token and head has besides: a float32 scale, or nothing.
+KV_BYTES = {"bfloat16": (2, 0), "float16": (2, 0), "float32": (4, 0), "fp8_e4m3": (1, 4), "int8": (1, 4)}
 
 
 def num_weights(model: ModelConfig) -> int:
-    """Weights that one decode step reads: all products of all layers, and the head's."""
+    """Weights of all products: of all layers, with all their experts, and the head's."""
+    return _num_weights(model, 0 if model.experts is None else model.experts.num_experts)
+
+
+def num_active_weights(model: ModelConfig) -> int:
+    """Those of them that one token goes through, and that a step of one sequence reads."""
+    return _num_weights(model, 0 if model.experts is None else model.experts.num_used)
+
+
+def _num_weights(model: ModelConfig, num_experts: int) -> int:
     heads = 2 * model.num_attention_heads + 2 * model.num_kv_heads
-    per_layer = model.hidden_size * (model.head_dim * heads + 3 * model.intermediate_size)
-    return model.num_layers * per_layer + model.vocab_size * model.hidden_size
+    total = model.vocab_size + model.num_layers * model.head_dim * heads
+    for layer in model.layers:
+        if layer.has_experts and model.experts is not None:
+            total += model.experts.num_experts + 3 * num_experts * model.experts.size
+        else:
+            total += 3 * model.intermediate_size
+    return total * model.hidden_size
 
 
-def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
-    """Bytes of one token's keys and values, all layers together."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
+def kept_as(kv_cache_dtype: KVCacheDtype, dtype: str) -> str:
+    """How keys and values are kept, one of KV_BYTES. dtype: of what is computed with."""
+    match kv_cache_dtype:
+        case "auto":
+            return dtype
+        case "fp8":
+            return "fp8_e4m3"
+    return kv_cache_dtype
+
+
+def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> int:
+    """Bytes of one token's keys and values, all layers together, with their scales. kv_dtype: of KV_BYTES.
+
+    Layers with a window keep all tokens too.
+    """
+    number_bytes, scale_bytes = KV_BYTES[kv_dtype]
+    return 2 * model.num_layers * model.num_kv_heads * (model.head_dim * number_bytes + scale_bytes)
 
 
 def default_kv_cache_memory_bytes(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headway_runtime.config import Targets
+from headway_runtime.draft_metrics import DraftCounters, DraftSnapshot
 from headway_runtime.histograms import Histogram, HistogramSnapshot, RateWindow, SizeHistogram, SizeSnapshot
 from headway_runtime.request import FinishReason
 
@@ -63,6 +64,7 @@ class MetricsSnapshot:
     sizes: dict[str, SizeSnapshot]
     rates: dict[str, float]
     model_load_seconds: float
+    drafts: DraftSnapshot
 
 
 class EngineMetrics:
@@ -88,6 +90,7 @@ class EngineMetrics:
         self._step_tokens, self._step_sequences = self._sizes["step_tokens"], self._sizes["step_sequences"]
         self._prompt_rate, self._generated_rate = RateWindow(clock), RateWindow(clock)
         self._model_load_seconds = 0.0
+        self.drafts = DraftCounters()
 
     @property
     def targets(self) -> Targets:
@@ -256,4 +259,5 @@ class EngineMetrics:
                 "generated_tokens": self._generated_rate.per_second(),
             },
             model_load_seconds=self._model_load_seconds,
+            drafts=self.drafts.snapshot(),
         )

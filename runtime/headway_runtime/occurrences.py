@@ -32,7 +32,24 @@ class OccurrenceCounters:
         if found is None:
             found = _Occurrences(chunk)
         self._live[id(chunk.token_ids)] = found
-        return found.count()
+        return _with_guesses(found.count(), chunk.ahead) if chunk.ahead else found.count()
+
+
+def _with_guesses(counts: Counts, ahead: tuple[int, ...]) -> Counts:
+    """The counts once these tokens have been generated, too."""
+    tokens, numbers = counts
+    guessed, more = numpy.unique(numpy.array(ahead, dtype=numpy.int64), return_counts=True)
+    numbers = numbers.copy()
+    is_new = numpy.ones(len(guessed), dtype=numpy.bool_)
+    for index, token in enumerate(guessed):
+        places = numpy.flatnonzero(tokens == token)
+        if len(places):
+            numbers[places[0]] += more[index]
+            is_new[index] = False
+    return (
+        numpy.concatenate([tokens, guessed[is_new]]),
+        numpy.concatenate([numbers, more[is_new].astype(numpy.float32)]),
+    )
 
 
 class _Occurrences:

@@ -12,11 +12,9 @@ from pathlib import Path
 import torch
 
 from headway_runtime import cleared_memory
-from headway_runtime.batch import Batch, Sample, StepResult
+from headway_runtime.batch import Batch, Sample, StepResult, Verified
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
-from headway_runtime.layers.attention import KVCache, KVShape
-from headway_runtime.layers.linear import PackedLinear
 from headway_runtime.logprobs import prompt_logprobs
 from headway_runtime.memory import (
     CPU_FRACTION,
@@ -24,21 +22,20 @@ from headway_runtime.memory import (
     check_free,
     default_kv_cache_memory_bytes,
     free_memory_bytes,
+    kept_as,
     kv_bytes_per_token,
     num_kv_blocks,
 )
 from headway_runtime.model_config import ModelConfig, read_model_config
-from headway_runtime.models import MODELS
-from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
+from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, make_inputs
 from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
-from headway_runtime.step_inputs import StepInputBuilder
+from headway_runtime.speculator import Speculator, load_draft
 from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
+from headway_runtime.verification import sampled_rows, verified, with_drafts
 
 logger = logging.getLogger(__name__)
-
-TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class Runner:
@@ -53,44 +50,36 @@ class Runner:
         dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
         with torch.inference_mode():
-            weights: Weights
-            if config.load_format == "dummy":
-                weights = DummyWeights(config.seed, dtype, self._device, quantization)
-            else:
-                weights = CheckpointWeights(folder, dtype, self._device, quantization)
-            self._model = MODELS[self._model_config.architecture](
-                self._model_config, weights, config.max_model_len, dtype, self._device
-            )
+            self._model = load_model(folder, self._model_config, config, quantization, dtype, self._device)
+            draft = load_draft(config, dtype, self._device)
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
-            self.num_blocks = self._choose_num_blocks(config, dtype_name)
-            shape = KVShape(
-                self._model_config.num_layers,
-                self.num_blocks + 1,
-                config.block_size,
-                self._model_config.num_kv_heads,
-                self._model_config.head_dim,
+            models = [self._model_config] if draft is None else [self._model_config, draft.model_config]
+            self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
+            self.num_blocks = self._choose_num_blocks(
+                config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
             )
-            num_groups = self._model_config.num_attention_heads // shape.num_kv_heads
-            self._cache = KVCache(shape, num_groups, dtype, self._device)
-            self._inputs = StepInputBuilder(
-                config,
-                self._cache,
-                dtype,
-                self._device,
-                rounds=any(isinstance(linear, PackedLinear) for linear in self._model.linears),
+            self._cache = make_cache(
+                self._model, self._model_config, config, self.num_blocks, dtype, self._device
             )
+            self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
             self._sampler = Sampler(self.vocab_size, self._device)
+            self._speculator: Speculator | None = None
+            if config.speculative is not None:
+                self._speculator = Speculator(
+                    config.speculative, draft, config, self.num_blocks, self.vocab_size, dtype, self._device
+                )
         self._governor: ThreadGovernor | None = None
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
         logger.info(
-            "model %s on %s in %s, quantization %s, %d KV blocks of %d tokens",
+            "model %s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
             folder.name,
             self._device,
             dtype_name,
             quantization.name,
             self.num_blocks,
             config.block_size,
+            self.kv_dtype,
         )
 
     @property
@@ -101,22 +90,51 @@ class Runner:
     def execute(self, batch: Batch) -> StepResult:
         """Compute all chunks, and a sample after each one that reaches its last known token."""
         started_at = time.monotonic()
+        speculator = self._speculator
+        drafts = {} if speculator is None else speculator.propose(batch)
+        batch = with_drafts(batch, drafts)
         inputs = self._inputs.build(batch)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
         samples: list[Sample | None] = [None] * len(batch.chunks)
+        checked: dict[int, Verified] = {}
         if inputs.sampled:
             logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
-            chunks = [batch.chunks[index] for index in inputs.sampled]
-            for index, sample in zip(inputs.sampled, self._sampler(logits, chunks), strict=True):
-                samples[index] = sample
+            if drafts:
+                checked = self._sample_after_drafts(batch, inputs.sampled, logits, samples)
+            else:
+                chunks = [batch.chunks[index] for index in inputs.sampled]
+                for index, sample in zip(inputs.sampled, self._sampler(logits, chunks), strict=True):
+                    samples[index] = sample
         elif self._device.type == "cuda":
             # Reading samples waits for the device; without any, wait here: a step's time is its own, and the
             # next one writes into the buffers that this one is copied from.
             torch.cuda.synchronize(self._device)
-        result = StepResult(tuple(samples), self._prompt_logprobs(batch, inputs.order, hidden))
+        prompt_logprobs = self._prompt_logprobs(batch, inputs.order, hidden)
+        if speculator is None:
+            result = StepResult(tuple(samples), prompt_logprobs)
+        else:
+            speculator.computed(batch, checked)
+            result = StepResult(
+                tuple(samples), prompt_logprobs, checked, speculator.seconds, speculator.num_passes
+            )
         if self._governor is not None:
             self._governor.after_step(time.monotonic() - started_at)
         return result
+
+    def _sample_after_drafts(
+        self, batch: Batch, sampled: list[int], logits: torch.Tensor, samples: list[Sample | None]
+    ) -> dict[int, Verified]:
+        """Sample after each chunk, into `samples`, and after each guess; says which guesses came true."""
+        indices = list(dict.fromkeys(sampled))
+        rows = [sampled_rows(batch.chunks[index]) for index in indices]
+        found = iter(self._sampler(logits, [row for own in rows for row in own]))
+        checked = {}
+        for index, own in zip(indices, rows, strict=True):
+            after = [next(found) for _ in own]
+            samples[index] = after[0]
+            if drafts := batch.chunks[index].ahead:
+                checked[index] = verified(drafts, after)
+        return checked
 
     def _prompt_logprobs(
         self, batch: Batch, order: list[int], hidden: torch.Tensor
@@ -141,7 +159,10 @@ class Runner:
     @torch.inference_mode()
     def clear_blocks(self, blocks: "array[int]") -> None:
         """Zero blocks whose contents must not be met again, not even behind a mask."""
-        self._cache.clear(torch.tensor(blocks, dtype=torch.int64, device=self._device))
+        index = torch.tensor(blocks, dtype=torch.int64, device=self._device)
+        self._cache.clear(index)
+        if self._speculator is not None:
+            self._speculator.clear_blocks(index)
 
     def is_usable(self) -> bool:
         """Whether the device still computes after an error."""
@@ -150,8 +171,7 @@ class Runner:
         except RuntimeError:
             return False
 
-    def _choose_num_blocks(self, config: EngineConfig, dtype_name: str) -> int:
-        bytes_per_token = kv_bytes_per_token(self._model_config, dtype_name)
+    def _choose_num_blocks(self, config: EngineConfig, bytes_per_token: int) -> int:
         memory_bytes = config.kv_cache_memory_bytes
         is_cuda = self._device.type == "cuda"
         try:
@@ -190,8 +210,8 @@ def _open_device(config: EngineConfig) -> torch.device:
 
 
 def _check_lengths(config: EngineConfig, model: ModelConfig) -> None:
-    if config.max_model_len > model.max_position_embeddings:
+    if config.max_model_len > model.longest_context:
         raise ConfigError(
-            f"max_model_len={config.max_model_len!r} is more than the model's max_position_embeddings, "
-            f"{model.max_position_embeddings}; ask for at most that"
+            f"max_model_len={config.max_model_len!r} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
         )

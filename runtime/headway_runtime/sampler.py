@@ -88,7 +88,7 @@ class Sampler:
         else:
             tokens = torch.empty(len(chunks), dtype=torch.int64, device=self._device)
             times = torch.empty(len(chunks), dtype=torch.float32, device=self._device)
-            positions = numpy.array([len(one.token_ids) for one in chunks], dtype=numpy.int64)
+            positions = numpy.array([one.num_known for one in chunks], dtype=numpy.int64)
             self._choose(logits, plan.plain, positions, tokens, times)
             if plan.edits is not None:
                 edited = logits[plan.places].float()

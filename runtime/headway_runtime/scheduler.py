@@ -17,6 +17,9 @@ is spent:
    when the share for such is spent, and a sequence of whose tokens this very step computes, for another one,
    at least half of what it could compute itself.
 4. What is left goes to the prompts that were cut short, by rank.
+5. What is left then goes to guesses for the decodes, by rank: as many tokens as `DraftPolicy` finds worth it
+   and the request can still take, in blocks that are free beyond one for each running sequence. Guesses never
+   preempt and never keep anybody waiting.
 
 Why nothing waits for ever. A sequence alone always fits (`add` refuses others), and a generated token is
 never taken back. Only finitely many sequences ever rank before a given one: of those that come later, only
@@ -38,9 +41,10 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from headway_runtime.batch import Batch, Chunk, Sample, StepResult
+from headway_runtime.batch import Batch, Chunk, Sample, StepResult, Verified
 from headway_runtime.blocks import BlockPool
 from headway_runtime.config import Limits
+from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.prefix_cache import PrefixCache
 from headway_runtime.request import FinishReason, Request
 from headway_runtime.sequence import Sequence
@@ -75,12 +79,14 @@ class Progress:
 
     previous_token_at: when its token before this one was made; None for the first.
     finish_reason: set when this was the last token; the sequence's blocks are free then.
+    more: the samples after it, if tokens were guessed and came true.
     """
 
     sequence: Sequence
     sample: Sample
     previous_token_at: float | None
     finish_reason: FinishReason | None
+    more: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,7 @@ class _Draft:
     largest: int
     long_budget: int
     shares: dict[Sequence, int] = field(default_factory=dict)
+    drafts: dict[Sequence, int] = field(default_factory=dict)
     prompts: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -144,6 +151,7 @@ class Scheduler:
         long_prefill_share: float,
         priority_ageing_seconds: float = 60.0,
         enable_prefix_caching: bool = True,
+        draft_policy: DraftPolicy | None = None,
     ) -> None:
         assert num_blocks * block_size >= max_model_len, "a sequence alone must fit"
         self.block_size = block_size
@@ -151,6 +159,7 @@ class Scheduler:
         self.limits = limits
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, block_size, is_enabled=enable_prefix_caching)
+        self.draft_policy = draft_policy or DraftPolicy()
         self._long_prefill_share = long_prefill_share
         self._priority_ageing_seconds = priority_ageing_seconds
         self._sequences: dict[str, Sequence] = {}
@@ -225,6 +234,8 @@ class Scheduler:
         if self._queue and draft.budget > 0:
             self._admit(draft, now)
         self._spend_rest(draft)
+        if self.limits.num_speculative_tokens and draft.budget > 0 and draft.shares:
+            self._give_drafts(draft)
         return Schedule(self._batch(draft), draft.admitted, draft.preempted, self.cache.blocks_to_clear())
 
     def commit(self, batch: Batch, result: StepResult, now: float) -> Committed:
@@ -237,7 +248,7 @@ class Scheduler:
             sequence = self._sequences.get(chunk.request_id)
             if sequence is not None:
                 sequence.add_prompt_logprobs(chunk.start, entries)
-        for chunk, sample in zip(batch.chunks, result.samples, strict=True):
+        for index, (chunk, sample) in enumerate(zip(batch.chunks, result.samples, strict=True)):
             sequence = self._sequences.get(chunk.request_id)
             if sequence is None:
                 continue
@@ -249,6 +260,9 @@ class Scheduler:
                     self.cache.distrust(sequence)
                 self.remove(chunk.request_id)
                 progress.append(Progress(sequence, sample, sequence.last_token_at, FinishReason.ERROR))
+                continue
+            if chunk.num_drafts and sample is not None:
+                progress.append(self._take_verified(sequence, sample, result.verified.get(index), now))
                 continue
             if sequence.num_computed >= (sequence.num_published + 1) * block_size:
                 self.cache.publish(sequence)
@@ -283,6 +297,56 @@ class Scheduler:
         if reason is not None:
             self.remove(sequence.request.request_id)
         return Progress(sequence, sample, previous_token_at, reason)
+
+    def _take_verified(
+        self, sequence: Sequence, sample: Sample, verified: Verified | None, now: float
+    ) -> Progress:
+        """Take a sample, and those after the guesses that came true; the KV of these guesses is computed."""
+        previous_token_at = sequence.last_token_at
+        following = () if verified is None else verified.samples
+        taken, reason = [], None
+        for one in (sample, *following):
+            assert one.token_id is not None
+            taken.append(one)
+            reason = sequence.append_token(one.token_id, now, self.max_model_len)
+            if reason is not None:
+                break
+        sequence.num_computed += len(taken) - 1
+        if verified is None or verified.is_finite:
+            # What was computed for wrong guesses is written over, and harmless until then.
+            sequence.num_given = sequence.num_computed
+        if verified is not None:
+            self.draft_policy.observe_guesses(sequence.acceptance, verified.num_drafted, len(following))
+        self.cache.publish(sequence)
+        self.cache.prove(sequence)
+        if reason is not None:
+            self.remove(sequence.request.request_id)
+        return Progress(sequence, sample, previous_token_at, reason, tuple(taken[1:]))
+
+    def _give_drafts(self, draft: _Draft) -> None:
+        """Let tokens be guessed for decodes, as far as that pays and there is room for them."""
+        decodes = [
+            one for one, share in draft.shares.items() if share == 1 and one.num_computed >= one.num_prompt
+        ]
+        lengths = self.draft_policy.lengths(
+            [one.acceptance for one in decodes], self.limits.num_speculative_tokens
+        )
+        num_free = self.pool.num_free - len(self._running)
+        for sequence, length in zip(decodes, lengths, strict=True):
+            num_known = len(sequence.token_ids)
+            # One token more than is guessed is sampled.
+            room = min(sequence.num_wanted, self.max_model_len - num_known) - 1
+            count = min(length, draft.budget, room)
+            in_blocks = len(sequence.block_table) * self.block_size - num_known
+            if count > in_blocks and num_free > 0:
+                num_blocks = min(-(-(count - in_blocks) // self.block_size), num_free)
+                self.cache.allocate(sequence, num_blocks)
+                num_free -= num_blocks
+                in_blocks += num_blocks * self.block_size
+            count = min(count, in_blocks)
+            if count > 0:
+                draft.drafts[sequence] = count
+                draft.budget -= count
 
     def _schedule_decodes(self, draft: _Draft) -> list[Sequence]:
         """Give decodes their token; returns the prompts under way."""
@@ -369,7 +433,9 @@ class Scheduler:
         decodes: list[Chunk] = []
         others: list[Chunk] = []
         for sequence, share in draft.shares.items():
-            sequence.num_given = end = sequence.num_computed + share
+            end = sequence.num_computed + share
+            num_drafts = draft.drafts.get(sequence, 0)
+            sequence.num_given = end + num_drafts
             num_tokens = len(sequence.token_ids)
             (decodes if share == 1 else others).append(
                 Chunk(
@@ -382,10 +448,11 @@ class Scheduler:
                     end == num_tokens,
                     sequence.request.sampling,
                     sequence.matcher,
+                    num_drafts,
                 )
             )
         num_tokens = self.limits.max_num_batched_tokens - draft.budget
-        return Batch((*decodes, *others), len(decodes), num_tokens)
+        return Batch((*decodes, *others), len(decodes), num_tokens, sum(draft.drafts.values()))
 
 
 def _rank(sequence: Sequence) -> tuple[float, int]:

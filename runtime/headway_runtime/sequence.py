@@ -7,6 +7,7 @@ with its known tokens, be it by a chunk of a prompt, by one decoded token, or ag
 from array import array
 from typing import TYPE_CHECKING
 
+from headway_runtime.draft_policy import Acceptance
 from headway_runtime.request import FinishReason, Request, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -28,11 +29,13 @@ class Sequence:
     num_prompt_counted: prompt tokens ever computed or found; a recomputed one is not counted again.
     scheduled_at, first_token_at, last_token_at: seconds, None before it happens.
     matcher: where the generated tokens stand in the request's grammar; None if it has none.
+    acceptance: how often guesses for it came true.
     prompt_logprobs: of the prompt tokens from the second on, as far as they are computed; stays empty unless
         they are asked for.
     """
 
     __slots__ = (
+        "acceptance",
         "arrival",
         "block_keys",
         "block_table",
@@ -63,6 +66,7 @@ class Sequence:
     ) -> None:
         self.request = request
         self.matcher = matcher
+        self.acceptance = Acceptance()
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.arrival = arrival
         self.rank = (served_as_of, arrival)
@@ -85,6 +89,11 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens that the answer may still get."""
+        return self.request.sampling.max_tokens - self.num_generated
 
     def forget_computed(self) -> None:
         """Start again: none of the known tokens is computed."""

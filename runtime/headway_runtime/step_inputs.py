@@ -8,7 +8,6 @@ milliseconds and a megabyte (docs/log.md). There the numbers of rows are rounded
 to nobody follow the last token.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -30,9 +29,14 @@ from headway_runtime.layers.attention import (
     KVCache,
     LaterChunk,
 )
+from headway_runtime.layers.linear import round_up
+from headway_runtime.layers.masks import Masks
 
 # Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
 SMALL_CONTEXT_BLOCKS = 8
+
+# Of more generated tokens than this, each sequence's have a call of their own: tables are copied by row.
+SHORT_AGAIN_TOKENS = 32
 
 # How many sizes there are between a power of two and the next one; below that power all are exact.
 ROWS_PER_OCTAVE = 8
@@ -66,8 +70,9 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Rows [start, end), which one attention call serves, and their chunks; all but decodes have one.
+    """Rows [start, end), which one attention call serves, and their chunks.
 
+    All but decodes and short ones of generated tokens have one chunk.
     first_position: of the first row.
     """
 
@@ -96,7 +101,7 @@ class StepInputBuilder:
     ) -> None:
         """rounds: whether each number of rows costs a kernel, so that there shall be few."""
         self._block_size = cache.shape.block_size
-        self._has_kernels, self._masks_chunks = cache.kernels is not None, not cache.by_products
+        self._has_kernels = cache.kernels is not None
         self._dtype = dtype
         envelope = config.envelope
         blocks_per_sequence = -(-config.max_model_len // self._block_size)
@@ -106,27 +111,34 @@ class StepInputBuilder:
             partial(round_up, per_octave=ROWS_PER_OCTAVE),
             (envelope.max_num_batched_tokens, envelope.max_num_seqs),
         )
-        size = 3 * tokens + sequences + envelope.max_num_seqs * blocks_per_sequence
+        # Guesses make more sampled rows than sequences.
+        sampled = min(tokens, sequences * (1 + envelope.num_speculative_tokens))
+        size = 3 * tokens + sampled + envelope.max_num_seqs * blocks_per_sequence
         self._integers = _IntegerBuffer(size, device)
         self._ramp = torch.arange(blocks_per_sequence * self._block_size, device=device)
 
     def build(self, batch: Batch) -> StepInputs:
-        """Rows are the decodes, longest context first, then the batch's other chunks in order."""
+        """Rows are the decodes, longest context first, then short chunks of generated tokens, then others."""
         block_size = self._block_size
         # Kernels add up chunks in another order than decodes; a prompt's tokens are chunks, be it one alone.
         decodes = [
             index
             for index, chunk in enumerate(batch.chunks[: batch.num_decodes])
-            if not self._has_kernels or chunk.start >= chunk.num_prompt_tokens
+            if chunk.num_tokens == 1 and (not self._has_kernels or chunk.start >= chunk.num_prompt_tokens)
         ]
         num_decodes = len(decodes)
         order = sorted(decodes, key=lambda index: -batch.chunks[index].start)
-        order.extend(sorted(set(range(len(batch.chunks))).difference(decodes)))
+        others = sorted(set(range(len(batch.chunks))).difference(decodes))
+        order.extend(sorted(others, key=lambda index: not _is_short_again(batch.chunks[index])))
         chunks = [batch.chunks[index] for index in order]
         stretches = list(_stretches(chunks, num_decodes, block_size, has_kernels=self._has_kernels))
         ends = accumulate(chunk.num_tokens for chunk in chunks)
+        # One that has guesses is sampled after each of them, too.
         sampled = [
-            (index, end - 1) for index, end, one in zip(order, ends, chunks, strict=True) if one.samples
+            (index, row)
+            for index, end, one in zip(order, ends, chunks, strict=True)
+            if one.samples
+            for row in (range(end - one.num_tokens, end) if one.ahead else (end - 1,))
         ]
 
         integers = self._integers
@@ -146,9 +158,7 @@ class StepInputBuilder:
         integers.upload()
 
         calls = [
-            FirstChunk(stretch.start, stretch.end)
-            if table is None
-            else self._over_cache(stretch, table, positions)
+            self._call(stretch, table, positions[stretch.start : stretch.end])
             for stretch, table in zip(stretches, tables, strict=True)
         ]
         place = None if self._has_kernels else (slots // block_size, slots % block_size)
@@ -160,23 +170,24 @@ class StepInputBuilder:
     def _num_padding(self, num_rows: int) -> int:
         return round_up(num_rows, per_octave=ROWS_PER_OCTAVE) - num_rows if self._rounds else 0
 
-    def _over_cache(
-        self, stretch: _Stretch, table: Tensor, all_positions: Tensor
-    ) -> Decodes | LaterChunk | DecodesAgain:
-        """table: [sequences, blocks], ids padded with the null block."""
+    def _call(
+        self, stretch: _Stretch, table: Tensor | None, positions: Tensor
+    ) -> Decodes | FirstChunk | LaterChunk | DecodesAgain:
+        """table: [sequences, blocks], ids padded with the null block; positions: of the stretch's rows."""
         start, end = stretch.start, stretch.end
-        positions, context = all_positions[start:end], table.shape[1] * self._block_size
+        if table is None:
+            return FirstChunk(start, end, Masks(positions, self._ramp[: end - start], self._dtype))
         if stretch.kind is _Kind.AGAIN:
-            return DecodesAgain(start, end, table[0], positions)
-        is_chunk = stretch.kind is _Kind.CHUNK
-        mask: Tensor | None = None
-        if self._masks_chunks if is_chunk else not self._has_kernels:
-            is_later = self._ramp[:context] > positions.unsqueeze(1)
-            mask = torch.zeros(is_later.shape, dtype=self._dtype, device=is_later.device)
-            mask.masked_fill_(is_later, -math.inf)
-        if is_chunk:
-            return LaterChunk(start, end, stretch.first_position, table[0], mask)
-        return Decodes(start, end, table, positions, None if mask is None else mask[:, None, None])
+            counts = [chunk.num_tokens for chunk in stretch.chunks]
+            if len(counts) == 1:
+                return DecodesAgain(start, end, table.expand(end - start, -1), positions)
+            row_of = numpy.repeat(numpy.arange(len(counts)), counts)
+            tables = table.index_select(0, torch.from_numpy(row_of).to(table.device))
+            return DecodesAgain(start, end, tables, positions)
+        masks = Masks(positions, self._ramp[: table.shape[1] * self._block_size], self._dtype)
+        if stretch.kind is _Kind.CHUNK:
+            return LaterChunk(start, end, stretch.first_position, table[0], masks)
+        return Decodes(start, end, table, positions, masks)
 
 
 class _IntegerBuffer:
@@ -206,12 +217,6 @@ class _IntegerBuffer:
             self._on_device[: self._length].copy_(self._host[: self._length], non_blocking=True)
 
 
-def round_up(size: int, *, per_octave: int) -> int:
-    """The next of `per_octave` evenly spaced sizes between two powers of two; small sizes are themselves."""
-    shift = max(0, (size - 1).bit_length() - per_octave.bit_length())
-    return -(-size >> shift) << shift
-
-
 def _stretches(
     chunks: Sequence[Chunk], num_decodes: int, block_size: int, *, has_kernels: bool
 ) -> Iterator[_Stretch]:
@@ -232,7 +237,15 @@ def _stretches(
             end += 1
         yield _Stretch(_Kind.DECODES, chunks[start:end], start, end, chunks[start].start)
         start = end
-    for chunk in chunks[num_decodes:]:
+    first_other = num_decodes
+    while has_kernels and first_other < len(chunks) and _is_short_again(chunks[first_other]):
+        first_other += 1
+    if first_other > num_decodes:
+        own = chunks[num_decodes:first_other]
+        end = start + sum(chunk.num_tokens for chunk in own)
+        yield _Stretch(_Kind.AGAIN, own, start, end, own[0].start)
+        start = end
+    for chunk in chunks[first_other:]:
         end = start + chunk.num_tokens
         left_of_prompt = max(0, chunk.num_prompt_tokens - chunk.start)
         middle = min(end, start + left_of_prompt) if has_kernels else end
@@ -243,20 +256,26 @@ def _stretches(
         start = end
 
 
+def _is_short_again(chunk: Chunk) -> bool:
+    """A few generated tokens, guesses mostly: all such attend in one call."""
+    return 1 < chunk.num_tokens <= SHORT_AGAIN_TOKENS and chunk.start >= chunk.num_prompt_tokens
+
+
 def _token_rows(
     chunks: Sequence[Chunk], num_decodes: int, block_size: int
 ) -> tuple[Integers, Integers, Integers]:
     """Token ids, positions and slots of all rows."""
     decodes = chunks[:num_decodes]
     starts = [chunk.start for chunk in decodes]
-    token_ids = [numpy.array([chunk.token_ids[chunk.start] for chunk in decodes], dtype=numpy.int64)]
+    latest = [(chunk.tokens() if chunk.ahead else chunk.token_ids[chunk.start :])[0] for chunk in decodes]
+    token_ids = [numpy.array(latest, dtype=numpy.int64)]
     positions = [numpy.array(starts, dtype=numpy.int64)]
     blocks = [chunk.block_table[chunk.start // block_size] for chunk in decodes]
     slots = [numpy.array(blocks, dtype=numpy.int64) * block_size + positions[0] % block_size]
     for chunk in chunks[num_decodes:]:
         end = chunk.start + chunk.num_tokens
         own = numpy.arange(chunk.start, end)
-        token_ids.append(numpy.array(chunk.token_ids[chunk.start : end], dtype=numpy.int64))
+        token_ids.append(numpy.array(chunk.tokens(), dtype=numpy.int64))
         positions.append(own)
         table = numpy.array(chunk.block_table, dtype=numpy.int64)
         slots.append(table[own // block_size] * block_size + own % block_size)
@@ -265,8 +284,8 @@ def _token_rows(
 
 def _block_table(stretch: _Stretch, block_size: int) -> Integers:
     """Block ids [sequences, blocks of the longest], padded with the null block."""
-    if stretch.kind is _Kind.DECODES:
-        ends = [chunk.start + 1 for chunk in stretch.chunks]
+    if stretch.kind is _Kind.DECODES or len(stretch.chunks) > 1:
+        ends = [chunk.start + chunk.num_tokens for chunk in stretch.chunks]
     else:
         ends = [stretch.first_position + stretch.end - stretch.start]
     lengths = [-(-end // block_size) for end in ends]

@@ -9,13 +9,15 @@ from headway_gateway.config import parse_config
 from headway_operator.manifests import render
 from headway_operator.spec import parse
 from headway_operator.state import Site
-from headway_runtime.config import Envelope, Limits
+from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 from headway_runtime.server.options import parse_options
+from headway_runtime.sources import resolve
 
 BARE: dict[str, Any] = {"model": {"source": "bundled://headway-tiny"}, "replicas": 1}
 FULL: dict[str, Any] = {
     "model": {"source": "bundled://headway-tiny", "maxModelLen": 512, "servedName": "tiny"},
     "dtype": "float32",
+    "quantization": "int4",
     "device": "cpu",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 50, "percentile": 90},
     "scaling": {"minReplicas": 1, "maxReplicas": 3},
@@ -24,8 +26,10 @@ FULL: dict[str, Any] = {
         "maxNumBatchedTokens": {"min": 32, "initial": 128, "max": 1024},
     },
     "kvCacheMemory": "64Mi",
+    "kvCacheDtype": "int8",
     "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1, "memory": "2Gi"}},
     "drainTimeoutSeconds": 45,
+    "speculative": {"draft": {"source": "bundled://headway-tiny-draft"}, "numSpeculativeTokens": 3},
 }
 SITES = {
     "kubernetes": Site("kubernetes", "runtime:1", "gateway:1", "/etc/headway/admin/public.pem", (), 8000),
@@ -70,9 +74,21 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
     assert options.drain_timeout_seconds == 45
     engine = options.engine
     assert (engine.dtype, engine.device, engine.max_model_len) == ("float32", "cpu", 512)
-    assert engine.envelope == Envelope(16, 1024)
-    assert engine.limits == Limits(4, 128)
+    assert engine.quantization == "int4"
+    assert engine.envelope == Envelope(16, 1024, 3)
+    assert engine.limits == Limits(4, 128, 3)
+    assert engine.speculative == SpeculativeConfig(
+        "draft_model", str(resolve("bundled://headway-tiny-draft"))
+    )
     assert engine.kv_cache_memory_bytes == 64 * 2**20
+    assert engine.kv_cache_dtype == "int8"
+
+
+def test_prompt_lookup_needs_no_draft() -> None:
+    spec = BARE | {"speculative": {"method": "ngram", "adaptive": False}}
+    engine = parse_options(arguments(spec, SITES["local"])["serve"], environment={}).engine
+    assert engine.speculative == SpeculativeConfig("ngram", adaptive=False)
+    assert engine.limits.num_speculative_tokens == 4
 
 
 def test_the_service_name_is_the_model_name_where_none_is_given() -> None:
@@ -88,3 +104,10 @@ def test_the_gateway_finds_replicas_by_each_worlds_means() -> None:
     local = parse_config(arguments(FULL, SITES["local"])["gateway"])
     assert local.backends_file == Path("/srv/backends.json")
     assert local.drain_timeout_seconds == 45
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"])
+def test_every_kv_cache_dtype_of_the_spec_is_one_of_the_engine(kv_dtype: str) -> None:
+    made = arguments(BARE | {"kvCacheDtype": kv_dtype}, SITES["local"])["serve"]
+    assert ("--kv-cache-dtype" in made) == (kv_dtype != "auto")
+    assert parse_options(made, environment={}).engine.kv_cache_dtype == kv_dtype

@@ -41,7 +41,7 @@ def test_every_node_is_structural(root: dict[str, Any]) -> None:
             assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}], path
         else:
             assert "anyOf" not in node, path
-            assert node["type"] in ("object", "array", "string", "integer", "number"), path
+            assert node["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
 
 
 def test_every_rule_has_a_message_that_names_a_remedy(root: dict[str, Any]) -> None:

@@ -25,16 +25,19 @@ NOTHING: frozenset[ChildKey] = frozenset()
 FULL_SPEC = {
     "model": {"source": "file:///models/llama", "maxModelLen": 4096, "servedName": "llama"},
     "dtype": "bfloat16",
+    "quantization": "fp8",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 40, "percentile": 90},
     "batching": {
         "maxNumSeqs": {"max": 128, "initial": 8},
         "maxNumBatchedTokens": {"max": 4096, "initial": 256},
     },
     "kvCacheMemory": "1Gi",
+    "kvCacheDtype": "fp8",
     "device": "cuda",
     "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}, "requests": {"memory": "8Gi"}},
     "auth": {"apiKeysSecretRef": {"name": "keys"}},
     "drainTimeoutSeconds": 120,
+    "speculative": {"method": "ngram", "numSpeculativeTokens": 6},
     "template": {
         "metadata": {"labels": {"team": "a", names.SERVICE_LABEL: "stolen"}, "annotations": {"note": "x"}},
         "spec": {
@@ -180,6 +183,7 @@ def test_live_fields_never_make_a_new_revision(build: Any, change: dict[str, Any
         {"batching": {"maxNumSeqs": {"max": 32}}},
         {"batching": {"maxNumSeqs": {"initial": 32}}},
         {"drainTimeoutSeconds": 61},
+        {"speculative": {"method": "ngram"}},
         {"template": {"metadata": {"annotations": {"a": "b"}}}},
         {"resources": {"limits": {"cpu": 1}}},
     ],

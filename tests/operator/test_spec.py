@@ -85,6 +85,15 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
         ),
         pytest.param({"kvCacheMemory": 0}, "spec.kvCacheMemory", "less than one byte", id="no memory"),
         pytest.param({"replicas": -1}, "spec.replicas", "got -1", id="negative replicas"),
+        pytest.param(
+            {"speculative": {}}, "spec.speculative", "set speculative.draft.source", id="nobody guesses"
+        ),
+        pytest.param(
+            {"speculative": {"method": "ngram", "draft": {"source": "bundled://headway-tiny-draft"}}},
+            "spec.speculative",
+            "remove speculative.draft",
+            id="a draft for lookup",
+        ),
     ],
 )
 def test_refuses_with_field_value_and_remedy(
@@ -100,10 +109,7 @@ def test_refuses_with_field_value_and_remedy(
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"quantization": "int8"}, "spec.quantization"),
         ({"tensorParallelSize": 2}, "spec.tensorParallelSize"),
-        ({"kvCacheDtype": "fp8"}, "spec.kvCacheDtype"),
-        ({"speculative": {"draft": {"source": "bundled://headway-tiny-draft"}}}, "spec.speculative"),
         ({"model": {"source": "hf://org/name"}}, "spec.model.source"),
     ],
 )

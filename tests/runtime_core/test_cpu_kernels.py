@@ -12,12 +12,14 @@ pytest.importorskip("llvmlite")
 
 from headway_runtime.kernels.cpu.linear import PairsLinear
 from headway_runtime.kernels.cpu.processor import has_features
+from headway_runtime.kernels.cpu.scoring import Scoring
 from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 from headway_runtime.layers import cpu_kernels
-from headway_runtime.layers.attention import KVCache, KVShape
-from headway_runtime.layers.gate import SiluGate
-from headway_runtime.layers.norm import RMSNorm
+from headway_runtime.layers.attention import AttentionLayer, KVCache, KVShape
+from headway_runtime.layers.gate import Gate
+from headway_runtime.layers.norm import HeadNorm, RMSNorm
 from headway_runtime.layers.rotary import rotate_
+from headway_runtime.model_config import Activation
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -36,7 +38,7 @@ SHAPES = [
 ]
 
 pytestmark = pytest.mark.skipif(
-    cpu_kernels.silu_and_multiply(64, torch.float32, CPU) is None,
+    cpu_kernels.activate_and_multiply("silu", 64, torch.float32, CPU) is None,
     reason="this machine compiles no CPU kernels",
 )
 
@@ -71,10 +73,10 @@ class Paged:
         widths = [-(-length // self.block_size) for length in lengths]
         num_blocks = sum(widths) + 3
         kv_shape = KVShape(1, num_blocks, self.block_size, self.heads, self.dim)
-        self.cache = KVCache(kv_shape, self.groups, dtype, CPU)
+        self.cache = KVCache(kv_shape, self.groups, dtype, CPU, [AttentionLayer(0, scale=self.dim**-0.5)])
         assert self.cache.kernels is not None
         self.kernels = self.cache.kernels
-        self.blocks = self.cache.layers[0]
+        self.blocks = self.cache.layers[0].numbers
         self.blocks.copy_(torch.randn(self.blocks.shape, generator=generator))
         ids = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
         self.tables = torch.zeros((len(lengths), max(widths) + 1), dtype=torch.int64)
@@ -130,7 +132,7 @@ def test_decodes_attend_and_store(
             paged.blocks[row[length // size], :, length % size :] = math.nan
     before = paged.blocks.clone()
     out = torch.full((len(lengths), paged.heads * paged.groups * paged.dim), math.nan, dtype=dtype)
-    paged.kernels.attend_decodes(
+    paged.kernels.attend_decodes[0](
         paged.qkv, paged.cosine, paged.sine, paged.blocks, paged.tables, paged.positions, out
     )
     for row in range(len(lengths)):
@@ -154,7 +156,7 @@ def test_decodes_are_the_same_whoever_else_is_there(num_threads: int, generator:
         for count, rows in ((1, slice(0, 9)), (num_threads, slice(0, 9)), (num_threads, slice(4, 5))):
             torch.set_num_threads(count)
             out = torch.empty((len(paged.tables[rows]), size), dtype=torch.bfloat16)
-            paged.kernels.attend_decodes(
+            paged.kernels.attend_decodes[0](
                 paged.qkv[rows],
                 paged.cosine[rows],
                 paged.sine[rows],
@@ -185,7 +187,7 @@ def test_decodes_come_out_the_same_when_they_are_computed_again(
     for row in range(end - first):
         one = slice(row, row + 1)
         rotation = paged.cosine[one], paged.sine[one]
-        paged.kernels.attend_decodes(
+        paged.kernels.attend_decodes[0](
             paged.qkv[one], *rotation, paged.blocks, paged.tables[one], paged.positions[one], want[one]
         )
     kept = paged.blocks.clone()
@@ -193,7 +195,7 @@ def test_decodes_come_out_the_same_when_they_are_computed_again(
     paged.kernels.rotate_and_store(paged.qkv, paged.cosine, paged.sine, paged.slots(), paged.blocks)
     got = torch.full_like(want, math.nan)
     tables = paged.tables[-1].expand(end - first, -1)
-    paged.kernels.attend_decodes.attend_stored(paged.qkv, paged.blocks, tables, paged.positions, got)
+    paged.kernels.attend_decodes[0].attend_stored(paged.qkv, paged.blocks, tables, paged.positions, got)
     assert torch.equal(paged.blocks, kept)
     assert torch.equal(got, want)
 
@@ -202,7 +204,7 @@ def test_a_key_that_is_no_number_spoils_its_sequence_alone(generator: torch.Gene
     paged = Paged((2, 2, 64, 16), torch.bfloat16, [40, 40], generator)
     paged.blocks[paged.tables[0, 1], 0, 3, 5] = math.nan
     out = torch.empty((2, 2 * 2 * 64), dtype=torch.bfloat16)
-    paged.kernels.attend_decodes(
+    paged.kernels.attend_decodes[0](
         paged.qkv, paged.cosine, paged.sine, paged.blocks, paged.tables, paged.positions, out
     )
     assert out[0].isnan().any()
@@ -237,7 +239,7 @@ def test_chunks_see_no_later_tokens(
     is_seen = torch.arange(context) < seen.unsqueeze(1)
     want = scores.float().masked_fill(~is_seen, -math.inf).softmax(-1)
     scores.masked_fill_(~is_seen, math.nan)
-    CausalSoftmax(groups, dtype, 16)(scores, num_seen)
+    CausalSoftmax(groups, Scoring(scale=1.0), dtype, 16)(scores, num_seen)
     assert close(scores, want)
     assert (scores[~is_seen.expand_as(scores)] == 0).all()
 
@@ -256,13 +258,66 @@ def test_norms_equal_pytorchs(rows: int, size: int, dtype: torch.dtype, generato
     assert close(got, torch.nn.functional.rms_norm(total.float(), (size,), weight.float(), 1e-5))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("whose", ["our kernels", "PyTorch's operators"])
+def test_norms_take_finer_weights_than_rows(
+    whose: str, dtype: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "_are_available", lambda: whose == "our kernels")
+    x = torch.randn((3, 1024), generator=generator).to(dtype)
+    # Most of these are the same number in the rows' type.
+    weight = 1 + torch.randn(1024, generator=generator).mul_(1e-3)
+    want = torch.nn.functional.rms_norm(x.float(), (1024,), weight, 1e-6).to(dtype)
+    coarse = torch.nn.functional.rms_norm(x.float(), (1024,), weight.to(dtype).float(), 1e-6).to(dtype)
+    got = RMSNorm(weight, 1e-6, dtype)(x)
+    assert (got != want).sum() < 0.01 * want.numel() < (coarse != want).sum()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("whose", ["our kernels", "PyTorch's operators"])
+@pytest.mark.parametrize(("rows", "heads", "size"), [(1, 3, 64), (70, 5, 128), (5, 2, 24)])
+def test_heads_are_normed_each_by_itself_and_values_left_alone(
+    rows: int,
+    heads: int,
+    size: int,
+    whose: str,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "_are_available", lambda: whose == "our kernels")
+    # Queries' heads, then one of keys, then one of values.
+    qkv = torch.randn((rows, (heads + 2) * size), generator=generator).mul_(7).to(dtype)
+    query_weight, key_weight = torch.rand((2, size), generator=generator) + 0.5
+    split = qkv.float().view(rows, heads + 2, size).clone()
+    want = torch.cat(
+        [
+            torch.nn.functional.rms_norm(split[:, :heads], (size,), query_weight, 1e-6),
+            torch.nn.functional.rms_norm(split[:, heads : heads + 1], (size,), key_weight, 1e-6),
+        ],
+        dim=1,
+    )
+    HeadNorm([(query_weight, heads), (key_weight, 1)], 1e-6, dtype).norm_(qkv)
+    got = qkv.view(rows, heads + 2, size)
+    assert close(got[:, :-1], want)
+    assert torch.equal(got[:, -1].float(), split[:, -1])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "size"), [(1, 64), (3, 2816), (70, 320), (5, 24)])
-def test_gates_equal_pytorchs(rows: int, size: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_gates_equal_pytorchs(
+    activation: Activation, rows: int, size: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
     gate_up = torch.randn((rows, 2 * size), generator=generator).mul_(20).to(dtype)
     gate_up[0, :4] = torch.tensor([0.0, -300.0, 300.0, -88.0])
     gate, up = gate_up.float().chunk(2, -1)
-    assert close(SiluGate(size, dtype, CPU)(gate_up), torch.nn.functional.silu(gate) * up)
+    activated = {
+        "silu": torch.nn.functional.silu(gate),
+        "gelu": torch.nn.functional.gelu(gate),
+        "gelu_tanh": torch.nn.functional.gelu(gate, approximate="tanh"),
+    }[activation]
+    assert close(Gate(activation, size, dtype, CPU)(gate_up), activated * up)
 
 
 @needs_pairs
@@ -310,13 +365,15 @@ def test_what_is_no_number_stays_none() -> None:
     normed = RMSNorm(torch.ones(64, dtype=torch.bfloat16), 1e-5)(x)
     assert normed[0].isfinite().all()
     assert normed[1].isnan().all()
-    gated = SiluGate(32, torch.bfloat16, CPU)(x)
-    assert gated.isnan().nonzero().tolist() == [[1, 5]]
+    for activation in ("silu", "gelu_tanh"):
+        gated = Gate(activation, 32, torch.bfloat16, CPU)(x)
+        assert gated.isnan().nonzero().tolist() == [[1, 5]]
 
 
 def test_without_a_compiler_pytorch_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "_are_available", lambda: False)
-    assert KVCache(KVShape(1, 4, 16, 2, 64), 2, torch.bfloat16, CPU).kernels is None
+    layers = [AttentionLayer(0, scale=0.125)]
+    assert KVCache(KVShape(1, 4, 16, 2, 64), 2, torch.bfloat16, CPU, layers).kernels is None
     x: Any = torch.randn(3, 64)
     weight = torch.rand(64)
     torch.testing.assert_close(RMSNorm(weight, 1e-5)(x), torch.nn.functional.rms_norm(x, (64,), weight, 1e-5))

@@ -5,17 +5,21 @@ To the last bit where products are our own; PyTorch's add up in an order that de
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("llvmlite")
 
+from headway_runtime import model_loading
 from headway_runtime.batch import Batch, Chunk
-from headway_runtime.config import Dtype, EngineConfig, Envelope, Limits
+from headway_runtime.config import Dtype, EngineConfig, Envelope, KVCacheDtype, Limits
 from headway_runtime.kernels.cpu.processor import multiplies_pairs
+from headway_runtime.models.decoder import Decoder
 from headway_runtime.request import SamplingParams
 from headway_runtime.runner import Runner
 from headway_runtime.sources import resolve
@@ -29,10 +33,19 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 ONE_BY_ONE = list(range(NUM_PROMPT_TOKENS, NUM_TOKENS))
 
 
+class Windowed(Decoder):
+    """Every second layer sees a window that ends within blocks, with a soft cap."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        for layer in self._layers[::2]:
+            layer._attention.layer = replace(layer.attention, window=37, soft_cap=20.0)
+
+
 class Replay:
     """Computes the same tokens again and again, in other pieces and other company."""
 
-    def __init__(self, dtype: Dtype, quantization: str) -> None:
+    def __init__(self, dtype: Dtype, kv_cache_dtype: KVCacheDtype, quantization: str) -> None:
         folder = str(resolve("bundled://headway-tiny"))
         limits = Limits(8, 512)
         envelope = Envelope(8, 512)
@@ -49,6 +62,7 @@ class Replay:
                 limits,
                 8,
                 1,
+                kv_cache_dtype=kv_cache_dtype,
                 quantization=quantization,
             )
         )
@@ -96,13 +110,22 @@ def same(got: torch.Tensor, want: torch.Tensor) -> bool:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(("bfloat16", "auto"), id="bfloat16"),
-        pytest.param(("float32", "auto"), id="float32"),
-        *(pytest.param(("bfloat16", name), id=name) for name in ("int8", "int4", "fp8")),
+        pytest.param(("bfloat16", "auto", Decoder), id="bfloat16"),
+        pytest.param(("float32", "auto", Decoder), id="float32"),
+        pytest.param(("bfloat16", "auto", Windowed), id="windows"),
+        pytest.param(("bfloat16", "fp8", Decoder), id="fp8"),
+        pytest.param(("bfloat16", "int8", Decoder), id="int8"),
+        pytest.param(("bfloat16", "int8", Windowed), id="int8, windows"),
+        pytest.param(("bfloat16", "auto", Decoder, "int8"), id="weights in int8"),
+        pytest.param(("bfloat16", "auto", Decoder, "int4"), id="weights in int4"),
+        pytest.param(("bfloat16", "fp8", Decoder, "fp8"), id="weights and KV in fp8"),
     ],
 )
-def replay(request: pytest.FixtureRequest) -> Replay:
-    return Replay(*request.param)
+def replay(request: pytest.FixtureRequest) -> Iterator[Replay]:
+    dtype, kv_cache_dtype, model, *quantization = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_loading, "Decoder", model)
+        yield Replay(dtype, kv_cache_dtype, *(quantization or ["auto"]))
 
 
 @pytest.mark.parametrize(

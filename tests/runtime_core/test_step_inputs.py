@@ -10,6 +10,7 @@ import torch
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import Envelope, Limits
 from headway_runtime.layers.attention import (
+    AttentionLayer,
     Decodes,
     DecodesAgain,
     FirstChunk,
@@ -17,8 +18,10 @@ from headway_runtime.layers.attention import (
     KVShape,
     LaterChunk,
 )
+from headway_runtime.layers.linear import round_up
 from headway_runtime.request import SamplingParams
-from headway_runtime.step_inputs import SMALL_CONTEXT_BLOCKS, StepInputBuilder, StepInputs, round_up
+from headway_runtime.step_inputs import SMALL_CONTEXT_BLOCKS, StepInputBuilder, StepInputs
+from headway_runtime.verification import with_drafts
 
 BLOCK_SIZE = 16
 NUM_HEADS = 3
@@ -27,7 +30,8 @@ NUM_HEADS = 3
 def cache(dtype: torch.dtype, head_dim: int = 4) -> KVCache:
     """By default with heads too small for the kernels, so that masks are made."""
     shape = KVShape(1, num_blocks=5000, block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=head_dim)
-    return KVCache(shape, NUM_HEADS, dtype, torch.device("cpu"))
+    layers = [AttentionLayer(0, scale=head_dim**-0.5)]
+    return KVCache(shape, NUM_HEADS, dtype, torch.device("cpu"), layers)
 
 
 @pytest.fixture
@@ -80,20 +84,37 @@ def test_rows_are_decodes_longest_first_then_chunks(builder: StepInputBuilder) -
     assert (decodes.start, decodes.end) == (0, inputs.attention.num_decodes) == (0, 2)
     assert decodes.tables.tolist() == [[10, 11, 12], [1, 2, 0]]
     assert decodes.positions.tolist() == [40, 20]
-    assert first == FirstChunk(2, 5)
+    assert isinstance(first, FirstChunk)
+    assert (first.start, first.end) == (2, 5)
+    assert (first.masks.within(2) == 0).tolist() == [
+        [True, False, False],
+        [True, True, False],
+        [False, True, True],
+    ]
     assert isinstance(later, LaterChunk)
     assert (later.start, later.end, later.first_position) == (5, 7, 16)
     assert later.table.tolist() == [30, 31]
-    assert later.mask is not None
-    assert (later.mask == 0).sum(dim=-1).tolist() == [17, 18]
+    assert (later.masks.within(None) == 0).sum(dim=-1).tolist() == [17, 18]
+    assert (later.masks.within(5) == 0).sum(dim=-1).tolist() == [5, 5]
 
 
 def test_masks_hide_what_lies_past_each_decode(builder: StepInputBuilder) -> None:
     (call,) = decodes_of(build(builder, chunk(20, 1, 1), chunk(21, 1, 10)))
-    assert call.mask is not None
-    assert call.mask.shape == (2, 1, 1, 2 * BLOCK_SIZE)
-    assert (call.mask == 0).sum(dim=-1).flatten().tolist() == [22, 21]
-    assert call.mask[1, 0, 0, :21].eq(0).all()
+    mask = call.masks.within(None)
+    assert mask.shape == (2, 2 * BLOCK_SIZE)
+    assert (mask == 0).sum(dim=-1).flatten().tolist() == [22, 21]
+    assert mask[1, :21].eq(0).all()
+    assert call.masks.within(None) is mask
+
+
+@pytest.mark.parametrize(("window", "want"), [(1, [21, 20]), (3, [19, 18]), (21, [1, 0]), (22, [0, 0])])
+def test_masks_hide_what_lies_before_a_window(
+    window: int, want: list[int], builder: StepInputBuilder
+) -> None:
+    (call,) = decodes_of(build(builder, chunk(20, 1, 1), chunk(21, 1, 10)))
+    seen = call.masks.within(window) == 0
+    assert seen.int().argmax(dim=-1).tolist() == want
+    assert seen.sum(dim=-1).tolist() == [22 - want[0], 21 - want[1]]
 
 
 @pytest.fixture
@@ -105,12 +126,14 @@ def kernel_builder(engine_config: Any) -> StepInputBuilder:
     return StepInputBuilder(config, own, torch.float32, torch.device("cpu"), rounds=False)
 
 
-def test_kernels_need_no_masks(kernel_builder: StepInputBuilder) -> None:
+def test_no_mask_is_made_before_a_layer_asks(kernel_builder: StepInputBuilder) -> None:
     inputs = build(kernel_builder, chunk(20, 1, 1, num_generated=1), chunk(0, 3, 20), chunk(16, 2, 30))
     decodes, _, later = inputs.attention.calls
     assert isinstance(decodes, Decodes)
     assert isinstance(later, LaterChunk)
-    assert decodes.mask is later.mask is None
+    assert decodes.masks.num_made == later.masks.num_made == 0
+    assert decodes.masks.within(7) is not decodes.masks.within(None)
+    assert decodes.masks.num_made == 2
 
 
 def test_with_kernels_tokens_are_attended_as_they_were_the_first_time(
@@ -124,21 +147,39 @@ def test_with_kernels_tokens_are_attended_as_they_were_the_first_time(
         chunk(18, 5, 20, num_generated=3),
         chunk(16, 20, 30, num_generated=20),
     )
-    assert inputs.positions.tolist() == [40, 20, *range(18, 23), *range(16, 36)]
-    assert (inputs.order, inputs.sampled) == ([1, 0, 2, 3], [1, 0, 2, 3])
-    assert inputs.sample_rows.tolist() == [0, 1, 6, 26]
-    decodes, lone, prompt, again, all_again = inputs.attention.calls
+    assert inputs.positions.tolist() == [40, *range(16, 36), 20, *range(18, 23)]
+    assert (inputs.order, inputs.sampled) == ([1, 3, 0, 2], [1, 3, 0, 2])
+    assert inputs.sample_rows.tolist() == [0, 20, 21, 26]
+    decodes, all_again, lone, prompt, again = inputs.attention.calls
     assert isinstance(decodes, Decodes)
     assert (decodes.start, decodes.end) == (0, inputs.attention.num_decodes) == (0, 1)
-    assert isinstance(lone, LaterChunk)
-    assert (lone.start, lone.end, lone.first_position, lone.table.tolist()) == (1, 2, 20, [1, 2])
-    assert isinstance(prompt, LaterChunk)
-    assert (prompt.start, prompt.end, prompt.first_position) == (2, 4, 18)
-    assert isinstance(again, DecodesAgain)
-    assert (again.start, again.end, again.positions.tolist()) == (4, 7, [20, 21, 22])
-    assert again.table.tolist() == [20, 21]
     assert isinstance(all_again, DecodesAgain)
-    assert (all_again.start, all_again.end, all_again.table.tolist()) == (7, 27, [30, 31, 32])
+    assert (all_again.start, all_again.end) == (1, 21)
+    assert all_again.tables.tolist() == [[30, 31, 32]] * 20
+    assert isinstance(lone, LaterChunk)
+    assert (lone.start, lone.end, lone.first_position, lone.table.tolist()) == (21, 22, 20, [1, 2])
+    assert isinstance(prompt, LaterChunk)
+    assert (prompt.start, prompt.end, prompt.first_position) == (22, 24, 18)
+    assert isinstance(again, DecodesAgain)
+    assert (again.start, again.end, again.positions.tolist()) == (24, 27, [20, 21, 22])
+    assert again.tables.tolist() == [[20, 21]] * 3
+
+
+def test_guesses_of_all_sequences_attend_in_one_call_and_are_sampled_after_each(
+    kernel_builder: StepInputBuilder,
+) -> None:
+    own = [chunk(start, 1, first, num_generated=1) for start, first in ((20, 1), (40, 10), (33, 20))]
+    batch = with_drafts(Batch(tuple(own), 3, 6, 3), {0: (7, 8), 2: (9,)})
+    inputs = kernel_builder.build(batch)
+    assert inputs.positions.tolist() == [40, 20, 21, 22, 33, 34]
+    assert inputs.token_ids.tolist()[2:4] == [7, 8]
+    assert inputs.token_ids.tolist()[5] == 9
+    assert (inputs.order, inputs.sampled) == ([1, 0, 2], [1, 0, 0, 0, 2, 2])
+    assert inputs.sample_rows.tolist() == [0, 1, 2, 3, 4, 5]
+    _, guesses = inputs.attention.calls
+    assert isinstance(guesses, DecodesAgain)
+    assert (guesses.start, guesses.end) == (1, 6)
+    assert guesses.tables.tolist() == [[1, 2, 0]] * 3 + [[20, 21, 22]] * 2
 
 
 def test_without_kernels_lone_tokens_are_decodes_and_lost_ones_a_chunk(builder: StepInputBuilder) -> None:

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway_runtime import scheduler as scheduler_module
-from headway_runtime.batch import Batch, Sample, StepResult
+from headway_runtime.batch import Batch, Chunk, Sample, StepResult, Verified
 from headway_runtime.config import Limits
+from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.prefix_cache import root_key
 from headway_runtime.request import FinishReason, Request, SamplingParams
 from headway_runtime.scheduler import Progress, Schedule, Scheduler
@@ -48,13 +49,15 @@ class ChainRunner:
     """Stands in for the model. slots: by block id * BLOCK_SIZE + offset; untouched ones are missing."""
 
     slots: dict[int, int | None] = field(default_factory=dict)
+    num_accepted: int = 0
 
     def clear(self, blocks: list[int]) -> None:
         for block in blocks:
             self.slots.update(dict.fromkeys(range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE), 0))
 
     def execute(self, batch: Batch) -> StepResult:
-        assert batch.num_tokens == sum(chunk.num_tokens for chunk in batch.chunks)
+        assert batch.num_drafts == sum(chunk.num_drafts for chunk in batch.chunks)
+        assert batch.num_tokens == sum(chunk.num_tokens for chunk in batch.chunks) + batch.num_drafts
         assert [chunk.num_tokens == 1 for chunk in batch.chunks].count(True) == batch.num_decodes
         assert all(chunk.num_tokens == 1 for chunk in batch.chunks[: batch.num_decodes])
         written: set[int] = set()
@@ -68,7 +71,40 @@ class ChainRunner:
                 assert slots[position] not in written, "two sequences write one slot"
                 written.add(slots[position])
                 self.slots[slots[position]] = last = link(last, chunk.token_ids[position])
-        return StepResult(tuple(self._sample(batch, index) for index in range(len(batch.chunks))))
+        samples = tuple(self._sample(batch, index) for index in range(len(batch.chunks)))
+        verified = {}
+        for index, (chunk, sample) in enumerate(zip(batch.chunks, samples, strict=True)):
+            if chunk.num_drafts and sample is not None and sample.token_id is not None:
+                verified[index] = self._verify(chunk, sample.token_id, written)
+        return StepResult(samples, verified=verified)
+
+    def _verify(self, chunk: Chunk, token_id: int, written: set[int]) -> Verified:
+        """Guess tokens, of which some come true, and write what is computed for them."""
+        start = chunk.start + chunk.num_tokens
+        last = self.slots[self._slot(chunk, start - 1)]
+        following: list[Sample] = []
+        true_token, is_right = token_id, True
+        num_drafted = chunk.num_drafts - (token_id % 3 == 0)
+        for position in range(start, start + num_drafted):
+            assert last is not None
+            is_hit = zlib.crc32(f"{chunk.request_id}/{position}".encode()) % 4 > 0
+            guess = true_token if is_hit and is_right else (true_token + 1) % VOCAB_SIZE
+            slot = self._slot(chunk, position)
+            assert slot not in written
+            written.add(slot)
+            is_right = is_right and guess == true_token
+            self.slots[slot] = last = link(last, guess)
+            if last is None:
+                return Verified(num_drafted, tuple(following), is_finite=False)
+            if is_right:
+                true_token = next_token(last, chunk.sampling.seed)
+                following.append(Sample(true_token))
+        self.num_accepted += len(following)
+        return Verified(num_drafted, tuple(following), is_finite=True)
+
+    @staticmethod
+    def _slot(chunk: Chunk, position: int) -> int:
+        return chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
     def _sample(self, batch: Batch, index: int) -> Sample | None:
         chunk = batch.chunks[index]
@@ -138,6 +174,7 @@ class Abort:
 class SetLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_speculative_tokens: int
 
 
 @dataclass(frozen=True)
@@ -155,6 +192,7 @@ class Shape:
     long_prefill_share: float
     ageing_seconds: float
     enable_prefix_caching: bool
+    num_speculative_tokens: int = 0
 
 
 PREFIXES = tuple(tuple((3 * start + 5 * index) % 6 for index in range(64)) for start in range(3))
@@ -170,7 +208,9 @@ ADDS = st.builds(
 )
 STEPS = st.builds(Step, st.sampled_from([None] * 9 + [0, 1]))
 LIMITS = st.integers(1, 8).flatmap(
-    lambda num_seqs: st.builds(SetLimits, st.just(num_seqs), st.integers(num_seqs, 32))
+    lambda num_seqs: st.builds(
+        SetLimits, st.just(num_seqs), st.integers(num_seqs, 32), st.sampled_from([0, 1, 3, 6])
+    )
 )
 RARE = st.one_of(LIMITS, st.builds(Abort, st.integers(0, 30)), st.just(FailedStep()), st.just(Reset()))
 EVENTS = st.lists(st.one_of(ADDS, ADDS, STEPS, STEPS, STEPS, STEPS, RARE), min_size=20, max_size=80)
@@ -181,6 +221,7 @@ SHAPES = st.builds(
     long_prefill_share=st.sampled_from([0.2, 0.5, 1.0]),
     ageing_seconds=st.sampled_from([0.0, 5.0, 60.0]),
     enable_prefix_caching=st.sampled_from([True] * 5 + [False]),
+    num_speculative_tokens=st.sampled_from([0, 0, 1, 3, 6]),
 )
 
 
@@ -193,10 +234,11 @@ class Trajectory:
             num_blocks=-(-shape.max_model_len // BLOCK_SIZE) + shape.num_spare_blocks,
             block_size=BLOCK_SIZE,
             max_model_len=shape.max_model_len,
-            limits=Limits(8, 32),
+            limits=Limits(8, 32, shape.num_speculative_tokens),
             long_prefill_share=shape.long_prefill_share,
             priority_ageing_seconds=shape.ageing_seconds,
             enable_prefix_caching=shape.enable_prefix_caching,
+            draft_policy=DraftPolicy(is_adaptive=False),
         )
         self.runner = ChainRunner()
         self.now = 0.0
@@ -219,7 +261,9 @@ class Trajectory:
                 if live:
                     self.take_out(live[event.which % len(live)])
             case SetLimits():
-                self.scheduler.limits = Limits(event.max_num_seqs, event.max_num_batched_tokens)
+                self.scheduler.limits = Limits(
+                    event.max_num_seqs, event.max_num_batched_tokens, event.num_speculative_tokens
+                )
             case Reset():
                 self.scheduler.reset_prefix_cache()
         self.check()
@@ -278,7 +322,7 @@ class Trajectory:
     def fail_step(self) -> None:
         schedule = self.schedule()
         for chunk in schedule.batch.chunks:
-            for position in range(chunk.start, chunk.start + chunk.num_tokens):
+            for position in range(chunk.start, chunk.start + chunk.num_tokens + chunk.num_drafts):
                 slot = chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
                 self.runner.slots[slot] = None
         self.scheduler.cache.not_cleared(schedule.blocks_to_clear)
@@ -293,8 +337,9 @@ class Trajectory:
     def _note(self, one: Progress) -> None:
         name = one.sequence.request.request_id
         assert name not in self.ended, "output after the end"
-        if one.sample.token_id is not None:
-            self.tokens[name].append(one.sample.token_id)
+        tokens = [one.token_id for one in (one.sample, *one.more) if one.token_id is not None]
+        assert len(tokens) == 1 + len(one.more) or not one.more
+        self.tokens[name] += tokens
         if one.finish_reason is not None:
             self.ended[name] = one.finish_reason
             assert one.sequence.num_prompt_counted == one.sequence.num_prompt
@@ -371,6 +416,17 @@ def test_trajectories_of_this_kind_do_preempt_and_hit() -> None:
     trajectory.finish()
     assert trajectory.num_preempted >= 5
     assert trajectory.num_cached >= 20 * BLOCK_SIZE
+
+
+def test_trajectories_with_guesses_accept_and_preempt() -> None:
+    trajectory = busy(num_speculative_tokens=3)
+    for _ in range(6):
+        add_many(trajectory, 6)
+        for _ in range(8):
+            trajectory.apply(Step())
+    trajectory.finish()
+    assert trajectory.num_preempted >= 5
+    assert trajectory.runner.num_accepted >= 100
 
 
 def test_wrong_sharing_would_show() -> None:

@@ -69,6 +69,7 @@ class FakeEngine:
         self.limits = options.limits
         self.max_model_len = options.max_model_len
         self.num_kv_tokens = NUM_BLOCKS * BLOCK_SIZE
+        self.kv_dtype = "bfloat16"
         self.kv_blocks_total = NUM_BLOCKS
         self.kv_blocks_cached = 0
         self.kv_wasted_share = 0.0

@@ -117,15 +117,23 @@ def test_a_key_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
 def test_limits_change_one_by_one_or_together(fake_server: RunningServer) -> None:
     first = fake_server.admin("GET", "limits").json()
     assert first == {
-        "limits": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
-        "envelope": {"max_num_seqs": [1, 64], "max_num_batched_tokens": [1, 2048]},
+        "limits": {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "num_speculative_tokens": 0},
+        "envelope": {
+            "max_num_seqs": [1, 64],
+            "max_num_batched_tokens": [1, 2048],
+            "num_speculative_tokens": [0, 0],
+        },
         "targets": {"ttft_milliseconds": None, "tpot_milliseconds": None},
     }
     answer = fake_server.admin("PATCH", "limits", {"max_num_seqs": 8}).json()
-    assert answer["limits"] == {"max_num_seqs": 8, "max_num_batched_tokens": 2048}
+    assert answer["limits"] == {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "num_speculative_tokens": 0,
+    }
     changes = {"max_num_seqs": 1, "max_num_batched_tokens": 4, "tpot_milliseconds": 50}
     answer = fake_server.admin("PATCH", "limits", changes).json()
-    assert answer["limits"] == {"max_num_seqs": 1, "max_num_batched_tokens": 4}
+    assert answer["limits"] == {"max_num_seqs": 1, "max_num_batched_tokens": 4, "num_speculative_tokens": 0}
     assert answer["targets"] == {"ttft_milliseconds": None, "tpot_milliseconds": 50.0}
     assert fake_server.admin("PATCH", "limits", {}).json() == answer
     assert fake_server.sample()["limits"] == answer["limits"]

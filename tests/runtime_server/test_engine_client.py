@@ -20,7 +20,7 @@ from headway_runtime.server.engine_client import EngineClient, EngineDied
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-READY = messages.Ready(512, 8192, "cpu", {})
+READY = messages.Ready(512, 8192, "cpu", "bfloat16", {})
 
 
 class Engine:

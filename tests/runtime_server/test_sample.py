@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headway_runtime.config import Envelope, Limits, Targets
+from headway_runtime.draft_metrics import DraftSnapshot
 from headway_runtime.histograms import NUM_EDGES, HistogramSnapshot
 from headway_runtime.metrics import HISTOGRAM_NAMES, MetricsSnapshot
 from headway_runtime.server.messages import EngineState
@@ -29,6 +30,7 @@ def state(count: int, *, epoch: int = 1, counts: tuple[int, ...] | None = None) 
         sizes={},
         rates={},
         model_load_seconds=0.0,
+        drafts=DraftSnapshot(),
     )
     return EngineState(
         instance="a" * 32,

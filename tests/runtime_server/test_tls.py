@@ -7,7 +7,7 @@ import ipaddress
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 import openai
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.serialization import KeySerializationEncryption
     from tests.runtime_server.conftest import StartServer
 
-BODY = {"model": "tiny", "prompt": [50, 51, 52], "max_tokens": 40}
+BODY: dict[str, Any] = {"model": "tiny", "prompt": [50, 51, 52], "max_tokens": 40}
 
 
 def write_certificate(folder: Path, name: str, encryption: KeySerializationEncryption | None = None) -> int:
@@ -157,4 +157,5 @@ def test_files_of_no_use_are_told_before_the_start(model_folder: Path, tmp_path:
     assert "needs --ssl-certfile" in refusal(key)
     assert "needs --ssl-certfile" in refusal("--enable-ssl-refresh")
     options = parse_options([str(model_folder), one, key])
-    assert options.tls is not None and options.tls.keyfile == str(tmp_path / "one.key")
+    assert options.tls is not None
+    assert options.tls.keyfile == str(tmp_path / "one.key")

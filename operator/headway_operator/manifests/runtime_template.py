@@ -4,13 +4,14 @@ SLO targets and live limits are not in it: they reach a replica by PATCH, so tha
 a pod. What is in it decides the revision's hash.
 """
 
+import json
 from typing import Any
 
 from headway_operator import names
 from headway_operator.errors import SpecError
 from headway_operator.manifests import pod
 from headway_operator.manifests.strategic_merge import merge
-from headway_operator.spec import InferenceServiceSpec, Service, parse_quantity
+from headway_operator.spec import InferenceServiceSpec, Service, Speculative, parse_quantity
 from headway_operator.state import Site
 
 API_KEYS_VOLUME = "api-keys"
@@ -90,17 +91,34 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     arguments += ["--host", pod.host(site), "--port", str(site.bind_port)]
     arguments += ["--served-model-name", spec.model.served_name or service.name]
     arguments += ["--dtype", spec.dtype, "--device", spec.device]
+    if spec.quantization != "auto":
+        arguments += ["--quantization", spec.quantization]
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
     arguments += ["--max-num-seqs", str(seqs.max), "--max-num-batched-tokens", str(tokens.max)]
     arguments += ["--initial-max-num-seqs", str(initial_seqs)]
     arguments += ["--initial-max-num-batched-tokens", str(initial_tokens)]
+    if spec.kv_cache_dtype != "auto":
+        arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
     if spec.kv_cache_memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
+    if spec.speculative is not None:
+        arguments += ["--speculative-config", _speculative_config(spec.speculative)]
     if spec.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_FOLDER}/{spec.auth.api_keys_secret_ref.key}"]
     arguments += ["--drain-timeout-seconds", str(spec.drain_timeout_seconds)]
     return arguments + pod.admin_arguments(service, site)
+
+
+def _speculative_config(speculative: Speculative) -> str:
+    """The flag's JSON, by the names that the engine and vLLM have for the fields."""
+    config: dict[str, Any] = {"method": speculative.method}
+    if speculative.draft is not None:
+        config["model"] = speculative.draft.source
+    config["num_speculative_tokens"] = speculative.num_speculative_tokens
+    if not speculative.adaptive:
+        config["adaptive"] = False
+    return json.dumps(config)
 
 
 def _api_key_volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:

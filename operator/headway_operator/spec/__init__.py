@@ -4,7 +4,7 @@
 manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantities. Knows nothing of clusters.
 """
 
-from headway_operator.spec.fields import InferenceServiceSpec
+from headway_operator.spec.fields import InferenceServiceSpec, Speculative
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
 from headway_operator.spec.status_fields import InferenceServiceStatus
@@ -14,6 +14,7 @@ __all__ = [
     "InferenceServiceStatus",
     "Manifest",
     "Service",
+    "Speculative",
     "generation_of",
     "key_of",
     "parse",

@@ -37,6 +37,12 @@ TARGET_MESSAGE = (
     "set slo.ttftMilliseconds or slo.tpotMilliseconds, or set replicas"
 )
 
+DRAFT_RULE = "self.method == 'draft_model' ? has(self.draft) : !has(self.draft)"
+DRAFT_MESSAGE = (
+    "method draft_model needs a draft and method ngram has none: set speculative.draft.source, or set "
+    "speculative.method to ngram and remove speculative.draft"
+)
+
 
 def _has_known_scheme(source: str) -> str:
     prefixes = tuple(f"{scheme}://" for scheme in ("bundled", "file", "hf", "s3", "oci", "pvc"))
@@ -77,12 +83,24 @@ class Draft(SpecModel):
 
 
 class Speculative(SpecModel):
-    """Speculative decoding with a draft model."""
+    """Speculative decoding: tokens are guessed ahead and checked together. It changes no answer."""
 
-    draft: Draft
-    """The draft model. No default."""
+    model_config = ConfigDict(json_schema_extra=rules((DRAFT_RULE, DRAFT_MESSAGE)))
+    method: Literal["draft_model", "ngram"] = "draft_model"
+    """Who guesses: a smaller model, or what followed the same tokens earlier in prompt and answer. Default
+    draft_model."""
+    draft: Draft | None = None
+    """The draft model, for method draft_model. Default: none."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 4
-    """Tokens guessed per step (1 to 16). Default 4."""
+    """Most tokens guessed per step for each sequence (1 to 16). Default 4."""
+    adaptive: bool = True
+    """Whether fewer tokens are guessed where that is faster, and none where guessing loses. Default true."""
+
+    @model_validator(mode="after")
+    def _has_who_guesses(self) -> Self:
+        if (self.method == "draft_model") != (self.draft is not None):
+            raise ValueError(DRAFT_MESSAGE)
+        return self
 
 
 class Slo(SpecModel):
@@ -166,16 +184,18 @@ class InferenceServiceSpec(SpecModel):
     """The model to serve. No default."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of weights and activations. Default auto: what the model's config states."""
-    quantization: Literal["none", "int8", "int4", "fp8", "awq", "gptq"] = "none"
-    """How weights are packed. Default none; other values are refused until the engine has them."""
+    quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"] = "auto"
+    """How weights are packed: fp8, int8 and int4 quantize a plain checkpoint when a replica loads it; the other
+    names, none too, are what the checkpoint must be. Default auto: what the checkpoint says."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of one replica (1 to 64). Default 1; more is refused until the engine
     has it."""
-    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    """Number format of the KV cache. Default auto: as dtype; other values are refused until the engine has
-    them."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"] = "auto"
+    """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
+    per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as
+    dtype."""
     speculative: Speculative | None = None
-    """Speculative decoding. Default: none; refused until the engine has it."""
+    """Speculative decoding. Default: none."""
     slo: Slo | None = None
     """The latency promise. Default: none, which needs a fixed number of replicas."""
     replicas: Annotated[int, Field(ge=0, le=1000)] | None = None

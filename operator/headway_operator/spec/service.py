@@ -110,17 +110,9 @@ def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
     """Fields that are in the schema already while the engine cannot honour them: refused, never ignored."""
     scheme = spec.model.source.partition("://")[0] if "://" in spec.model.source else "file"
     unsupported = (
-        ("spec.quantization", spec.quantization, spec.quantization != "none", "none"),
         ("spec.tensorParallelSize", spec.tensor_parallel_size, spec.tensor_parallel_size > 1, "1"),
-        ("spec.kvCacheDtype", spec.kv_cache_dtype, spec.kv_cache_dtype != "auto", "auto"),
         ("spec.model.source", spec.model.source, scheme not in ("bundled", "file"), "bundled:// or file://"),
     )
-    if spec.speculative is not None:
-        raise SpecError(
-            "spec.speculative",
-            "this version's engine has no speculative decoding; remove it",
-            "UnsupportedField",
-        )
     for field, value, is_asked, supported in unsupported:
         if is_asked:
             raise SpecError(

@@ -5,12 +5,14 @@ no vector divides.
 """
 
 import logging
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from headway_runtime.layers.quantized_weights import (
     Fp8Weight,
     Int4Weight,
@@ -18,13 +20,18 @@ from headway_runtime.layers.quantized_weights import (
     Int8Input,
     Int8Weight,
 )
+=======
+from headway_runtime.layers.attention_layer import AttentionLayer
+from headway_runtime.layers.quantized_weights import Fp8Weight, Int4Weight, Int8GroupWeight, Int8Weight
+from headway_runtime.model_config import Activation
+>>>>>>> f937a392a17fa4f02d82c248c9590d62e8c3ca23
 
 if TYPE_CHECKING:
-    from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+    from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
     from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
     from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
-    from headway_runtime.kernels.cpu.norm import RMSNormKernel
+    from headway_runtime.kernels.cpu.norm import HeadNormKernel, RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
     from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
 
@@ -51,30 +58,49 @@ def _fitting_width(device: torch.device, *sizes: int) -> int | None:
 
 
 def paged_attention(
-    num_kv_heads: int,
-    num_groups: int,
-    head_dim: int,
-    block_size: int,
+    shape: tuple[int, int, int, int],
+    layers: Sequence[AttentionLayer],
     dtype: torch.dtype,
+    kept: torch.dtype,
     device: torch.device,
 ) -> "PagedAttention | None":
-    """num_groups: query heads that share a KV head."""
+    """shape: KV heads, query heads to one, head size, block size. kept: how the cache keeps them."""
+    _, _, head_dim, block_size = shape
     width = _fitting_width(device, head_dim // 2, block_size)
     if width is None:
         return None
+    from headway_runtime.kernels.cpu.compiler import elements
+    from headway_runtime.kernels.cpu.kv_layout import FLOAT8_E4M3, INT8, AttentionShape, KVLayout
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
-    from headway_runtime.kernels.cpu.rotation import AttentionShape
+    from headway_runtime.kernels.cpu.scoring import Scoring
 
-    return PagedAttention(AttentionShape(num_kv_heads, num_groups, head_dim, block_size), dtype, width)
+    codes = {torch.int8: INT8, torch.float8_e4m3fn: FLOAT8_E4M3}
+    layout = KVLayout(AttentionShape(*shape), codes.get(kept) or elements(kept))
+    scorings = [Scoring(layer.scale, layer.window, layer.soft_cap) for layer in layers]
+    return PagedAttention(layout, scorings, dtype, width)
 
 
-def rms_norm(size: int, epsilon: float, dtype: torch.dtype, device: torch.device) -> "RMSNormKernel | None":
+def rms_norm(
+    size: int, epsilon: float, dtype: torch.dtype, weight_dtype: torch.dtype, device: torch.device
+) -> "RMSNormKernel | None":
+    """weight_dtype: that of the rows, or float32."""
     width = _fitting_width(device, size)
     if width is None:
         return None
     from headway_runtime.kernels.cpu.norm import RMSNormKernel
 
-    return RMSNormKernel(size, epsilon, dtype, width)
+    return RMSNormKernel(size, epsilon, dtype, weight_dtype, width)
+
+
+def head_norm(
+    num_heads: int, head_dim: int, epsilon: float, dtype: torch.dtype, device: torch.device
+) -> "HeadNormKernel | None":
+    width = _fitting_width(device, head_dim)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.norm import HeadNormKernel
+
+    return HeadNormKernel(num_heads, head_dim, epsilon, dtype, width)
 
 
 def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | None":
@@ -172,10 +198,12 @@ def _fits(codes: Tensor, bias: Tensor | None) -> bool:
     return is_ours and multiplies_codes()
 
 
-def silu_and_multiply(size: int, dtype: torch.dtype, device: torch.device) -> "SiluAndMultiply | None":
+def activate_and_multiply(
+    activation: Activation, size: int, dtype: torch.dtype, device: torch.device
+) -> "ActivateAndMultiply | None":
     width = _fitting_width(device, size)
-    if width is None:
+    if width is None or activation == "gelu":
         return None
-    from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+    from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
 
-    return SiluAndMultiply(size, dtype, width)
+    return ActivateAndMultiply(activation, size, dtype, width)

@@ -79,3 +79,12 @@ def can_pack() -> bool:
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return torch.allclose(packed.float(), functional.linear(x.float(), weight.float()), rtol=2e-2, atol=2e-2)
+
+
+def round_up(size: int, *, per_octave: int) -> int:
+    """The next of `per_octave` evenly spaced sizes between two powers of two; small sizes are themselves.
+
+    For numbers of rows, where each one costs a kernel (`PackedLinear`).
+    """
+    shift = max(0, (size - 1).bit_length() - per_octave.bit_length())
+    return -(-size >> shift) << shift

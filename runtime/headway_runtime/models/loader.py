@@ -9,7 +9,7 @@ user wants it.
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -47,11 +47,17 @@ class Weights(Protocol):
     def dtype(self) -> torch.dtype:
         """Of the model's arithmetic, and of all tensors that are not quantized."""
 
+    def names(self) -> Set[str]:
+        """Of the tensors that are there and not yet taken; none where they are made up as they are taken."""
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name, on the device and in the dtype of the model."""
 
     def take_linear(self, module: str, outputs: int, inputs: int) -> Tensor | QuantizedWeight:
         """The weight [outputs, inputs] of the linear layer of that name, as it is to be kept."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """A tensor that is a part of one taken, for whoever takes it under this name."""
 
     def finish(self, unused: Iterable[str] = ()) -> None:
         """All is taken. `unused`: names that may be there although nobody takes them."""
@@ -73,6 +79,7 @@ class CheckpointWeights:
         self._where: dict[str, Path] = {}
         self._opened = {}
         self._left: Counter[Path] = Counter()
+        self._put: dict[str, Tensor] = {}
         paths = checkpoint_files(folder)
         self._progress = LoadProgress(sum(path.stat().st_size for path in paths), len(paths))
         for path in paths:
@@ -88,7 +95,15 @@ class CheckpointWeights:
             self._left[path] = len(names)
         self._all = dict(self._where)
 
+    def names(self) -> Set[str]:
+        return self._where.keys() | self._put.keys() if self._put else self._where.keys()
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        self._put[name] = tensor
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name in self._put:
+            return self._put.pop(name)
         return self.take_stored(name, FLOATS, shape).to(self.dtype)
 
     def take_linear(self, module: str, outputs: int, inputs: int) -> Tensor | QuantizedWeight:
@@ -105,13 +120,13 @@ class CheckpointWeights:
                 f"{module}.{WEIGHT_NAMES[scheme.layout]}"
             )
         name = f"{module}.weight"
-        return (
-            self.holds(name) and self._opened[self._where[name]].get_slice(name).get_dtype() in PLAIN_DTYPES
-        )
+        if name not in self._where:
+            return name in self._put
+        return self._opened[self._where[name]].get_slice(name).get_dtype() in PLAIN_DTYPES
 
     def holds(self, name: str) -> bool:
         """Whether a tensor of that name is there and not yet taken."""
-        return name in self._where
+        return name in self._where or name in self._put
 
     def take_stored(self, name: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...]) -> Tensor:
         """A tensor as it lies there, of one of these dtypes and shapes."""
@@ -191,6 +206,12 @@ class DummyWeights:
         if isinstance(kind, Scheme):
             return quantized_as(weight, kind)
         return weight if kind is None else quantized(weight, kind)
+
+    def names(self) -> Set[str]:
+        return frozenset()
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        raise AssertionError("only what a checkpoint holds has parts")
 
     def finish(self, unused: Iterable[str] = ()) -> None:
         """Nothing can be left over."""

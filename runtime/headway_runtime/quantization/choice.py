@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from headway_runtime.errors import ConfigError, ModelLoadError
-from headway_runtime.model_config import read_object
+from headway_runtime.model_config_fields import read_object
 from headway_runtime.quantization.compressed_tensors import read_compressed_tensors
 from headway_runtime.quantization.fields import Fields
 from headway_runtime.quantization.fp8 import read_fp8

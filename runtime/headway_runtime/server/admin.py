@@ -10,7 +10,7 @@ from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.messages import EngineState, PatchRefused
 from headway_runtime.server.serving import Serving, json_response
 
-LIMIT_FIELDS = ("max_num_seqs", "max_num_batched_tokens")
+LIMIT_FIELDS = ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens")
 TARGET_FIELDS = ("ttft_milliseconds", "tpot_milliseconds")
 LONGEST_TARGET_MILLISECONDS = 3_600_000.0
 
@@ -95,6 +95,7 @@ def _limits(state: EngineState) -> dict[str, object]:
         "envelope": {
             "max_num_seqs": [1, state.envelope.max_num_seqs],
             "max_num_batched_tokens": [1, state.envelope.max_num_batched_tokens],
+            "num_speculative_tokens": [0, state.envelope.num_speculative_tokens],
         },
         "targets": {
             "ttft_milliseconds": targets.ttft_milliseconds,

@@ -64,6 +64,8 @@ class EngineLike(Protocol):
     @property
     def num_kv_tokens(self) -> int: ...
     @property
+    def kv_dtype(self) -> str: ...
+    @property
     def has_work(self) -> bool: ...
     @property
     def num_running(self) -> int: ...
@@ -201,7 +203,13 @@ class EngineLoop:
         engine = self._engine
         self._send(
             front,
-            messages.Ready(engine.max_model_len, engine.num_kv_tokens, engine.config.device, self._timeline),
+            messages.Ready(
+                engine.max_model_len,
+                engine.num_kv_tokens,
+                engine.config.device,
+                engine.kv_dtype,
+                self._timeline,
+            ),
         )
 
     def _abort(self, request_id: str, now: float) -> None:
@@ -264,6 +272,9 @@ class EngineLoop:
             limits.max_num_batched_tokens
             if patch.max_num_batched_tokens is msgspec.UNSET
             else patch.max_num_batched_tokens,
+            limits.num_speculative_tokens
+            if patch.num_speculative_tokens is msgspec.UNSET
+            else patch.num_speculative_tokens,
         )
         try:
             self._engine.set_limits(wanted_limits)

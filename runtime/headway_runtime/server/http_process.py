@@ -35,7 +35,8 @@ from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.places import MOST_TURNED_AWAY, Places
 from headway_runtime.server.serving import Serving
-from headway_runtime.server.tls import keep_fresh, tls_context
+from headway_runtime.server.tls import tls_context
+from headway_runtime.server.tls_refresh import keep_fresh
 
 logger = logging.getLogger(__name__)
 

@@ -131,6 +131,7 @@ class Patch(msgspec.Struct, tag="patch", frozen=True):
     query_id: int
     max_num_seqs: int | UnsetType = UNSET
     max_num_batched_tokens: int | UnsetType = UNSET
+    num_speculative_tokens: int | UnsetType = UNSET
     ttft_milliseconds: float | UnsetType | None = UNSET
     tpot_milliseconds: float | UnsetType | None = UNSET
 
@@ -153,11 +154,15 @@ ToEngine = Hello | AddRequests | Abort | Finish | Report | Ping | Question | Shu
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The model is loaded. timeline: seconds from the server's start to each stage, in order."""
+    """The model is loaded.
+
+    kv_dtype: how keys and values are kept. timeline: seconds from the server's start to each stage, in order.
+    """
 
     max_model_len: int
     num_kv_tokens: int
     device: str
+    kv_dtype: str
     timeline: dict[str, float]
 
 

@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from headway_runtime.draft_metrics import DraftSnapshot
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.histograms import EDGES_MILLISECONDS, SIZE_EDGES, HistogramSnapshot, SizeSnapshot
 from headway_runtime.server.messages import EngineState
@@ -69,6 +70,7 @@ class _Page(Collector):
         yield InfoMetricFamily("headway_config", "What the engine was told.", config_labels(self._options))
         yield from self._gauges()
         yield from self._counters()
+        yield from _draft_counters(self._state.metrics.drafts)
         for name, (metric, text) in _HISTOGRAMS.items():
             yield _histogram(metric, text, self._state.metrics.histograms[name])
         for name, (metric, text) in _SIZES.items():
@@ -92,7 +94,7 @@ class _Page(Collector):
             yield GaugeMetricFamily(name, text, value)
         limits = GaugeMetricFamily("headway_limit", "Batch limits in force.", labels=["limit"])
         envelope = GaugeMetricFamily("headway_limit_max", "Upper ends of the limits.", labels=["limit"])
-        for limit in ("max_num_seqs", "max_num_batched_tokens"):
+        for limit in ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens"):
             limits.add_metric([limit], getattr(state.limits, limit))
             envelope.add_metric([limit], getattr(state.envelope, limit))
         yield limits
@@ -172,6 +174,30 @@ def _labelled(
     for label_values, value in values:
         family.add_metric(label_values, value)
     return family
+
+
+def _draft_counters(drafts: DraftSnapshot) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "headway_spec_decode_drafts", "Times that tokens were guessed for a sequence.", drafts.num_drafts
+    )
+    yield CounterMetricFamily("headway_spec_decode_draft_tokens", "Tokens guessed.", drafts.num_tokens)
+    yield CounterMetricFamily(
+        "headway_spec_decode_accepted_tokens", "Guessed tokens that came true.", drafts.num_accepted
+    )
+    yield _labelled(
+        "headway_spec_decode_accepted_tokens_per_pos",
+        "The same by their place in the guess.",
+        ("position",),
+        (((str(position),), count) for position, count in enumerate(drafts.accepted_at)),
+    )
+    yield CounterMetricFamily(
+        "headway_spec_decode_seconds", "Time of decode steps with guesses, guessing included.", drafts.seconds
+    )
+    yield CounterMetricFamily(
+        "headway_spec_decode_plain_seconds",
+        "What the same tokens would have taken without guesses.",
+        drafts.plain_seconds,
+    )
 
 
 def _histogram(name: str, text: str, histogram: HistogramSnapshot) -> HistogramMetricFamily:

@@ -1,13 +1,10 @@
-"""Serving HTTPS: the flags (names as in vLLM), their check at the start, and certificates that are renewed.
+"""Serving HTTPS: the flags (names as in vLLM), and their check at the start.
 
-The certificate is checked before anything else starts, so that a wrong file is told at once. `ssl` is imported
-only where it is asked for.
+The certificate is checked before anything else starts, so that a wrong file is told at once. `ssl` is
+imported only where it is asked for.
 """
 
 import argparse
-import asyncio
-import logging
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,11 +12,6 @@ from headway_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
-
-logger = logging.getLogger(__name__)
-
-# How often files are looked at. Certificates are renewed days before they end.
-REFRESH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +54,7 @@ def tls_options(arguments: argparse.Namespace) -> TlsOptions | None:
         return None
     if arguments.ssl_cert_reqs and arguments.ssl_ca_certs is None:
         raise ConfigError(
-            f"--ssl-cert-reqs={arguments.ssl_cert_reqs} needs --ssl-ca-certs to check clients' certificates against"
+            f"--ssl-cert-reqs={arguments.ssl_cert_reqs} needs --ssl-ca-certs, against which to check"
         )
     options = TlsOptions(
         certfile=arguments.ssl_certfile,
@@ -82,31 +74,13 @@ def tls_context(options: TlsOptions) -> "ssl.SSLContext":
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    _load(context, options)
+    load_files(context, options)
     context.verify_mode = ssl.VerifyMode(options.cert_reqs)
     return context
 
 
-async def keep_fresh(context: "ssl.SSLContext", options: TlsOptions) -> None:
-    """Load the files again whenever they change; what cannot be loaded is logged, and the old ones stay."""
-    seen = _versions(options)
-    while True:
-        await asyncio.sleep(REFRESH_SECONDS)
-        versions = _versions(options)
-        if versions == seen:
-            continue
-        seen = versions
-        try:
-            # A key and a certificate that do not fit would break every handshake: tried elsewhere first.
-            await asyncio.to_thread(tls_context, options)
-            _load(context, options)
-        except ConfigError as error:
-            logger.warning("renewed certificate not taken: %s", error)
-        else:
-            logger.info("renewed certificate %s taken", options.certfile)
-
-
-def _load(context: "ssl.SSLContext", options: TlsOptions) -> None:
+def load_files(context: "ssl.SSLContext", options: TlsOptions) -> None:
+    """Have `context` use what the files hold now. ConfigError names the one that is of no use."""
     flags = f"--ssl-certfile={options.certfile!r}"
     if options.keyfile is not None:
         flags += f" --ssl-keyfile={options.keyfile!r}"
@@ -124,15 +98,3 @@ def _load(context: "ssl.SSLContext", options: TlsOptions) -> None:
             raise ConfigError(
                 f"--ssl-ca-certs={options.ca_certs!r}: {error}; give certificates in PEM form"
             ) from error
-
-
-def _versions(options: TlsOptions) -> list[tuple[int, int] | None]:
-    """Of each file, what changes when it is written or (as Kubernetes does) replaced."""
-    found: list[tuple[int, int] | None] = []
-    for path in (options.certfile, options.keyfile, options.ca_certs):
-        try:
-            status = os.stat(path) if path is not None else None
-        except OSError:
-            status = None  # being replaced; it will change again
-        found.append(None if status is None else (status.st_mtime_ns, status.st_ino))
-    return found

@@ -148,6 +148,9 @@ class Emitter:
     def smaller_integer(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
 
+    def larger_integer(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.select(self.builder.icmp_signed(">", a, b), a, b)
+
     def prefetch(self, address: ir.Value, num_bytes: int) -> None:
         """Ask for the cache lines from `address` on, which may be anywhere."""
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
@@ -192,6 +195,22 @@ class Emitter:
             self._pointer(address, index, elements.num_bytes, self._stored(elements)),
         )
         stored.align = elements.num_bytes
+
+    def load_bytes(self, address: ir.Value, index: int) -> ir.Value:
+        """`width` bytes from the one at `index` on."""
+        raw = self.builder.load(self._pointer(address, index, 1, ir.VectorType(I8, self.width)))
+        raw.align = 1
+        return raw
+
+    def store_bytes(self, value: ir.Value, address: ir.Value, index: int) -> None:
+        stored = self.builder.store(value, self._pointer(address, index, 1, value.type))
+        stored.align = 1
+
+    def store_number(self, value: ir.Value, address: ir.Value) -> None:
+        """The first lane, as float32."""
+        first = self.builder.extract_element(value, ir.Constant(I32, 0))
+        stored = self.builder.store(first, self._pointer(address, 0, 4, F32))
+        stored.align = 4
 
     def store_lanes(self, value: ir.Value, first: int, count: int, address: ir.Value, index: int) -> None:
         """`count` lanes from `first` on, as float32."""
@@ -238,6 +257,9 @@ class Emitter:
 
     def negative(self, a: ir.Value) -> ir.Value:
         return self.builder.fneg(a)
+
+    def absolute(self, a: ir.Value) -> ir.Value:
+        return self._called("llvm.fabs", a)
 
     def dot(self, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> ir.Value:
         """Lane by lane, the sum of the products of both lists' vectors."""
@@ -288,6 +310,11 @@ class Emitter:
         exponent = self.builder.add(self.builder.bitcast(shifted, integers), bias)
         return self.multiply(result, self.builder.bitcast(self.builder.shl(exponent, shift), self.vector))
 
+    def tanh(self, x: ir.Value) -> ir.Value:
+        """Off by at most some 2e-7; not a number where x is none."""
+        power = self.exp(self.smaller(self.splat(80.0), self.add(x, x)))
+        return self.subtract(self.splat(1.0), self.divide(self.splat(2.0), self.add(power, self.splat(1.0))))
+
     def sum_of_lanes(self, value: ir.Value) -> ir.Value:
         """In all lanes."""
         kind = ir.FunctionType(F32, [F32, self.vector])
@@ -312,13 +339,11 @@ class Emitter:
 
     def masked(self, value: ir.Value, count: ir.Value, otherwise: float) -> ir.Value:
         """The first `count` lanes; the others hold `otherwise`."""
-        integers = ir.VectorType(I64, self.width)
-        lanes = ir.Constant(integers, list(range(self.width)))
-        first = self.builder.insert_element(ir.Constant(integers, ir.Undefined), count, ir.Constant(I32, 0))
-        mask = ir.Constant(ir.VectorType(I32, self.width), [0] * self.width)
-        counts = self.builder.shuffle_vector(first, first, mask)
-        inside = self.builder.icmp_signed("<", lanes, counts)
-        return self.builder.select(inside, value, self.splat(otherwise))
+        return self.builder.select(self._is_among_first(count), value, self.splat(otherwise))
+
+    def masked_first(self, value: ir.Value, count: ir.Value, otherwise: float) -> ir.Value:
+        """All but the first `count` lanes; those hold `otherwise`."""
+        return self.builder.select(self._is_among_first(count), self.splat(otherwise), value)
 
     def call(self, name: str, result: ir.Type, *operands: ir.Value) -> ir.Value:
         """LLVM's function of that name, such as one that stands for an instruction."""
@@ -326,6 +351,13 @@ class Emitter:
         return self.builder.call(self._declared(name, kind), operands)
 
     # Below: how LLVM is told.
+
+    def _is_among_first(self, count: ir.Value) -> ir.Value:
+        integers = ir.VectorType(I64, self.width)
+        lanes = ir.Constant(integers, list(range(self.width)))
+        first = self.builder.insert_element(ir.Constant(integers, ir.Undefined), count, ir.Constant(I32, 0))
+        mask = ir.Constant(ir.VectorType(I32, self.width), [0] * self.width)
+        return self.builder.icmp_signed("<", lanes, self.builder.shuffle_vector(first, first, mask))
 
     def _stored(self, elements: Elements) -> ir.Type:
         scalar = {"float32": F32, "float16": ir.HalfType(), "bfloat16": I16}[elements.name]

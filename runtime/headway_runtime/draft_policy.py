@@ -1,0 +1,163 @@
+"""How many tokens are guessed ahead for each sequence, so that speculation never costs more than it brings.
+
+A guess is right with a probability that is learnt for each sequence (`Acceptance`), so that k guesses bring
+1 + a + a^2 + ... + a^k tokens. What they cost is learnt, too, from the steps themselves: seconds of a step
+with so many rows, and seconds of a pass of the draft model for so many sequences. Before each step the
+lengths are chosen that bring most tokens per second:
+
+    (sum over sequences of 1 + a + ... + a^k) / (step(rows) + passes * draft(sequences))
+
+with rows = sequences + all guesses. A guess is worth its row if a^k is above some bound, the same for all
+sequences, so a few bounds are tried. At small batches a step waits for memory and rows are nearly free; at
+large ones they cost as much as tokens do, and the best is to guess nothing at all.
+
+Learning needs both kinds of steps. Every PROBE_STEPS-th step is of the other kind: without guesses where they
+pay, so that it stays known what a step costs without; and with one guess each where they do not. The longer
+guessing has not paid, the rarer the latter.
+
+Owns no tokens, no clock and no torch. The idea of choosing lengths by a cost model and acceptance is that of
+SmartSpec (arXiv 2406.14066).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PROBE_STEPS = 64
+MOST_PROBE_STEPS = 1024
+# Guessing must promise so much more than not guessing: what is learnt is noisy.
+LEAST_GAIN = 1.03
+# A guess is worth its row if it comes true at least so often; the lengths that follow are compared.
+BOUNDS = (0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07)
+FIRST_ACCEPTANCE = 0.6
+OWN_WEIGHT = 0.15
+COMMON_WEIGHT = 0.02
+COST_WEIGHT = 0.15
+# A step that took more than that many times what was expected says more of the machine than of its rows.
+LARGEST_SURPRISE = 3.0
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How often a guess for one sequence came true, where all before it had."""
+
+    rate: float = FIRST_ACCEPTANCE
+    is_own: bool = False
+
+
+class DraftPolicy:
+    """The learnt numbers of one engine. is_adaptive: whether they decide anything."""
+
+    def __init__(self, *, is_adaptive: bool = True) -> None:
+        self._is_adaptive = is_adaptive
+        self._common = FIRST_ACCEPTANCE
+        self._step_costs = _Costs()
+        self._draft_costs = _Costs()
+        self._num_steps = 0
+        self._probe_steps = PROBE_STEPS
+        self._is_paying = True
+
+    def lengths(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
+        """Guesses for each of these sequences, `most` at most."""
+        if not acceptances:
+            return []
+        if not self._is_adaptive:
+            return [most] * len(acceptances)
+        self._num_steps += 1
+        is_probe = self._num_steps >= (PROBE_STEPS if self._is_paying else self._probe_steps)
+        best = self._best(acceptances, most)
+        pays = any(best)
+        if pays != self._is_paying:
+            self._is_paying, self._probe_steps, self._num_steps = pays, PROBE_STEPS, 0
+            return best
+        if not is_probe:
+            return best
+        self._num_steps = 0
+        if pays:
+            return [0] * len(best)
+        self._probe_steps = min(2 * self._probe_steps, MOST_PROBE_STEPS)
+        return [1] * len(best)
+
+    def observe_step(self, num_rows: int, seconds: float) -> None:
+        """A step that only decoded, without what guessing took."""
+        self._step_costs.observe(num_rows, seconds)
+
+    def observe_drafts(self, num_sequences: int, num_passes: int, seconds: float) -> None:
+        """Guessing for so many sequences. num_passes: of the draft model, at least 1."""
+        self._draft_costs.observe(num_sequences, seconds / num_passes)
+
+    def observe_guesses(self, acceptance: Acceptance, num_drafted: int, num_accepted: int) -> None:
+        """So many guesses for a sequence, and how many of them came true."""
+        if not acceptance.is_own:
+            acceptance.rate, acceptance.is_own = self._common, True
+        for index in range(min(num_accepted + 1, num_drafted)):
+            came_true = float(index < num_accepted)
+            acceptance.rate += OWN_WEIGHT * (came_true - acceptance.rate)
+            self._common += COMMON_WEIGHT * (came_true - self._common)
+
+    def plain_seconds(self, num_sequences: int) -> float | None:
+        """What a step without guesses takes, as far as is known."""
+        return self._step_costs.at(num_sequences)
+
+    def _best(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
+        number = len(acceptances)
+        nothing = [0] * number
+        rates = [min(0.98, one.rate if one.is_own else self._common) for one in acceptances]
+        plain = self._step_costs.at(number)
+        if plain is None:
+            # Nothing is known yet: one step without guesses is the measure of all that follow.
+            return nothing
+        best, best_value = nothing, LEAST_GAIN * number / plain
+        for bound in BOUNDS:
+            lengths = [_length(rate, bound, most) for rate in rates]
+            longest = max(lengths)
+            if not longest:
+                continue
+            tokens = sum(
+                (1.0 - rate ** (length + 1)) / (1.0 - rate)
+                for rate, length in zip(rates, lengths, strict=True)
+            )
+            step = self._step_costs.at(number + sum(lengths)) or plain
+            draft = self._draft_costs.at(sum(length > 0 for length in lengths)) or 0.0
+            value = tokens / (max(step, plain) + longest * draft)
+            if value > best_value:
+                best, best_value = lengths, value
+        return best
+
+
+def _length(rate: float, bound: float, most: int) -> int:
+    """The guesses of which each comes true with at least probability `bound`."""
+    return 0 if rate < bound else min(most, int(math.log(bound) / math.log(rate)))
+
+
+class _Costs:
+    """Seconds by size, learnt where they were seen, and read between those places on a straight line."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._sizes: list[int] = []
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Sizes above 16 share a place with their neighbours."""
+        shift = max(0, size.bit_length() - 5)
+        place = size >> shift << shift
+        known = self._seconds.get(place)
+        if known is None:
+            self._seconds[place] = seconds
+            self._sizes = sorted(self._seconds)
+        else:
+            self._seconds[place] = known + COST_WEIGHT * (min(seconds, LARGEST_SURPRISE * known) - known)
+
+    def at(self, size: int) -> float | None:
+        """None where nothing is known. Beyond the largest known size, as much as there: it must be tried."""
+        sizes = self._sizes
+        if not sizes:
+            return None
+        low = max((one for one in sizes if one <= size), default=None)
+        high = min((one for one in sizes if one >= size), default=None)
+        if low is None or high is None or low == high:
+            nearest = high if low is None else low
+            assert nearest is not None
+            return self._seconds[nearest]
+        share = (size - low) / (high - low)
+        return self._seconds[low] + share * (self._seconds[high] - self._seconds[low])

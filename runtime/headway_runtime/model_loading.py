@@ -1,0 +1,65 @@
+"""Puts a model and its KV cache on the device: the served one, and the one that guesses for it."""
+
+from pathlib import Path
+
+import torch
+
+from headway_runtime.config import EngineConfig
+from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.layers.kv_numbers import kept_dtype
+from headway_runtime.layers.linear import PackedLinear
+from headway_runtime.model_config import ModelConfig
+from headway_runtime.models.decoder import Decoder
+from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
+from headway_runtime.models.model import Model
+from headway_runtime.quantization.choice import Quantization
+from headway_runtime.step_inputs import StepInputBuilder
+
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_model(
+    folder: Path,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    quantization: Quantization,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Model:
+    """ModelLoadError if the checkpoint does not fit its config."""
+    weights: Weights
+    if config.load_format == "dummy":
+        weights = DummyWeights(config.seed, dtype, device, quantization)
+    else:
+        weights = CheckpointWeights(folder, dtype, device, quantization)
+    num_positions = min(config.max_model_len, model_config.longest_context)
+    return Decoder(model_config, weights, num_positions, dtype, device)
+
+
+def make_cache(
+    model: Model,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVCache:
+    """num_blocks: without the null block."""
+    shape = KVShape(
+        model_config.num_layers,
+        num_blocks + 1,
+        config.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+    )
+    num_groups = model_config.num_attention_heads // shape.num_kv_heads
+    kept = kept_dtype(config.kv_cache_dtype, dtype)
+    return KVCache(shape, num_groups, dtype, device, model.attention_layers, kept)
+
+
+def make_inputs(
+    model: Model, config: EngineConfig, cache: KVCache, dtype: torch.dtype, device: torch.device
+) -> StepInputBuilder:
+    """What turns batches into that model's tensors."""
+    rounds = any(isinstance(linear, PackedLinear) for linear in model.linears)
+    return StepInputBuilder(config, cache, dtype, device, rounds=rounds)

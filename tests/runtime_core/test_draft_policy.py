@@ -1,0 +1,161 @@
+"""How many tokens are guessed: simulated engines with known costs and known luck, step after step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from headway_runtime.draft_policy import MOST_PROBE_STEPS, PROBE_STEPS, Acceptance, DraftPolicy
+
+
+@dataclass
+class Machine:
+    """step_seconds: by rows. draft_seconds: of a pass, by sequences. luck: how often a guess comes true."""
+
+    step_seconds: Callable[[int], float]
+    draft_seconds: Callable[[int], float]
+    luck: float
+    num_sequences: int
+    policy: DraftPolicy = field(default_factory=DraftPolicy)
+    noise: float = 0.1
+    seconds: float = 0.0
+    num_tokens: int = 0
+    num_guessing_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(4)
+        self.acceptances = [Acceptance() for _ in range(self.num_sequences)]
+
+    def run(self, num_steps: int, most: int = 6) -> None:
+        """Decode for that many steps."""
+        self.seconds = self.num_tokens = self.num_guessing_steps = 0
+        for _ in range(num_steps):
+            lengths = self.policy.lengths(self.acceptances, most)
+            assert all(0 <= length <= most for length in lengths)
+            noise = 1.0 + self.random.uniform(-self.noise, self.noise)
+            step = self.step_seconds(len(lengths) + sum(lengths)) * noise
+            self.policy.observe_step(len(lengths) + sum(lengths), step)
+            draft = max(lengths) * self.draft_seconds(sum(length > 0 for length in lengths))
+            if max(lengths):
+                self.num_guessing_steps += 1
+                self.policy.observe_drafts(sum(length > 0 for length in lengths), max(lengths), draft)
+            self.seconds += step + draft
+            for acceptance, length in zip(self.acceptances, lengths, strict=True):
+                num_true = next((i for i in range(length) if self.random.random() > self.luck), length)
+                self.num_tokens += 1 + num_true
+                if length:
+                    self.policy.observe_guesses(acceptance, length, num_true)
+
+    @property
+    def speedup(self) -> float:
+        """Over decoding without guesses."""
+        plain = self.step_seconds(self.num_sequences) * self.num_tokens / self.num_sequences
+        return plain / self.seconds
+
+
+def waits_for_memory(rows: int) -> float:
+    """Rows are nearly free up to some, as on an engine that streams its weights."""
+    return 0.020 + 0.0002 * rows
+
+
+def computes(rows: int) -> float:
+    """Each row costs, as in a large batch."""
+    return 0.002 + 0.002 * rows
+
+
+def small_draft(_: int) -> float:
+    return 0.002
+
+
+def free(_: int) -> float:
+    return 0.0
+
+
+def test_good_guesses_are_made_long_where_rows_are_free() -> None:
+    machine = Machine(waits_for_memory, small_draft, luck=0.85, num_sequences=1)
+    machine.run(100)
+    machine.run(500)
+    # (1 - 0.85**7) / 0.15 tokens in (21.4 + 12) / 20.2 of the time are 2.7 times as fast.
+    assert machine.speedup > 2.1
+    assert machine.num_guessing_steps > 450
+
+
+@pytest.mark.parametrize("luck", [0.05, 0.3, 0.6])
+def test_nothing_is_lost_where_each_row_costs(luck: float) -> None:
+    machine = Machine(computes, small_draft, luck, num_sequences=16)
+    machine.run(100)
+    machine.run(2000)
+    assert machine.speedup > 0.985
+    assert machine.num_guessing_steps <= 2000 / PROBE_STEPS
+
+
+def test_bad_guesses_are_given_up_and_tried_again_ever_more_rarely() -> None:
+    machine = Machine(waits_for_memory, small_draft, luck=0.0, num_sequences=4)
+    machine.run(200)
+    machine.run(5000)
+    assert 1 <= machine.num_guessing_steps <= 5000 / MOST_PROBE_STEPS + 5
+    assert machine.speedup > 0.99
+
+
+def test_luck_that_turns_is_noticed() -> None:
+    machine = Machine(waits_for_memory, small_draft, luck=0.0, num_sequences=2)
+    machine.run(300)
+    machine.luck = 0.9
+    machine.run(6 * MOST_PROBE_STEPS)
+    machine.run(300)
+    assert machine.speedup > 1.8
+    machine.luck = 0.0
+    machine.run(100)
+    machine.run(500)
+    assert machine.speedup > 0.97
+
+
+def test_a_growing_batch_ends_guessing_and_a_shrinking_one_brings_it_back() -> None:
+    def step_seconds(rows: int) -> float:
+        return max(0.020, 0.0012 * rows)
+
+    machine = Machine(step_seconds, small_draft, luck=0.7, num_sequences=1)
+    machine.run(300)
+    assert machine.speedup > 1.4
+    many = Machine(step_seconds, small_draft, luck=0.7, num_sequences=64, policy=machine.policy)
+    many.run(50)
+    many.run(500)
+    assert many.speedup > 0.98
+    machine.run(20)
+    machine.run(200)
+    assert machine.speedup > 1.4
+
+
+def test_each_sequence_gets_what_its_own_luck_is_worth() -> None:
+    policy = DraftPolicy()
+    lucky, unlucky = Acceptance(0.95, is_own=True), Acceptance(0.05, is_own=True)
+    for rows in (2, 8):
+        policy.observe_step(rows, waits_for_memory(rows))
+    policy.observe_drafts(1, 1, 0.002)
+    lengths = policy.lengths([lucky, unlucky], 6)
+    assert lengths[0] >= 4
+    assert lengths[1] == 0
+
+
+def test_prompt_lookup_costs_no_passes() -> None:
+    machine = Machine(waits_for_memory, free, luck=0.5, num_sequences=1)
+    machine.run(100)
+    machine.run(500)
+    assert machine.speedup > 1.7
+
+
+def test_one_slow_step_does_not_decide() -> None:
+    machine = Machine(waits_for_memory, small_draft, luck=0.8, num_sequences=1)
+    machine.run(200)
+    machine.policy.observe_step(1, 50.0)
+    machine.policy.observe_step(5, 50.0)
+    machine.run(50)
+    machine.run(300)
+    assert machine.speedup > 1.8
+
+
+def test_nobody_decoding_is_no_work() -> None:
+    assert DraftPolicy().lengths([], 4) == []
