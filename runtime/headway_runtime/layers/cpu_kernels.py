@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
+from headway_runtime.layers.attention_layer import AttentionLayer
 from headway_runtime.layers.quantized_weights import (
     Fp8Weight,
     Int4Weight,
@@ -20,11 +20,7 @@ from headway_runtime.layers.quantized_weights import (
     Int8Input,
     Int8Weight,
 )
-=======
-from headway_runtime.layers.attention_layer import AttentionLayer
-from headway_runtime.layers.quantized_weights import Fp8Weight, Int4Weight, Int8GroupWeight, Int8Weight
 from headway_runtime.model_config import Activation
->>>>>>> f937a392a17fa4f02d82c248c9590d62e8c3ca23
 
 if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
