@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.norm import HeadNormKernel, RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
     from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
+    from headway_runtime.kernels.cpu.weighted_sum import WeightedSum
 
 logger = logging.getLogger(__name__)
 
@@ -203,3 +204,13 @@ def activate_and_multiply(
     from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
 
     return ActivateAndMultiply(activation, size, dtype, width)
+
+
+def weighted_sum(size: int, count: int, dtype: torch.dtype, device: torch.device) -> "WeightedSum | None":
+    """Of `count` rows each, of so many numbers."""
+    width = _fitting_width(device, size)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.weighted_sum import WeightedSum
+
+    return WeightedSum(size, count, dtype, width)
