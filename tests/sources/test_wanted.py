@@ -34,7 +34,7 @@ def test_what_quantization_tools_write_beside_the_config_is_wanted() -> None:
         ("README.md", False),
     ],
 )
-def test_code_and_pickles_are_never_wanted(path: str, want: bool) -> None:
+def test_code_and_pickles_are_never_wanted(path: str, want: bool) -> None:  # noqa: FBT001 - a row of a table
     assert wanted.may_be_wanted(path) is want
 
 
