@@ -48,14 +48,15 @@ def bfloat16_layer(parts: Parts) -> Layer:
     return _there(cpu_kernels.pairs_linear([torch.randn(shape).bfloat16() for shape in parts], None))
 
 
-def int8_layer(parts: Parts) -> Layer:
+def int8_layer(parts: Parts, *, has_integer_inputs: bool = False) -> Layer:
     import torch
 
     from headway_runtime.layers import cpu_kernels
-    from headway_runtime.layers.quantized_weights import Int8Weight
+    from headway_runtime.layers.quantized_weights import Int8Input, Int8Weight
 
+    inputs = Int8Input() if has_integer_inputs else None
     weights = [
-        Int8Weight(torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(shape[0]) * 0.01)
+        Int8Weight(torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(shape[0]) * 0.01, inputs)
         for shape in parts
     ]
     return _there(_timed(cpu_kernels.int8_linear, weights))
@@ -91,6 +92,7 @@ def int4_layer(parts: Parts, group_size: int, *, has_zeros: bool = False) -> Lay
 FORMATS: dict[str, Callable[[Parts], Layer]] = {
     "bf16": bfloat16_layer,
     "int8": int8_layer,
+    "int8-w8a8": partial(int8_layer, has_integer_inputs=True),
     "fp8": fp8_layer,
     "int4-128": partial(int4_layer, group_size=128),
     "int4-128-zeros": partial(int4_layer, group_size=128, has_zeros=True),

@@ -45,6 +45,7 @@ class EngineKeywords(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     device: Literal["auto", "cpu", "cuda"]
     load_format: Literal["auto", "dummy"]
+    quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
     generation_config: Literal["auto", "none", "vllm"]
     max_model_len: int | None
     max_num_seqs: int
