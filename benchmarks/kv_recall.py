@@ -11,12 +11,13 @@ import sys
 
 from bundled_model.corpus import RECALL_KINDS, is_right, sample_tasks
 from headway_runtime import Engine, SamplingParams
+from headway_runtime.config import KVCacheDtype
 
 SEED = 7
 MAX_TOKENS = 40
 
 
-def run(kinds: list[str], dtypes: list[str], contexts: list[int], count: int) -> None:
+def run(kinds: list[str], dtypes: list[KVCacheDtype], contexts: list[int], count: int) -> None:
     print("task | tokens of the document | " + " | ".join(f"{name}: right, same answers" for name in dtypes))
     engines = {
         name: Engine("bundled://headway-tiny", kv_cache_dtype=name, kv_cache_memory_bytes="128Mi")
