@@ -70,6 +70,9 @@ GROUPS = {
         ),
         Group("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
         Group("pause", {"pause": "."}),
+        # Not of the cluster: what `tests/sources` fetches models from.
+        Group("registry", {"registry": "."}),
+        Group("s3server", {"s3server": "."}),
         Group(
             "containerd",
             {name: f"{CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},

@@ -87,6 +87,7 @@ class EngineConfig:
     """Everything an engine needs, resolved once (defaults applied, sources turned into folders).
 
     model_path: folder with config.json, *.safetensors and tokenizer.json.
+    quantization: one of quantization.choice.QUANTIZATIONS; "auto" is what the checkpoint says.
     kv_cache_memory_bytes: memory for KV blocks, all layers together; None lets the engine choose once the
         weights are loaded (see `memory.py`).
     max_waiting: bound on requests that wait; one more is refused with QueueFullError.
@@ -119,3 +120,4 @@ class EngineConfig:
     structured_output_timeout_seconds: float = 10.0
     speculative: SpeculativeConfig | None = None
     seed: int = 0
+    quantization: str = "auto"

@@ -23,6 +23,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         device=device,
         dtype=options.dtype,  # type: ignore[arg-type]
         load_format=options.load_format,  # type: ignore[arg-type]
+        quantization=options.quantization,
         max_model_len=options.max_model_len,
         block_size=options.block_size,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,

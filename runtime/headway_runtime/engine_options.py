@@ -18,8 +18,10 @@ from headway_runtime.config import Envelope, KVCacheDtype, Limits, SpeculativeCo
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
-from headway_runtime.memory import num_weights
+from headway_runtime.memory import num_active_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
+from headway_runtime.sources.flags import add_source_arguments
 from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS, speculative_options
 
 # Operators of smaller models end before a second thread has begun.
@@ -28,12 +30,16 @@ FEWEST_WEIGHTS_TO_SHARE = 32_000_000
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the engine process is told. None: it chooses by the device that it finds."""
+    """What the engine process is told. None: it chooses by the device that it finds.
+
+    quantization: what is in force, never "auto".
+    """
 
     model_path: str
     device: str
     dtype: str
     load_format: str
+    quantization: str
     max_model_len: int
     block_size: int
     kv_cache_memory_bytes: int | None
@@ -55,9 +61,18 @@ class EngineOptions:
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that say what the engine is and what it may take."""
     add = parser.add_argument
+    add_source_arguments(parser)
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
+    add(
+        "--quantization",
+        "-q",
+        choices=QUANTIZATIONS,
+        default="auto",
+        help="auto: what the checkpoint says; fp8, int8 or int4: quantize an unquantized one at load; "
+        "other names, none too: the checkpoint must be so (default %(default)s)",
+    )
     add(
         "--generation-config",
         choices=CHOICES,
@@ -137,7 +152,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(arguments: argparse.Namespace, model_path: Path, model: ModelConfig) -> EngineOptions:
     """Apply the model's own defaults and check what must agree. ConfigError names the flag at fault."""
-    speculative = speculative_options(arguments.speculative_config, model_path)
+    speculative = speculative_options(
+        arguments.speculative_config,
+        model_path,
+        arguments.download_dir,
+        getattr(arguments, "lifeline_fd", None),  # of a server alone
+    )
     num_speculative_tokens = 0 if speculative is None else speculative.num_speculative_tokens
     envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens, num_speculative_tokens)
     initial_speculative_tokens = arguments.initial_num_speculative_tokens
@@ -151,18 +171,19 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
     except LimitRangeError as error:
         prefix = "--initial-" if getattr(arguments, f"initial_{error.field}") is not None else "--"
         raise ConfigError(f"{prefix}{error.field.replace('_', '-')}: {error}") from error
-    model_len = model.max_position_embeddings
-    if arguments.max_model_len is not None and arguments.max_model_len > model_len:
+    longest = model.longest_context
+    if arguments.max_model_len is not None and arguments.max_model_len > longest:
         raise ConfigError(
-            f"--max-model-len={arguments.max_model_len} is more than the model's max_position_embeddings, "
-            f"{model_len}; ask for at most that"
+            f"--max-model-len={arguments.max_model_len} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
         )
     return EngineOptions(
         model_path=str(model_path),
         device=arguments.device,
         dtype=arguments.dtype,
         load_format=arguments.load_format,
-        max_model_len=arguments.max_model_len or model_len,
+        quantization=choose_quantization(arguments.quantization, model_path).name,
+        max_model_len=arguments.max_model_len or model.max_position_embeddings,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
         envelope=envelope,
@@ -219,4 +240,4 @@ def _keyword_value(action: argparse.Action, name: str, value: object) -> object:
 
 def _default_threads(model: ModelConfig) -> int:
     """All processors, but one for a model whose operators are too short to share."""
-    return 1 if num_weights(model) < FEWEST_WEIGHTS_TO_SHARE else usable_cpus()
+    return 1 if num_active_weights(model) < FEWEST_WEIGHTS_TO_SHARE else usable_cpus()

@@ -3,6 +3,7 @@
     HeadwayRuntimeError
     ├── ConfigError               a flag or config value is wrong; the process does not start
     ├── ModelLoadError            the model's files are missing, damaged or of an unknown architecture
+    ├── ModelFetchError           the model's files cannot be brought to this machine
     ├── InvalidRequestError       the client's fault: becomes HTTP 400 with `param`
     │   └── ContextLengthError    prompt (plus one token) can never fit
     ├── LimitRangeError           an admin change outside the envelope: HTTP 422
@@ -49,6 +50,10 @@ class ConfigError(HeadwayRuntimeError):
 
 class ModelLoadError(HeadwayRuntimeError):
     """The model cannot be read: which file or config field, and why."""
+
+
+class ModelFetchError(HeadwayRuntimeError):
+    """The model's files cannot be brought here: from where, what was answered, and the remedy."""
 
 
 class InvalidRequestError(HeadwayRuntimeError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from headway_runtime.errors import ConfigError, InvalidRequestError
-from headway_runtime.model_config import read_object
+from headway_runtime.model_config_fields import read_object
 from headway_runtime.sampling_params import INTEGERS, NUMBERS, SamplingParams, check_integer, check_number
 
 FILE_NAME = "generation_config.json"

@@ -40,9 +40,12 @@ from headway_runtime.tokenizer import Tokenizer
 class EngineKeywords(TypedDict, total=False):
     """The flags of `headway serve` that are about the engine, with the same defaults; None is the default."""
 
+    revision: str | None
+    download_dir: str | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     device: Literal["auto", "cpu", "cuda"]
     load_format: Literal["auto", "dummy"]
+    quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
     generation_config: Literal["auto", "none", "vllm"]
     max_model_len: int | None
     max_num_seqs: int
@@ -68,12 +71,13 @@ class EngineKeywords(TypedDict, total=False):
 class Engine:
     """A model, loaded and ready. Close it, or use it as a context manager; else it ends with the process.
 
-    model: bundled://NAME, a folder or file:///FOLDER.
-    Raises ConfigError and ModelLoadError while starting.
+    model: bundled://NAME, a folder or file:///FOLDER, or a remote one, which is fetched:
+    hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY[:TAG|@DIGEST]. Raises ConfigError,
+    ModelFetchError and ModelLoadError while starting.
     """
 
     def __init__(self, model: str, **options: Unpack[EngineKeywords]) -> None:
-        folder = resolve(model)
+        folder = resolve(model, revision=options.get("revision"), download_dir=options.get("download_dir"))
         engine_options = keyword_options(folder, options)
         self._default_params = engine_options.defaults.sampling_params()
         self._vocab_size = read_model_config(folder).vocab_size

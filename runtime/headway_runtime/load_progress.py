@@ -1,4 +1,4 @@
-"""How far the reading of a checkpoint has come: a bar on a terminal, else a log line every few seconds.
+"""How far a checkpoint has been read, or fetched: a bar on a terminal, else a log line every few seconds.
 
 Counts bytes and files as they are told; reads nothing itself. A model that loads faster than the first line
 is due gets one line in all, when it is done.
@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
@@ -15,7 +16,22 @@ logger = logging.getLogger(__name__)
 LOG_INTERVAL_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is said. done: with places for GB, files, their plural's end, and seconds."""
+
+    bar: str
+    under_way: str
+    done: str
+
+
+READING = Words("Reading weights", "reading weights", "read %.3f GB of weights from %d file%s in %.2f s")
+
+
 class _Bar(Protocol):
+    total: float | None
+
+    def refresh(self) -> object: ...
     def update(self, n: float) -> object: ...
     def set_postfix_str(self, s: str) -> object: ...
     def close(self) -> object: ...
@@ -29,11 +45,13 @@ class LoadProgress:
         num_bytes: int,
         num_files: int,
         *,
+        words: Words = READING,
         has_terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._num_bytes, self._num_files = num_bytes, num_files
         self._bytes_read = self._files_read = 0
+        self._words = words
         self._clock = clock
         self._began_at = self._logged_at = clock()
         self._bar: _Bar | None = None
@@ -43,12 +61,20 @@ class LoadProgress:
 
             self._bar = tqdm.tqdm(
                 total=num_bytes,
-                desc="Reading weights",
+                desc=words.bar,
                 unit="B",
                 unit_scale=True,
                 leave=False,
                 file=sys.stderr,
             )
+
+    def expect_more(self, num_bytes: int, num_files: int) -> None:
+        """There is more of it than was known."""
+        self._num_bytes += num_bytes
+        self._num_files += num_files
+        if self._bar is not None:
+            self._bar.total = self._num_bytes
+            self._bar.refresh()
 
     def tensor_read(self, num_bytes: int) -> None:
         """One more tensor, of so many bytes in its file."""
@@ -61,7 +87,8 @@ class LoadProgress:
         if now - self._logged_at >= LOG_INTERVAL_SECONDS:
             self._logged_at = now
             logger.info(
-                "reading weights: %.2f of %.2f GB, %d of %d files",
+                "%s: %.2f of %.2f GB, %d of %d files",
+                self._words.under_way,
                 self._bytes_read / 1e9,
                 self._num_bytes / 1e9,
                 self._files_read,
@@ -80,7 +107,7 @@ class LoadProgress:
             self._bar.close()
         seconds = self._clock() - self._began_at
         logger.info(
-            "read %.3f GB of weights from %d file%s in %.2f s",
+            self._words.done,
             self._num_bytes / 1e9,
             self._num_files,
             "" if self._num_files == 1 else "s",

@@ -23,10 +23,24 @@ KV_BYTES = {"bfloat16": (2, 0), "float16": (2, 0), "float32": (4, 0), "fp8_e4m3"
 
 
 def num_weights(model: ModelConfig) -> int:
-    """Weights that one decode step reads: all products of all layers, and the head's."""
+    """Weights of all products: of all layers, with all their experts, and the head's."""
+    return _num_weights(model, 0 if model.experts is None else model.experts.num_experts)
+
+
+def num_active_weights(model: ModelConfig) -> int:
+    """Those of them that one token goes through, and that a step of one sequence reads."""
+    return _num_weights(model, 0 if model.experts is None else model.experts.num_used)
+
+
+def _num_weights(model: ModelConfig, num_experts: int) -> int:
     heads = 2 * model.num_attention_heads + 2 * model.num_kv_heads
-    per_layer = model.hidden_size * (model.head_dim * heads + 3 * model.intermediate_size)
-    return model.num_layers * per_layer + model.vocab_size * model.hidden_size
+    total = model.vocab_size + model.num_layers * model.head_dim * heads
+    for layer in model.layers:
+        if layer.has_experts and model.experts is not None:
+            total += model.experts.num_experts + 3 * num_experts * model.experts.size
+        else:
+            total += 3 * model.intermediate_size
+    return total * model.hidden_size
 
 
 def kept_as(kv_cache_dtype: KVCacheDtype, dtype: str) -> str:
@@ -40,7 +54,10 @@ def kept_as(kv_cache_dtype: KVCacheDtype, dtype: str) -> str:
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> int:
-    """Bytes of one token's keys and values, all layers together, with their scales. kv_dtype: of KV_BYTES."""
+    """Bytes of one token's keys and values, all layers together, with their scales. kv_dtype: of KV_BYTES.
+
+    Layers with a window keep all tokens too.
+    """
     number_bytes, scale_bytes = KV_BYTES[kv_dtype]
     return 2 * model.num_layers * model.num_kv_heads * (model.head_dim * number_bytes + scale_bytes)
 

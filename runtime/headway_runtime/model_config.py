@@ -4,40 +4,37 @@ Owns the meaning of that file's fields. Anything in it that would change the mod
 engine does not do is refused here by name, never passed over. Imports neither torch nor transformers.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headway_runtime.errors import ModelLoadError
+from headway_runtime.model_config_families import FAMILIES, Family
+from headway_runtime.model_config_fields import Fields, read_object
+from headway_runtime.model_config_layers import ExpertsConfig, LayerConfig, read_experts, read_layers
+from headway_runtime.model_config_rope import Rope, read_rope, read_ropes_by_layer_type
 
-ARCHITECTURES = ("LlamaForCausalLM",)
 StoredDtype = Literal["bfloat16", "float16", "float32"]
 STORED_DTYPES: tuple[StoredDtype, ...] = ("bfloat16", "float16", "float32")
 
-
-@dataclass(frozen=True, slots=True)
-class LinearRope:
-    """All rotary frequencies divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Rope:
-    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, a ramp between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+ACTIVATIONS: dict[object, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    # The same, written out.
+    "gelu_new": "gelu_tanh",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The numbers that decide a Llama-family model's tensors and arithmetic.
+    """The numbers that decide a model's tensors and arithmetic.
 
+    normalizes_heads: queries and keys, each head by itself, before they are rotated.
+    attention_scale: what scores are multiplied by; soft caps: scores or logits become cap * tanh(x / cap).
+    tensor_prefixes: of the names of all tensors but the head's; the first that fits counts.
+    foreign_prefixes: of names of tensors that a checkpoint may hold and that belong to no text model.
     dtype: what "auto" means for this model.
     eos_token_ids: those of config.json and of generation_config.json together.
     """
@@ -46,150 +43,160 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    activation: Activation
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: LinearRope | Llama3Rope | None
+    ropes: tuple[Rope, ...]
+    layers: tuple[LayerConfig, ...]
+    experts: ExpertsConfig | None
     tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    normalizes_heads: bool
+    attention_scale: float
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
+    tensor_prefixes: tuple[str, ...]
+    foreign_prefixes: tuple[str, ...]
     dtype: StoredDtype
     eos_token_ids: frozenset[int]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def longest_context(self) -> int:
+        """The most tokens that a sequence may be asked to have; more than `max_position_embeddings` where
+        that is a length which the rotation's scaling then stretches."""
+        return min(rope.longest_context(self.max_position_embeddings) for rope in self.ropes)
+
+    @property
+    def told_longest_context(self) -> str:
+        """The same for people."""
+        own, longest = self.max_position_embeddings, self.longest_context
+        stretched = f", stretched by its rotary scaling to {longest}" if longest > own else ""
+        return f"max_position_embeddings, {own}{stretched}"
 
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Read `folder`'s config.json. ModelLoadError names the field that is missing, wrong or unsupported."""
-    fields = _Fields(read_object(folder / "config.json"), "config.json")
-    _refuse_unsupported(fields)
+    whole = Fields(read_object(folder / "config.json"), "config.json")
+    architecture = _architecture(whole)
+    family = FAMILIES[architecture]
+    fields = _text_fields(whole, family)
+    _refuse_unsupported(fields, whole, family)
     num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    num_kv_heads = fields.optional_integer("num_key_value_heads") or num_heads
     hidden_size = fields.integer("hidden_size")
-    head_dim = fields.integer("head_dim", hidden_size // num_heads)
+    head_dim = fields.optional_integer("head_dim") or hidden_size // num_heads
     if num_heads % num_kv_heads:
         raise fields.error(
             "num_key_value_heads", f"num_attention_heads ({num_heads}) must be a multiple of it"
         )
-    if head_dim % 2:
+    if head_dim % 2 or not head_dim:
         raise fields.error("head_dim", "rotary embeddings need an even number")
-    rope = _rope_fields(fields)
+    has_attention_bias = "attention_bias" in family.defaults and fields.boolean("attention_bias")
     return ModelConfig(
-        architecture=_architecture(fields),
+        architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
+        activation=_activation(fields, family),
         num_attention_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=rope.number("rope_theta", fields.number("rope_theta", 10000.0)),
-        rope_scaling=_rope_scaling(rope),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        ropes=_ropes(fields, family, head_dim),
+        layers=read_layers(fields, family),
+        experts=read_experts(fields, family),
         tie_word_embeddings=fields.boolean("tie_word_embeddings"),
-        attention_bias=fields.boolean("attention_bias"),
-        mlp_bias=fields.boolean("mlp_bias"),
+        has_qkv_bias=family.has_qkv_bias or has_attention_bias,
+        has_output_bias=has_attention_bias,
+        has_mlp_bias="mlp_bias" in family.defaults and fields.boolean("mlp_bias"),
+        normalizes_heads=family.normalizes_heads,
+        attention_scale=_attention_scale(fields, family, head_dim),
+        attention_soft_cap=_soft_cap(fields, family, "attn_logit_softcapping"),
+        logit_soft_cap=_soft_cap(fields, family, "final_logit_softcapping"),
+        tensor_prefixes=family.tensor_prefixes,
+        foreign_prefixes=family.foreign,
         dtype=_dtype(fields),
-        eos_token_ids=_eos_token_ids(folder, fields),
+        eos_token_ids=_token_ids(whole) | _token_ids(fields) | _generation_eos_token_ids(folder),
     )
 
 
-class _Fields:
-    """One JSON object, read with checks; a null counts as absent, as it does for transformers."""
-
-    def __init__(self, values: Mapping[str, object], where: str) -> None:
-        self.values = {name: value for name, value in values.items() if value is not None}
-        self.where = where
-
-    def error(self, name: str, remedy: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.where}: {name}={self.values.get(name)!r}: {remedy}")
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(name, "want a positive integer; correct the model's file")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.values.get(name, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise self.error(name, "want a positive number; correct the model's file")
-        return float(value)
-
-    def boolean(self, name: str) -> bool:
-        value = self.values.get(name, False)
-        if not isinstance(value, bool):
-            raise self.error(name, "want true or false; correct the model's file")
-        return value
-
-
-def read_object(path: Path) -> dict[str, object]:
-    """One of the model's JSON files. ModelLoadError if it is none."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(
-            f"{path}: cannot be read ({error}); give a folder in Hugging Face layout"
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: holds no JSON object; give a folder in Hugging Face layout")
-    return value
-
-
-def _architecture(fields: _Fields) -> str:
+def _architecture(fields: Fields) -> str:
     names = fields.values.get("architectures")
-    if isinstance(names, list) and len(names) == 1 and names[0] in ARCHITECTURES:
-        return str(names[0])
-    raise fields.error("architectures", f"supported are {', '.join(ARCHITECTURES)}; serve such a model")
-
-
-def _refuse_unsupported(fields: _Fields) -> None:
-    if fields.values.get("hidden_act", "silu") != "silu":
-        raise fields.error("hidden_act", "only 'silu' is supported; serve another model")
-    if "quantization_config" in fields.values:
-        raise ModelLoadError(
-            "config.json: quantization_config: quantized weights are not supported; serve the model without"
-        )
-    if fields.values.get("partial_rotary_factor", 1.0) != 1.0:
+    if not (isinstance(names, list) and len(names) == 1 and names[0] in FAMILIES):
+        raise fields.error("architectures", f"supported are {', '.join(FAMILIES)}; serve such a model")
+    name = str(names[0])
+    want = FAMILIES[name].model_type
+    if fields.values.get("model_type", want) != want:
         raise fields.error(
-            "partial_rotary_factor", "only whole-head rotation is supported; serve another model"
+            "model_type", f"{name} is of type {want!r}, and both say what the model is; correct the file"
         )
+    return name
 
 
-def _rope_fields(fields: _Fields) -> _Fields:
-    """transformers 5 writes `rope_parameters`; before it was `rope_scaling`, with rope_theta beside it."""
-    name = "rope_parameters" if "rope_parameters" in fields.values else "rope_scaling"
-    values = fields.values.get(name, {})
-    if not isinstance(values, dict):
-        raise fields.error(name, "want an object; correct the model's file")
-    rope = _Fields(values, f"config.json: {name}")
-    if rope.values.get("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.error(
-            "partial_rotary_factor", "only whole-head rotation is supported; serve another model"
+def _text_fields(whole: Fields, family: Family) -> Fields:
+    """The text model's own fields; where they lie in an object, some of those beside it count for them."""
+    if family.text_field is None:
+        return Fields(whole.raw, whole.where, family.defaults)
+    text = whole.object(family.text_field)
+    if text.get("model_type", f"{family.model_type}_text") != f"{family.model_type}_text":
+        raise Fields(text, f"{whole.where}: {family.text_field}").error(
+            "model_type", f"want '{family.model_type}_text'; serve another model"
         )
-    return rope
+    beside = {
+        name: whole.values[name]
+        for name in ("dtype", "torch_dtype", "tie_word_embeddings")
+        if name in whole.values
+    }
+    return Fields(text | beside, f"{whole.where}: {family.text_field}", family.defaults)
 
 
-def _rope_scaling(rope: _Fields) -> LinearRope | Llama3Rope | None:
-    kind_field = "rope_type" if "rope_type" in rope.values else "type"
-    kind = rope.values.get(kind_field, "default")
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return LinearRope(rope.number("factor"))
-    if kind == "llama3":
-        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        if low >= high:
-            raise rope.error("high_freq_factor", f"must be more than low_freq_factor ({low})")
-        original = rope.integer("original_max_position_embeddings")
-        return Llama3Rope(rope.number("factor"), low, high, original)
-    raise rope.error(kind_field, "supported are 'default', 'linear' and 'llama3'; serve another model")
+def _refuse_unsupported(fields: Fields, whole: Fields, family: Family) -> None:
+    for some in (fields, whole):
+        name = family.unmet(some.values)
+        if name is not None:
+            raise some.error(
+                name, "would change this architecture's results and is not done; serve another model"
+            )
 
 
-def _dtype(fields: _Fields) -> StoredDtype:
+def _activation(fields: Fields, family: Family) -> Activation:
+    """Gemma has a field of its own for it, and then does not look at the usual one."""
+    name = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
+    activation = ACTIVATIONS.get(fields.get(name))
+    if activation is None:
+        raise fields.error(name, f"supported are {', '.join(map(repr, ACTIVATIONS))}; serve another model")
+    return activation
+
+
+def _ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, ...]:
+    """Of all layers; or, where they differ, of those that attend to everything and of those with a window."""
+    if not family.differs_by_window:
+        return (read_rope(fields, head_dim, family.rope_theta),)
+    return read_ropes_by_layer_type(fields, head_dim, family.rope_theta)
+
+
+def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    is_told = "query_pre_attn_scalar" in family.defaults
+    size = fields.number("query_pre_attn_scalar") if is_told else float(head_dim)
+    return float(size**-0.5)
+
+
+def _soft_cap(fields: Fields, family: Family, name: str) -> float | None:
+    is_honoured = name in family.defaults and name not in family.neutral
+    return fields.optional_number(name) if is_honoured else None
+
+
+def _dtype(fields: Fields) -> StoredDtype:
     """transformers 5 writes `dtype`, before it was `torch_dtype`; float32 where neither is given."""
     name = "dtype" if "dtype" in fields.values else "torch_dtype"
     value = fields.values.get(name, "float32")
@@ -199,15 +206,14 @@ def _dtype(fields: _Fields) -> StoredDtype:
     raise fields.error(name, f"supported are {', '.join(STORED_DTYPES)}; convert the checkpoint")
 
 
-def _eos_token_ids(folder: Path, fields: _Fields) -> frozenset[int]:
-    found = _token_ids(fields)
+def _generation_eos_token_ids(folder: Path) -> frozenset[int]:
     path = folder / "generation_config.json"
-    if path.is_file():
-        found |= _token_ids(_Fields(read_object(path), "generation_config.json"))
-    return found
+    if not path.is_file():
+        return frozenset()
+    return _token_ids(Fields(read_object(path), "generation_config.json"))
 
 
-def _token_ids(fields: _Fields) -> frozenset[int]:
+def _token_ids(fields: Fields) -> frozenset[int]:
     value = fields.values.get("eos_token_id", [])
     ids = value if isinstance(value, list) else [value]
     if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids):

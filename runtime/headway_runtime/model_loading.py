@@ -9,25 +9,31 @@ from headway_runtime.layers.attention import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import kept_dtype
 from headway_runtime.layers.linear import PackedLinear
 from headway_runtime.model_config import ModelConfig
-from headway_runtime.models import MODELS
+from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
 from headway_runtime.models.model import Model
+from headway_runtime.quantization.choice import Quantization
 from headway_runtime.step_inputs import StepInputBuilder
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def load_model(
-    folder: Path, model_config: ModelConfig, config: EngineConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    quantization: Quantization,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Model:
     """ModelLoadError if the checkpoint does not fit its config."""
     weights: Weights
     if config.load_format == "dummy":
-        weights = DummyWeights(config.seed, dtype, device)
+        weights = DummyWeights(config.seed, dtype, device, quantization)
     else:
-        weights = CheckpointWeights(folder, dtype, device)
-    num_positions = min(config.max_model_len, model_config.max_position_embeddings)
-    return MODELS[model_config.architecture](model_config, weights, num_positions, dtype, device)
+        weights = CheckpointWeights(folder, dtype, device, quantization)
+    num_positions = min(config.max_model_len, model_config.longest_context)
+    return Decoder(model_config, weights, num_positions, dtype, device)
 
 
 def make_cache(

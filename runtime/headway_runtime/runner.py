@@ -28,6 +28,7 @@ from headway_runtime.memory import (
 )
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, make_inputs
+from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
 from headway_runtime.speculator import Speculator, load_draft
@@ -47,8 +48,9 @@ class Runner:
         self._device = _open_device(config)
         dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
         dtype = TORCH_DTYPES[dtype_name]
+        quantization = choose_quantization(config.quantization, folder)
         with torch.inference_mode():
-            self._model = load_model(folder, self._model_config, config, dtype, self._device)
+            self._model = load_model(folder, self._model_config, config, quantization, dtype, self._device)
             draft = load_draft(config, dtype, self._device)
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [self._model_config] if draft is None else [self._model_config, draft.model_config]
@@ -70,10 +72,11 @@ class Runner:
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
         logger.info(
-            "model %s on %s in %s, %d KV blocks of %d tokens in %s",
+            "model %s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
             folder.name,
             self._device,
             dtype_name,
+            quantization.name,
             self.num_blocks,
             config.block_size,
             self.kv_dtype,
@@ -213,8 +216,8 @@ def _open_device(config: EngineConfig) -> torch.device:
 
 
 def _check_lengths(config: EngineConfig, model: ModelConfig) -> None:
-    if config.max_model_len > model.max_position_embeddings:
+    if config.max_model_len > model.longest_context:
         raise ConfigError(
-            f"max_model_len={config.max_model_len!r} is more than the model's max_position_embeddings, "
-            f"{model.max_position_embeddings}; ask for at most that"
+            f"max_model_len={config.max_model_len!r} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
         )

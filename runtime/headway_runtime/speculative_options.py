@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway_runtime.config import SpeculativeConfig
-from headway_runtime.errors import ConfigError, ModelLoadError
-from headway_runtime.model_config import read_model_config, read_object
+from headway_runtime.errors import ConfigError, ModelFetchError, ModelLoadError
+from headway_runtime.model_config import read_model_config
+from headway_runtime.model_config_fields import read_object
 from headway_runtime.sources import resolve
 
 FLAG = "--speculative-config"
@@ -38,9 +39,15 @@ class SpeculativeOptions:
 
 
 def speculative_options(
-    text: str | Mapping[str, object] | None, model_path: Path
+    text: str | Mapping[str, object] | None,
+    model_path: Path,
+    download_dir: str | None = None,
+    lifeline_fd: int | None = None,
 ) -> SpeculativeOptions | None:
-    """What was asked for; None for no speculation. ConfigError names the field at fault."""
+    """What was asked for; None for no speculation. ConfigError names the field at fault.
+
+    download_dir, lifeline_fd: as `sources.resolve` has them, for a draft that is fetched.
+    """
     if text is None:
         return None
     fields = _object(text)
@@ -58,7 +65,7 @@ def speculative_options(
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             if name in fields:
                 raise _error(name, fields[name], 'it is for method "ngram"; leave it out')
-        folder = _draft_folder(fields, model_path)
+        folder = _draft_folder(fields, model_path, download_dir, lifeline_fd)
         return SpeculativeOptions(SpeculativeConfig("draft_model", str(folder), adaptive=adaptive), number)
     if "model" in fields and fields["model"] not in ("ngram", "[ngram]"):
         raise _error("model", fields["model"], 'method "ngram" has none; leave one of them out')
@@ -97,14 +104,16 @@ def _integer(fields: Mapping[str, object], name: str, default: int, low: int, hi
     return value
 
 
-def _draft_folder(fields: Mapping[str, object], model_path: Path) -> Path:
+def _draft_folder(
+    fields: Mapping[str, object], model_path: Path, download_dir: str | None, lifeline_fd: int | None
+) -> Path:
     source = fields.get("model")
     if not isinstance(source, str) or not source:
         raise _error("model", source, "name the model that guesses, as the served one is named")
     try:
-        folder = resolve(source)
+        folder = resolve(source, download_dir=download_dir, lifeline_fd=lifeline_fd)
         read_model_config(folder)
-    except (ConfigError, ModelLoadError) as error:
+    except (ConfigError, ModelFetchError, ModelLoadError) as error:
         raise ConfigError(f"{FLAG}: model: {error}") from error
     differing = _first_difference(model_path, folder)
     if differing is not None:

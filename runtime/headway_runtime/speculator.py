@@ -15,6 +15,7 @@ from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.model_loading import load_model, make_cache, make_inputs
 from headway_runtime.models.model import Model
 from headway_runtime.ngram_drafts import NgramDrafts
+from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.verification import possible
 
 
@@ -30,7 +31,9 @@ class LoadedDraft:
 
     def __init__(self, folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.model_config: ModelConfig = read_model_config(folder)
-        self.model: Model = load_model(folder, self.model_config, config, dtype, device)
+        self.model: Model = load_model(
+            folder, self.model_config, config, choose_quantization("auto", folder), dtype, device
+        )
 
 
 def load_draft(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> LoadedDraft | None:

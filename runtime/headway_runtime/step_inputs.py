@@ -29,6 +29,7 @@ from headway_runtime.layers.attention import (
     KVCache,
     LaterChunk,
 )
+from headway_runtime.layers.linear import round_up
 from headway_runtime.layers.masks import Masks
 
 # Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
@@ -214,12 +215,6 @@ class _IntegerBuffer:
     def upload(self) -> None:
         if self._on_device is not self._host:
             self._on_device[: self._length].copy_(self._host[: self._length], non_blocking=True)
-
-
-def round_up(size: int, *, per_octave: int) -> int:
-    """The next of `per_octave` evenly spaced sizes between two powers of two; small sizes are themselves."""
-    shift = max(0, (size - 1).bit_length() - per_octave.bit_length())
-    return -(-size >> shift) << shift
 
 
 def _stretches(

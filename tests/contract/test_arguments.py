@@ -4,19 +4,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from headway_gateway.config import parse_config
 from headway_operator.manifests import render
-from headway_operator.spec import parse
+from headway_operator.spec import InferenceServiceSpec, parse
 from headway_operator.state import Site
 from headway_runtime.config import Envelope, Limits, SpeculativeConfig
+from headway_runtime.errors import ConfigError
 from headway_runtime.server.options import parse_options
 from headway_runtime.sources import resolve
+from headway_runtime.sources.reference import FolderModel
+from headway_runtime.sources.reference import parse as parse_source
 
 BARE: dict[str, Any] = {"model": {"source": "bundled://headway-tiny"}, "replicas": 1}
 FULL: dict[str, Any] = {
     "model": {"source": "bundled://headway-tiny", "maxModelLen": 512, "servedName": "tiny"},
     "dtype": "float32",
+    "quantization": "int4",
     "device": "cpu",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 50, "percentile": 90},
     "scaling": {"minReplicas": 1, "maxReplicas": 3},
@@ -73,6 +78,7 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
     assert options.drain_timeout_seconds == 45
     engine = options.engine
     assert (engine.dtype, engine.device, engine.max_model_len) == ("float32", "cpu", 512)
+    assert engine.quantization == "int4"
     assert engine.envelope == Envelope(16, 1024, 3)
     assert engine.limits == Limits(4, 128, 3)
     assert engine.speculative == SpeculativeConfig(
@@ -109,3 +115,85 @@ def test_every_kv_cache_dtype_of_the_spec_is_one_of_the_engine(kv_dtype: str) ->
     made = arguments(BARE | {"kvCacheDtype": kv_dtype}, SITES["local"])["serve"]
     assert ("--kv-cache-dtype" in made) == (kv_dtype != "auto")
     assert parse_options(made, environment={}).engine.kv_cache_dtype == kv_dtype
+
+
+# What both sides read alike: the operator's rule for the CRD, and the runtime that is told the source.
+GOOD_SOURCES = (
+    "bundled://headway-tiny",
+    "/models/a",
+    "file:///models/a%20b",
+    "file://localhost/models",
+    "hf://Org-1/Name_2.5-1B",
+    "hf://org/name@v1.0",
+    "hf://org/name@refs/pr/3",
+    "s3://bucket",
+    "s3://my.bucket-1/a/b c/",
+    "oci://docker.io/org/name:v1",
+    "oci://registry:5000/name",
+    "oci://localhost/name",
+    "oci://r.example/a/b-c_d@sha256:" + "0a" * 32,
+    "oci://r.example:443/a:tag@sha256:" + "0a" * 32,
+    "pvc://claim-1/a/b",
+    "pvc://claim.x",
+)
+BAD_SOURCES = (
+    "ftp://a/b",
+    "hf://name",
+    "hf://a/b/c",
+    "hf://a/b@",
+    "hf://a/b@../x",
+    "hf://a/b@x..y",
+    "hf://a--b/c",
+    "hf://../c",
+    "hf://a/b.git",
+    "hf://a/b.git@main",
+    "hf://a/b-",
+    "s3://",
+    "s3://b/x",
+    "s3://bucket/a\nb",
+    "oci://name",
+    "oci://org/name:v1",
+    "oci://r.example/Name",
+    "oci://r.example/a@sha256:12",
+    "oci://r.example/a:-x",
+    "oci://r.example:5000",
+    "pvc://Claim/x",
+    "pvc://claim/../x",
+    "pvc://claim/a/..",
+    "file://models",
+    "file:///a?b",
+)
+
+
+def is_read_by_the_operator(source: str) -> bool:
+    try:
+        InferenceServiceSpec.model_validate({"model": {"source": source}, "replicas": 1})
+    except ValidationError:
+        return False
+    return True
+
+
+def is_read_by_the_runtime(source: str) -> bool:
+    try:
+        parse_source(source)
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("source", GOOD_SOURCES)
+def test_a_good_source_is_one_to_both(source: str) -> None:
+    assert is_read_by_the_operator(source)
+    assert is_read_by_the_runtime(source)
+
+
+@pytest.mark.parametrize("source", BAD_SOURCES)
+def test_a_bad_source_is_none_to_either(source: str) -> None:
+    assert not is_read_by_the_operator(source)
+    assert not is_read_by_the_runtime(source)
+
+
+def test_a_claim_is_served_from_where_it_is_mounted() -> None:
+    spec = {**BARE, "model": {"source": "pvc://weights/llama/8b"}}
+    (source, *_) = arguments(spec, SITES["kubernetes"])["serve"]
+    assert parse_source(source) == FolderModel(Path("/mnt/models/llama/8b"))

@@ -30,8 +30,8 @@ from headway_runtime.layers.attention import (
 )
 from headway_runtime.layers.masks import Masks
 from headway_runtime.metrics import EngineMetrics
-from headway_runtime.models import MODELS
-from headway_runtime.models.llama import Llama
+from headway_runtime.models import llama
+from headway_runtime.models.self_attention import SelfAttention
 from headway_runtime.request import Request, RequestOutput, SamplingParams
 
 CPU = torch.device("cpu")
@@ -161,14 +161,14 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Attention by our own kernels, and by PyTorch's operators."""
     if request.param == "pytorch":
         monkeypatch.setattr(cpu_kernels, "_are_available", lambda: False)
-    elif cpu_kernels.silu_and_multiply(64, torch.float32, CPU) is None:
+    elif cpu_kernels.activate_and_multiply("silu", 64, torch.float32, CPU) is None:
         pytest.skip("this machine compiles no CPU kernels")
     return str(request.param)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that our Llama can read, and the same weights in transformers as a Mistral."""
+    """A folder with a Mistral without windows, and the same in transformers."""
 
     folder: Path
     model: Any
@@ -206,23 +206,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     model.eval()
     folder = tmp_path_factory.mktemp("checkpoint")
     model.save_pretrained(folder)
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace("MistralForCausalLM", "LlamaForCausalLM"))
     return Checkpoint(folder, model)
 
 
 @pytest.fixture
 def give_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """give_layers(window=..., soft_cap=...): our Llama's layers attend that way from now on."""
+    """give_layers(window=..., soft_cap=...): layers attend that way from now on."""
 
     def give(**changes: Any) -> None:
-        class Changed(Llama):
-            def __init__(self, *arguments: Any) -> None:
-                super().__init__(*arguments)
-                for layer in self._layers:
-                    layer.attention = replace(layer.attention, **changes)
+        class Changed(SelfAttention):
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                self.layer = replace(self.layer, **changes)
 
-        monkeypatch.setitem(MODELS, "LlamaForCausalLM", Changed)
+        monkeypatch.setattr(llama, "SelfAttention", Changed)
 
     return give
 

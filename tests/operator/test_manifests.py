@@ -3,6 +3,7 @@
 After a wanted change: HEADWAY_UPDATE_GOLDEN=1 pytest tests/operator/test_manifests.py, then read the diff.
 """
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ NOTHING: frozenset[ChildKey] = frozenset()
 FULL_SPEC = {
     "model": {"source": "file:///models/llama", "maxModelLen": 4096, "servedName": "llama"},
     "dtype": "bfloat16",
+    "quantization": "fp8",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 40, "percentile": 90},
     "batching": {
         "maxNumSeqs": {"max": 128, "initial": 8},
@@ -100,6 +102,14 @@ def keys(result: Rendered) -> frozenset[ChildKey]:
     [
         ("smallest", {}, {}),
         ("full", FULL_SPEC, {}),
+        ("claim", {"model": {"source": "pvc://weights/llama/8b/"}}, {}),
+        ("hub", {"model": {"source": "hf://org/name@v1", "credentialsSecretRef": {"name": "token"}}}, {}),
+        ("bucket", {"model": {"source": "s3://models/llama", "credentialsSecretRef": {"name": "keys"}}}, {}),
+        (
+            "registry",
+            {"model": {"source": "oci://r.example/llama:8b", "credentialsSecretRef": {"name": "login"}}},
+            {},
+        ),
         (
             "local",
             {},
@@ -284,6 +294,70 @@ def test_api_keys_are_mounted_in_both_worlds(build: Any, kind: str) -> None:
     (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
     arguments = pod["containers"][0]["args"]
     assert arguments[arguments.index("--api-key-file") + 1] == f"{mount['mountPath']}/api-keys"
+
+
+def test_a_replica_that_fetches_its_model_may_take_longer_to_start(build: Any) -> None:
+    seconds = {}
+    for source in (
+        "bundled://headway-tiny",
+        "pvc://claim/x",
+        "hf://org/name",
+        "s3://models/a",
+        "oci://r.example/a",
+    ):
+        probe = runtime(rendered(build, {"model": {"source": source}}))["startupProbe"]
+        seconds[source.partition(":")[0]] = probe["periodSeconds"] * probe["failureThreshold"]
+    assert seconds == {"bundled": 1800, "pvc": 1800, "hf": 7200, "s3": 7200, "oci": 7200}
+
+
+@pytest.mark.parametrize(
+    ("source", "want"),
+    [
+        ("pvc://claim", "/mnt/models"),
+        ("pvc://claim/", "/mnt/models"),
+        ("pvc://claim/a/b/", "/mnt/models/a/b"),
+        ("hf://org/name", "hf://org/name"),
+    ],
+)
+def test_a_replica_is_told_where_its_claim_is_mounted(build: Any, source: str, want: str) -> None:
+    container = runtime(rendered(build, {"model": {"source": source}}))
+    assert container["args"][:2] == ["serve", want]
+    assert "pvc" not in " ".join(container["args"])
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "want", "claims"),
+    [
+        ("pvc://a/x", "pvc://a/y", "/mnt/models/y", ["a"]),
+        ("pvc://a/x", "pvc://b/y", "/mnt/draft-models/y", ["a", "b"]),
+        ("hf://o/n", "pvc://b/y", "/mnt/draft-models/y", ["b"]),
+        ("pvc://a/x", "hf://o/n", "hf://o/n", ["a"]),
+    ],
+)
+def test_a_draft_may_lie_on_a_claim_too(
+    build: Any, model: str, draft: str, want: str, claims: list[str]
+) -> None:
+    spec = {"model": {"source": model}, "speculative": {"draft": {"source": draft}}}
+    result = rendered(build, spec)
+    container = runtime(result)
+    arguments = container["args"]
+    assert json.loads(arguments[arguments.index("--speculative-config") + 1])["model"] == want
+    pod = child(result, "Deployment", result.revision.name)["spec"]["template"]["spec"]
+    volumes = {
+        one["name"]: one["persistentVolumeClaim"] for one in pod["volumes"] if "persistentVolumeClaim" in one
+    }
+    assert [one["claimName"] for one in volumes.values()] == claims
+    mounts = {one["name"]: one for one in container["volumeMounts"] if one["name"] in volumes}
+    assert mounts.keys() == volumes.keys()
+    assert all(one["readOnly"] for one in (*mounts.values(), *volumes.values()))
+
+
+def test_a_public_source_needs_no_secret(build: Any) -> None:
+    for source in ("hf://org/name", "s3://models/a", "oci://r.example/a"):
+        result = rendered(build, {"model": {"source": source}})
+        assert [one["name"] for one in runtime(result)["env"]] == ["HOME"]
+        pod = child(result, "Deployment", result.revision.name)["spec"]["template"]["spec"]
+        assert not [volume for volume in pod["volumes"] if "secret" in volume]
 
 
 def test_a_damaged_pin_is_no_pin(build: Any) -> None:

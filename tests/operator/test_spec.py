@@ -38,6 +38,24 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
         ),
         pytest.param({"model": {"source": "hf://"}}, "spec.model.source", "hf://", id="empty source"),
         pytest.param({"model": {}}, "spec.model.source", "is required", id="no source"),
+        pytest.param(
+            {"model": {"source": "hf://name"}},
+            "spec.model.source",
+            "hf://ORG/NAME@REVISION",
+            id="source of no form",
+        ),
+        pytest.param(
+            {"model": {"source": "hf://a/b..c"}},
+            "spec.model.source",
+            "got 'hf://a/b..c'",
+            id="source with a way up",
+        ),
+        pytest.param(
+            {"model": {"source": "pvc://claim/x", "credentialsSecretRef": {"name": "a"}}},
+            "spec.model",
+            "remove credentialsSecretRef or change source; source is 'pvc://claim/x'",
+            id="credentials of a claim",
+        ),
         pytest.param({"modle": 1}, "spec.modle", "did you mean model?", id="misspelt field"),
         pytest.param({"colour": 1}, "spec.colour", "unknown field; remove it", id="unknown field"),
         pytest.param(
@@ -109,9 +127,7 @@ def test_refuses_with_field_value_and_remedy(
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"quantization": "int8"}, "spec.quantization"),
         ({"tensorParallelSize": 2}, "spec.tensorParallelSize"),
-        ({"model": {"source": "hf://org/name"}}, "spec.model.source"),
     ],
 )
 def test_fields_the_engine_lacks_are_refused_by_name(build: Any, spec: dict[str, Any], field: str) -> None:

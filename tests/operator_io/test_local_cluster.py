@@ -255,6 +255,27 @@ async def test_mounted_secrets_and_config_maps_are_files_at_the_rewritten_path(
     assert not any(tmp_path.glob("headway-up-*"))
 
 
+async def test_variables_from_secrets_have_their_values(
+    free_port: int, deployment: Any, key: Any, tmp_path: Any
+) -> None:
+    def variable(name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "valueFrom": {"secretKeyRef": {"name": "hub", "key": name, **more}}}
+
+    environment = [
+        variable("HF_TOKEN"),
+        variable("AWS_SESSION_TOKEN", optional=True),
+        {"name": "PLAIN", "value": "x"},
+    ]
+    secrets = {"hub": {"HF_TOKEN": b"hf_sesame"}}
+    cluster = LocalCluster(port=free_port, public_pem="", workspace_parent=tmp_path, secrets=secrets)
+    async with cluster:
+        await cluster.apply(key, deployment("demo-1a2b", container={"env": environment}))
+        got = cluster.processes[0].template.environment
+        assert got["HF_TOKEN"] == "hf_sesame"
+        assert got["PLAIN"] == "x"
+        assert "AWS_SESSION_TOKEN" not in got
+
+
 async def test_what_has_no_local_counterpart_is_refused_by_name(
     local_cluster: LocalCluster, deployment: Any, key: Any, children: Any
 ) -> None:
@@ -269,8 +290,11 @@ async def test_what_has_no_local_counterpart_is_refused_by_name(
     with pytest.raises(ClusterError, match="hostAliases is not available in the local world"):
         await local_cluster.apply(key, deployment("demo-1a2b", pod=aliases))
     claim = {"volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]}
-    with pytest.raises(ClusterError, match="volume 'cache' is a persistentVolumeClaim"):
+    with pytest.raises(ClusterError, match="volume 'cache' is the claim 'cache', which only a cluster has"):
         await local_cluster.apply(key, deployment("demo-1a2b", pod=claim))
+    variable = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}}
+    with pytest.raises(ClusterError, match=r"env 'HF_TOKEN' wants the key 'HF_TOKEN' of the Secret 'hub'"):
+        await local_cluster.apply(key, deployment("demo-1a2b", container={"env": [variable]}))
     secret = {"volumes": [{"name": "keys", "secret": {"secretName": "api"}}]}
     with pytest.raises(ClusterError, match="there is no Secret 'api'; put it into the same file"):
         await local_cluster.apply(key, deployment("demo-1a2b", pod=secret))

@@ -172,7 +172,7 @@ async def test_a_saved_edit_is_taken_over_and_a_broken_one_is_told(up: Any, even
     assert running.status()["revision"]["name"] == revision
     not_usable = (
         "kind: [",
-        json.dumps(manifest(scaling={"minReplicas": 2}, quantization="int8")),
+        json.dumps(manifest(scaling={"minReplicas": 2}, tensorParallelSize=2)),
         json.dumps(manifest(scaling={"minReplicass": 2})),
     )
     for text in not_usable:
@@ -189,7 +189,7 @@ async def test_a_saved_edit_is_taken_over_and_a_broken_one_is_told(up: Any, even
     output = await running.ended()
     assert output.count("manifest not taken over, the last good one stays in force: ") == 3
     assert "is not YAML" in output
-    assert "spec.quantization" in output
+    assert "spec.tensorParallelSize" in output
     assert "spec.scaling.minReplicass" in output
 
 
@@ -215,7 +215,9 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
             id="out-of-range",
         ),
         pytest.param(yaml.safe_dump(manifest(modle={})), "spec.modle: unknown field", id="misspelt"),
-        pytest.param(yaml.safe_dump(manifest(quantization="int8")), "spec.quantization", id="unsupported"),
+        pytest.param(
+            yaml.safe_dump(manifest(tensorParallelSize=2)), "spec.tensorParallelSize", id="unsupported"
+        ),
     ],
 )
 def test_a_manifest_that_cannot_be_honoured_is_refused_at_once(

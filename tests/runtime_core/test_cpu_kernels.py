@@ -16,9 +16,10 @@ from headway_runtime.kernels.cpu.scoring import Scoring
 from headway_runtime.kernels.cpu.softmax import CausalSoftmax
 from headway_runtime.layers import cpu_kernels
 from headway_runtime.layers.attention import AttentionLayer, KVCache, KVShape
-from headway_runtime.layers.gate import SiluGate
-from headway_runtime.layers.norm import RMSNorm
+from headway_runtime.layers.gate import Gate
+from headway_runtime.layers.norm import HeadNorm, RMSNorm
 from headway_runtime.layers.rotary import rotate_
+from headway_runtime.model_config import Activation
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -37,7 +38,7 @@ SHAPES = [
 ]
 
 pytestmark = pytest.mark.skipif(
-    cpu_kernels.silu_and_multiply(64, torch.float32, CPU) is None,
+    cpu_kernels.activate_and_multiply("silu", 64, torch.float32, CPU) is None,
     reason="this machine compiles no CPU kernels",
 )
 
@@ -257,13 +258,66 @@ def test_norms_equal_pytorchs(rows: int, size: int, dtype: torch.dtype, generato
     assert close(got, torch.nn.functional.rms_norm(total.float(), (size,), weight.float(), 1e-5))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("whose", ["our kernels", "PyTorch's operators"])
+def test_norms_take_finer_weights_than_rows(
+    whose: str, dtype: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "_are_available", lambda: whose == "our kernels")
+    x = torch.randn((3, 1024), generator=generator).to(dtype)
+    # Most of these are the same number in the rows' type.
+    weight = 1 + torch.randn(1024, generator=generator).mul_(1e-3)
+    want = torch.nn.functional.rms_norm(x.float(), (1024,), weight, 1e-6).to(dtype)
+    coarse = torch.nn.functional.rms_norm(x.float(), (1024,), weight.to(dtype).float(), 1e-6).to(dtype)
+    got = RMSNorm(weight, 1e-6, dtype)(x)
+    assert (got != want).sum() < 0.01 * want.numel() < (coarse != want).sum()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("whose", ["our kernels", "PyTorch's operators"])
+@pytest.mark.parametrize(("rows", "heads", "size"), [(1, 3, 64), (70, 5, 128), (5, 2, 24)])
+def test_heads_are_normed_each_by_itself_and_values_left_alone(
+    rows: int,
+    heads: int,
+    size: int,
+    whose: str,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "_are_available", lambda: whose == "our kernels")
+    # Queries' heads, then one of keys, then one of values.
+    qkv = torch.randn((rows, (heads + 2) * size), generator=generator).mul_(7).to(dtype)
+    query_weight, key_weight = torch.rand((2, size), generator=generator) + 0.5
+    split = qkv.float().view(rows, heads + 2, size).clone()
+    want = torch.cat(
+        [
+            torch.nn.functional.rms_norm(split[:, :heads], (size,), query_weight, 1e-6),
+            torch.nn.functional.rms_norm(split[:, heads : heads + 1], (size,), key_weight, 1e-6),
+        ],
+        dim=1,
+    )
+    HeadNorm([(query_weight, heads), (key_weight, 1)], 1e-6, dtype).norm_(qkv)
+    got = qkv.view(rows, heads + 2, size)
+    assert close(got[:, :-1], want)
+    assert torch.equal(got[:, -1].float(), split[:, -1])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "size"), [(1, 64), (3, 2816), (70, 320), (5, 24)])
-def test_gates_equal_pytorchs(rows: int, size: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_gates_equal_pytorchs(
+    activation: Activation, rows: int, size: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
     gate_up = torch.randn((rows, 2 * size), generator=generator).mul_(20).to(dtype)
     gate_up[0, :4] = torch.tensor([0.0, -300.0, 300.0, -88.0])
     gate, up = gate_up.float().chunk(2, -1)
-    assert close(SiluGate(size, dtype, CPU)(gate_up), torch.nn.functional.silu(gate) * up)
+    activated = {
+        "silu": torch.nn.functional.silu(gate),
+        "gelu": torch.nn.functional.gelu(gate),
+        "gelu_tanh": torch.nn.functional.gelu(gate, approximate="tanh"),
+    }[activation]
+    assert close(Gate(activation, size, dtype, CPU)(gate_up), activated * up)
 
 
 @needs_pairs
@@ -311,8 +365,9 @@ def test_what_is_no_number_stays_none() -> None:
     normed = RMSNorm(torch.ones(64, dtype=torch.bfloat16), 1e-5)(x)
     assert normed[0].isfinite().all()
     assert normed[1].isnan().all()
-    gated = SiluGate(32, torch.bfloat16, CPU)(x)
-    assert gated.isnan().nonzero().tolist() == [[1, 5]]
+    for activation in ("silu", "gelu_tanh"):
+        gated = Gate(activation, 32, torch.bfloat16, CPU)(x)
+        assert gated.isnan().nonzero().tolist() == [[1, 5]]
 
 
 def test_without_a_compiler_pytorch_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ from headway_runtime.memory import (
     default_kv_cache_memory_bytes,
     free_memory_bytes,
     kv_bytes_per_token,
+    num_active_weights,
     num_kv_blocks,
+    num_weights,
 )
 from headway_runtime.model_config import read_model_config
 
@@ -122,3 +124,23 @@ def test_engine_refuses_more_positions_than_the_model_has(start_engine: Any) -> 
 def test_a_cache_larger_than_what_is_free_is_refused_at_the_start(start_engine: Any) -> None:
     with pytest.raises(ConfigError, match=rf"kv_cache_memory_bytes={2**50} is more than the \d+ bytes"):
         start_engine(kv_cache_memory_bytes=2**50)
+
+
+def test_weights_of_a_dense_model_are_all_active(write_config: Any) -> None:
+    config = read_model_config(write_config(head_dim=16))
+    per_layer = 32 * 16 * (4 + 2 + 2 + 4) + 3 * 32 * 48
+    assert num_weights(config) == num_active_weights(config) == 2 * per_layer + 64 * 32
+
+
+def test_experts_are_counted_all_or_as_many_as_a_token_uses(write_config: Any) -> None:
+    fields = {"num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 8, "mlp_only_layers": [0]}
+    folder = write_config(architectures=["Qwen3MoeForCausalLM"], head_dim=8, **fields)
+    config = read_model_config(folder)
+    rest = 2 * 32 * 8 * (4 + 2 + 2 + 4) + 3 * 32 * 48 + 16 * 32 + 64 * 32
+    assert num_weights(config) == rest + 16 * 3 * 32 * 8
+    assert num_active_weights(config) == rest + 3 * 3 * 32 * 8
+
+
+def test_layers_with_a_window_keep_the_kv_of_all_tokens(write_config: Any) -> None:
+    folder = write_config(architectures=["MistralForCausalLM"], sliding_window=16)
+    assert kv_bytes_per_token(read_model_config(folder), "float32") == 2 * 2 * 2 * 8 * 4

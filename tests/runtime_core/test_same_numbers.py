@@ -15,11 +15,11 @@ import torch
 
 pytest.importorskip("llvmlite")
 
+from headway_runtime import model_loading
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import Dtype, EngineConfig, Envelope, KVCacheDtype, Limits
 from headway_runtime.kernels.cpu.processor import multiplies_pairs
-from headway_runtime.models import MODELS
-from headway_runtime.models.llama import Llama
+from headway_runtime.models.decoder import Decoder
 from headway_runtime.request import SamplingParams
 from headway_runtime.runner import Runner
 from headway_runtime.sources import resolve
@@ -33,19 +33,19 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 ONE_BY_ONE = list(range(NUM_PROMPT_TOKENS, NUM_TOKENS))
 
 
-class WindowedLlama(Llama):
+class Windowed(Decoder):
     """Every second layer sees a window that ends within blocks, with a soft cap."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         for layer in self._layers[::2]:
-            layer.attention = replace(layer.attention, window=37, soft_cap=20.0)
+            layer._attention.layer = replace(layer.attention, window=37, soft_cap=20.0)
 
 
 class Replay:
     """Computes the same tokens again and again, in other pieces and other company."""
 
-    def __init__(self, dtype: Dtype, kv_cache_dtype: KVCacheDtype) -> None:
+    def __init__(self, dtype: Dtype, kv_cache_dtype: KVCacheDtype, quantization: str) -> None:
         folder = str(resolve("bundled://headway-tiny"))
         limits = Limits(8, 512)
         envelope = Envelope(8, 512)
@@ -63,6 +63,7 @@ class Replay:
                 8,
                 1,
                 kv_cache_dtype=kv_cache_dtype,
+                quantization=quantization,
             )
         )
         seed = random.randrange(2**31)
@@ -109,19 +110,22 @@ def same(got: torch.Tensor, want: torch.Tensor) -> bool:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(("bfloat16", "auto", Llama), id="bfloat16"),
-        pytest.param(("float32", "auto", Llama), id="float32"),
-        pytest.param(("bfloat16", "auto", WindowedLlama), id="windows"),
-        pytest.param(("bfloat16", "fp8", Llama), id="fp8"),
-        pytest.param(("bfloat16", "int8", Llama), id="int8"),
-        pytest.param(("bfloat16", "int8", WindowedLlama), id="int8, windows"),
+        pytest.param(("bfloat16", "auto", Decoder), id="bfloat16"),
+        pytest.param(("float32", "auto", Decoder), id="float32"),
+        pytest.param(("bfloat16", "auto", Windowed), id="windows"),
+        pytest.param(("bfloat16", "fp8", Decoder), id="fp8"),
+        pytest.param(("bfloat16", "int8", Decoder), id="int8"),
+        pytest.param(("bfloat16", "int8", Windowed), id="int8, windows"),
+        pytest.param(("bfloat16", "auto", Decoder, "int8"), id="weights in int8"),
+        pytest.param(("bfloat16", "auto", Decoder, "int4"), id="weights in int4"),
+        pytest.param(("bfloat16", "fp8", Decoder, "fp8"), id="weights and KV in fp8"),
     ],
 )
 def replay(request: pytest.FixtureRequest) -> Iterator[Replay]:
-    dtype, kv_cache_dtype, model = request.param
+    dtype, kv_cache_dtype, model, *quantization = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODELS, "LlamaForCausalLM", model)
-        yield Replay(dtype, kv_cache_dtype)
+        patch.setattr(model_loading, "Decoder", model)
+        yield Replay(dtype, kv_cache_dtype, *(quantization or ["auto"]))
 
 
 @pytest.mark.parametrize(

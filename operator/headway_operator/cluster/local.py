@@ -165,7 +165,7 @@ class LocalCluster:
         component = labels[COMPONENT_LABEL]
         is_gateway = component == GATEWAY_COMPONENT
         mounts = materialise(manifest, self._children, self._secrets, self.workspace.mounts)
-        template = process_template(manifest, mounts, self.port if is_gateway else None)
+        template = process_template(manifest, mounts, self.port if is_gateway else None, self._secrets)
         deployment = self._deployments.get(name)
         if deployment is None:
             revision = "" if is_gateway else labels[REVISION_LABEL]

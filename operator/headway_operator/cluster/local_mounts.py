@@ -46,6 +46,12 @@ def materialise(
             _write(folder, values, source, where)
         else:
             kind = next(iter(volume.keys() - {"name"}), "nothing")
+            if kind == "persistentVolumeClaim":
+                claim = volume[kind].get("claimName")
+                raise ClusterError(
+                    f"{where} is the claim {claim!r}, which only a cluster has; give the folder where this "
+                    "machine has its files, as spec.model.source or as a hostPath"
+                )
             raise ClusterError(f"{where} is a {kind}, which has no counterpart in the local world")
         folders[volume["name"]] = folder
     return folders

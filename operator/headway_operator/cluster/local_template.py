@@ -18,6 +18,8 @@ from headway_operator.errors import ClusterError
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.state import Manifest
 
+Secrets = Mapping[str, Mapping[str, bytes]]
+NO_SECRETS: Secrets = {}
 HEADWAY_COMMAND = (sys.executable, "-m", "headway")
 DEFAULT_GRACE_SECONDS = 30.0
 # What to do instead, by the field that the local world does not have.
@@ -62,12 +64,12 @@ class ProcessTemplate:
 
 
 def process_template(
-    deployment: Manifest, mounts: Mapping[str, Path], port: int | None = None
+    deployment: Manifest, mounts: Mapping[str, Path], port: int | None = None, secrets: Secrets = NO_SECRETS
 ) -> ProcessTemplate:
     """Read the only container of `deployment`.
 
     mounts: volume name -> the folder that holds what the volume would. port: bind this one instead of the
-    manifest's. Raises ClusterError for what has no meaning on this machine.
+    manifest's. secrets: name -> key -> value. Raises ClusterError for what has no meaning on this machine.
     """
     template = deployment["spec"]["template"]
     pod = template["spec"]
@@ -89,9 +91,8 @@ def process_template(
     folders = _mount_folders(container, mounts, where)
     command = tuple(_inside(argument, folders) for argument in command)
     num_threads = _num_threads(container, where)
-    environment = {
-        e["name"]: _inside(_environment_value(e, where), folders) for e in container.get("env", ())
-    }
+    values = {e["name"]: _environment_value(e, secrets, where) for e in container.get("env", ())}
+    environment = {name: _inside(value, folders) for name, value in values.items() if value is not None}
     if num_threads is not None:
         environment = {"OMP_NUM_THREADS": str(num_threads)} | environment
         if "serve" in command and not _has_flag(command, "--num-threads"):
@@ -163,13 +164,24 @@ def _inside(text: str, folders: list[tuple[str, str]]) -> str:
     return text
 
 
-def _environment_value(variable: Mapping[str, Any], where: str) -> str:
-    if "valueFrom" in variable:
+def _environment_value(variable: Mapping[str, Any], secrets: Secrets, where: str) -> str | None:
+    """None: the variable is not to be set."""
+    if "valueFrom" not in variable:
+        return str(variable.get("value", ""))
+    reference = variable["valueFrom"].get("secretKeyRef")
+    if reference is None:
         raise ClusterError(
             f"{where}: env {variable['name']!r} takes its value from {sorted(variable['valueFrom'])[0]}, "
             "which the local world does not have; give a value"
         )
-    return str(variable.get("value", ""))
+    value = secrets.get(reference["name"], {}).get(reference["key"])
+    if value is None and not reference.get("optional"):
+        raise ClusterError(
+            f"{where}: env {variable['name']!r} wants the key {reference['key']!r} of the Secret "
+            f"{reference['name']!r}, which is not there; put the Secret into the same file as the "
+            "InferenceService, as a second document"
+        )
+    return None if value is None else value.decode()
 
 
 def _num_threads(container: Mapping[str, Any], where: str) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway_operator import names
 from headway_operator.errors import SpecError
-from headway_operator.manifests import pod
+from headway_operator.manifests import model_source, pod
 from headway_operator.manifests.strategic_merge import merge
 from headway_operator.spec import InferenceServiceSpec, Service, Speculative, parse_quantity
 from headway_operator.state import Site
@@ -19,6 +19,8 @@ API_KEYS_FOLDER = "/etc/headway/api-keys"
 # A replica may load its model for half an hour before it counts as failed.
 STARTUP_PERIOD_SECONDS = 1
 STARTUP_FAILURE_THRESHOLD = 1800
+# For two hours where it has to be fetched first: the one that is started then goes on with what has come.
+FETCHING_FAILURE_THRESHOLD = 7200
 
 
 def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
             "securityContext": pod.POD_SECURITY,
             "terminationGracePeriodSeconds": spec.drain_timeout_seconds + pod.GRACE_MARGIN_SECONDS,
             "containers": [pod.with_image(_container(service, site), image)],
-            "volumes": pod.volumes(service) + _api_key_volumes(spec),
+            "volumes": pod.volumes(service) + _api_key_volumes(spec) + model_source.volumes(spec),
         },
     }
     if spec.template is None:
@@ -67,17 +69,26 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
             "/ready",
             period_seconds=STARTUP_PERIOD_SECONDS,
             timeout_seconds=5,
-            failure_threshold=STARTUP_FAILURE_THRESHOLD,
+            failure_threshold=FETCHING_FAILURE_THRESHOLD
+            if model_source.has_to_be_fetched(spec)
+            else STARTUP_FAILURE_THRESHOLD,
         ),
         "readinessProbe": pod.probe("/ready", period_seconds=2, timeout_seconds=5, failure_threshold=3),
         "livenessProbe": pod.probe("/health", period_seconds=10, timeout_seconds=5, failure_threshold=6),
         "terminationMessagePolicy": pod.TERMINATION_MESSAGE_POLICY,
         "securityContext": pod.CONTAINER_SECURITY,
-        "volumeMounts": pod.volume_mounts(site) + (api_key_mounts if spec.auth else []),
+        "volumeMounts": [
+            *pod.volume_mounts(site),
+            *(api_key_mounts if spec.auth else []),
+            *model_source.volume_mounts(spec),
+        ],
     }
+    environment = model_source.environment(spec)
     if site.kind == "kubernetes":
         # Caches that libraries keep below the home folder go where writing is allowed.
-        container["env"] = [{"name": "HOME", "value": pod.TEMPORARY_PATH}]
+        environment = [{"name": "HOME", "value": pod.TEMPORARY_PATH}, *environment]
+    if environment:
+        container["env"] = environment
     resources = spec.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return container | ({"resources": resources} if resources else {})
 
@@ -87,10 +98,12 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     spec = service.spec
     seqs, tokens = spec.batching.max_num_seqs, spec.batching.max_num_batched_tokens
     initial_seqs, initial_tokens = spec.batching.initial
-    arguments = ["serve", spec.model.source]
+    arguments = ["serve", model_source.served_source(spec, spec.model.source)]
     arguments += ["--host", pod.host(site), "--port", str(site.bind_port)]
     arguments += ["--served-model-name", spec.model.served_name or service.name]
     arguments += ["--dtype", spec.dtype, "--device", spec.device]
+    if spec.quantization != "auto":
+        arguments += ["--quantization", spec.quantization]
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
     arguments += ["--max-num-seqs", str(seqs.max), "--max-num-batched-tokens", str(tokens.max)]
@@ -101,18 +114,18 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     if spec.kv_cache_memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
     if spec.speculative is not None:
-        arguments += ["--speculative-config", _speculative_config(spec.speculative)]
+        arguments += ["--speculative-config", _speculative_config(spec, spec.speculative)]
     if spec.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_FOLDER}/{spec.auth.api_keys_secret_ref.key}"]
     arguments += ["--drain-timeout-seconds", str(spec.drain_timeout_seconds)]
     return arguments + pod.admin_arguments(service, site)
 
 
-def _speculative_config(speculative: Speculative) -> str:
+def _speculative_config(spec: InferenceServiceSpec, speculative: Speculative) -> str:
     """The flag's JSON, by the names that the engine and vLLM have for the fields."""
     config: dict[str, Any] = {"method": speculative.method}
     if speculative.draft is not None:
-        config["model"] = speculative.draft.source
+        config["model"] = model_source.served_source(spec, speculative.draft.source)
     config["num_speculative_tokens"] = speculative.num_speculative_tokens
     if not speculative.adaptive:
         config["adaptive"] = False

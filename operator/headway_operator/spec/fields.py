@@ -5,7 +5,7 @@ pydantic refuses unknown fields. Knows nothing of clusters or of what is rendere
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from headway_operator.spec.base import (
     MemoryQuantity,
@@ -18,11 +18,12 @@ from headway_operator.spec.base import (
     with_empty_default,
 )
 from headway_operator.spec.batching import Batching
+from headway_operator.spec.source import REMOTE_SCHEMES, Source, scheme_of
 
-SOURCE_RULE = "self.matches('^(bundled|file|hf|s3|oci|pvc)://.+$|^/.+$')"
-SOURCE_MESSAGE = (
-    "source must start with bundled://, file://, hf://, s3://, oci:// or pvc://, or be an absolute path; "
-    "for example bundled://headway-tiny"
+CREDENTIALS_RULE = "!has(self.credentialsSecretRef) || self.source.matches('^(hf|s3|oci)://')"
+CREDENTIALS_MESSAGE = (
+    "credentialsSecretRef is for sources that are fetched, hf://, s3:// and oci://: "
+    "remove credentialsSecretRef or change source"
 )
 ORDER_RULE = "self.minReplicas <= self.maxReplicas"
 ORDER_MESSAGE = (
@@ -44,42 +45,43 @@ DRAFT_MESSAGE = (
 )
 
 
-def _has_known_scheme(source: str) -> str:
-    prefixes = tuple(f"{scheme}://" for scheme in ("bundled", "file", "hf", "s3", "oci", "pvc"))
-    prefix = next((prefix for prefix in (*prefixes, "/") if source.startswith(prefix)), None)
-    if prefix is None or len(source) == len(prefix):
-        raise ValueError(f"{SOURCE_MESSAGE}; got {source!r}")
-    return source
+class SecretRef(SpecModel):
+    """A Secret in the service's namespace."""
 
-
-Source = Annotated[
-    str,
-    AfterValidator(_has_known_scheme),
-    Field(
-        min_length=1,
-        max_length=1024,
-        json_schema_extra=rules((SOURCE_RULE, SOURCE_MESSAGE)),
-    ),
-]
+    name: Name
+    """Name of the Secret. No default."""
 
 
 class Model(SpecModel):
     """The model to serve."""
 
+    model_config = ConfigDict(json_schema_extra=rules((CREDENTIALS_RULE, CREDENTIALS_MESSAGE)))
     source: Source
-    """Where the weights lie: bundled://NAME, file:///PATH, hf://ORG/NAME, s3://BUCKET/KEY, oci://IMAGE,
-    pvc://CLAIM/PATH or an absolute path. Up to 1024 characters, no default."""
+    """Where the weights lie: bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME[@REVISION],
+    s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY[:TAG|@DIGEST] or pvc://CLAIM/PATH, whose claim is mounted
+    read-only. Up to 1024 characters, no default."""
+    credentials_secret_ref: SecretRef | None = None
+    """Secret with what opens a private source. For hf:// its key HF_TOKEN; for s3:// AWS_ACCESS_KEY_ID and
+    AWS_SECRET_ACCESS_KEY, and if wanted AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL_S3; for oci://
+    .dockerconfigjson, as `kubectl create secret docker-registry` makes it. Default: none."""
     max_model_len: PositiveTokens | None = None
     """Longest prompt plus answer, in tokens (1 to 1048576). Default: what the model's config states."""
     served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The model name that clients send, 1 to 256 characters. Default: the name of this InferenceService."""
+
+    @model_validator(mode="after")
+    def _credentials_are_for_what_is_fetched(self) -> Self:
+        if self.credentials_secret_ref is not None and scheme_of(self.source) not in REMOTE_SCHEMES:
+            raise ValueError(f"{CREDENTIALS_MESSAGE}; source is {self.source!r}")
+        return self
 
 
 class Draft(SpecModel):
     """The small model whose guesses the served model checks."""
 
     source: Source
-    """Where the draft's weights lie; same forms as model.source. No default."""
+    """Where the draft's weights lie; same forms as model.source, opened by model.credentialsSecretRef, too.
+    No default."""
 
 
 class Speculative(SpecModel):
@@ -184,8 +186,9 @@ class InferenceServiceSpec(SpecModel):
     """The model to serve. No default."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of weights and activations. Default auto: what the model's config states."""
-    quantization: Literal["none", "int8", "int4", "fp8", "awq", "gptq"] = "none"
-    """How weights are packed. Default none; other values are refused until the engine has them."""
+    quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"] = "auto"
+    """How weights are packed: fp8, int8 and int4 quantize a plain checkpoint when a replica loads it; the
+    other names, none too, are what the checkpoint must be. Default auto: what the checkpoint says."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of one replica (1 to 64). Default 1; more is refused until the engine
     has it."""

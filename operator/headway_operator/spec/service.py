@@ -108,11 +108,8 @@ def _nearest(location: tuple[int | str, ...]) -> str:
 
 def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
     """Fields that are in the schema already while the engine cannot honour them: refused, never ignored."""
-    scheme = spec.model.source.partition("://")[0] if "://" in spec.model.source else "file"
     unsupported = (
-        ("spec.quantization", spec.quantization, spec.quantization != "none", "none"),
         ("spec.tensorParallelSize", spec.tensor_parallel_size, spec.tensor_parallel_size > 1, "1"),
-        ("spec.model.source", spec.model.source, scheme not in ("bundled", "file"), "bundled:// or file://"),
     )
     for field, value, is_asked, supported in unsupported:
         if is_asked:

@@ -13,12 +13,24 @@ import torch
 from torch import Tensor
 
 from headway_runtime.layers.attention_layer import AttentionLayer
+from headway_runtime.layers.quantized_weights import (
+    Fp8Weight,
+    Int4Weight,
+    Int8GroupWeight,
+    Int8Input,
+    Int8Weight,
+)
+from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
-    from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+    from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
+    from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
+    from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
-    from headway_runtime.kernels.cpu.norm import RMSNormKernel
+    from headway_runtime.kernels.cpu.norm import HeadNormKernel, RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
+    from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
+    from headway_runtime.kernels.cpu.weighted_sum import WeightedSum
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +77,27 @@ def paged_attention(
     return PagedAttention(layout, scorings, dtype, width)
 
 
-def rms_norm(size: int, epsilon: float, dtype: torch.dtype, device: torch.device) -> "RMSNormKernel | None":
+def rms_norm(
+    size: int, epsilon: float, dtype: torch.dtype, weight_dtype: torch.dtype, device: torch.device
+) -> "RMSNormKernel | None":
+    """weight_dtype: that of the rows, or float32."""
     width = _fitting_width(device, size)
     if width is None:
         return None
     from headway_runtime.kernels.cpu.norm import RMSNormKernel
 
-    return RMSNormKernel(size, epsilon, dtype, width)
+    return RMSNormKernel(size, epsilon, dtype, weight_dtype, width)
+
+
+def head_norm(
+    num_heads: int, head_dim: int, epsilon: float, dtype: torch.dtype, device: torch.device
+) -> "HeadNormKernel | None":
+    width = _fitting_width(device, head_dim)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.norm import HeadNormKernel
+
+    return HeadNormKernel(num_heads, head_dim, epsilon, dtype, width)
 
 
 def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | None":
@@ -87,10 +113,104 @@ def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | Non
     return linear.PairsLinear(parts, bias)
 
 
-def silu_and_multiply(size: int, dtype: torch.dtype, device: torch.device) -> "SiluAndMultiply | None":
+def int8_linear(parts: list[Int8Weight], bias: Tensor | None) -> "GroupedLinear | IntegerLinear | None":
+    """parts: of one weight, one below the other, that treat their input alike."""
+    assert all(part.input == parts[0].input for part in parts)
+    if not _fits(parts[0].codes, bias):
+        return None
+    from headway_runtime.kernels.cpu import coded_linear
+
+    codes, scales = [part.codes for part in parts], [part.scales.unsqueeze(1) for part in parts]
+    if parts[0].input is None:
+        return coded_linear.int8_linear(codes, scales, bias)
+    return coded_linear.integer_linear(codes, scales, _quantizer(parts[0].input), bias)
+
+
+def _quantizer(quantization: Int8Input) -> "RowQuantizer":
+    from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
+
+    if quantization.scale is not None:
+        return RowQuantizer("given", quantization.scale, quantization.zero)
+    return RowQuantizer("magnitude" if quantization.is_symmetric else "range")
+
+
+def int8_group_linear(parts: list[Int8GroupWeight], bias: Tensor | None) -> "GroupedLinear | None":
+    """parts: of one weight, one below the other, with the same order of inputs. None too where codes are
+    further from their zero points than 8 bits say."""
+    if not _fits(parts[0].codes, bias):
+        return None
+    from headway_runtime.kernels.cpu import coded_linear
+
+    codes = [
+        part.codes if part.zeros is None else coded_linear.above_zero(part.codes, part.zeros)
+        for part in parts
+    ]
+    found = [part for part in codes if part is not None]
+    if len(found) < len(parts):
+        return None
+    return coded_linear.int8_linear(found, [part.scales for part in parts], bias, parts[0].input_order)
+
+
+def int4_linear(parts: list[Int4Weight], bias: Tensor | None) -> "GroupedLinear | None":
+    """parts: of one weight, one below the other, with the same order of inputs."""
+    if not _fits(parts[0].codes, bias):
+        return None
+    from headway_runtime.kernels.cpu import coded_linear
+
+    codes, scales, zeros = zip(*((part.codes, part.scales, part.zeros) for part in parts), strict=True)
+    return coded_linear.int4_linear(codes, scales, zeros, bias, parts[0].input_order)
+
+
+def fp8_linear(parts: list[Fp8Weight], bias: Tensor | None) -> "GroupedLinear | None":
+    """parts: of one weight, one below the other."""
+    if not _fits(parts[0].codes, bias):
+        return None
+    from headway_runtime.kernels.cpu import coded_linear
+
+    scales = []
+    for part in parts:
+        if part.block is None:
+            scales.append(part.scales.unsqueeze(1))
+            continue
+        outputs, inputs = part.shape
+        height, width = part.block
+        if inputs % width:
+            return None
+        scales.append(part.scales.repeat_interleave(height, 0)[:outputs])
+    return coded_linear.fp8_linear([part.codes for part in parts], scales, bias)
+
+
+def multiplies_codes() -> bool:
+    """Whether this processor has products of 8- and 4-bit weights with bfloat16."""
+    if not _are_available():
+        return False
+    from headway_runtime.kernels.cpu import coded_linear
+
+    return coded_linear.can_run()
+
+
+def _fits(codes: Tensor, bias: Tensor | None) -> bool:
+    """Whether there can be a kernel, as far as devices and the bias tell."""
+    is_ours = codes.device.type == "cpu" and (bias is None or bias.dtype == torch.bfloat16)
+    return is_ours and multiplies_codes()
+
+
+def activate_and_multiply(
+    activation: Activation, size: int, dtype: torch.dtype, device: torch.device
+) -> "ActivateAndMultiply | None":
+    width = _fitting_width(device, size)
+    if width is None or activation == "gelu":
+        return None
+    from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
+
+    return ActivateAndMultiply(activation, size, dtype, width)
+
+
+def weighted_sum(size: int, count: int, dtype: torch.dtype, device: torch.device) -> "WeightedSum | None":
+    """Of `count` rows each, of so many numbers."""
     width = _fitting_width(device, size)
     if width is None:
         return None
-    from headway_runtime.kernels.cpu.gate import SiluAndMultiply
+    from headway_runtime.kernels.cpu.weighted_sum import WeightedSum
 
-    return SiluAndMultiply(size, dtype, width)
+    return WeightedSum(size, count, dtype, width)

@@ -15,9 +15,14 @@ from torch import Tensor
 from headway_runtime.layers.cpu_kernels import pairs_linear
 
 if TYPE_CHECKING:
+    from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
+    from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
+    from headway_runtime.layers.quantized_linear import QuantizedLinear
 
-AnyLinear: TypeAlias = Union["Linear", "PackedLinear", "PairsLinear"]
+AnyLinear: TypeAlias = Union[
+    "Linear", "PackedLinear", "PairsLinear", "GroupedLinear", "IntegerLinear", "QuantizedLinear"
+]
 
 # The batch size that the packed layout is chosen for; it then serves all of them.
 PACKED_FOR_ROWS = 16
@@ -74,3 +79,12 @@ def can_pack() -> bool:
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return torch.allclose(packed.float(), functional.linear(x.float(), weight.float()), rtol=2e-2, atol=2e-2)
+
+
+def round_up(size: int, *, per_octave: int) -> int:
+    """The next of `per_octave` evenly spaced sizes between two powers of two; small sizes are themselves.
+
+    For numbers of rows, where each one costs a kernel (`PackedLinear`).
+    """
+    shift = max(0, (size - 1).bit_length() - per_octave.bit_length())
+    return -(-size >> shift) << shift

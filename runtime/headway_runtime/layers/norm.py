@@ -1,9 +1,10 @@
-"""Root mean square normalisation of hidden states (arXiv 1910.07467)."""
+"""Root mean square normalisation (arXiv 1910.07467) of hidden states, and of single heads."""
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from headway_runtime.layers.cpu_kernels import rms_norm
+from headway_runtime.layers.cpu_kernels import head_norm, rms_norm
 
 
 class RMSNorm:
@@ -11,19 +12,47 @@ class RMSNorm:
 
     __slots__ = ("_epsilon", "_kernel", "_weight")
 
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
+    def __init__(self, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None) -> None:
+        """dtype: of the rows, where the weight is in float32 because it is finer than they are."""
         self._weight = weight
         self._epsilon = epsilon
-        self._kernel = rms_norm(len(weight), epsilon, weight.dtype, weight.device)
+        self._kernel = rms_norm(len(weight), epsilon, dtype or weight.dtype, weight.dtype, weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, size]."""
         if self._kernel is not None:
             return self._kernel.norm(x, self._weight)
-        return functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+        if x.dtype == self._weight.dtype:
+            return functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+        return functional.rms_norm(x.float(), self._weight.shape, self._weight, self._epsilon).to(x.dtype)
 
     def add_(self, x: Tensor, delta: Tensor) -> Tensor:
         """Adds `delta` to `x`, in place; returns the norm of the sum."""
         if self._kernel is not None:
             return self._kernel.add_and_norm(x, delta, self._weight)
         return self(x.add_(delta))
+
+
+class HeadNorm:
+    """The same for each head by itself: of the first heads of each row, which has others behind them."""
+
+    __slots__ = ("_epsilon", "_kernel", "_size", "_weights")
+
+    def __init__(self, weights: list[tuple[Tensor, int]], epsilon: float, dtype: torch.dtype) -> None:
+        """weights: [head_dim] each, and how many heads in turn they are of. dtype: of the rows."""
+        by_head = [weight.float().expand(count, -1) for weight, count in weights]
+        # One for each head, in float32: few enough to stay in a processor's cache, and no choice in the loop.
+        self._weights = torch.cat(by_head).contiguous()
+        num_heads, head_dim = self._weights.shape
+        self._size = num_heads * head_dim
+        self._epsilon = epsilon
+        self._kernel = head_norm(num_heads, head_dim, epsilon, dtype, self._weights.device)
+
+    def norm_(self, rows: Tensor) -> None:
+        """rows: contiguous [rows, heads * head_dim and more]; changed."""
+        if self._kernel is not None:
+            self._kernel.norm_(rows, self._weights)
+            return
+        heads = rows[:, : self._size].view(len(rows), *self._weights.shape)
+        normed = functional.rms_norm(heads.float(), heads.shape[-1:], None, self._epsilon)
+        heads.copy_(normed.mul_(self._weights))

@@ -1,5 +1,1 @@
-"""Model architectures by the name that `config.json` gives them."""
-
-from headway_runtime.models.llama import Llama
-
-MODELS = {"LlamaForCausalLM": Llama}
+"""Model architectures: each that `model_config_families` knows is a `Decoder` of some kind of layer."""

@@ -2,15 +2,15 @@
 
 import torch
 
-from headway_runtime.layers.linear import AnyLinear, make_linear
+from headway_runtime.layers.linear import AnyLinear
+from headway_runtime.layers.quantized_linear import make_merged_linear
 from headway_runtime.models.loader import Weights
 
 
 def projection(weights: Weights, outputs: dict[str, int], num_inputs: int, *, has_bias: bool) -> AnyLinear:
     """One linear layer of several that read the same input. outputs: name and number of outputs of each."""
-    parts = [weights.take(f"{name}.weight", (size, num_inputs)) for name, size in outputs.items()]
+    parts = [weights.take_linear(name, size, num_inputs) for name, size in outputs.items()]
     if not has_bias:
-        return make_linear(parts)
-    return make_linear(
-        parts, torch.cat([weights.take(f"{name}.bias", (size,)) for name, size in outputs.items()])
-    )
+        return make_merged_linear(parts, None, weights.dtype)
+    bias = torch.cat([weights.take(f"{name}.bias", (size,)) for name, size in outputs.items()])
+    return make_merged_linear(parts, bias, weights.dtype)

@@ -23,6 +23,7 @@ from headway_runtime.server.http_options import HttpOptions, add_http_arguments,
 from headway_runtime.server.tls import TlsOptions, add_tls_arguments, tls_options
 from headway_runtime.server.tracing_options import TracingOptions, add_tracing_arguments, tracing_options
 from headway_runtime.sources import resolve
+from headway_runtime.sources.flags import MODEL_HELP
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -58,10 +59,19 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_options(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> ServeOptions:
-    """Read the arguments after `headway serve`. ConfigError or ModelLoadError says which one is wrong."""
+    """Read the arguments after `headway serve`. A HeadwayRuntimeError says which one is wrong."""
     environment = os.environ if environment is None else environment
-    arguments = build_parser().parse_args(argv)
-    model_path = resolve(arguments.model)
+    return resolve_options(build_parser().parse_args(argv), environment)
+
+
+def resolve_options(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServeOptions:
+    """The same of arguments that `build_parser` has read; a remote model is fetched, which may take long."""
+    model_path = resolve(
+        arguments.model,
+        revision=arguments.revision,
+        download_dir=arguments.download_dir,
+        lifeline_fd=arguments.lifeline_fd,
+    )
     model = read_model_config(model_path)
     return ServeOptions(
         engine=engine_options(arguments, model_path, model),
@@ -89,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser alone, for those who check arguments that they rendered."""
     parser = _Parser(prog="headway serve", description="Serve one model over HTTP.", allow_abbrev=False)
     add = parser.add_argument
-    add("model", metavar="MODEL", help="bundled://NAME, a folder or file:///FOLDER")
+    add("model", metavar="MODEL", help=MODEL_HELP)
     add_engine_arguments(parser)
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=integer(0, 65535), default=8000, help="0 picks a free one (default %(default)s)")

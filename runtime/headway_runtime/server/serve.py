@@ -18,7 +18,8 @@ from headway_runtime.server.engine_handle import ENGINE_COMMAND, EngineHandle
 from headway_runtime.server.lifeline import watch_lifeline
 from headway_runtime.server.log import configure_logging
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
-from headway_runtime.server.options import ServeOptions, parse_options
+from headway_runtime.server.options import ServeOptions, build_parser, resolve_options
+from headway_runtime.sources.interrupts import InterruptedBySignal, raising_on_sigterm
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +28,16 @@ def main(argv: list[str]) -> int:
     """Run the server with the arguments after `headway serve`; returns the exit status."""
     started_at = time.monotonic()
     try:
-        options = parse_options(argv)
+        arguments = build_parser().parse_args(argv)
+        configure_logging(arguments.log_level)
+        with raising_on_sigterm():
+            options = resolve_options(arguments, os.environ)
     except HeadwayRuntimeError as error:
         print(f"headway serve: {error}", file=sys.stderr)
         return EXIT_STATUS_CONFIG
+    except InterruptedBySignal as interrupt:
+        print(f"headway serve: {interrupt}", file=sys.stderr)
+        return interrupt.exit_status
     return serve(options, started_at)
 
 

@@ -48,6 +48,10 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # untyped
         return hash(_BFloat)
 
 
+# Of 16 lanes, two for each.
+BFLOAT16_PAIRS = ir.VectorType(_BFloat(), 32)
+
+
 @dataclass(frozen=True, slots=True)
 class Elements:
     """A type of numbers in memory. rounds_in_hardware: whether the processor turns float32 into them."""
@@ -271,6 +275,11 @@ class Emitter:
         loaded.align = 4 * self.width
         return loaded
 
+    def store_pairs(self, value: ir.Value, address: ir.Value) -> None:
+        """What `load_pairs` loads."""
+        stored = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
+        stored.align = 4 * self.width
+
     def load_pair(self, address: ir.Value) -> ir.Value:
         """The same two bfloat16 for all lanes."""
         pair = self.builder.load(self.builder.inttoptr(address, I32.as_pointer()))
@@ -282,9 +291,7 @@ class Emitter:
 
     def add_products_of_pairs(self, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
         """total + a[0] * b[0] + a[1] * b[1] in each lane, by the instruction of AVX-512 BF16; 16 lanes."""
-        pairs = ir.VectorType(_BFloat(), 2 * self.width)
-        kind = ir.FunctionType(self.vector, [self.vector, pairs, pairs])
-        return self.builder.call(self._declared("llvm.x86.avx512bf16.dpbf16ps.512", kind), [total, a, b])
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", self.vector, total, a, b)
 
     def square_root(self, a: ir.Value) -> ir.Value:
         return self._called("llvm.sqrt", a)
@@ -338,6 +345,11 @@ class Emitter:
         """All but the first `count` lanes; those hold `otherwise`."""
         return self.builder.select(self._is_among_first(count), self.splat(otherwise), value)
 
+    def call(self, name: str, result: ir.Type, *operands: ir.Value) -> ir.Value:
+        """LLVM's function of that name, such as one that stands for an instruction."""
+        kind = ir.FunctionType(result, [operand.type for operand in operands])
+        return self.builder.call(self._declared(name, kind), operands)
+
     # Below: how LLVM is told.
 
     def _is_among_first(self, count: ir.Value) -> ir.Value:
@@ -383,8 +395,7 @@ class Emitter:
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
     def _called(self, name: str, *operands: ir.Value) -> ir.Value:
-        kind = ir.FunctionType(self.vector, [self.vector] * len(operands))
-        return self.builder.call(self._declared(f"{name}.v{self.width}f32", kind), operands)
+        return self.call(f"{name}.v{self.width}f32", self.vector, *operands)
 
     def _declared(self, name: str, kind: ir.FunctionType) -> ir.Function:
         known = self.module.globals.get(name)

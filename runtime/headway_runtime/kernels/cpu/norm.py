@@ -1,4 +1,4 @@
-"""Root mean square normalisation (arXiv 1910.07467), and the residual sum before it, in one pass."""
+"""Root mean square normalisation (arXiv 1910.07467): of rows, with the sum before it, and of heads."""
 
 from functools import cache
 
@@ -18,13 +18,13 @@ class RMSNormKernel:
 
     __slots__ = ("_add_and_norm", "_norm", "_size")
 
-    def __init__(self, size: int, epsilon: float, dtype: torch.dtype, width: int) -> None:
+    def __init__(
+        self, size: int, epsilon: float, dtype: torch.dtype, weight_dtype: torch.dtype, width: int
+    ) -> None:
         self._size = size
-        stored = elements(dtype)
-        self._norm = Kernel("norm", _text("norm", size, epsilon, stored, width, adds=False))
-        self._add_and_norm = Kernel(
-            "add_and_norm", _text("add_and_norm", size, epsilon, stored, width, adds=True)
-        )
+        shape = (size, epsilon, elements(dtype), elements(weight_dtype), width)
+        self._norm = Kernel("norm", _text("norm", *shape, adds=False))
+        self._add_and_norm = Kernel("add_and_norm", _text("add_and_norm", *shape, adds=True))
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """x: contiguous [rows, size]."""
@@ -46,11 +46,73 @@ class RMSNormKernel:
         return out
 
     def _threads(self, x: Tensor) -> int:
-        return 1 if x.numel() < LEAST_NUMBERS else torch.get_num_threads()
+        return _num_threads(x.numel())
+
+
+class HeadNormKernel:
+    """The kernel that norms the first heads of rows in place, each head by itself."""
+
+    __slots__ = ("_kernel", "_size")
+
+    def __init__(self, num_heads: int, head_dim: int, epsilon: float, dtype: torch.dtype, width: int) -> None:
+        self._size = num_heads * head_dim
+        text = _head_norm_text("head_norm", num_heads, head_dim, epsilon, elements(dtype), width)
+        self._kernel = Kernel("head_norm", text)
+
+    def norm_(self, rows: Tensor, weights: Tensor) -> None:
+        """rows: contiguous, at least [rows, heads * head_dim]; weights: float32 [heads, head_dim]."""
+        assert rows.is_contiguous()
+        assert rows.shape[1] >= self._size
+        row_bytes = rows.shape[1] * rows.element_size()
+        pointers = (rows.data_ptr(), row_bytes, weights.data_ptr())
+        self._kernel.run(_num_threads(len(rows) * self._size), len(rows), *pointers)
+
+
+def _num_threads(num_numbers: int) -> int:
+    return 1 if num_numbers < LEAST_NUMBERS else torch.get_num_threads()
 
 
 @cache
-def _text(name: str, size: int, epsilon: float, stored: Elements, width: int, *, adds: bool) -> str:
+def _head_norm_text(
+    name: str, num_heads: int, head_dim: int, epsilon: float, stored: Elements, width: int
+) -> str:
+    """A task is one row."""
+    emitter = Emitter(name, width)
+    num_rows, rows, row_bytes, weights = (emitter.argument(index) for index in range(1, 5))
+    with emitter.tasks(emitter.argument_address(0), num_rows) as index:
+        row = emitter.offset(rows, (emitter.builder.mul(index, row_bytes), 1))
+        with emitter.loop(num_heads) as number:
+            head = emitter.offset(row, (number, head_dim * stored.num_bytes))
+            weight = emitter.offset(weights, (number, head_dim * FLOAT32.num_bytes))
+            squares = emitter.variable(emitter.splat(0.0))
+            with emitter.loop(head_dim, step=width) as at:
+                x = emitter.load(head, at, stored)
+                squares.set(emitter.multiply_add(x, x, squares.get()))
+            scale = _scale(emitter, squares.get(), head_dim, epsilon)
+            with emitter.loop(head_dim, step=width) as at:
+                scaled = emitter.multiply(emitter.load(head, at, stored), scale)
+                emitter.store(emitter.multiply(scaled, emitter.load(weight, at, FLOAT32)), head, at, stored)
+    return emitter.finish()
+
+
+def _scale(emitter: Emitter, squares: ir.Value, size: int, epsilon: float) -> ir.Value:
+    """One over the root of the mean square."""
+    mean = emitter.multiply(emitter.sum_of_lanes(squares), emitter.splat(1.0 / size))
+    root = emitter.square_root(emitter.add(mean, emitter.splat(epsilon)))
+    return emitter.divide(emitter.splat(1.0), root)
+
+
+@cache
+def _text(
+    name: str,
+    size: int,
+    epsilon: float,
+    stored: Elements,
+    weight_stored: Elements,
+    width: int,
+    *,
+    adds: bool,
+) -> str:
     """A task is one row."""
     emitter = Emitter(name, width)
     rows, x, weight, out, *more = (emitter.argument(index) for index in range(1, 6 if adds else 5))
@@ -67,10 +129,10 @@ def _text(name: str, size: int, epsilon: float, stored: Elements, width: int, *,
                 emitter.store(number, source, at, stored)
             emitter.store(number, row, at, FLOAT32)
             squares.set(emitter.multiply_add(number, number, squares.get()))
-        mean = emitter.multiply(emitter.sum_of_lanes(squares.get()), emitter.splat(1.0 / size))
-        root = emitter.square_root(emitter.add(mean, emitter.splat(epsilon)))
-        scale: ir.Value = emitter.divide(emitter.splat(1.0), root)
+        scale = _scale(emitter, squares.get(), size, epsilon)
         with emitter.loop(size, step=width) as at:
             scaled = emitter.multiply(emitter.load(row, at, FLOAT32), scale)
-            emitter.store(emitter.multiply(scaled, emitter.load(weight, at, stored)), target, at, stored)
+            emitter.store(
+                emitter.multiply(scaled, emitter.load(weight, at, weight_stored)), target, at, stored
+            )
     return emitter.finish()

@@ -1,0 +1,100 @@
+"""How a replica comes to its models: what it is told to serve, what is mounted, and with which credentials.
+
+A claim is mounted as a whole and read-only: links inside it, as the Hub's cache has them, stay whole. The
+Secret of a remote source is what its own tools make: a token, an access key, a docker login.
+"""
+
+from typing import Any
+
+from headway_operator.spec import InferenceServiceSpec
+from headway_operator.spec.source import REMOTE_SCHEMES, scheme_of
+
+# Of the model's claim; a draft's own claim, if it has another one, is mounted beside it.
+MODEL_MOUNT = ("model", "/mnt/models")
+DRAFT_MOUNT = ("draft-model", "/mnt/draft-models")
+LOGIN_VOLUME = "model-credentials"
+LOGIN_FOLDER = "/etc/headway/model-credentials"
+DOCKER_LOGIN_KEY = ".dockerconfigjson"
+# By scheme: keys of the Secret that become variables of the same names, and whether the Secret may lack them.
+SECRET_VARIABLES: dict[str, dict[str, bool]] = {
+    "hf": {"HF_TOKEN": False},
+    "s3": {
+        "AWS_ACCESS_KEY_ID": False,
+        "AWS_SECRET_ACCESS_KEY": False,
+        "AWS_SESSION_TOKEN": True,
+        "AWS_REGION": True,
+        "AWS_ENDPOINT_URL_S3": True,
+    },
+}
+
+
+def served_source(spec: InferenceServiceSpec, source: str) -> str:
+    """What the engine is told for one of the spec's sources: itself, or where its claim is mounted."""
+    if scheme_of(source) != "pvc":
+        return source
+    claim, path = _claim_and_path(source)
+    return f"{_claims(spec)[claim][1]}/{path}".rstrip("/")
+
+
+def has_to_be_fetched(spec: InferenceServiceSpec) -> bool:
+    """Whether a replica downloads a model before it can load it."""
+    return any(scheme_of(source) in REMOTE_SCHEMES for source in _sources(spec))
+
+
+def volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    """Claims, and a docker login."""
+    result: list[dict[str, Any]] = [
+        {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        for claim, (volume, _) in _claims(spec).items()
+    ]
+    if spec.model.credentials_secret_ref is not None and scheme_of(spec.model.source) == "oci":
+        items = [{"key": DOCKER_LOGIN_KEY, "path": "config.json"}]
+        secret = {"secretName": spec.model.credentials_secret_ref.name, "items": items}
+        result.append({"name": LOGIN_VOLUME, "secret": secret})
+    return result
+
+
+def volume_mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    """Where `volumes` appear."""
+    paths = {LOGIN_VOLUME: LOGIN_FOLDER, **dict(_claims(spec).values())}
+    return [
+        {"name": volume["name"], "mountPath": paths[volume["name"]], "readOnly": True}
+        for volume in volumes(spec)
+    ]
+
+
+def environment(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    """Variables from which the libraries of the source take their credentials."""
+    if spec.model.credentials_secret_ref is None:
+        return []
+    scheme, secret = scheme_of(spec.model.source), spec.model.credentials_secret_ref.name
+    if scheme == "oci":
+        return [{"name": "DOCKER_CONFIG", "value": LOGIN_FOLDER}]
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": _key(secret, name, is_optional=is_optional)}}
+        for name, is_optional in SECRET_VARIABLES[scheme].items()
+    ]
+
+
+def _key(secret: str, key: str, *, is_optional: bool) -> dict[str, Any]:
+    reference: dict[str, Any] = {"name": secret, "key": key}
+    return {**reference, "optional": True} if is_optional else reference
+
+
+def _sources(spec: InferenceServiceSpec) -> list[str]:
+    draft = spec.speculative.draft if spec.speculative is not None else None
+    return [spec.model.source, *([draft.source] if draft is not None else [])]
+
+
+def _claims(spec: InferenceServiceSpec) -> dict[str, tuple[str, str]]:
+    """Claim -> the names of its volume and mount, for every claim that a source names."""
+    claims: dict[str, tuple[str, str]] = {}
+    for source, mount in zip(_sources(spec), (MODEL_MOUNT, DRAFT_MOUNT), strict=False):
+        if scheme_of(source) == "pvc":
+            claims.setdefault(_claim_and_path(source)[0], mount)
+    return claims
+
+
+def _claim_and_path(source: str) -> tuple[str, str]:
+    claim, _, path = source.removeprefix("pvc://").partition("/")
+    return claim, path.strip("/")

@@ -1,0 +1,68 @@
+"""Where a model's weights may lie: the forms of a source, for the CRD and where no API server stands.
+
+The runtime reads the same forms (`headway_runtime/sources/reference.py`); `tests/contract/` holds both to one
+list. Expressions are such that CEL's and Python's engines read them alike. Knows nothing of what is rendered.
+"""
+
+import re
+from typing import Annotated, Literal, cast
+
+from pydantic import AfterValidator, Field
+
+from headway_operator.spec.base import rules
+
+Scheme = Literal["bundled", "file", "hf", "s3", "oci", "pvc"]
+# Sources that a replica fetches, with credentials where they are private.
+REMOTE_SCHEMES = ("hf", "s3", "oci")
+
+_NAME = "[A-Za-z0-9][A-Za-z0-9_.-]*"
+_HOST = "[A-Za-z0-9-]+"
+_PORT = ":[0-9]{1,5}"
+_REPOSITORY = "[a-z0-9]+([._-]+[a-z0-9]+)*"
+_TEXT = "[^\\x00-\\x1f\\x7f]"
+_REGISTRY = f"(localhost({_PORT})?|{_HOST}([.]{_HOST})+({_PORT})?|{_HOST}{_PORT})"
+_REFERENCE = "(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+_FORMS = (
+    "/.+",
+    "bundled://.+",
+    "file://(localhost)?/[^?#]+",
+    f"hf://{_NAME}/{_NAME}(@[A-Za-z0-9][A-Za-z0-9_./-]*)?",
+    f"s3://[A-Za-z0-9][A-Za-z0-9_.-]{{1,61}}[A-Za-z0-9](/{_TEXT}*)?",
+    f"oci://{_REGISTRY}/{_REPOSITORY}(/{_REPOSITORY})*{_REFERENCE}",
+    f"pvc://[a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?(/{_TEXT}*)?",
+)
+SOURCE_PATTERN = f"^({'|'.join(_FORMS)})$"
+# What has one of the forms and names nothing all the same: repositories that the Hub does not have, ways up.
+EXCEPT_PATTERN = "^hf://(.*(--|[.][.])|[^@]*([.]git|[.-])(@|$))|^pvc://(.*/)?[.][.](/|$)"
+SOURCE_MESSAGE = (
+    "source must be bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME or "
+    "hf://ORG/NAME@REVISION, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG or @sha256:DIGEST, or "
+    "pvc://CLAIM/PATH; for example bundled://headway-tiny"
+)
+
+
+def _cel(pattern: str) -> str:
+    """A pattern inside a CEL string, where a backslash is written twice."""
+    return pattern.replace("\\", "\\\\")
+
+
+SOURCE_RULE = f"self.matches('{_cel(SOURCE_PATTERN)}') && !self.matches('{_cel(EXCEPT_PATTERN)}')"
+
+
+def _has_a_form(source: str) -> str:
+    if not re.search(SOURCE_PATTERN, source) or re.search(EXCEPT_PATTERN, source) or "\n" in source:
+        raise ValueError(f"{SOURCE_MESSAGE}; got {source!r}")
+    return source
+
+
+def scheme_of(source: str) -> Scheme:
+    """The kind of a source that was checked; an absolute path is a file."""
+    scheme, separator, _ = source.partition("://")
+    return cast("Scheme", scheme) if separator else "file"
+
+
+Source = Annotated[
+    str,
+    AfterValidator(_has_a_form),
+    Field(min_length=1, max_length=1024, json_schema_extra=rules((SOURCE_RULE, SOURCE_MESSAGE))),
+]

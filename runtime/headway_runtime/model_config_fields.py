@@ -1,0 +1,89 @@
+"""One JSON object of a model's files, read with checks. Knows no field's meaning, and imports no torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from headway_runtime.errors import ModelLoadError
+
+
+class Fields:
+    """values: as the file has them. defaults: of fields that it leaves out.
+
+    A null counts as left out, but in the `optional_` methods, where it says that there is none.
+    """
+
+    def __init__(
+        self, values: Mapping[str, object], where: str, defaults: Mapping[str, object] | None = None
+    ) -> None:
+        self.values = {name: value for name, value in values.items() if value is not None}
+        self.raw = values
+        self.where = where
+        self._nulls = values.keys() - self.values.keys()
+        self._defaults = defaults or {}
+
+    def get(self, name: str) -> object:
+        """None where it is left out and has no default."""
+        return self.values.get(name, self._defaults.get(name))
+
+    def error(self, name: str, remedy: str) -> ModelLoadError:
+        value = None if name in self._nulls else self.get(name)
+        return ModelLoadError(f"{self.where}: {name}={value!r}: {remedy}")
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            kind = "a positive integer" if least == 1 else f"{least} or more"
+            raise self.error(name, f"want {kind}; correct the model's file")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name)
+        value = default if value is None else value
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise self.error(name, "want a positive number; correct the model's file")
+        return float(value)
+
+    def boolean(self, name: str, *, default: bool = False) -> bool:
+        value = self.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise self.error(name, "want true or false; correct the model's file")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        return None if self._is_none(name) else self.integer(name)
+
+    def optional_number(self, name: str) -> float | None:
+        return None if self._is_none(name) else self.number(name)
+
+    def entries(self, name: str) -> list[object] | None:
+        """A list; None where it is left out."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, list):
+            raise self.error(name, "want a list; correct the model's file")
+        return value
+
+    def object(self, name: str) -> dict[str, object]:
+        """A JSON object; empty where it is left out."""
+        value = self.values.get(name, {})
+        if not isinstance(value, dict):
+            raise self.error(name, "want an object; correct the model's file")
+        return value
+
+    def _is_none(self, name: str) -> bool:
+        return name in self._nulls or self.get(name) is None
+
+
+def read_object(path: Path) -> dict[str, object]:
+    """One of the model's JSON files. ModelLoadError if it is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(
+            f"{path}: cannot be read ({error}); give a folder in Hugging Face layout"
+        ) from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: holds no JSON object; give a folder in Hugging Face layout")
+    return value

@@ -1,0 +1,65 @@
+"""The attention of one decoder layer, made of a checkpoint's tensors."""
+
+import torch
+from torch import Tensor
+
+from headway_runtime.layers.attention import AttentionInputs, AttentionLayer, KVCache, attend
+from headway_runtime.layers.linear import AnyLinear
+from headway_runtime.layers.norm import HeadNorm
+from headway_runtime.model_config import ModelConfig
+from headway_runtime.models.loader import Weights
+from headway_runtime.models.projections import projection
+
+
+class SelfAttention:
+    """Projections, norms of heads where the model has them, attention, and the projection back."""
+
+    __slots__ = ("_head_norm", "_output", "_qkv", "_rope", "layer")
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        *,
+        norm_offset: float = 0.0,
+    ) -> None:
+        """norm_offset: what is added to the weights of the norms of heads."""
+        own, head_dim = config.layers[index], config.head_dim
+        self.layer = AttentionLayer(
+            index, scale=config.attention_scale, window=own.window, soft_cap=config.attention_soft_cap
+        )
+        self._rope = own.rope
+        query_size, kv_size = config.num_attention_heads * head_dim, config.num_kv_heads * head_dim
+        sizes = {f"{name}.q_proj": query_size, f"{name}.k_proj": kv_size, f"{name}.v_proj": kv_size}
+        self._qkv = projection(weights, sizes, config.hidden_size, has_bias=config.has_qkv_bias)
+        self._output = projection(
+            weights, {f"{name}.o_proj": config.hidden_size}, query_size, has_bias=config.has_output_bias
+        )
+        self._head_norm: HeadNorm | None = None
+        if config.normalizes_heads:
+            norms = [
+                (weights.take(f"{name}.{which}_norm.weight", (head_dim,)).float() + norm_offset, count)
+                for which, count in (("q", config.num_attention_heads), ("k", config.num_kv_heads))
+            ]
+            self._head_norm = HeadNorm(norms, config.rms_norm_eps, dtype)
+
+    @property
+    def linears(self) -> tuple[AnyLinear, ...]:
+        """In the order of their work."""
+        return self._qkv, self._output
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotations: list[tuple[Tensor, Tensor]],
+        cache: KVCache,
+        inputs: AttentionInputs,
+    ) -> Tensor:
+        """x: [tokens, hidden_size]. rotations: by each of the model's tables."""
+        qkv = self._qkv(x)
+        if self._head_norm is not None:
+            self._head_norm.norm_(qkv)
+        return self._output(attend(qkv, rotations[self._rope], self.layer, cache, inputs))

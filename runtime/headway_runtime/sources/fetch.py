@@ -1,0 +1,144 @@
+"""Fetches a remote model into the cache: the algorithm, whichever kind of source it is.
+
+1. Ask the source what it holds. While it does not answer, what was last fetched of it is used.
+2. What is there in full already is used as it is, without a lock.
+3. Else take the source's lock, look again (another process may just have fetched it), and bring the small
+   files first: a model that this engine does not have is refused before its weights come.
+4. Bring the weights that the index names, and nothing else.
+5. Publish: links by the files' names, and last of all the manifest, without which nothing is used.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from headway_runtime.checkpoint_files import INDEX_FILE
+from headway_runtime.errors import ModelFetchError, ModelLoadError
+from headway_runtime.sources import layers, wanted
+from headway_runtime.sources.patience import Patience
+from headway_runtime.sources.reference import RemoteModel
+from headway_runtime.sources.remote import Listing, Remote, RemoteFile, TransientError
+from headway_runtime.sources.store import OWN_FOLDER, Store
+from headway_runtime.sources.transfer import Transfer, Watcher
+
+logger = logging.getLogger(__name__)
+
+# Refuses a model by its small files, in the folder that it is given, before the weights are fetched.
+Check = Callable[[Path], None]
+# Where something is cached to fall back on, fewer questions are asked of a source that does not answer.
+TRIES_WITH_CACHE = 3
+
+
+def fetch(
+    model: RemoteModel, remote: Remote, store: Store, patience: Patience, watcher: Watcher, check: Check
+) -> Path:
+    """The folder of `model`, complete and checked. ModelFetchError, or what `check` raises."""
+    what = str(model)
+    known = store.known(model.ref)
+    cached = store.complete(known) if known else None
+    try:
+        asking = (
+            replace(patience, num_tries=min(patience.num_tries, TRIES_WITH_CACHE)) if cached else patience
+        )
+        listing = asking.ask(remote.listing, what)
+    except TransientError as error:
+        if cached is not None:
+            logger.warning("%s: %s; using what was fetched of it before (%s)", what, error, known)
+            return cached
+        raise ModelFetchError(f"{what}: {error}; given up. Look at the network and start again") from error
+    identity = listing.identity
+    folder = store.complete(identity)
+    if folder is None:
+        store.prepare()
+        with store.lock(what):
+            folder = store.complete(identity)
+            if folder is None:
+                folder = _Fetching(
+                    what, listing, store, Transfer(remote, store, patience, watcher), check
+                ).run()
+    store.remember(model.ref, identity)
+    return folder
+
+
+class _Fetching:
+    """One fetch of one listing. The store's lock is held."""
+
+    def __init__(self, what: str, listing: Listing, store: Store, transfer: Transfer, check: Check) -> None:
+        self._what = what
+        self._listing = listing
+        self._store = store
+        self._transfer = transfer
+        self._check = check
+        self._taken_out: list[RemoteFile] = []
+
+    def run(self) -> Path:
+        files = self._unpacked() | {file.path: file for file in self._listing.files}
+        below = self._listing.below
+        if self._listing.is_nested:
+            below = wanted.model_root((path for path in files if is_below(path, below)), self._what)
+        prefix = f"{below}/" if below else ""
+        by_name = {path.removeprefix(prefix): file for path, file in files.items() if path.startswith(prefix)}
+        small = {name: by_name[name] for name in wanted.small_files(by_name, self._what)}
+        self._transfer.bring(list(small.values()), self._what)
+        self._look_at(small)
+        index = self._store.blob(small[INDEX_FILE].key).read_bytes() if INDEX_FILE in small else None
+        weights = {name: by_name[name] for name in wanted.weight_files(by_name, index, self._what)}
+        self._transfer.bring(list(weights.values()), self._what)
+        folder = self._store.publish(self._listing.identity, self._what, small | weights)
+        # What archives were good for: their files have names of their own now.
+        used = {file.key for file in (*small.values(), *weights.values())}
+        for file in (*self._listing.archives, *self._taken_out):
+            if file.key not in used:
+                self._store.blob(file.key).unlink(missing_ok=True)
+        return folder
+
+    def _look_at(self, small: Mapping[str, RemoteFile]) -> None:
+        """Have `check` look at the small files under their names."""
+        folder = self._store.path / OWN_FOLDER / f"small-{os.getpid()}"
+        try:
+            with self._store.writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                for name, file in small.items():
+                    shutil.copyfile(self._store.blob(file.key), folder / name)
+            self._check(folder)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self._what}: {error}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _unpacked(self) -> dict[str, RemoteFile]:
+        """Bring all archives, and have what is wanted of them as blobs: path -> file."""
+        self._transfer.bring(self._listing.archives, self._what)
+        files: dict[str, RemoteFile] = {}
+        for archive in self._listing.archives:
+            blobs: dict[str, RemoteFile] = {}
+
+            def place(path: str, of: RemoteFile = archive, into: dict[str, RemoteFile] = blobs) -> Path:
+                # Named by the layer, whose digest was checked, and the path in it: always the same content.
+                key = f"{of.key}-{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+                into[path] = RemoteFile(path, 0, key, of.locator, None)
+                return self._store.partial(key)
+
+            with self._store.writing(self._store.blob(archive.key)):
+                contents = layers.take_out(
+                    self._store.blob(archive.key), self._may_be_wanted, place, f"{self._what}: {archive.path}"
+                )
+            for hidden in contents.hidden:
+                files = {path: file for path, file in files.items() if not is_below(path, hidden)}
+            for path, num_bytes in contents.files.items():
+                files[path] = replace(blobs[path], num_bytes=num_bytes)
+                self._store.place(files[path])
+                self._taken_out.append(files[path])
+        return files
+
+    def _may_be_wanted(self, path: str) -> bool:
+        return is_below(path, self._listing.below) and wanted.may_be_wanted(path)
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether `path` is `folder` or in it, at whichever depth; "" is the top."""
+    return folder in ("", ".") or path == folder or path.startswith(folder + "/")

@@ -1,0 +1,81 @@
+"""Has a remote model fetched by a process of its own, and shows how far it has come.
+
+The caller imports nothing that it does not need: the fetching process has the libraries. It ends with the
+caller, however that ends, and at once; what it has brought by then is kept, and gone on from the next time.
+"""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from headway_runtime.errors import ConfigError, HeadwayRuntimeError, ModelFetchError, ModelLoadError
+from headway_runtime.load_progress import LoadProgress, Words
+from headway_runtime.sources.fetch_task import Task, encoded
+
+logger = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "headway_runtime.sources.fetch_process")
+ERRORS: dict[str, type[HeadwayRuntimeError]] = {
+    one.__name__: one for one in (ConfigError, ModelFetchError, ModelLoadError)
+}
+
+
+def fetch_apart(task: Task) -> Path:
+    """The folder of the model.
+
+    Raises what the fetching process met, and ModelFetchError if it ended without.
+    """
+    lifeline = () if task.lifeline_fd is None else (task.lifeline_fd,)
+    process = subprocess.Popen(
+        [*COMMAND, encoded(task)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=lifeline
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        try:
+            return _hear(process.stdout, task.source)
+        except BaseException:
+            # Also at a signal: nobody waits for it any longer.
+            process.kill()
+            raise
+        finally:
+            process.wait()
+
+
+def _hear(lines: Iterable[bytes], source: str) -> Path:
+    progress: LoadProgress | None = None
+    for line in lines:
+        event: dict[str, Any] = json.loads(line)
+        match event["event"]:
+            case "log":
+                logger.log(event["level"], "%s", event["text"])
+            case "expect" if progress is None:
+                progress = LoadProgress(event["bytes"], event["files"], words=_words(source))
+            case "expect" if progress is not None:
+                progress.expect_more(event["bytes"], event["files"])
+            case "bytes" if progress is not None:
+                progress.tensor_read(event["bytes"])
+            case "file" if progress is not None:
+                progress.file_read()
+            case "result":
+                if progress is not None:
+                    progress.close()
+                return Path(event["folder"])
+            case "error":
+                raise ERRORS[event["kind"]](event["text"])
+    raise ModelFetchError(
+        f"model source {source!r}: the process that fetches it was ended from outside; what has come is "
+        "kept: start again to go on (the system ends processes when memory runs out)"
+    )
+
+
+def _words(source: str) -> Words:
+    return Words(
+        bar="Fetching",
+        under_way=f"fetching {source}",
+        done=f"fetched %.3f GB of {source.replace('%', '%%')} in %d file%s in %.2f s",
+    )

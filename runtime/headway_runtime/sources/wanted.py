@@ -1,0 +1,99 @@
+"""Which of a source's files make a model that this engine reads: configuration, tokenizer, safetensors.
+
+Code, pickles and other formats are never among them, whatever a repository holds. Pure: knows names and the
+text of an index, nothing of where they come from.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from pathlib import PurePosixPath
+
+from headway_runtime.checkpoint_files import INDEX_FILE, SINGLE_FILE
+from headway_runtime.errors import ModelFetchError
+
+CONFIG_FILE = "config.json"
+# Small files, by name. What quantization tools write beside config.json is there too.
+SMALL_FILES = frozenset(
+    {
+        CONFIG_FILE,
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "chat_template.json",
+        "quantize_config.json",
+        "quant_config.json",
+        INDEX_FILE,
+    }
+)
+_SHARD = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+# The folder of a model in an image, as KServe's modelcars have it.
+IMAGE_ROOT = "models"
+
+
+def may_be_wanted(path: str) -> bool:
+    """Whether a file of that name could belong to a model, in whichever folder it lies."""
+    name = PurePosixPath(path).name
+    return name in SMALL_FILES or bool(_SHARD.fullmatch(name))
+
+
+def small_files(names: Iterable[str], where: str) -> list[str]:
+    """Those that are fetched first. ModelFetchError if there can be no model."""
+    known = set(names)
+    if CONFIG_FILE not in known:
+        raise ModelFetchError(
+            f"{where}: there is no {CONFIG_FILE}; name the place of a model in Hugging Face layout"
+        )
+    return sorted(known & SMALL_FILES)
+
+
+def weight_files(names: Collection[str], index: bytes | None, where: str) -> list[str]:
+    """The shards that `index` (the text of model.safetensors.index.json) names, or the one file.
+
+    ModelFetchError if they are not there.
+    """
+    if index is None:
+        if SINGLE_FILE in names:
+            return [SINGLE_FILE]
+        others = sorted(name for name in names if name.endswith(_OTHER_WEIGHTS))
+        found = f" (there is {others[0]!r}, which is never fetched)" if others else ""
+        raise ModelFetchError(
+            f"{where}: holds neither {SINGLE_FILE} nor {INDEX_FILE}{found}; only safetensors checkpoints are "
+            "served, so convert it or choose a repository that has them"
+        )
+    try:
+        shards = set(json.loads(index)["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelFetchError(
+            f"{where}: {INDEX_FILE} cannot be read ({error!r}); its owner has to upload it again"
+        ) from error
+    for shard in sorted(map(str, shards)):
+        if not _SHARD.fullmatch(shard) or shard not in names:
+            raise ModelFetchError(
+                f"{where}: {INDEX_FILE} names {shard!r}, which is no safetensors file beside it; "
+                "its owner has to upload it"
+            )
+    return sorted(shards)
+
+
+def model_root(paths: Iterable[str], where: str) -> str:
+    """The folder that holds config.json, "" being the top; an image's own folder for models comes first."""
+    roots = {str(PurePosixPath(path).parent) for path in paths if PurePosixPath(path).name == CONFIG_FILE}
+    if IMAGE_ROOT in roots or len(roots) == 1:
+        root = IMAGE_ROOT if IMAGE_ROOT in roots else roots.pop()
+        return "" if root == "." else root
+    if not roots:
+        raise ModelFetchError(
+            f"{where}: none of its layers holds a {CONFIG_FILE}; push a model in Hugging Face layout, in "
+            f"/{IMAGE_ROOT} of an image or as files of an artifact"
+        )
+    raise ModelFetchError(
+        f"{where}: holds several models, in {', '.join(sorted(roots))}; push one per artifact"
+    )
