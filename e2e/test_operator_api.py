@@ -550,3 +550,35 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ({"source": "hf://Org-1/Name_2.5@refs/pr/3", "credentialsSecretRef": {"name": "token"}}, None),
+        ({"source": "s3://my.bucket-1/a/b c/"}, None),
+        ({"source": "oci://registry:5000/team/name:v1@sha256:" + "0a" * 32}, None),
+        ({"source": "pvc://claim-1/llama/8b"}, None),
+        ({"source": "hf://name"}, "source must be bundled://NAME"),
+        ({"source": "hf://a/b@../x"}, "source must be bundled://NAME"),
+        ({"source": "oci://org/name"}, "source must be bundled://NAME"),
+        ({"source": "pvc://claim/../x"}, "source must be bundled://NAME"),
+        ({"source": "/model", "credentialsSecretRef": {"name": "token"}}, "remove credentialsSecretRef"),
+    ],
+)
+async def test_the_api_server_holds_sources_to_their_forms(
+    api: KubernetesApi, model: dict[str, Any], complaint: str | None
+) -> None:
+    path = f"/apis/serving.headway.dev/{API_VERSIONS['InferenceService'].rpartition('/')[2]}"
+    body = {
+        "apiVersion": API_VERSIONS["InferenceService"],
+        "kind": "InferenceService",
+        "metadata": {"name": "sources"},
+        "spec": {"model": model, "replicas": 1},
+    }
+    create = api._call("POST", f"{path}/namespaces/default/inferenceservices?dryRun=All", body=body)
+    if complaint is None:
+        await create
+        return
+    with pytest.raises(ClusterError, match=complaint):
+        await create

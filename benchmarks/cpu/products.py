@@ -1,6 +1,6 @@
 """Bare products of a decode or prefill step by format of the weights, in one process and without a server.
 
-    python -m benchmarks.cpu.products [--rows 1 4 16 64 256] [--formats bf16 int8 int4-128] [--rounds 15]
+    python -m benchmarks.cpu.products [--rows 1 4 16 64 256] [--formats bf16 int8] [--rounds 15] [--threads 2]
 
 All linear layers of the model of `benchmarks.cpu.run`, one after the other, so that weights come from memory
 as they do in a step. In each round every format takes its turn; the ratio to bfloat16 is the median of the
@@ -48,14 +48,15 @@ def bfloat16_layer(parts: Parts) -> Layer:
     return _there(cpu_kernels.pairs_linear([torch.randn(shape).bfloat16() for shape in parts], None))
 
 
-def int8_layer(parts: Parts) -> Layer:
+def int8_layer(parts: Parts, *, has_integer_inputs: bool = False) -> Layer:
     import torch
 
     from headway_runtime.layers import cpu_kernels
-    from headway_runtime.layers.quantized_weights import Int8Weight
+    from headway_runtime.layers.quantized_weights import Int8Input, Int8Weight
 
+    inputs = Int8Input() if has_integer_inputs else None
     weights = [
-        Int8Weight(torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(shape[0]) * 0.01)
+        Int8Weight(torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(shape[0]) * 0.01, inputs)
         for shape in parts
     ]
     return _there(_timed(cpu_kernels.int8_linear, weights))
@@ -91,6 +92,7 @@ def int4_layer(parts: Parts, group_size: int, *, has_zeros: bool = False) -> Lay
 FORMATS: dict[str, Callable[[Parts], Layer]] = {
     "bf16": bfloat16_layer,
     "int8": int8_layer,
+    "int8-w8a8": partial(int8_layer, has_integer_inputs=True),
     "fp8": fp8_layer,
     "int4-128": partial(int4_layer, group_size=128),
     "int4-128-zeros": partial(int4_layer, group_size=128, has_zeros=True),
@@ -176,13 +178,18 @@ def main() -> int:
     )
     parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     parser.add_argument("--rounds", type=int, default=15)
+    num_cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=num_cores)
     arguments = parser.parse_args()
     from headway_runtime.server.engine_handle import engine_environment
 
-    wanted = engine_environment(os.environ, len(os.sched_getaffinity(0)))
+    wanted = engine_environment(os.environ, num_cores)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Read when libraries load, so it has to be there from the start.
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.cpu.products", *sys.argv[1:]], wanted)
+    import torch
+
+    torch.set_num_threads(arguments.threads)
     run(arguments.formats, arguments.rows, arguments.layers, arguments.rounds)
     return 0
 

@@ -73,6 +73,7 @@ class EngineCore:
             long_prefill_share=config.long_prefill_share,
             priority_ageing_seconds=config.priority_ageing_seconds,
             enable_prefix_caching=config.enable_prefix_caching,
+            proof_reach=self._runner.proof_reach,
             draft_policy=DraftPolicy(is_adaptive=config.speculative is None or config.speculative.adaptive),
         )
         self._grammars = GrammarQueue(

@@ -15,8 +15,10 @@ from headway_runtime import cleared_memory
 from headway_runtime.checkpoint_files import checkpoint_files
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import HeadwayRuntimeError
-from headway_runtime.memory import DTYPE_BYTES, free_memory_bytes, num_weights
+from headway_runtime.memory import DTYPE_BYTES, free_memory_bytes
 from headway_runtime.model_config import read_model_config
+from headway_runtime.quantization.choice import choose_quantization
+from headway_runtime.weight_memory import linear_bytes
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 
@@ -34,8 +36,11 @@ def begin(options: EngineOptions) -> None:
     # What is wrong with the model or the machine is told by who loads it.
     with contextlib.suppress(HeadwayRuntimeError, OSError):
         model = read_model_config(folder)
-        num_bytes = num_weights(model) * DTYPE_BYTES["bfloat16"]
         is_packed = (model.dtype if options.dtype == "auto" else options.dtype) == "bfloat16"
+        quantization = choose_quantization(options.quantization, folder)
+        num_bytes = linear_bytes(model, quantization, "bfloat16", has_code_products=True)
+        if model.tie_word_embeddings:
+            num_bytes += model.vocab_size * model.hidden_size * DTYPE_BYTES["bfloat16"]
         if is_packed and num_bytes < free_memory_bytes():
             cleared_memory.prepare(num_bytes, is_wanted=weights_are_packed)
 

@@ -45,6 +45,7 @@ class EngineKeywords(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     device: Literal["auto", "cpu", "cuda"]
     load_format: Literal["auto", "dummy"]
+    quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
     generation_config: Literal["auto", "none", "vllm"]
     max_model_len: int | None
     max_num_seqs: int
@@ -53,6 +54,7 @@ class EngineKeywords(TypedDict, total=False):
     initial_max_num_batched_tokens: int | None
     block_size: int
     kv_cache_memory_bytes: int | str | None
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
     enable_prefix_caching: bool
     long_prefill_share: float
     priority_ageing_seconds: float

@@ -17,6 +17,8 @@ Proof. What is not finite would spread: to sharers, and through the masked tail 
 A finite sample proves all tokens before it, since it depends on each of them. Blocks that are entered or
 given back before such a sample are remembered as unproven, and the runner is told to zero them before they
 are written again. A sample that is not finite takes the unproven blocks of its sequence out of the cache.
+In a model whose layers have windows, a sample proves no more than the least window before it: the beginning
+of a longer prompt stays unproven.
 """
 
 from array import array
@@ -29,11 +31,19 @@ from headway_runtime.sequence import Sequence
 
 
 class PrefixCache:
-    """is_enabled: whether blocks are entered, and so found again; unproven ones are kept track of anyhow."""
+    """is_enabled: whether blocks are entered, and so found again; unproven ones are kept track of anyhow.
 
-    def __init__(self, pool: BlockPool, block_size: int, *, is_enabled: bool) -> None:
+    proof_reach: how many tokens, the last ones, a finite sample proves; None: all before it.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, *, is_enabled: bool, proof_reach: int | None = None
+    ) -> None:
         self._pool = pool
         self._block_size = block_size
+        self._proof_reach = proof_reach
+        # Whether a sample proves at least all that a block has room for.
+        self.proves_blocks = proof_reach is None or proof_reach >= block_size
         self._is_enabled = is_enabled
         self._block_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * (pool.num_blocks + 1)
@@ -146,9 +156,17 @@ class PrefixCache:
 
     def prove(self, sequence: Sequence) -> None:
         """Take note that a finite sample has followed all computed tokens."""
-        first = sequence.num_proven // self._block_size
+        size, start = self._block_size, sequence.num_proven
+        if self._proof_reach is not None:
+            start = max(start, sequence.num_computed - self._proof_reach)
+        if start > sequence.num_proven:
+            # What lies between stays unproven, and with it, for the partial block that a sequence may give
+            # back, all that follows; whole blocks within reach are proven all the same.
+            first = -(-start // size)
+        else:
+            first = start // size
+            sequence.num_proven = sequence.num_computed
         self._unproven.difference_update(sequence.block_table[first : sequence.num_published])
-        sequence.num_proven = sequence.num_computed
 
     def distrust(self, sequence: Sequence) -> None:
         """Take a sequence's unproven blocks out of the cache: its sample was not finite."""

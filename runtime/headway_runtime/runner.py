@@ -85,6 +85,12 @@ class Runner:
         )
 
     @property
+    def proof_reach(self) -> int | None:
+        """How many tokens before a sample are sure to have gone into it: those of the least window."""
+        windows = [layer.window for layer in self._model.attention_layers if layer.window is not None]
+        return min(windows, default=None)
+
+    @property
     def vocab_size(self) -> int:
         return self._model_config.vocab_size
 

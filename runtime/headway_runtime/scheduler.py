@@ -151,6 +151,7 @@ class Scheduler:
         long_prefill_share: float,
         priority_ageing_seconds: float = 60.0,
         enable_prefix_caching: bool = True,
+        proof_reach: int | None = None,
         draft_policy: DraftPolicy | None = None,
     ) -> None:
         assert num_blocks * block_size >= max_model_len, "a sequence alone must fit"
@@ -158,7 +159,9 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.limits = limits
         self.pool = BlockPool(num_blocks)
-        self.cache = PrefixCache(self.pool, block_size, is_enabled=enable_prefix_caching)
+        self.cache = PrefixCache(
+            self.pool, block_size, is_enabled=enable_prefix_caching, proof_reach=proof_reach
+        )
         self.draft_policy = draft_policy or DraftPolicy()
         self._long_prefill_share = long_prefill_share
         self._priority_ageing_seconds = priority_ageing_seconds
@@ -267,9 +270,11 @@ class Scheduler:
             if sequence.num_computed >= (sequence.num_published + 1) * block_size:
                 self.cache.publish(sequence)
             if sample is not None:
-                if sequence.num_proven < sequence.num_published * block_size:
+                is_full = sequence.num_proven < sequence.num_published * block_size
+                if is_full or not self.cache.proves_blocks:
                     self.cache.prove(sequence)
-                sequence.num_proven = sequence.num_computed
+                else:
+                    sequence.num_proven = sequence.num_computed
                 progress.append(self._take_sample(sequence, sample, now))
         return Committed(progress, num_prompt_tokens)
 

@@ -42,7 +42,7 @@ class Mixture:
             GatedMLP(make_linear([*gate_up.chunk(2)]), gate, make_linear([down]))
             for gate_up, down in zip(self.gate_up, self.down, strict=True)
         ]
-        self.layer = Experts(make_linear([self.router]), mlps, num_used, **how)
+        self.layer = Experts(make_linear([self.router]), mlps, num_used, dtype, CPU, **how)
 
     def one_by_one(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """In float32, token by token."""
@@ -63,10 +63,18 @@ def probabilities_of(mixture: Mixture, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, ROWS_AT_ONCE + 13])
 @pytest.mark.parametrize(("num_experts", "num_used"), [(1, 1), (4, 2), (16, 16), (128, 8)])
 @pytest.mark.parametrize("normalizes", [True, False])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("whose", ["our kernels", "PyTorch's operators"])
 def test_tokens_get_the_sum_of_their_experts(
-    normalizes: Any, num_experts: int, num_used: int, rows: int, generator: torch.Generator
+    whose: str,
+    normalizes: Any,
+    num_experts: int,
+    num_used: int,
+    rows: int,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if whose != "our kernels":
+        monkeypatch.setattr(cpu_kernels, "_are_available", lambda: False)
     mixture = Mixture(num_experts, num_used, torch.float32, generator, normalizes=normalizes)
     x = torch.randn((rows, HIDDEN), generator=generator)
     weights, chosen = probabilities_of(mixture, x).topk(num_used)

@@ -45,7 +45,7 @@ class Windowed(Decoder):
 class Replay:
     """Computes the same tokens again and again, in other pieces and other company."""
 
-    def __init__(self, dtype: Dtype, kv_cache_dtype: KVCacheDtype) -> None:
+    def __init__(self, dtype: Dtype, kv_cache_dtype: KVCacheDtype, quantization: str) -> None:
         folder = str(resolve("bundled://headway-tiny"))
         limits = Limits(8, 512)
         envelope = Envelope(8, 512)
@@ -63,6 +63,7 @@ class Replay:
                 8,
                 1,
                 kv_cache_dtype=kv_cache_dtype,
+                quantization=quantization,
             )
         )
         seed = random.randrange(2**31)
@@ -115,13 +116,16 @@ def same(got: torch.Tensor, want: torch.Tensor) -> bool:
         pytest.param(("bfloat16", "fp8", Decoder), id="fp8"),
         pytest.param(("bfloat16", "int8", Decoder), id="int8"),
         pytest.param(("bfloat16", "int8", Windowed), id="int8, windows"),
+        pytest.param(("bfloat16", "auto", Decoder, "int8"), id="weights in int8"),
+        pytest.param(("bfloat16", "auto", Decoder, "int4"), id="weights in int4"),
+        pytest.param(("bfloat16", "fp8", Decoder, "fp8"), id="weights and KV in fp8"),
     ],
 )
 def replay(request: pytest.FixtureRequest) -> Iterator[Replay]:
-    dtype, kv_cache_dtype, model = request.param
+    dtype, kv_cache_dtype, model, *quantization = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_loading, "Decoder", model)
-        yield Replay(dtype, kv_cache_dtype)
+        yield Replay(dtype, kv_cache_dtype, *(quantization or ["auto"]))
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,24 @@ import torch
 from torch import Tensor
 
 from headway_runtime.layers.attention_layer import AttentionLayer
-from headway_runtime.layers.quantized_weights import Fp8Weight, Int4Weight, Int8GroupWeight, Int8Weight
+from headway_runtime.layers.quantized_weights import (
+    Fp8Weight,
+    Int4Weight,
+    Int8GroupWeight,
+    Int8Input,
+    Int8Weight,
+)
 from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
     from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
+    from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
     from headway_runtime.kernels.cpu.norm import HeadNormKernel, RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
+    from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
+    from headway_runtime.kernels.cpu.weighted_sum import WeightedSum
 
 logger = logging.getLogger(__name__)
 
@@ -104,15 +113,25 @@ def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | Non
     return linear.PairsLinear(parts, bias)
 
 
-def int8_linear(parts: list[Int8Weight], bias: Tensor | None) -> "GroupedLinear | None":
-    """parts: of one weight, one below the other, with inputs that stay bfloat16."""
-    assert all(part.input is None for part in parts)
+def int8_linear(parts: list[Int8Weight], bias: Tensor | None) -> "GroupedLinear | IntegerLinear | None":
+    """parts: of one weight, one below the other, that treat their input alike."""
+    assert all(part.input == parts[0].input for part in parts)
     if not _fits(parts[0].codes, bias):
         return None
     from headway_runtime.kernels.cpu import coded_linear
 
-    scales = [part.scales.unsqueeze(1) for part in parts]
-    return coded_linear.int8_linear([part.codes for part in parts], scales, bias)
+    codes, scales = [part.codes for part in parts], [part.scales.unsqueeze(1) for part in parts]
+    if parts[0].input is None:
+        return coded_linear.int8_linear(codes, scales, bias)
+    return coded_linear.integer_linear(codes, scales, _quantizer(parts[0].input), bias)
+
+
+def _quantizer(quantization: Int8Input) -> "RowQuantizer":
+    from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
+
+    if quantization.scale is not None:
+        return RowQuantizer("given", quantization.scale, quantization.zero)
+    return RowQuantizer("magnitude" if quantization.is_symmetric else "range")
 
 
 def int8_group_linear(parts: list[Int8GroupWeight], bias: Tensor | None) -> "GroupedLinear | None":
@@ -185,3 +204,13 @@ def activate_and_multiply(
     from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
 
     return ActivateAndMultiply(activation, size, dtype, width)
+
+
+def weighted_sum(size: int, count: int, dtype: torch.dtype, device: torch.device) -> "WeightedSum | None":
+    """Of `count` rows each, of so many numbers."""
+    width = _fitting_width(device, size)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.weighted_sum import WeightedSum
+
+    return WeightedSum(size, count, dtype, width)

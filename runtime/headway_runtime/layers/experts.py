@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway_runtime.layers.cpu_kernels import weighted_sum
 from headway_runtime.layers.gate import Gate
 from headway_runtime.layers.linear import AnyLinear, PackedLinear, round_up
 
-# Tokens whose results are added up at once: what that takes in float32 then stays small.
+# Tokens whose results PyTorch adds up at once: what that takes in float32 then stays small.
 ROWS_AT_ONCE = 256
 # Where each number of rows costs a kernel (see step_inputs.py), there are so many between two powers of two.
 SIZES_PER_OCTAVE = 4
@@ -43,15 +44,23 @@ class Experts:
     normalizes: whether the probabilities of those are divided by their sum.
     """
 
-    __slots__ = ("_experts", "_normalizes", "_num_used", "_router", "_rows_of")
+    __slots__ = ("_experts", "_normalizes", "_num_used", "_router", "_rows_of", "_sum")
 
     def __init__(
-        self, router: AnyLinear, experts: list[GatedMLP], num_used: int, *, normalizes: bool
+        self,
+        router: AnyLinear,
+        experts: list[GatedMLP],
+        num_used: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        normalizes: bool,
     ) -> None:
         self._router = router
         self._experts = experts
         self._num_used = num_used
         self._normalizes = normalizes
+        self._sum = weighted_sum(router.num_inputs, num_used, dtype, device)
         rounds = any(isinstance(linear, PackedLinear) for linear in experts[0].linears)
         self._rows_of: Callable[[int], int] = _rounded if rounds else _exactly
 
@@ -69,12 +78,7 @@ class Experts:
         results = self._by_expert(x.index_select(0, order // self._num_used), counts)
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
-        out = torch.empty_like(x)
-        pieces = (torch.split(part, ROWS_AT_ONCE) for part in (out, weights, places.view(chosen.shape)))
-        for rows, shares, own in zip(*pieces, strict=True):
-            of_tokens = results.index_select(0, own.flatten()).view(*own.shape, x.shape[1])
-            rows.copy_(of_tokens.mul(shares.unsqueeze(-1)).sum(1))
-        return out
+        return self._added_up(results, places.view(chosen.shape), weights)
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights in float32, and experts: each [rows, num_used]."""
@@ -83,6 +87,17 @@ class Experts:
         if self._normalizes:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights, chosen
+
+    def _added_up(self, results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        """results: of each place. places, weights: of each token's own, [rows, num_used]."""
+        if self._sum is not None:
+            return self._sum(results, places, weights)
+        out = results.new_empty((len(places), results.shape[1]))
+        pieces = (torch.split(part, ROWS_AT_ONCE) for part in (out, places, weights))
+        for rows, own, shares in zip(*pieces, strict=True):
+            of_tokens = results.index_select(0, own.flatten()).view(*own.shape, results.shape[1])
+            rows.copy_(of_tokens.mul(shares.unsqueeze(-1)).sum(1))
+        return out
 
     def _by_expert(self, x: Tensor, counts: list[int]) -> Tensor:
         """x: rows in the order of their experts. counts: rows of each expert."""

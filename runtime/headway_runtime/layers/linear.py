@@ -16,10 +16,13 @@ from headway_runtime.layers.cpu_kernels import pairs_linear
 
 if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
+    from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
     from headway_runtime.layers.quantized_linear import QuantizedLinear
 
-AnyLinear: TypeAlias = Union["Linear", "PackedLinear", "PairsLinear", "GroupedLinear", "QuantizedLinear"]
+AnyLinear: TypeAlias = Union[
+    "Linear", "PackedLinear", "PairsLinear", "GroupedLinear", "IntegerLinear", "QuantizedLinear"
+]
 
 # The batch size that the packed layout is chosen for; it then serves all of them.
 PACKED_FOR_ROWS = 16

@@ -211,7 +211,11 @@ def _make(parts: list[Tensor | QuantizedWeight], bias: Tensor | None, dtype: tor
     quantized = [part for part in parts if not isinstance(part, Tensor)]
     first = quantized[0]
     if isinstance(first, Int8Weight) and first.input is not None:
-        inner = [Int8Weight(part.codes, part.scales) for part in quantized if isinstance(part, Int8Weight)]
+        int8 = [part for part in quantized if isinstance(part, Int8Weight)]
+        ours = cpu_kernels.int8_linear(int8, bias) if dtype == torch.bfloat16 else None
+        if ours is not None:
+            return ours
+        inner = [Int8Weight(part.codes, part.scales) for part in int8]
         return IntegerInputLinear(_make([*inner], None, dtype), first.input, bias)
     return (_packed(quantized, bias) if dtype == torch.bfloat16 else None) or TiledLinear(quantized, bias)
 

@@ -26,10 +26,9 @@ def feed_forward(
     name: str, index: int, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device
 ) -> GatedMLP | Experts:
     """name: of a layer's MLP. A mixture's router is never quantized: it is small, and it decides."""
+    if config.layers[index].has_experts:
+        return _experts(name, config, weights, dtype, device)
     gate = Gate(config.activation, config.intermediate_size, dtype, device)
-    if config.experts is not None and config.layers[index].has_experts:
-        gate = Gate(config.activation, config.experts.size, dtype, device)
-        return _experts(name, config, config.experts, weights, gate)
     return _mlp(name, QWEN_NAMES, config.intermediate_size, config, weights, gate)
 
 
@@ -52,8 +51,13 @@ def _mlp(
     return GatedMLP(gate_up, gate, projection(weights, {down_name: hidden}, size, has_bias=has_bias))
 
 
-def _experts(name: str, config: ModelConfig, experts: ExpertsConfig, weights: Weights, gate: Gate) -> Experts:
+def _experts(
+    name: str, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device
+) -> Experts:
     """Mixtral's own names are `block_sparse_moe` and w1, w3, w2; transformers 5 may write Qwen's for all."""
+    experts = config.experts
+    assert experts is not None
+    gate = Gate(config.activation, experts.size, dtype, device)
     mixtral = f"{name.removesuffix('mlp')}block_sparse_moe"
     is_mixtral = config.architecture == "MixtralForCausalLM"
     if is_mixtral and f"{name}.gate.weight" not in weights.names():
@@ -66,7 +70,7 @@ def _experts(name: str, config: ModelConfig, experts: ExpertsConfig, weights: We
         _mlp(f"{name}.experts.{number}", names, experts.size, config, weights, gate)
         for number in range(experts.num_experts)
     ]
-    return Experts(router, mlps, experts.num_used, normalizes=experts.normalizes)
+    return Experts(router, mlps, experts.num_used, dtype, device, normalizes=experts.normalizes)
 
 
 def _unfuse(

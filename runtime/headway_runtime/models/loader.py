@@ -120,9 +120,9 @@ class CheckpointWeights:
                 f"{module}.{WEIGHT_NAMES[scheme.layout]}"
             )
         name = f"{module}.weight"
-        return name in self._put or (
-            self.holds(name) and self._opened[self._where[name]].get_slice(name).get_dtype() in PLAIN_DTYPES
-        )
+        if name not in self._where:
+            return name in self._put
+        return self._opened[self._where[name]].get_slice(name).get_dtype() in PLAIN_DTYPES
 
     def holds(self, name: str) -> bool:
         """Whether a tensor of that name is there and not yet taken."""

@@ -29,8 +29,6 @@ OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 OTHER_FILES = ("hf_quant_config.json",)
 # The head is a small part of a model and says which token it is to be: it loses no more than to 8 bits.
 HEAD = part_of_name("lm_head")
-# What decides where a token goes is smaller still.
-ROUTERS = (part_of_name("mlp.gate"), part_of_name("block_sparse_moe.gate"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Quantization:
         """How a module's weights lie in the checkpoint, or what plain ones become."""
         if self.stored is not None:
             return self.stored.scheme_of(module)
-        if self.online is None or any(router.fullmatch(module) for router in ROUTERS):
+        if self.online is None:
             return None
         return "int8" if self.online == "int4" and HEAD.fullmatch(module) else self.online
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headway_runtime.errors import ConfigError
-from headway_runtime.sources.cache_folders import store_of
 from headway_runtime.sources.reference import (
     BucketModel,
     BundledModel,
@@ -76,15 +75,16 @@ def _remote(
     download_dir: str | None,
     lifeline_fd: int | None,
 ) -> Path:
+    # Only now: a folder of this machine needs none of it.
+    from headway_runtime.sources.cache_folders import store_of
+    from headway_runtime.sources.fetch_task import Task
+    from headway_runtime.sources.fetching import fetch_apart
+
     store = store_of(reference, download_dir, os.environ)
     offline = is_offline(reference, os.environ)
     identity = reference.pinned or (store.known(reference.ref) if offline else None)
     if identity is not None and (folder := store.complete(identity)) is not None:
         return folder
-    # Only now: a folder of this machine needs none of it.
-    from headway_runtime.sources.fetch_task import Task
-    from headway_runtime.sources.fetching import fetch_apart
-
     return fetch_apart(Task(source, revision, download_dir, offline, lifeline_fd))
 
 

@@ -24,7 +24,10 @@ from headway_runtime.kernels.cpu.codes import (
 )
 from headway_runtime.kernels.cpu.emitter import FLOAT32, Elements
 from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
+from headway_runtime.kernels.cpu.integer_linear import MOST_INPUTS, QUADRUPLE, IntegerLinear
 from headway_runtime.kernels.cpu.processor import has_features
+from headway_runtime.kernels.cpu.row_numbers import WIDTH as ROW_WIDTH
+from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
 from headway_runtime.kernels.cpu.strips import PANEL, Layout, Part, Strips, group_inputs_of
 
 MOST_PANELS = 4
@@ -33,6 +36,7 @@ HALF_BITS, LOWER_HALF = 16, 0xFFFF
 # With more inputs to a scale, its bytes do not matter.
 FEW_INPUTS_PER_SCALE = 128
 # What is multiplied, and the tables of 128 bytes that codes are looked up in.
+NEEDED_FOR_INTEGERS = ("avx512bf16", "avx512bw", "avx512vnni")
 NEEDED = ("avx512bf16", "avx512bw", "avx512vbmi")
 
 
@@ -79,6 +83,24 @@ def int4_linear(
     return _linear(NibbleCodes(has_zeros=True), codes, scales, given, bias, input_order)
 
 
+def integer_linear(
+    codes: Sequence[Tensor], scales: Sequence[Tensor], quantizer: RowQuantizer, bias: Tensor | None
+) -> IntegerLinear | None:
+    """As `int8_linear`, with a scale for each output, on inputs that `quantizer` turns into whole numbers."""
+    num_inputs = codes[0].shape[1]
+    if num_inputs % ROW_WIDTH or num_inputs > MOST_INPUTS or any(len(part) % PANEL for part in codes):
+        return None
+    if not has_features(*NEEDED_FOR_INTEGERS):
+        return None
+    strips = Strips(Layout(QUADRUPLE, _num_panels(codes), FLOAT32), 1, num_inputs // QUADRUPLE)
+    parts = (
+        Part(part.contiguous().view(torch.int32), scale) for part, scale in zip(codes, scales, strict=True)
+    )
+    weight = strips.pack(parts, sum(len(part) for part in codes))
+    sums = torch.cat([part.sum(1, dtype=torch.int32) for part in codes])
+    return IntegerLinear(strips, weight, sums, quantizer, bias)
+
+
 def above_zero(codes: Tensor, zeros: Tensor) -> Tensor | None:
     """Codes of 8 bits as int8 above their zero points; None where they do not fit.
 
@@ -108,7 +130,9 @@ def _linear(
     if group_inputs is None or any(len(part) % PANEL for part in codes):
         return None
     is_exact = inputs_per_scale <= FEW_INPUTS_PER_SCALE and all(_fits_float16(scale) for scale in scales)
-    layout = Layout(kind, _num_panels(codes), FLOAT16 if is_exact else FLOAT32)
+    layout = Layout(
+        kind.inputs_per_vector, _num_panels(codes), FLOAT16 if is_exact else FLOAT32, kind.has_zeros
+    )
     num_groups = num_inputs // group_inputs
 
     def parts() -> Iterator[Part]:
@@ -121,7 +145,7 @@ def _linear(
 
     strips = Strips(layout, num_groups, group_inputs // kind.inputs_per_vector)
     weight = strips.pack(parts(), sum(len(part) for part in codes))
-    return GroupedLinear(strips, weight, bias, input_order)
+    return GroupedLinear(kind, strips, weight, bias, input_order)
 
 
 def _num_panels(codes: Sequence[Tensor]) -> int:

@@ -10,7 +10,7 @@ four odd ones in the upper, lowest first. `strips.py` packs them so.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from llvmlite import ir
@@ -30,23 +30,12 @@ NIBBLE_ZERO = 8
 BYTES, WORDS, LONGS = ir.VectorType(I8, 64), ir.VectorType(I16, 32), ir.VectorType(I32, 16)
 
 
-class Codes(Protocol):
-    """A kind of code. inputs_per_vector: how many of each of 16 outputs are in 64 bytes."""
-
-    @property
-    def inputs_per_vector(self) -> int: ...
-
-    @property
-    def has_zeros(self) -> bool:
-        """Whether what a code stands for depends on its output's zero point."""
-
-    def widened(self, emitter: Emitter, codes: ir.Value, zeros: ir.Value | None) -> list[ir.Value]:
-        """Pairs of inputs of 16 outputs, the first inputs first. codes: 64 bytes; zeros: of `zero_words`."""
-
-
 @dataclass(frozen=True, slots=True)
 class ByteCodes:
-    """Signs and magnitudes. magnitudes: as bfloat16; has_lowest: whether the zero with a sign is -128."""
+    """Signs and magnitudes. magnitudes: as bfloat16; has_lowest: whether the zero with a sign is -128.
+
+    inputs_per_vector: how many of each of 16 outputs are in 64 bytes.
+    """
 
     magnitudes: tuple[int, ...]
     has_lowest: bool = False
@@ -54,6 +43,8 @@ class ByteCodes:
     has_zeros: bool = False
 
     def widened(self, emitter: Emitter, codes: ir.Value, zeros: ir.Value | None) -> list[ir.Value]:
+        """Pairs of inputs of 16 outputs, the first inputs first. codes: 64 bytes. zeros: None."""
+        assert zeros is None
         builder = emitter.builder
         codes = builder.bitcast(codes, BYTES)
         low = self._looked_up(emitter, codes, [bits & 0xFF for bits in self.magnitudes])
@@ -85,12 +76,13 @@ class ByteCodes:
 
 @dataclass(frozen=True, slots=True)
 class NibbleCodes:
-    """Codes 0 to 15 that stand for what they are above a zero point."""
+    """Codes 0 to 15 that stand for what they are above a zero point, which is 8 or each group's own."""
 
     has_zeros: bool = False
     inputs_per_vector: int = 8
 
     def widened(self, emitter: Emitter, codes: ir.Value, zeros: ir.Value | None) -> list[ir.Value]:
+        """As that of `ByteCodes`. zeros: of `zero_words`, or None without."""
         builder = emitter.builder
         codes = builder.bitcast(codes, LONGS)
         vectors = []
@@ -107,6 +99,9 @@ class NibbleCodes:
             found = emitter.call("llvm.x86.avx512.permvar.hi.512", WORDS, table, words)
             vectors.append(builder.bitcast(found, BFLOAT16_PAIRS))
         return vectors
+
+
+Codes: TypeAlias = ByteCodes | NibbleCodes
 
 
 def zero_words(emitter: Emitter, address: ir.Value) -> ir.Value:

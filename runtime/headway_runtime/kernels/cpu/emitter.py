@@ -345,6 +345,11 @@ class Emitter:
         """All but the first `count` lanes; those hold `otherwise`."""
         return self.builder.select(self._is_among_first(count), self.splat(otherwise), value)
 
+    def call(self, name: str, result: ir.Type, *operands: ir.Value) -> ir.Value:
+        """LLVM's function of that name, such as one that stands for an instruction."""
+        kind = ir.FunctionType(result, [operand.type for operand in operands])
+        return self.builder.call(self._declared(name, kind), operands)
+
     # Below: how LLVM is told.
 
     def _is_among_first(self, count: ir.Value) -> ir.Value:
@@ -353,13 +358,6 @@ class Emitter:
         first = self.builder.insert_element(ir.Constant(integers, ir.Undefined), count, ir.Constant(I32, 0))
         mask = ir.Constant(ir.VectorType(I32, self.width), [0] * self.width)
         return self.builder.icmp_signed("<", lanes, self.builder.shuffle_vector(first, first, mask))
-
-    def call(self, name: str, result: ir.Type, *operands: ir.Value) -> ir.Value:
-        """LLVM's function of that name, such as one that stands for an instruction."""
-        kind = ir.FunctionType(result, [operand.type for operand in operands])
-        return self.builder.call(self._declared(name, kind), operands)
-
-    # Below: how LLVM is told.
 
     def _stored(self, elements: Elements) -> ir.Type:
         scalar = {"float32": F32, "float16": ir.HalfType(), "bfloat16": I16}[elements.name]

@@ -18,13 +18,15 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, zero_words
+from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, Codes, NibbleCodes, zero_words
 from headway_runtime.kernels.cpu.compiler import Kernel
 from headway_runtime.kernels.cpu.emitter import BFLOAT16, FLOAT32, Emitter
 from headway_runtime.kernels.cpu.strips import MOST_GROUP_INPUTS, PANEL, Layout, Strips
 
 # A tile: as many sums as registers hold beside a pair of each row and panel.
 TILE_ROWS = 6
+# The same while codes are widened, which needs registers too.
+FIRST_ROWS = 4
 # Tiles of what is left over, in turn.
 REST_ROWS = (4, 2, 1)
 KEPT_PAIRS = 2
@@ -43,7 +45,7 @@ class GroupedLinear:
     __slots__ = ("_bias", "_kernel", "_order", "_strips", "num_inputs", "num_outputs", "weight")
 
     def __init__(
-        self, strips: Strips, weight: Tensor, bias: Tensor | None, input_order: Tensor | None = None
+        self, codes: Codes, strips: Strips, weight: Tensor, bias: Tensor | None, input_order: Tensor | None
     ) -> None:
         """weight: what `strips` packed. bias: bfloat16. input_order: x is put into this order first."""
         self.num_inputs = strips.num_inputs
@@ -53,7 +55,7 @@ class GroupedLinear:
         self._bias = bias
         self._order = input_order
         name = "grouped_linear"
-        self._kernel = Kernel(name, _text(name, strips.layout, has_bias=bias is not None))
+        self._kernel = Kernel(name, _text(name, codes, strips.layout, has_bias=bias is not None))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: contiguous bfloat16 [rows, inputs]. Returns [rows, outputs]."""
@@ -88,8 +90,8 @@ class GroupedLinear:
 
 
 @cache
-def _text(name: str, layout: Layout, *, has_bias: bool) -> str:
-    return _Writer(Emitter(name, PANEL), layout, has_bias=has_bias).written()
+def _text(name: str, codes: Codes, layout: Layout, *, has_bias: bool) -> str:
+    return _Writer(Emitter(name, PANEL), codes, layout, has_bias=has_bias).written()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,11 @@ class _Vectors:
 class _Writer:
     """Writes the kernel. A task is a strip and the rows that meet it at once."""
 
-    def __init__(self, emitter: Emitter, layout: Layout, *, has_bias: bool) -> None:
+    def __init__(self, emitter: Emitter, codes: Codes, layout: Layout, *, has_bias: bool) -> None:
         self._emitter, self._builder = emitter, emitter.builder
-        self._layout, self._codes, self._has_bias = layout, layout.codes, has_bias
+        self._layout, self._codes, self._has_bias = layout, codes, has_bias
         self._panels = range(layout.num_panels)
-        self._pairs = layout.codes.inputs_per_vector // 2
+        self._pairs = codes.inputs_per_vector // 2
         arguments = (emitter.argument(index) for index in range(1, 12))
         self._x, self._weight, self._out, self._bias, self._rows, self._at_once, *sizes = arguments
         inputs, outputs, self._num_strips, self._num_groups, self._num_steps = sizes
@@ -167,16 +169,19 @@ class _Writer:
         """One group's products, to the totals of all rows."""
         emitter, builder = self._emitter, self._builder
         zero = emitter.integer(0)
-        with builder.if_else(builder.icmp_signed("<=", num_rows, emitter.integer(TILE_ROWS))) as (few, many):
+        # The tables of 4-bit codes take but one register.
+        most = TILE_ROWS if isinstance(self._codes, NibbleCodes) else FIRST_ROWS
+        with builder.if_else(builder.icmp_signed("<=", num_rows, emitter.integer(most))) as (few, many):
             with few:
-                for count in range(1, TILE_ROWS + 1):
+                for count in range(1, most + 1):
                     with builder.if_then(builder.icmp_signed("==", num_rows, emitter.integer(count))):
                         self._tile(zero, count, x, group, self._widener(group))
             with many:
-                self._tile(zero, TILE_ROWS, x, group, self._widener(group, keeps=True))
-                left = builder.srem(num_rows, emitter.integer(TILE_ROWS))
+                self._tile(zero, FIRST_ROWS, x, group, self._widener(group, keeps=True))
+                rest = builder.sub(num_rows, emitter.integer(FIRST_ROWS))
+                left = builder.srem(rest, emitter.integer(TILE_ROWS))
                 last = builder.sub(num_rows, left)
-                with emitter.loop(last, start=TILE_ROWS, step=TILE_ROWS) as row:
+                with emitter.loop(last, start=FIRST_ROWS, step=TILE_ROWS) as row:
                     self._tile(row, TILE_ROWS, x, group, self._kept())
                 for count in REST_ROWS:
                     has_them = builder.and_(left, emitter.integer(count))

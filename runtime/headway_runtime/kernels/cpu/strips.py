@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headway_runtime import cleared_memory
-from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, Codes
+from headway_runtime.kernels.cpu.codes import VECTOR_BYTES
 from headway_runtime.kernels.cpu.emitter import Elements
 
 PANEL = 16
@@ -36,11 +36,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What all groups of a kernel's strips have in common. scales: how they lie in memory."""
+    """What all groups of a kernel's strips have in common.
 
-    codes: Codes
+    inputs_per_vector: of each output of a panel in 64 bytes. scales: how they lie in memory.
+    """
+
+    inputs_per_vector: int
     num_panels: int
     scales: Elements
+    has_zeros: bool = False
 
     @property
     def num_outputs(self) -> int:
@@ -54,7 +58,7 @@ class Layout:
 
     @property
     def codes_offset(self) -> int:
-        end = self.zeros_offset + (self.num_outputs if self.codes.has_zeros else 0)
+        end = self.zeros_offset + (self.num_outputs if self.has_zeros else 0)
         return -(-end // VECTOR_BYTES) * VECTOR_BYTES
 
     @property
@@ -73,7 +77,7 @@ class Strips:
 
     @property
     def num_inputs(self) -> int:
-        return self.num_groups * self.num_steps * self.layout.codes.inputs_per_vector
+        return self.num_groups * self.num_steps * self.layout.inputs_per_vector
 
     @property
     def group_bytes(self) -> int:
