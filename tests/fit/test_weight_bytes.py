@@ -91,6 +91,26 @@ def test_a_draft_takes_weights_and_kv_of_its_own(
     assert caches == fit.kv_bytes(2, 512)
 
 
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("scheme", "kind"),
     [
@@ -106,6 +126,7 @@ def test_a_draft_takes_weights_and_kv_of_its_own(
             {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": False}, "int4", id="awq"
         ),
         pytest.param({"quant_method": "fp8"}, "fp8", id="fp8"),
+        pytest.param(W8A8, "int8", id="8-bit weights and inputs"),
     ],
 )
 def test_quantized_checkpoints_take_what_is_predicted(
