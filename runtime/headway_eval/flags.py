@@ -6,7 +6,7 @@ these say None here.
 
 import argparse
 
-from headway_eval.verdict import Thresholds
+from headway_eval.verdict import DEFAULTS, DEFAULTS_FOUR_BITS
 from headway_runtime.argument_types import integer, not_negative
 from headway_runtime.engine_options import add_engine_arguments
 from headway_runtime.sources.flags import MODEL_HELP
@@ -85,29 +85,28 @@ def _add_material(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_thresholds(group: argparse._ArgumentGroup) -> None:
-    defaults = Thresholds()
+    usual, four_bits = DEFAULTS, DEFAULTS_FOUR_BITS
     add = group.add_argument
     add(
         "--max-kl",
         type=not_negative,
-        default=defaults.max_kl,
         metavar="NATS",
-        help="mean KL divergence of the next-token distribution from BASELINE's (default: %(default)s)",
+        help="mean KL divergence of the next-token distribution from BASELINE's (default: "
+        f"{usual.max_kl:g}; {four_bits.max_kl:g} for weights of 4 bits)",
     )
     add(
         "--max-perplexity-increase",
         type=not_negative,
-        default=defaults.max_perplexity_increase,
         metavar="SHARE",
-        help="relative: 0.05 is five percent (default: %(default)s)",
+        help=f"relative: 0.02 is two percent (default: {usual.max_perplexity_increase:g}; "
+        f"{four_bits.max_perplexity_increase:g} for weights of 4 bits)",
     )
     add(
         "--max-accuracy-drop",
         type=not_negative,
-        default=defaults.max_accuracy_drop,
         metavar="POINTS",
         help="percentage points, of each file of tasks; a drop that may be chance does not count "
-        "(default: %(default)s)",
+        f"(default: {usual.max_accuracy_drop:g})",
     )
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from headway_eval.bundled_suite import TASKS_PATH, TEXT_PATH, fits
@@ -13,7 +13,7 @@ from headway_eval.tasks import FLAG as TASKS_FLAG
 from headway_eval.tasks import Task, read_tasks
 from headway_eval.texts import FLAG as TEXT_FLAG
 from headway_eval.texts import Text, read_texts
-from headway_eval.verdict import Thresholds
+from headway_eval.verdict import DEFAULTS, DEFAULTS_FOUR_BITS, Thresholds
 from headway_runtime.errors import ConfigError
 from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.speculative_options import first_difference
@@ -71,7 +71,7 @@ def parse_options(argv: Sequence[str]) -> EvalOptions:
         text,
         suites,
         arguments.max_tokens,
-        Thresholds(arguments.max_kl, arguments.max_perplexity_increase, arguments.max_accuracy_drop),
+        _thresholds(arguments, model),
         json_path,
         arguments.log_level,
     )
@@ -94,6 +94,12 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
             else ""
         )
         raise ComparisonError(f"--against={arguments.against!r}: {error}{remedy}") from error
+
+
+def _thresholds(arguments: argparse.Namespace, model: Side) -> Thresholds:
+    defaults = DEFAULTS_FOUR_BITS if model.has_four_bits() else DEFAULTS
+    given = {field.name: getattr(arguments, field.name) for field in fields(Thresholds)}
+    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
 def _json_path(value: str | None) -> Path | None:

@@ -10,6 +10,7 @@ from headway_eval.flags import BASELINE_PREFIX
 from headway_runtime.engine_options import EngineOptions, engine_options
 from headway_runtime.memory import kept_as
 from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.sources import resolve
 
 # What may make a model's answers other ones; a baseline is without, unless it is told.
@@ -27,6 +28,13 @@ class Side:
     model: ModelConfig
     options: EngineOptions
     keywords: Mapping[str, Any]
+
+    def has_four_bits(self) -> bool:
+        """Whether some of its weights have no more."""
+        quantization = choose_quantization(self.options.quantization, self.folder)
+        if quantization.stored is None:
+            return quantization.online == "int4"
+        return any(rule.scheme is not None and rule.scheme.bits == 4 for rule in quantization.stored.rules)
 
     def levers(self) -> dict[str, str]:
         """What makes this side what it is, for the reader of a report."""

@@ -17,9 +17,15 @@ from headway_eval.text_summary import TextSummary
 class Thresholds:
     """max_kl: nats, of the mean. max_perplexity_increase: relative. max_accuracy_drop: percentage points."""
 
-    max_kl: float = 0.05
-    max_perplexity_increase: float = 0.05
-    max_accuracy_drop: float = 2.0
+    max_kl: float
+    max_perplexity_increase: float
+    max_accuracy_drop: float
+
+
+# What a lever that works stays well below, and a scale that is wrong does not: docs/eval.md has the figures.
+# Weights of 4 bits lose ten times as much as those of 8, so that one limit for both would miss faults of 8.
+DEFAULTS = Thresholds(max_kl=0.01, max_perplexity_increase=0.02, max_accuracy_drop=2.0)
+DEFAULTS_FOUR_BITS = Thresholds(max_kl=0.05, max_perplexity_increase=0.05, max_accuracy_drop=2.0)
 
 
 @dataclass(frozen=True, slots=True)
