@@ -11,19 +11,20 @@ import sys
 
 from bundled_model.corpus import RECALL_KINDS, is_right, sample_tasks
 from headway_runtime import Engine, SamplingParams
+from headway_runtime.config import KVCacheDtype
 
 SEED = 7
 MAX_TOKENS = 40
 
 
-def run(dtypes: list[str], contexts: list[int], count: int) -> None:
+def run(kinds: list[str], dtypes: list[KVCacheDtype], contexts: list[int], count: int) -> None:
     print("task | tokens of the document | " + " | ".join(f"{name}: right, same answers" for name in dtypes))
     engines = {
         name: Engine("bundled://headway-tiny", kv_cache_dtype=name, kv_cache_memory_bytes="128Mi")
         for name in dtypes
     }
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    for kind in RECALL_KINDS:
+    for kind in kinds:
         for context in contexts:
             tasks = sample_tasks(kind, SEED, count, context)
             chats = [task.prompt_messages for task in tasks]
@@ -46,9 +47,10 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=100, help="tasks per line")
     parser.add_argument("--context", type=int, nargs="+", default=[250, 1000, 2000, 3500])
+    parser.add_argument("--task", nargs="+", choices=RECALL_KINDS, default=list(RECALL_KINDS))
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "fp8", "int8"])
     arguments = parser.parse_args()
-    run(arguments.dtype, arguments.context, arguments.count)
+    run(arguments.task, arguments.dtype, arguments.context, arguments.count)
     return 0
 
 

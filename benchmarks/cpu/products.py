@@ -1,6 +1,6 @@
 """Bare products of a decode or prefill step by format of the weights, in one process and without a server.
 
-    python -m benchmarks.cpu.products [--rows 1 4 16 64 256] [--formats bf16 int8 int4-128] [--rounds 15]
+    python -m benchmarks.cpu.products [--rows 1 4 16 64 256] [--formats bf16 int8] [--rounds 15] [--threads 2]
 
 All linear layers of the model of `benchmarks.cpu.run`, one after the other, so that weights come from memory
 as they do in a step. In each round every format takes its turn; the ratio to bfloat16 is the median of the
@@ -178,13 +178,18 @@ def main() -> int:
     )
     parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     parser.add_argument("--rounds", type=int, default=15)
+    num_cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=num_cores)
     arguments = parser.parse_args()
     from headway_runtime.server.engine_handle import engine_environment
 
-    wanted = engine_environment(os.environ, len(os.sched_getaffinity(0)))
+    wanted = engine_environment(os.environ, num_cores)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Read when libraries load, so it has to be there from the start.
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.cpu.products", *sys.argv[1:]], wanted)
+    import torch
+
+    torch.set_num_threads(arguments.threads)
     run(arguments.formats, arguments.rows, arguments.layers, arguments.rounds)
     return 0
 

@@ -56,6 +56,7 @@ class EngineKeywords(TypedDict, total=False):
     initial_max_num_batched_tokens: int | None
     block_size: int
     kv_cache_memory_bytes: int | str | None
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
     enable_prefix_caching: bool
     long_prefill_share: float
     priority_ageing_seconds: float

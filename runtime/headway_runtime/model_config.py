@@ -17,7 +17,7 @@ StoredDtype = Literal["bfloat16", "float16", "float32"]
 STORED_DTYPES: tuple[StoredDtype, ...] = ("bfloat16", "float16", "float32")
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-ACTIVATIONS: dict[object, Activation] = {
+ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -71,8 +71,10 @@ class ModelConfig:
 
     @property
     def longest_context(self) -> int:
-        """The most tokens that a sequence may be asked to have; more than `max_position_embeddings` where
-        that is a length which the rotation's scaling then stretches."""
+        """The most tokens that a sequence may have.
+
+        More than `max_position_embeddings` where that is a length which the rotation's scaling stretches.
+        """
         return min(rope.longest_context(self.max_position_embeddings) for rope in self.ropes)
 
     @property
@@ -172,7 +174,8 @@ def _refuse_unsupported(fields: Fields, whole: Fields, family: Family) -> None:
 def _activation(fields: Fields, family: Family) -> Activation:
     """Gemma has a field of its own for it, and then does not look at the usual one."""
     name = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
-    activation = ACTIVATIONS.get(fields.get(name))
+    value = fields.get(name)
+    activation = ACTIVATIONS.get(value) if isinstance(value, str) else None
     if activation is None:
         raise fields.error(name, f"supported are {', '.join(map(repr, ACTIVATIONS))}; serve another model")
     return activation

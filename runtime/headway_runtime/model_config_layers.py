@@ -93,7 +93,7 @@ def _name_of_number(fields: Fields) -> str:
     """Versions of transformers write the number of experts under one name or the other."""
     names = ("num_experts", "num_local_experts")
     given = [name for name in names if name in fields.values]
-    if len({fields.get(name) for name in given}) > 1:
+    if len({fields.integer(name) for name in given}) > 1:
         raise fields.error(names[0], f"{names[1]} is {fields.get(names[1])!r}; correct the model's file")
     return given[0] if given else next(name for name in names if fields.get(name) is not None)
 

@@ -1,7 +1,7 @@
 """How much memory a model's weights take, by its configuration and its quantization. Imports no torch.
 
 Counts what is allocated: codes, and their scales and zero points as the products want them. Where there are
-products of our own (`has_code_products`), scales lie beside the codes of at most 512 inputs, in float16 where
+products of our own (`has_code_products`), scales lie beside the codes of at most 256 inputs, in float16 where
 they are many; PyTorch's have them apart.
 """
 
@@ -14,11 +14,13 @@ from headway_runtime.quantization.choice import Online, Quantization
 from headway_runtime.quantization.scheme import Form, Scheme
 
 # As `kernels.cpu` packs codes, and `layers.quantizer` makes them.
-MOST_INPUTS_PER_SCALE = 512
+MOST_INPUTS_PER_SCALE = 256
 FEW_INPUTS_PER_SCALE = 128
 CODES_PER_STEP = {"int4": 8, "int8": 4, "int8 group": 4, "fp8": 4}
 INT4_GROUP_SIZES = (128, 64, 32)
 SHORT_SCALE_BYTES, SCALE_BYTES, ORDER_BYTES = 2, 4, 8
+# Of an output's codes, where inputs are whole numbers too.
+SUM_BYTES = 4
 CODE_BITS = {"int4": 4, "int8": 8, "int8 group": 8, "fp8": 8}
 
 
@@ -94,6 +96,8 @@ def _quantized_bytes(
         ORDER_BYTES * shape.inputs if has_order else 0
     )
     if has_code_products and dtype == "bfloat16":
+        if isinstance(kind, Scheme) and kind.input is not None:
+            return total + shape.outputs * (SCALE_BYTES + SUM_BYTES)
         is_short = per_scale <= FEW_INPUTS_PER_SCALE and form in ("int4", "int8 group")
         groups = shape.inputs // _group_inputs(per_scale, CODES_PER_STEP[form])
         own = SHORT_SCALE_BYTES if is_short else SCALE_BYTES

@@ -17,6 +17,7 @@ from headway_runtime.sources import resolve
 from headway_runtime.sources.reference import FolderModel
 from headway_runtime.sources.reference import parse as parse_source
 
+QUANTIZED = Path(__file__).parents[1] / "quantization/fixtures"
 BARE: dict[str, Any] = {"model": {"source": "bundled://headway-tiny"}, "replicas": 1}
 FULL: dict[str, Any] = {
     "model": {"source": "bundled://headway-tiny", "maxModelLen": 512, "servedName": "tiny"},
@@ -108,6 +109,26 @@ def test_the_gateway_finds_replicas_by_each_worlds_means() -> None:
     local = parse_config(arguments(FULL, SITES["local"])["gateway"])
     assert local.backends_file == Path("/srv/backends.json")
     assert local.drain_timeout_seconds == 45
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none", "fp8", "int8", "int4"])
+def test_every_quantization_of_a_plain_model_is_one_of_the_engine(quantization: str) -> None:
+    made = arguments(BARE | {"quantization": quantization}, SITES["local"])["serve"]
+    assert ("--quantization" in made) == (quantization != "auto")
+    want = "none" if quantization == "auto" else quantization
+    assert parse_options(made, environment={}).engine.quantization == want
+
+
+@pytest.mark.parametrize(
+    ("quantization", "folder"),
+    [("awq", "awq-group32"), ("gptq", "gptq-v2-zeros"), ("compressed-tensors", "fp8-block")],
+)
+def test_every_name_of_a_quantized_checkpoint_is_one_of_the_engine(quantization: str, folder: str) -> None:
+    source = f"file://{QUANTIZED / folder}"
+    for asked in (quantization, "auto"):
+        spec = BARE | {"quantization": asked, "model": {"source": source}}
+        made = arguments(spec, SITES["local"])["serve"]
+        assert parse_options(made, environment={}).engine.quantization == quantization
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"])

@@ -155,6 +155,23 @@ def test_dummy_weights_serve(any_shape: str, checkpoint: Any, start_engine: Any,
     assert answers[0] == answers[1] != answers[2]
 
 
+def test_weights_and_kv_in_8_bits_cost_little(
+    any_shape: str, checkpoint: Any, start_engine: Any, random_prompts: Any
+) -> None:
+    """Every linear layer goes through the one place where weights are quantized at load."""
+    folder = checkpoint(any_shape, "bfloat16").folder
+    (prompt,) = random_prompts(3, [60])
+    told = []
+    for changes in ({}, {"quantization": "int8", "kv_cache_dtype": "int8"}):
+        driver = start_engine(folder, **changes)
+        driver.add("a", prompt, max_tokens=1, num_logprobs=VOCAB_SIZE)
+        driver.run()
+        told.append(logprobs_of(driver, "a"))
+    plain, quantized = told
+    divergence = float((plain.exp() * (plain - quantized)).sum())
+    assert 0 < divergence < (0.5 if is_mixture(any_shape) else 0.1)
+
+
 def logprobs_of(driver: Any, request_id: str) -> torch.Tensor:
     """Those of a request that asked for all, [tokens, vocab]."""
     outputs = driver.outputs[request_id]

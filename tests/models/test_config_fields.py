@@ -256,6 +256,8 @@ def test_gemma3_within_another_model_is_read_with_the_defaults_of_its_class(read
             {"hidden_activation": "relu"},
             "hidden_activation='relu': supported are 'silu'",
         ),
+        ("LlamaForCausalLM", {"hidden_act": ["silu"]}, "hidden_act=['silu']: supported are 'silu'"),
+        ("MixtralForCausalLM", {"num_experts": [8], "num_local_experts": 8}, "num_experts=[8]: want a pos"),
         ("Gemma2ForCausalLM", {"sliding_window_pattern": 6}, "sliding_window_pattern=6"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         (

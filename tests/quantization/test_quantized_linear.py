@@ -15,9 +15,17 @@ from headway_runtime.layers.quantized_linear import (
     PackedInt8Linear,
     SideBySideLinear,
     TiledLinear,
+    as_integers,
     make_merged_linear,
 )
-from headway_runtime.layers.quantized_weights import Int4Weight, Int8GroupWeight, Int8Input, QuantizedWeight
+from headway_runtime.layers.quantized_weights import (
+    Fp8Weight,
+    Int4Weight,
+    Int8GroupWeight,
+    Int8Input,
+    Int8Weight,
+    QuantizedWeight,
+)
 from headway_runtime.layers.quantizer import quantized, quantized_as
 from headway_runtime.quantization.scheme import Scheme
 
@@ -26,7 +34,8 @@ ROWS = (1, 3, MOST_PACKED_ROWS, MOST_PACKED_ROWS + 1, 70)
 
 
 def normal(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+    numbers: Tensor = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return numbers / float(shape[-1] ** 0.5)
 
 
 def parts_of(kind: str) -> list[QuantizedWeight]:
@@ -42,12 +51,14 @@ def parts_of(kind: str) -> list[QuantizedWeight]:
             scheme = Scheme("packed", 8, "group", group_size=64, is_symmetric=False)
             return [quantized_as(weight, scheme) for weight in weights]
         case "fp8 blocks":
-            plain = [quantized(weight, "fp8") for weight in weights]
-            return [
-                type(one)(one.codes, normal(-(-one.shape[0] // 64), 2, seed=7).abs(), (64, 128))
-                for one in plain
-            ]
+            return [in_blocks(quantized(weight, "fp8")) for weight in weights]
     return [quantized(weight, kind) for weight in weights]  # type: ignore[arg-type]
+
+
+def in_blocks(weight: QuantizedWeight) -> Fp8Weight:
+    assert isinstance(weight, Fp8Weight)
+    shape = (-(-weight.shape[0] // 64), -(-weight.shape[1] // 128))
+    return Fp8Weight(weight.codes, normal(*shape, seed=7).abs(), (64, 128))
 
 
 def with_zeros(weight: QuantizedWeight, order: Tensor) -> Int4Weight:
@@ -137,12 +148,36 @@ def test_unlike_parts_lie_side_by_side() -> None:
     torch.testing.assert_close(linear(x).float(), want, rtol=2e-2, atol=2e-2)
 
 
-def test_integer_inputs_with_other_scales_do_not_share_a_product() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_integer_inputs_with_other_scales_do_not_share_a_product(dtype: torch.dtype) -> None:
     part = parts_of("int8")[0]
-    parts: list[Any] = [type(part)(part.codes, part.scales, Int8Input(scale)) for scale in (0.01, 0.01, 0.02)]  # type: ignore[call-arg, arg-type]
-    linear = make_merged_linear(parts, None, torch.bfloat16)
+    assert isinstance(part, Int8Weight)
+    inputs = [Int8Input(scale) for scale in (0.01, 0.01, 0.02)]
+    linear = make_merged_linear([Int8Weight(part.codes, part.scales, one) for one in inputs], None, dtype)
     assert isinstance(linear, SideBySideLinear)
-    assert [type(layer) for layer in linear.layers] == [IntegerInputLinear] * 2
+    assert [layer.num_outputs for layer in linear.layers] == [2 * OUTPUTS, OUTPUTS]
+
+
+@pytest.mark.parametrize("path", ["our products", "others"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("quantization", [Int8Input(), Int8Input(is_symmetric=False), Int8Input(0.01, 5)])
+def test_integer_inputs_are_rounded_the_same_on_all_paths(
+    path: str, dtype: torch.dtype, quantization: Int8Input, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "others":
+        monkeypatch.setattr(cpu_kernels, "multiplies_codes", lambda: False)
+    part = parts_of("int8")[0]
+    assert isinstance(part, Int8Weight)
+    bias = normal(OUTPUTS, seed=4).to(dtype)
+    linear = make_merged_linear([Int8Weight(part.codes, part.scales, quantization)], bias, dtype)
+    assert isinstance(linear, IntegerInputLinear) == (path == "others" or dtype != torch.bfloat16)
+    x = normal(5, INPUTS).to(dtype) * 3
+    numbers, scale = as_integers(x.float(), quantization)
+    want = torch.nn.functional.linear(numbers * scale, part.dequantized(torch.float32), bias.float())
+    tolerance = 1.5e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(
+        linear(x).float(), want, rtol=tolerance, atol=tolerance * float(want.abs().max())
+    )
 
 
 @pytest.mark.parametrize(("kind", "most"), [("int8", 0.01), ("fp8", 0.03), ("int4", 0.11)])

@@ -15,11 +15,24 @@ from headway_runtime.weight_memory import linear_shapes, weight_bytes
 SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 512, "head_dim": 128}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": True}
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+INT8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True}
+W8A8: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": INT8 | {"strategy": "channel"},
+            "input_activations": INT8 | {"strategy": "token", "dynamic": True},
+        }
+    },
+}
 TOLERANCE = 0.01
 
 
 @pytest.mark.parametrize("products", ["with products of our own", "with PyTorch's"])
-@pytest.mark.parametrize("wanted", ["none", "int8", "int4", "fp8", "gptq", "block fp8"])
+@pytest.mark.parametrize("wanted", ["none", "int8", "int4", "fp8", "gptq", "block fp8", "w8a8"])
 @pytest.mark.parametrize("head", ["own head", "tied head"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_bytes_of_weights_are_within_a_percent_of_what_is_allocated(
@@ -37,9 +50,12 @@ def test_bytes_of_weights_are_within_a_percent_of_what_is_allocated(
         monkeypatch.setattr(cpu_kernels, "multiplies_codes", lambda: False)
     elif not cpu_kernels.multiplies_codes():
         pytest.skip("this processor has no products of codes")
-    stored = {"gptq": (GPTQ, packers["gptq"](128, has_zeros=True, has_order=True)), "block fp8": (FP8, None)}
+    stored = {
+        "gptq": (GPTQ, packers["gptq"](128, has_zeros=True, has_order=True)),
+        "block fp8": (FP8, packers["float8"]("block")),
+        "w8a8": (W8A8, packers["integers"]("channel")),
+    }
     config, pack = stored.get(wanted, (None, packers["plain"]()))
-    pack = pack or packers["float8"]("block")
     written = write_checkpoint(config, pack, **SIZES, tie_word_embeddings=head == "tied head")
     flag = "auto" if wanted in stored else wanted
     runner = start_runner(written.folder, dtype=dtype, quantization=flag)

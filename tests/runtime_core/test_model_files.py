@@ -47,7 +47,7 @@ def test_bundled_source_is_a_folder_of_the_package(name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("hf://meta-llama/Llama-3.1-8B", "scheme 'hf' is not supported; use bundled://NAME, file:///FOLDER"),
+        ("gs://bucket/model", "scheme 'gs' is not supported; use bundled://NAME"),
         ("bundled://other", "not bundled here; bundled models:"),
         ("bundled://../bundled", "not bundled here"),
         ("file://host/folder", "file:///absolute/folder"),

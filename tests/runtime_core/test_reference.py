@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from headway_runtime.config import Envelope, Limits
-from headway_runtime.layers import attention, cpu_kernels, linear
+from headway_runtime.layers import cpu_kernels, kv_cache, linear
 from headway_runtime.sources import BUNDLED_FOLDER, bundled_names
 
 NUM_TOKENS = 64
@@ -73,7 +73,7 @@ def test_float32_tokens_without_products_or_kernels_equal_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As CPUs attend in float16, and as devices other than CPUs do."""
-    monkeypatch.setattr(attention, missing, lambda *what: None)
+    monkeypatch.setattr(kv_cache, missing, lambda *what: None)
     reference = checkpoint("gqa")
     driver = start_engine(reference.folder, **CONDITIONS[condition])
     prompts = random_prompts(31, LENGTHS)

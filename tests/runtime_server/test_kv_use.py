@@ -6,14 +6,16 @@ import concurrent.futures
 from typing import TYPE_CHECKING
 
 import httpx2 as httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 if TYPE_CHECKING:
     from tests.runtime_server.conftest import StartServer
 
-CONFIGURED_BYTES = 2 * 2**20
-# Keys and values, 2 layers, 2 KV heads of 16, float32: see `model_folder`.
-BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4
+NUM_TOKENS = 4096
+# Of a token: keys and values, 2 layers, 2 KV heads of 16 numbers of 4 bytes, or of 1 and a scale; see
+# `model_folder`.
+BYTES_PER_TOKEN = {"float32": 2 * 2 * 2 * 16 * 4, "int8": 2 * 2 * 2 * (16 + 4)}
 BLOCK = 16
 
 
@@ -22,15 +24,27 @@ def gauges(url: str) -> dict[str, float]:
     return {family.name: family.samples[0].value for family in families if family.samples}
 
 
-def test_a_full_cache_holds_tokens_in_95_percent_of_its_configured_memory(start_server: StartServer) -> None:
+def kept(url: str) -> str:
+    """How the server's info metric says that KV is kept."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
+    (info,) = (one for family in families for one in family.samples if one.name == "headway_runtime_info")
+    return info.labels["kv_dtype"]
+
+
+@pytest.mark.parametrize(("asked_for", "kv_dtype"), [("auto", "float32"), ("int8", "int8")])
+def test_a_full_cache_holds_tokens_in_95_percent_of_its_configured_memory(
+    asked_for: str, kv_dtype: str, start_server: StartServer
+) -> None:
     server = start_server(
-        f"--kv-cache-memory-bytes={CONFIGURED_BYTES}",
+        f"--kv-cache-memory-bytes={NUM_TOKENS * BYTES_PER_TOKEN[kv_dtype]}",
+        f"--kv-cache-dtype={asked_for}",
         f"--block-size={BLOCK}",
         "--max-num-seqs=16",
         "--num-threads=1",
         fake=False,
     )
-    slots_paid_for = CONFIGURED_BYTES / BYTES_PER_TOKEN
+    assert kept(server.url) == kv_dtype
+    slots_paid_for = NUM_TOKENS
     total = gauges(server.url)["headway_kv_blocks_total"]
     assert total * BLOCK >= 0.95 * slots_paid_for
 

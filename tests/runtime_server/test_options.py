@@ -110,6 +110,7 @@ def test_api_keys_come_from_flags_file_and_environment(model_folder: Path, tmp_p
         (["--max-model-len=513"], "max_position_embeddings, 512"),
         (["--kv-cache-memory-bytes=5X"], "'5X' is not a size"),
         (["--kv-cache-memory-bytes=0"], "at least 1 byte"),
+        (["--kv-cache-dtype=fp4"], "--kv-cache-dtype"),
         (["--drain-timeout-seconds=0"], "above 0"),
         (["--api-server-count=0"], "--api-server-count"),
         (["--max-body-bytes=0"], "at least 1 byte"),

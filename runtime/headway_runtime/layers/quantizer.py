@@ -90,21 +90,28 @@ def _int4_piece(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """Codes [outputs, inputs // 2] and scales [outputs, groups]."""
     numbers = weight.float().view(-1, group_size)
     extremes = numbers.gather(1, numbers.abs().argmax(1, keepdim=True))
-    codes, scales, errors = _rounded(numbers, extremes / -INT4_ZERO)
+    scales = _kept(extremes / -INT4_ZERO)
+    errors = _errors(numbers, scales)
     for shrink in SHRINKS:
-        other_codes, other_scales, other_errors = _rounded(numbers, extremes * (-shrink / INT4_ZERO))
+        others = _kept(extremes * (-shrink / INT4_ZERO))
+        other_errors = _errors(numbers, others)
         is_better = other_errors < errors
-        codes = torch.where(is_better, other_codes, codes)
-        scales = torch.where(is_better, other_scales, scales)
-        errors = torch.where(is_better, other_errors, errors)
-    outputs = len(weight)
-    return packed_nibbles((codes + INT4_ZERO).view(outputs, -1)), scales.view(outputs, -1)
+        scales, errors = torch.where(is_better, others, scales), torch.where(is_better, other_errors, errors)
+    codes = _int4_codes(numbers, scales).add_(INT4_ZERO)
+    return packed_nibbles(codes.view(len(weight), -1)), scales.view(len(weight), -1)
 
 
-def _rounded(numbers: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes with sign, the scales as they are kept, and the sum of squared errors of each row."""
-    # Numbers that float16 holds take half the memory beside the codes.
+def _kept(scales: Tensor) -> Tensor:
+    """As they are kept: numbers that float16 holds take half the memory beside the codes."""
     scales = scales.half().float()
-    scales = torch.where(scales == 0, 1.0, scales)
-    codes = (numbers / scales).round_().clamp_(-INT4_ZERO, INT4_LARGEST - INT4_ZERO)
-    return codes, scales, (codes * scales).sub_(numbers).square_().sum(1, keepdim=True)
+    return torch.where(scales == 0, 1.0, scales)
+
+
+def _int4_codes(numbers: Tensor, scales: Tensor) -> Tensor:
+    """With sign."""
+    return (numbers / scales).round_().clamp_(-INT4_ZERO, INT4_LARGEST - INT4_ZERO)
+
+
+def _errors(numbers: Tensor, scales: Tensor) -> Tensor:
+    """Of each row, by a norm."""
+    return _int4_codes(numbers, scales).mul_(scales).sub_(numbers).norm(dim=1, keepdim=True)

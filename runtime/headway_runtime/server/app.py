@@ -86,6 +86,7 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
                 "version": __version__,
                 "model": serving.options.served_model_names[0],
                 "device": info.device if info else "",
+                "quantization": serving.options.engine.quantization,
                 "kv_dtype": info.kv_dtype if info else "",
                 "instance": state.instance,
             },

@@ -34,7 +34,6 @@ from headway_runtime.errors import (
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.request import Request, RequestOutput
 from headway_runtime.server import messages
-from headway_runtime.server.lean_torch import leave_out
 from headway_runtime.server.lifeline import die_with_parent, watch_lifeline
 from headway_runtime.server.log import configure_logging
 from headway_runtime.server.sample import SampleWriter
@@ -319,7 +318,6 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
     from headway_runtime import head_start
 
     head_start.begin(options)
-    leave_out()
     from headway_runtime.engine_config import resolve_engine_config
 
     config = resolve_engine_config(options)

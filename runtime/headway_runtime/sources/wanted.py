@@ -29,6 +29,7 @@ SMALL_FILES = frozenset(
         "chat_template.json",
         "quantize_config.json",
         "quant_config.json",
+        "hf_quant_config.json",
         INDEX_FILE,
     }
 )
