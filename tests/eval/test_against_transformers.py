@@ -32,7 +32,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Any]]:
         dtype="float32",
     )
     made = []
-    model = LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config)
+    model.eval()
     for name in ("baseline", "model"):
         folder = tmp_path_factory.mktemp(name)
         if name == "model":
@@ -42,7 +43,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Any]]:
         model.save_pretrained(folder)
         for file_name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(BUNDLED / file_name, folder)
-        made.append((folder, LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()))
+        reference: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        made.append((folder, reference.eval()))
     return made
 
 
