@@ -22,7 +22,6 @@ from typing import Literal, Self, TypedDict, Unpack
 
 from headway_runtime.answer_assembly import Assembly, Prompt
 from headway_runtime.call_arguments import check_call, params_of_each
-from headway_runtime.config import KVCacheDtype
 from headway_runtime.engine_options import keyword_options
 from headway_runtime.engine_thread import EngineThread, Event
 from headway_runtime.errors import ContextLengthError, InvalidRequestError
@@ -46,7 +45,6 @@ class EngineKeywords(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     device: Literal["auto", "cpu", "cuda"]
     load_format: Literal["auto", "dummy"]
-    kv_cache_dtype: KVCacheDtype
     quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
     generation_config: Literal["auto", "none", "vllm"]
     max_model_len: int | None
