@@ -35,7 +35,6 @@ def build_report(options: EvalOptions, result: EvalResult) -> dict[str, Any]:
             "stride_tokens": text.stride_tokens,
             "chunk_tokens": text.chunk_tokens,
             **asdict(result.text),
-            "perplexity_increase": result.text.perplexity_increase,
         }
     return report
 

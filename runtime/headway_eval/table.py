@@ -25,13 +25,15 @@ def _side(name: str, side: Side) -> str:
 
 
 def _text(name: str, text: TextSummary) -> list[str]:
+    low, high = text.perplexity_increase_interval
     rows = [
-        ["", "model", "baseline", "change"],
+        ["", "model", "baseline", "change", "95%"],
         [
             "perplexity",
             f"{text.model_perplexity:.4f}",
             f"{text.baseline_perplexity:.4f}",
             f"{100 * text.perplexity_increase:+.2f}%",
+            f"[{100 * low:+.2f}%, {100 * high:+.2f}%]",
         ],
     ]
     divergence = (

@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 P99 = 0.99
+# Standard errors on each side of a 95% interval.
+Z95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
 class TextSummary:
     """num_texts, num_tokens: what was scored. NaN where a model's logits were not finite.
 
+    perplexity_increase: relative, 0.01 being one percent more than the baseline's; its 95% interval is of
+        the tokens' paired losses, taken as independent.
     mean_kl, p99_kl, largest_kl: nats, of MODEL's distribution from BASELINE's. same_choice_share: of all.
     """
 
@@ -18,15 +22,12 @@ class TextSummary:
     num_tokens: int
     model_perplexity: float
     baseline_perplexity: float
+    perplexity_increase: float
+    perplexity_increase_interval: tuple[float, float]
     mean_kl: float
     p99_kl: float
     largest_kl: float
     same_choice_share: float
-
-    @property
-    def perplexity_increase(self) -> float:
-        """Relative: 0.01 is one percent more than the baseline's."""
-        return self.model_perplexity / self.baseline_perplexity - 1.0
 
 
 def summarize(
@@ -37,12 +38,16 @@ def summarize(
     same_choice: Sequence[bool],
 ) -> TextSummary:
     """All of at least one position; losses and divergences in nats."""
+    differences = [own - other for own, other in zip(model_loss, baseline_loss, strict=True)]
+    increase, half = _mean(differences), Z95 * _standard_error(differences)
     ordered = sorted(divergence) if not any(map(math.isnan, divergence)) else [math.nan]
     return TextSummary(
         num_texts=num_texts,
         num_tokens=len(model_loss),
-        model_perplexity=_perplexity(model_loss),
-        baseline_perplexity=_perplexity(baseline_loss),
+        model_perplexity=_exp(_mean(model_loss)),
+        baseline_perplexity=_exp(_mean(baseline_loss)),
+        perplexity_increase=_exp(increase) - 1,
+        perplexity_increase_interval=(_exp(increase - half) - 1, _exp(increase + half) - 1),
         mean_kl=_mean(divergence),
         p99_kl=ordered[math.ceil(P99 * len(ordered)) - 1],
         largest_kl=ordered[-1],
@@ -50,9 +55,19 @@ def summarize(
     )
 
 
-def _perplexity(losses: Sequence[float]) -> float:
+def _standard_error(values: Sequence[float]) -> float:
+    """Of their mean; of a single one nothing is known."""
+    if len(values) < 2:
+        return math.inf
+    mean = _mean(values)
+    if not math.isfinite(mean):
+        return math.nan
+    return math.sqrt(math.fsum((one - mean) ** 2 for one in values) / (len(values) - 1) / len(values))
+
+
+def _exp(value: float) -> float:
     try:
-        return math.exp(_mean(losses))
+        return math.exp(value)
     except OverflowError:
         return math.inf
 

@@ -1,8 +1,8 @@
 """Measured numbers against thresholds: which checks are passed, and so whether the model is. Pure.
 
-A text's numbers are compared as they are. A drop in accuracy counts only where it is above its threshold and
-could not be chance too: the exact test of the tasks on which the two differ says so at 5%. A number that is
-NaN passes nothing.
+KL divergence is compared as it is. A drop in accuracy counts only where it is above its threshold and is no
+chance either: the exact test of the tasks on which the two differ says so at 5%. Likewise an increase in
+perplexity, where its interval holds 0. A number that is NaN passes nothing.
 """
 
 from collections.abc import Sequence
@@ -59,15 +59,22 @@ def judge(text: TextSummary | None, suites: Sequence[SuiteSummary], thresholds: 
 
 
 def _text_checks(text: TextSummary, thresholds: Thresholds) -> list[Check]:
-    numbers = (
-        ("mean KL divergence", text.mean_kl, thresholds.max_kl),
-        ("perplexity increase", text.perplexity_increase, thresholds.max_perplexity_increase),
-    )
-    return [
+    not_finite = "" if text.mean_kl == text.mean_kl else "logits are not finite"
+    kl = Check(
         # The comparison this way round: NaN is at most nothing.
-        Check(name, value, limit, value <= limit, "" if value == value else "logits are not finite")
-        for name, value, limit in numbers
-    ]
+        "mean KL divergence",
+        text.mean_kl,
+        thresholds.max_kl,
+        text.mean_kl <= thresholds.max_kl,
+        not_finite,
+    )
+    increase, limit = text.perplexity_increase, thresholds.max_perplexity_increase
+    low, high = text.perplexity_increase_interval
+    is_small, may_be_chance = increase <= limit, low <= 0
+    note = not_finite
+    if may_be_chance and not is_small:
+        note = f"may be chance ({100 * low:+.2f}% to {100 * high:+.2f}% at 95%); give more text"
+    return [kl, Check("perplexity increase", increase, limit, is_small or may_be_chance, note)]
 
 
 def _suite_check(whole: TaskSummary, limit: float) -> Check:

@@ -161,6 +161,8 @@ def test_each_threshold_decides_alone() -> None:
         num_tokens=10,
         model_perplexity=2.1,
         baseline_perplexity=2.0,
+        perplexity_increase=0.05,
+        perplexity_increase_interval=(0.01, 0.09),
         mean_kl=0.01,
         p99_kl=0.1,
         largest_kl=0.2,
@@ -172,3 +174,30 @@ def test_each_threshold_decides_alone() -> None:
         (Thresholds(0.01, 0.04, 2.0), [True, False]),
     ):
         assert [check.passed for check in judge(text, [], thresholds).checks] == want
+
+
+def test_an_increase_of_perplexity_counts_where_it_is_no_chance() -> None:
+    generator = torch.Generator().manual_seed(8)
+    for count, want in ((10, True), (4000, False)):
+        losses = torch.rand(count, generator=generator, dtype=torch.float64)
+        worse = losses + 0.05 + torch.randn(count, generator=generator, dtype=torch.float64) * 0.3
+        text = summarize(1, worse.tolist(), losses.tolist(), [0.0] * count, [True] * count)
+        differences = worse - losses
+        error = float(differences.std()) / math.sqrt(count)
+        low, high = text.perplexity_increase_interval
+        assert low == pytest.approx(math.exp(float(differences.mean()) - 1.96 * error) - 1, abs=1e-4)
+        assert high == pytest.approx(math.exp(float(differences.mean()) + 1.96 * error) - 1, abs=1e-4)
+        check = judge(text, [], Thresholds(1.0, 0.0, 1.0)).checks[1]
+        assert check.passed is want
+        assert ("may be chance" in check.note) is want
+
+
+def test_of_a_single_token_no_increase_is_known() -> None:
+    text = summarize(1, [5.0], [1.0], [0.0], [True])
+    assert text.perplexity_increase_interval == (-1.0, math.inf)
+    assert judge(text, [], DEFAULTS).passed
+
+
+def test_a_perplexity_without_bound_fails() -> None:
+    text = summarize(1, [math.inf, 1.0], [1.0, 1.0], [math.inf, 0.0], [True, True])
+    assert [check.passed for check in judge(text, [], DEFAULTS).checks] == [False, False]
