@@ -136,8 +136,10 @@ def test_a_chat_goes_through_the_models_template(engine: Engine) -> None:
 
 
 async def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
-    whole = generate(engine, "Once upon a time")[0]
-    seen = [output async for output in engine.generate_async("Once upon a time", GREEDY)]
+    # Long enough that a busy machine does not have it all in one piece.
+    params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
+    whole = engine.generate("Once upon a time", params, use_tqdm=False)[0]
+    seen = [output async for output in engine.generate_async("Once upon a time", params)]
     assert all(later.text.startswith(sooner.text) for sooner, later in pairwise(seen))
     assert len(seen) > 1
     assert [output.finished for output in seen] == [False] * (len(seen) - 1) + [True]

@@ -114,4 +114,6 @@ def _int4_codes(numbers: Tensor, scales: Tensor) -> Tensor:
 
 def _errors(numbers: Tensor, scales: Tensor) -> Tensor:
     """Of each row, by a norm."""
-    return _int4_codes(numbers, scales).mul_(scales).sub_(numbers).norm(dim=1, keepdim=True)
+    lost = _int4_codes(numbers, scales).mul_(scales).sub_(numbers)
+    errors: Tensor = torch.linalg.vector_norm(lost, dim=1, keepdim=True)
+    return errors
