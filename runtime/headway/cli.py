@@ -18,6 +18,7 @@ EXTRA_OF_PACKAGE = {
     "headway_runtime": "runtime",
     "headway_gateway": "gateway",
     "headway_bench": "bench",
+    "headway_eval": "runtime",
     "headway_operator": "operator",
 }
 

@@ -129,6 +129,14 @@ class Runner:
             self._governor.after_step(time.monotonic() - started_at)
         return result
 
+    @torch.inference_mode()
+    def all_logits(self, batch: Batch) -> torch.Tensor:
+        """Logits [tokens, vocab_size] after each token of a batch's only chunk; no token is sampled."""
+        (chunk,) = batch.chunks
+        inputs = self._inputs.build(batch)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        return self._model.logits(hidden[: chunk.num_tokens])
+
     def _sample_after_drafts(
         self, batch: Batch, sampled: list[int], logits: torch.Tensor, samples: list[Sample | None]
     ) -> dict[int, Verified]:

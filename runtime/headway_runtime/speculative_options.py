@@ -115,13 +115,13 @@ def _draft_folder(
         read_model_config(folder)
     except (ConfigError, ModelFetchError, ModelLoadError) as error:
         raise ConfigError(f"{FLAG}: model: {error}") from error
-    differing = _first_difference(model_path, folder)
+    differing = first_difference(model_path, folder)
     if differing is not None:
         raise _error("model", source, f"its vocabulary is another one: {differing}; choose another")
     return folder
 
 
-def _first_difference(model_path: Path, draft_path: Path) -> str | None:
+def first_difference(model_path: Path, draft_path: Path) -> str | None:
     """Why token ids mean something else to the draft; None if they do not."""
     files = [folder / "tokenizer.json" for folder in (model_path, draft_path)]
     if not all(path.is_file() for path in files):
