@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from headway_runtime.server.app import build_app
+from headway_runtime.server.cors_options import CorsOptions
 from headway_runtime.server.openapi import openapi_json
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def test_the_document_has_every_path_of_the_server_and_no_other(fake_server: Run
 
     # The routes are made, and none of them is called.
     guards = dict.fromkeys(("require_api_key", "require_operator", "require_sole_user"), lambda: None)
-    serving = SimpleNamespace(**guards, lifecycle=None, tracer=None)
+    options = SimpleNamespace(cors=CorsOptions())
+    serving = SimpleNamespace(**guards, options=options, lifecycle=None, tracer=None)
     edge = build_app(cast("Serving", serving))
     app = next(value for value in vars(edge).values() if isinstance(value, FastAPI))
     # FastAPI's own idea of its routes, of which nothing else is used.
