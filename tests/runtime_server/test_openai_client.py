@@ -216,5 +216,9 @@ def test_limits_change_while_requests_run(real_server: RunningServer, client: op
                 real_server.admin("PATCH", "limits", {"max_num_seqs": 8, "max_num_batched_tokens": 512})
     after = real_server.sample()
     assert after["counters"]["finished"] - before == 6
-    assert after["limits"] == {"max_num_seqs": 8, "max_num_batched_tokens": 512}
+    assert after["limits"] == {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "num_speculative_tokens": 0,
+    }
     real_server.admin("PATCH", "limits", {"max_num_batched_tokens": 2048})
