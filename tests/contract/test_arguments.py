@@ -149,7 +149,7 @@ GOOD_SOURCES = (
     "hf://org/name@refs/pr/3",
     "s3://bucket",
     "s3://my.bucket-1/a/b c/",
-    "oci://docker.io/org/name:v1",
+    "oci://registry.example.com/org/name:v1",
     "oci://registry:5000/name",
     "oci://localhost/name",
     "oci://r.example/a/b-c_d@sha256:" + "0a" * 32,

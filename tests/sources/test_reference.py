@@ -35,7 +35,7 @@ COMMIT = "0a" * 20
         ("s3://bucket/a/b/", BucketModel("bucket", "a/b")),
         ("s3://bucket", BucketModel("bucket", "")),
         ("s3://bucket/with space", BucketModel("bucket", "with space")),
-        ("oci://docker.io/org/name:v1", RegistryModel("docker.io", "org/name", "v1")),
+        ("oci://r.example.com/org/name:v1", RegistryModel("r.example.com", "org/name", "v1")),
         ("oci://registry:5000/name", RegistryModel("registry:5000", "name", "latest")),
         ("oci://localhost/name", RegistryModel("localhost", "name", "latest")),
         (f"oci://r.example/a/b-c_d@{DIGEST}", RegistryModel("r.example", "a/b-c_d", DIGEST)),

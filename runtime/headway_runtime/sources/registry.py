@@ -65,11 +65,6 @@ class Registry:
         self._model = model
         self._host = model.host
         self._repository = model.repository
-        if model.host in ("docker.io", "index.docker.io"):
-            # What Docker makes of these names.
-            self._host = "registry-1.docker.io"
-            if "/" not in model.repository:
-                self._repository = f"library/{model.repository}"
         scheme = "http" if is_plain(self._host, environment) else "https"
         self._base = f"{scheme}://{self._host}/v2/{self._repository}"
         self._client = httpx2.Client(

@@ -22,8 +22,6 @@ from headway_runtime.sources.http_answers import is_transient, retry_after, unre
 from headway_runtime.sources.remote import TransientError
 
 HELPER_SECONDS = 30.0
-# Under which docker's own tools keep the login of docker.io.
-DOCKER_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "docker.io", "registry-1.docker.io")
 _PARAMETER = re.compile(r'([a-zA-Z_]+)\s*=\s*(?:"([^"]*)"|([^\s,]+))')
 
 
@@ -116,11 +114,7 @@ class Login:
 
 def find_credentials(host: str, environment: Mapping[str, str]) -> Credentials | None:
     """The login that this user has for a registry, if any. ModelFetchError for a file that cannot be read."""
-    keys = (
-        DOCKER_HUB_KEYS
-        if host in ("docker.io", "index.docker.io")
-        else (host, f"https://{host}", f"http://{host}")
-    )
+    keys = (host, f"https://{host}", f"http://{host}")
     for path in _files(environment):
         try:
             content: Any = json.loads(path.read_bytes())
