@@ -174,8 +174,8 @@ def _registry(source: str, rest: str) -> RegistryModel:
     if match is None:
         raise ConfigError(
             f"model source {source!r}: want oci://REGISTRY/REPOSITORY, with :TAG or @sha256:DIGEST behind if "
-            "any; REGISTRY is a host with a dot or a port, such as registry.example.com or localhost:5000, and the "
-            "repository is in lower case"
+            "any; REGISTRY is a host with a dot or a port, such as registry.example.com or localhost:5000, "
+            "and the repository is in lower case"
         )
     host, port, repository, tag, digest = match.groups()
     return RegistryModel(host + (port or ""), repository, digest or tag or "latest")
