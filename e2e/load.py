@@ -27,12 +27,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class Load:
-    """A running load: `outcomes` grows as requests end; `stop()` lets every request in hand finish."""
+    """A running load: `outcomes` grows as requests end; `stop()` lets every request in hand finish.
+
+    ignore_eos: whether every answer has `max_tokens` tokens.
+    """
 
     base_url: str
     model: str
     prompts: Sequence[str]
     max_tokens: int
+    ignore_eos: bool = False
     timeout_seconds: float = 120.0
     outcomes: list[Outcome] = field(default_factory=list)
     sent: int = 0
@@ -71,6 +75,7 @@ class Load:
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": self.max_tokens,
+            "ignore_eos": self.ignore_eos,
             "temperature": 0,
             "stream": True,
         }
