@@ -112,7 +112,8 @@ class StepResult:
 
     samples: one entry per chunk, None where the chunk samples nothing.
     verified: by index of the chunk, where tokens were guessed.
-    draft_seconds: what guessing took. num_draft_passes: how often the draft model was run for it.
+    draft_seconds: what guessing took. num_draft_passes, draft_pass_seconds: passes of the draft model that
+        say what a pass costs, and their time.
     prompt_logprobs: by index of the chunk, where they are asked for: one entry for each prompt token that
         follows a computed one.
     """
@@ -122,3 +123,4 @@ class StepResult:
     verified: Mapping[int, Verified] = field(default_factory=dict)
     draft_seconds: float = 0.0
     num_draft_passes: int = 0
+    draft_pass_seconds: float = 0.0

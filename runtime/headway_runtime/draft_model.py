@@ -10,6 +10,7 @@ Guesses are drawn with the request's temperature, filters, seed and positions; s
 Biases, penalties and grammars are left to the model that checks.
 """
 
+import time
 from array import array
 from dataclasses import replace
 
@@ -56,19 +57,19 @@ class DraftModel:
         self._sampler = Sampler(vocab_size, device)
         self._num_valid = array("i", [0]) * cache.shape.num_blocks
         self._plain: dict[int, tuple[SamplingParams, SamplingParams]] = {}
-        # Of the latest call: how often the model was run, 0 if it had much to catch up with.
+        # Of the latest call: passes that say what a pass costs, and their time. The first one does not where
+        # it had to catch up.
         self.num_passes = 0
+        self.pass_seconds = 0.0
 
     def propose(self, chunks: list[Chunk]) -> list[tuple[int, ...]]:
         """Up to `num_drafts` guesses for each chunk, a decode."""
         guesses: list[list[int]] = [[] for _ in chunks]
-        self.num_passes = 0
-        behind = self._catching_up(chunks)
-        is_small = all(one.num_tokens <= FEW_TOKENS for _, one in behind)
-        passes = 0
-        live = behind
+        live = self._catching_up(chunks)
+        tells = all(one.num_tokens <= FEW_TOKENS for _, one in live)
+        self.num_passes, self.pass_seconds = 0, 0.0
         while live:
-            passes += 1
+            started_at = time.monotonic()
             tokens = self._run([chunk for _, chunk in live])
             following = []
             for (index, _), token_id in zip(live, tokens, strict=True):
@@ -80,8 +81,10 @@ class DraftModel:
                 if len(guesses[index]) < origin.num_drafts and position < self._max_positions:
                     following.append((index, self._next(origin, guesses[index])))
             live = following
-        if is_small:
-            self.num_passes = passes
+            if tells:
+                self.num_passes += 1
+                self.pass_seconds += time.monotonic() - started_at
+            tells = True
         return [tuple(one) for one in guesses]
 
     def computed(self, batch: Batch) -> None:

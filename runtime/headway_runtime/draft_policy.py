@@ -12,7 +12,7 @@ sequences, so a few bounds are tried. At small batches a step waits for memory a
 large ones they cost as much as tokens do, and the best is to guess nothing at all.
 
 Learning needs both kinds of steps. Where guesses pay, every PLAIN_STEPS-th step is without, so that it stays
-known what such a step costs. Where they do not, one token each is guessed now and then: after FIRST_PROBE
+known what such a step costs. Where they do not, two tokens each are guessed now and then: after FIRST_PROBE
 steps, then after twice as many, and so on, because what the first guesses cost says little (kernels are
 compiled, the draft reads its weights for the first time), and later ones seldom say anything new.
 
@@ -76,7 +76,8 @@ class DraftPolicy:
         if self._is_paying:
             return [0] * len(best)
         self._probe_steps = min(2 * self._probe_steps, LAST_PROBE)
-        return [1] * len(best)
+        # Two, as the draft's first pass has to catch up and so does not say what a pass costs.
+        return [min(2, most)] * len(best)
 
     def observe_step(self, num_rows: int, seconds: float) -> None:
         """A step that only decoded, without what guessing took."""

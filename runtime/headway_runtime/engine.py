@@ -273,7 +273,7 @@ class EngineCore:
                 share = (batch.num_decodes + num_accepted) / batch.num_decodes
                 self.metrics.drafts.took(seconds, plain_seconds * share)
         if result.num_draft_passes and verified:
-            policy.observe_drafts(len(verified), result.num_draft_passes, result.draft_seconds)
+            policy.observe_drafts(len(verified), result.num_draft_passes, result.draft_pass_seconds)
         for one in verified.values():
             self.metrics.drafts.drafted(one.num_drafted, len(one.samples))
 

@@ -123,7 +123,12 @@ class Runner:
         else:
             speculator.computed(batch, checked)
             result = StepResult(
-                tuple(samples), prompt_logprobs, checked, speculator.seconds, speculator.num_passes
+                tuple(samples),
+                prompt_logprobs,
+                checked,
+                speculator.seconds,
+                speculator.num_passes,
+                speculator.pass_seconds,
             )
         if self._governor is not None:
             self._governor.after_step(time.monotonic() - started_at)

@@ -78,8 +78,13 @@ class Speculator:
 
     @property
     def num_passes(self) -> int:
-        """How often the draft model ran in the latest step, if that says what guessing costs; else 0."""
+        """Passes of the draft model in the latest step that say what a pass costs."""
         return 0 if self._draft_model is None else self._draft_model.num_passes
+
+    @property
+    def pass_seconds(self) -> float:
+        """What these took."""
+        return 0.0 if self._draft_model is None else self._draft_model.pass_seconds
 
     def propose(self, batch: Batch) -> dict[int, tuple[int, ...]]:
         """Guesses by the index of their chunk, as many as the request can take."""
