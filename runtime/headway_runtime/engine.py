@@ -23,6 +23,8 @@ from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
+from headway_runtime.offload.opening import open_offload
+from headway_runtime.offload.tiers import Copies, KVOffload
 from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from headway_runtime.runner import Runner
 from headway_runtime.scheduler import Progress, Scheduler
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 LONGEST_RETRY_AFTER_SECONDS = 60
 # How long a step with nothing to compute waits for a grammar; aborts and new requests wait as long.
 GRAMMAR_WAIT_SECONDS = 0.002
+# Likewise for a disk that is read for a request.
+DISK_WAIT_SECONDS = 0.002
 NOT_FINITE = "the model's logits are not finite; check the weights, or serve it with another --dtype"
 
 
@@ -65,6 +69,7 @@ class EngineCore:
         self.metrics = metrics
         self._clock = clock
         self._runner = Runner(config)
+        self._offload = self._open_offload()
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
             block_size=config.block_size,
@@ -75,6 +80,7 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             proof_reach=self._runner.proof_reach,
             draft_policy=DraftPolicy(is_adaptive=config.speculative is None or config.speculative.adaptive),
+            offload=self._offload,
         )
         self._grammars = GrammarQueue(
             Path(config.model_path), self._runner.vocab_size, config.structured_output_timeout_seconds
@@ -186,6 +192,8 @@ class EngineCore:
     def close(self) -> None:
         """End the threads and processes, if there are any. Nothing may be called afterwards."""
         self._grammars.close()
+        if self._offload is not None:
+            self._offload.close()
 
     def step(self, now: float) -> StepOutputs:
         """Compute one step and return what it did; returns at once when nothing can run.
@@ -204,16 +212,21 @@ class EngineCore:
         if not batch.chunks:
             if self._grammars and not refused:
                 self._grammars.wait(GRAMMAR_WAIT_SECONDS)
+            elif self._offload is not None and self._offload.is_reading:
+                self._offload.wait(DISK_WAIT_SECONDS)
             return StepOutputs(refused, num_preempted=len(schedule.preempted))
         try:
             if schedule.blocks_to_clear:
                 self._runner.clear_blocks(array("q", schedule.blocks_to_clear))
+            if schedule.copies:
+                self._copy_blocks(schedule.copies)
             result = self._runner.execute(batch)
         except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
             if not self._runner.is_usable():
                 raise
             logger.exception("a step of %d sequences failed; their requests end", len(batch.chunks))
             self._scheduler.cache.not_cleared(schedule.blocks_to_clear)
+            self._scheduler.cache.undo(schedule.copies)
             outputs = self._fail(batch, f"{type(error).__name__}: {error}")
         else:
             outputs = self._commit(batch, result, now)
@@ -223,6 +236,23 @@ class EngineCore:
             batch.num_decodes,
             len(schedule.preempted),
         )
+
+    def _open_offload(self) -> KVOffload | None:
+        blocks = self._runner.host_blocks
+        if blocks is None:
+            return None
+        return open_offload(
+            self.config,
+            blocks,
+            num_slots=blocks.num_slots,
+            slot_bytes=blocks.slot_bytes,
+            kept_as=self._runner.kept_as,
+            counters=self.metrics.offload,
+        )
+
+    def _copy_blocks(self, copies: Copies) -> None:
+        assert self._offload is not None
+        self._offload.copied(copies, *self._runner.copy_blocks(copies.stores, copies.loads))
 
     def _take_grammars(self) -> list[RequestOutput]:
         """Hand over to the scheduler whose grammar is ready; refuse those who cannot have theirs."""
@@ -254,6 +284,8 @@ class EngineCore:
             batch.num_decodes,
             len(batch.chunks) - batch.num_decodes,
         )
+        if self._offload is not None:
+            self._offload.observe_step(num_prefill_tokens, ended_at - started_at)
         if self.config.speculative is not None:
             self._count_drafts(batch, result, ended_at - started_at)
         committed = self._scheduler.commit(batch, result, ended_at)

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import get_args
 
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
-from headway_runtime.config import Envelope, KVCacheDtype, Limits, SpeculativeConfig, Targets
+from headway_runtime.config import Envelope, KVCacheDtype, Limits, OffloadConfig, SpeculativeConfig, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_active_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.offload_options import add_offload_arguments, offload_config
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
 from headway_runtime.sources.flags import add_source_arguments
 from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS, speculative_options
@@ -56,6 +57,7 @@ class EngineOptions:
     structured_output_timeout_seconds: float
     defaults: GenerationDefaults
     speculative: SpeculativeConfig | None
+    offload: OffloadConfig | None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +109,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="use again what was computed for the same beginning (default: on)",
     )
+    add_offload_arguments(parser)
     add(
         "--long-prefill-share",
         type=share,
@@ -199,6 +202,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,
         defaults=generation_defaults(model_path, arguments.generation_config),
         speculative=None if speculative is None else speculative.config,
+        offload=offload_config(arguments),
     )
 
 

@@ -29,6 +29,7 @@ from headway_runtime.memory import (
 )
 from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
 from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, make_inputs
+from headway_runtime.offload.host_blocks import HostBlocks
 from headway_runtime.quantization.choice import Quantization, choose_quantization
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
@@ -50,6 +51,7 @@ class Runner:
         dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
         dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
+        self._host_memory_bytes = _host_memory_bytes(config)
         self._refuse_what_cannot_fit(config, quantization, dtype_name)
         with torch.inference_mode():
             self._model = load_model(folder, self._model_config, config, quantization, dtype, self._device)
@@ -57,6 +59,7 @@ class Runner:
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [self._model_config] if draft is None else [self._model_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
+            self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
             self.num_blocks = self._choose_num_blocks(
                 config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
             )
@@ -64,6 +67,9 @@ class Runner:
                 self._model, self._model_config, config, self.num_blocks, dtype, self._device
             )
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
+            self.host_blocks: HostBlocks | None = None
+            if config.offload is not None:
+                self.host_blocks = HostBlocks(self._cache.data, config.offload.host_memory_bytes)
             self._sampler = Sampler(self.vocab_size, self._device)
             self._speculator: Speculator | None = None
             if config.speculative is not None:
@@ -185,6 +191,14 @@ class Runner:
         if self._speculator is not None:
             self._speculator.clear_blocks(index)
 
+    @torch.inference_mode()
+    def copy_blocks(self, stores: list[tuple[int, int]], loads: list[tuple[int, int]]) -> tuple[float, float]:
+        """Copy blocks to slots of host memory, pairs of both, and then slots to blocks; seconds that took."""
+        assert self.host_blocks is not None, "no memory was set aside"
+        if self._speculator is not None and loads:
+            self._speculator.loaded([block for _, block in loads])
+        return self.host_blocks.copy(stores, loads)
+
     def is_usable(self) -> bool:
         """Whether the device still computes after an error."""
         try:
@@ -206,7 +220,7 @@ class Runner:
         """ConfigError on a machine that does not tell."""
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0])
-        return free_memory_bytes()
+        return max(0, free_memory_bytes() - self._host_memory_bytes)
 
     def _choose_num_blocks(self, config: EngineConfig, bytes_per_token: int) -> int:
         memory_bytes = config.kv_cache_memory_bytes
@@ -234,6 +248,23 @@ class Runner:
             max_model_len=config.max_model_len,
             block_size=config.block_size,
         )
+
+
+def _host_memory_bytes(config: EngineConfig) -> int:
+    """What is set aside for blocks that the KV cache has no room for. ConfigError for more than there is."""
+    if config.offload is None:
+        return 0
+    wanted = config.offload.host_memory_bytes
+    try:
+        free_bytes = free_memory_bytes()
+    except ConfigError:
+        return wanted  # a machine that does not tell
+    if wanted > free_bytes:
+        raise ConfigError(
+            f"--kv-offloading-size={wanted / 2**30:g}: {wanted} bytes are more than the {free_bytes} of main "
+            "memory that are free; lower it"
+        )
+    return wanted
 
 
 def _open_device(config: EngineConfig) -> torch.device:
