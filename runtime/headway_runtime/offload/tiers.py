@@ -13,11 +13,12 @@ Both are planned while a step is scheduled and done before it is computed: `copi
 copies out, then all in. `copied` or `undo` must follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from headway_runtime.offload.counters import OffloadCounters, Tier
-from headway_runtime.offload.disk_tier import DiskTier
+from headway_runtime.offload.disk_tier import Read
 from headway_runtime.offload.host_index import HostIndex
 
 # How long a request waits for the disk while it is not known what computing takes, and at most.
@@ -43,6 +44,22 @@ class Copies:
         return bool(self.stores or self.loads)
 
 
+class Disk(Protocol):
+    """What lies below host memory; see `disk_tier.DiskTier`."""
+
+    def __contains__(self, key: bytes) -> bool: ...
+    def write(self, key: bytes, slot: int) -> None: ...
+    def read(self, key: bytes, slot: int) -> None: ...
+    def let_go(self, slot: int) -> bool: ...
+    def completed(self) -> list[Read]: ...
+    def wait(self, seconds: float) -> None: ...
+    def seconds_to_read(self, count: int) -> float | None: ...
+    def forget_slowness(self, share: float) -> None: ...
+    def reset(self) -> None: ...
+    def close(self) -> None: ...
+    def check_integrity(self, slot_of: Callable[[bytes], int | None]) -> None: ...
+
+
 class KVOffload:
     """The tiers of one engine. One thread calls everything. disk: the tier below host memory, if any."""
 
@@ -53,7 +70,7 @@ class KVOffload:
         slot_bytes: int,
         block_size: int,
         counters: OffloadCounters,
-        disk: DiskTier | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self._index = HostIndex(num_slots, slot_bytes, counters.host, self._can_give_up)
         self._slot_bytes = slot_bytes
