@@ -196,6 +196,7 @@ class DiskTier:
             elif not unlinked:
                 write = self._writes.popitem(last=False)
                 self._busy_slot = write[0]
+                self._changed.notify_all()
         _unlink(unlinked)
         if read is not None:
             self._read(*read)
@@ -207,13 +208,13 @@ class DiskTier:
         return True
 
     def _read(self, key: bytes, slot: int, epoch: int) -> None:
-        started_at = time.monotonic()
         is_good = False
         if key in self._folder:
             path = self._folder.path_of(key)
             try:
                 into = self._memory.view(slot)
                 self._memory.settle()
+                started_at = time.monotonic()
                 read_block(path, key, into)
             except DamagedFileError as error:
                 logger.warning("KV offload: %s is deleted: %s", path, error)

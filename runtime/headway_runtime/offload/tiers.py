@@ -28,7 +28,7 @@ LONGEST_WAIT_SECONDS = 10.0
 LEAST_TELLING_TOKENS = 64
 SMOOTHING = 0.2
 # How much faster the disk is taken to be each time that it is not tried because it was slow.
-REVIVAL = 0.98
+REVIVAL = 0.8
 # Of the slots, for blocks that are read from the disk for one request.
 LARGEST_FETCH_SHARE = 0.5
 
