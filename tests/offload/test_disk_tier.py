@@ -13,14 +13,14 @@ import pytest
 from headway_runtime.errors import ConfigError
 from headway_runtime.offload import disk_tier
 from headway_runtime.offload.block_file import HEADER_BYTES
-from headway_runtime.offload.disk_folder import OLDEST_TEMPORARY_SECONDS, check_folder
+from headway_runtime.offload.disk_folder import OLDEST_TEMPORARY_SECONDS, PAGE_BYTES, check_folder
 
 if TYPE_CHECKING:
     from tests.offload.conftest import DiskBench
 
 OpenDisk = Callable[..., "DiskBench"]
 SIZE = 64
-FILE_BYTES = HEADER_BYTES + SIZE
+FILE_BYTES = PAGE_BYTES
 
 
 def key(number: int) -> bytes:

@@ -34,6 +34,7 @@ FULL_SPEC = {
     },
     "kvCacheMemory": "1Gi",
     "kvCacheDtype": "fp8",
+    "kvOffload": {"hostMemory": "8Gi", "disk": {"size": "50Gi"}},
     "device": "cuda",
     "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}, "requests": {"memory": "8Gi"}},
     "auth": {"apiKeysSecretRef": {"name": "keys"}},

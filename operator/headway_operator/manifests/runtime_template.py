@@ -9,7 +9,7 @@ from typing import Any
 
 from headway_operator import names
 from headway_operator.errors import SpecError
-from headway_operator.manifests import model_source, pod
+from headway_operator.manifests import kv_offload, model_source, pod
 from headway_operator.manifests.strategic_merge import merge
 from headway_operator.spec import InferenceServiceSpec, Service, Speculative, parse_quantity
 from headway_operator.state import Site
@@ -35,7 +35,12 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
             "securityContext": pod.POD_SECURITY,
             "terminationGracePeriodSeconds": spec.drain_timeout_seconds + pod.GRACE_MARGIN_SECONDS,
             "containers": [pod.with_image(_container(service, site), image)],
-            "volumes": pod.volumes(service) + _api_key_volumes(spec) + model_source.volumes(spec),
+            "volumes": [
+                *pod.volumes(service),
+                *_api_key_volumes(spec),
+                *model_source.volumes(spec),
+                *kv_offload.volumes(spec),
+            ],
         },
     }
     if spec.template is None:
@@ -81,6 +86,7 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
             *pod.volume_mounts(site),
             *(api_key_mounts if spec.auth else []),
             *model_source.volume_mounts(spec),
+            *kv_offload.volume_mounts(spec),
         ],
     }
     environment = model_source.environment(spec)
@@ -113,6 +119,7 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
         arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
     if spec.kv_cache_memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
+    arguments += kv_offload.arguments(spec)
     if spec.speculative is not None:
         arguments += ["--speculative-config", _speculative_config(spec, spec.speculative)]
     if spec.auth is not None:

@@ -4,7 +4,7 @@
 manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantities. Knows nothing of clusters.
 """
 
-from headway_operator.spec.fields import InferenceServiceSpec, Speculative
+from headway_operator.spec.fields import InferenceServiceSpec, KVOffload, Speculative
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
 from headway_operator.spec.status_fields import InferenceServiceStatus
@@ -12,6 +12,7 @@ from headway_operator.spec.status_fields import InferenceServiceStatus
 __all__ = [
     "InferenceServiceSpec",
     "InferenceServiceStatus",
+    "KVOffload",
     "Manifest",
     "Service",
     "Speculative",

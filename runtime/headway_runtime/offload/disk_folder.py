@@ -21,6 +21,8 @@ from headway_runtime.offload.counters import TierCounters
 _BLOCK_NAME = re.compile(r"headway-kv-[0-9a-f]{32}/[0-9a-f]{2}/[0-9a-f]{64}\.kv")
 # What a crash left behind; nobody writes one file for so long.
 OLDEST_TEMPORARY_SECONDS = 600.0
+# Files take whole pages of a disk.
+PAGE_BYTES = 4096
 
 
 class DiskFolder:
@@ -76,6 +78,7 @@ class DiskFolder:
 
     def drop_for(self, num_bytes: int) -> list[Path] | None:
         """Make room for so much: the files to unlink, the longest unused. None: there may not be so much."""
+        num_bytes = _on_disk(num_bytes)
         if num_bytes > self._limit_bytes:
             return None
         dropped = []
@@ -120,6 +123,7 @@ class DiskFolder:
 
     def _note(self, name: str, size: int) -> None:
         self._forget(name)
+        size = _on_disk(size)
         self._sizes[name] = size
         self._num_bytes += size
         self._num_own += self._is_own(name)
@@ -134,6 +138,10 @@ class DiskFolder:
 
     def _count(self) -> None:
         self._counters.held_blocks, self._counters.held_bytes = self._num_own, self._num_bytes
+
+
+def _on_disk(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def check_folder(path: Path) -> None:
