@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from headway_runtime.argument_types import integer, not_negative, share, size
+from headway_runtime.argument_types import integer, not_negative, positive, share, size
 from headway_runtime.config import KVCacheDtype
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
@@ -30,6 +30,7 @@ from headway_runtime.fit.placement import Placement, this_processor
 from headway_runtime.fit.report import Answer, Speed, as_json, text
 from headway_runtime.memory import free_memory_bytes
 from headway_runtime.model_config import STORED_DTYPES, StoredDtype, read_model_config
+from headway_runtime.offload_options import GIB
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
 from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
@@ -88,6 +89,12 @@ def _parser() -> _Parser:
     add("--max-num-batched-tokens", type=integer(1), default=DEFAULT_MAX_NUM_BATCHED_TOKENS, metavar="N")
     add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
     add("--speculative-config", metavar="JSON", help="as of headway serve: a draft takes memory, too")
+    add(
+        "--kv-offloading-size",
+        type=positive,
+        metavar="GIB",
+        help="as of headway serve: main memory, which is the device's own on a CPU",
+    )
     add("--context", type=integer(1), metavar="TOKENS", help="of each sequence (default: --max-model-len)")
     add(
         "--concurrency",
@@ -171,6 +178,7 @@ def _question(
         num_ranks=arguments.num_ranks,
         num_speculative_tokens=0 if speculative is None else speculative.num_speculative_tokens,
         draft=_draft(speculative),
+        offload_bytes=int((arguments.kv_offloading_size or 0) * GIB),
     )
 
 
