@@ -238,9 +238,14 @@ class EngineCore:
         )
 
     def _open_offload(self) -> KVOffload | None:
-        blocks = self._runner.host_blocks
+        blocks, reach = self._runner.host_blocks, self._runner.proof_reach
         if blocks is None:
             return None
+        if reach is not None:
+            logger.warning(
+                "KV offload: of prompts longer than the model's least window, %d tokens, nothing is kept",
+                reach,
+            )
         return open_offload(
             self.config,
             blocks,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from headway_runtime.config import EngineConfig, Envelope, Limits, OffloadConfig
@@ -25,21 +25,24 @@ FLUSH_SECONDS = 30.0
 GIB = 2**30
 
 
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    # Large enough for logits that differ clearly from each other.
+    "initializer_range": 0.2,
+}
+
+
 def save_checkpoint(folder: Path, seed: int, **changes: Any) -> Path:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.manual_seed(seed)
-    base: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 112,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.2,
-    }
-    LlamaForCausalLM(LlamaConfig(**base | changes)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**SHAPE | changes)).save_pretrained(folder)
     return folder
 
 
@@ -52,6 +55,16 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shape, other weights."""
     return save_checkpoint(tmp_path_factory.mktemp("other-model"), 2)
+
+
+@pytest.fixture(scope="session")
+def window_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All layers of which see the last 64 tokens."""
+    folder = tmp_path_factory.mktemp("window")
+    torch.manual_seed(4)
+    config = MistralConfig(**SHAPE, sliding_window=64)
+    MistralForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -282,6 +282,22 @@ def test_guesses_go_on_over_what_was_loaded(
     assert driver.metrics.snapshot().drafts.num_tokens > 0
 
 
+def test_a_model_with_windows_says_what_is_not_kept_and_answers_the_same(
+    start_engine: StartEngine,
+    random_prompts: RandomPrompts,
+    window_folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    prompts = [*random_prompts(16, [200] * 3), *random_prompts(17, [60] * 6)]
+    want = answers(start_engine(0, model_path=str(window_folder)), prompts)
+    with caplog.at_level(logging.WARNING):
+        driver = start_engine(80, model_path=str(window_folder))
+    assert "least window, 64 tokens" in caplog.text
+    for _ in range(2):
+        assert answers(driver, prompts) == want
+    assert driver.offload.host.hit_tokens >= 48, "of prompts within the window"
+
+
 def test_a_step_that_fails_leaves_no_wrong_contents_behind(
     start_engine: StartEngine,
     random_prompts: RandomPrompts,

@@ -246,7 +246,9 @@ class Step:
 
 @dataclass(frozen=True)
 class FailedStep:
-    """The runner raises, having written what is not finite."""
+    """The runner raises, having written what is not finite; before or after all copies were made."""
+
+    is_copied: bool
 
 
 @dataclass(frozen=True)
@@ -298,7 +300,9 @@ LIMITS = st.integers(1, 8).flatmap(
         SetLimits, st.just(num_seqs), st.integers(num_seqs, 32), st.sampled_from([0, 1, 3, 6])
     )
 )
-RARE = st.one_of(LIMITS, st.builds(Abort, st.integers(0, 30)), st.just(FailedStep()), st.just(Reset()))
+RARE = st.one_of(
+    LIMITS, st.builds(Abort, st.integers(0, 30)), st.builds(FailedStep, st.booleans()), st.just(Reset())
+)
 EVENTS = st.lists(st.one_of(ADDS, ADDS, STEPS, STEPS, STEPS, STEPS, RARE), min_size=20, max_size=80)
 SHAPES = st.builds(
     Shape,
@@ -356,7 +360,7 @@ class Trajectory:
             case Step():
                 self.step(event.removed)
             case FailedStep():
-                self.fail_step()
+                self.fail_step(is_copied=event.is_copied)
             case Abort():
                 live = [name for name in self.requests if name not in self.ended]
                 if live:
@@ -427,13 +431,16 @@ class Trajectory:
             self._note(one)
         return schedule
 
-    def fail_step(self) -> None:
+    def fail_step(self, *, is_copied: bool) -> None:
         schedule = self.schedule()
+        if is_copied and self.offload is not None:
+            self.runner.copy(schedule.copies)
+            self.offload.copied(schedule.copies, 0.0, 0.0)
         for chunk in schedule.batch.chunks:
             for position in range(chunk.start, chunk.start + chunk.num_tokens + chunk.num_drafts):
                 slot = chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
                 self.runner.slots[slot] = None
-        for _, filled in schedule.copies.stores:
+        for _, filled in schedule.copies.stores if not is_copied else ():
             self.runner.host[filled] = [None] * BLOCK_SIZE
         for _, block in schedule.copies.loads:
             for offset in range(BLOCK_SIZE):

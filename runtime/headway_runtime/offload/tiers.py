@@ -81,6 +81,7 @@ class KVOffload:
         self._stores: dict[int, int] = {}
         self._loads: list[tuple[int, int]] = []
         self._pinned: set[int] = set()
+        self._done: Copies | None = None
         # Being read from the disk.
         self._reading: dict[bytes, int] = {}
         # Read from the disk and not yet used.
@@ -145,6 +146,7 @@ class KVOffload:
 
     def copied(self, copies: Copies, store_seconds: float, load_seconds: float) -> None:
         """They are done, or what reads of the slots will wait until they are."""
+        self._done = copies
         counters, size = self._counters, self._slot_bytes
         num_stores, num_loads = len(copies.stores), len(copies.loads)
         counters.moved("device_to_host", num_stores, num_stores * size, store_seconds)
@@ -156,7 +158,9 @@ class KVOffload:
                 self._disk.write(key, slot)
 
     def undo(self, copies: Copies) -> None:
-        """They may not be done: forget the slots that were to be filled."""
+        """A step failed. Unless they had been done by then, forget the slots that were to be filled."""
+        if copies is self._done:
+            return
         for _, slot in copies.stores:
             key = self._index.key_in(slot)
             assert key is not None, "stored and not entered"
