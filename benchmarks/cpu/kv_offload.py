@@ -14,6 +14,7 @@ step that gave the first token. Answers are compared.
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -215,7 +216,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quick", action="store_true", help="a model of two layers, to try the script")
-    parser.add_argument("--conditions", default="", help="what else is to be said, e.g. the commit")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     from headway_runtime.server.engine_handle import engine_environment
@@ -224,9 +224,13 @@ def main() -> int:
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Read when libraries load, so it has to be there from the start.
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.cpu.kv_offload", *sys.argv[1:]], wanted)
-    measured = run(arguments.rounds, arguments.threads, is_quick=arguments.quick)
-    conditions = f"{processor_name()}, {arguments.threads} threads, {arguments.rounds} prefixes."
-    page = render(measured, " ".join([conditions, *filter(None, [arguments.conditions])]))
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10, check=False
+    ).stdout.strip()
+    load = f"load average {os.getloadavg()[0]:.0f} at the start"
+    cpus = f"{len(os.sched_getaffinity(0))} CPUs"
+    conditions = f"Commit {commit}, {processor_name()}, {cpus}, {load}, {arguments.rounds} prefixes."
+    page = render(run(arguments.rounds, arguments.threads, is_quick=arguments.quick), conditions)
     print(page)
     if arguments.output is not None:
         arguments.output.write_text(page)
