@@ -124,8 +124,10 @@ def run(rounds: int, num_threads: int, *, is_quick: bool) -> Measured:
         for one in (plain, asker):
             one.ask(other)  # the first step of an engine is like no other
         for which, prompt in enumerate(prompts):
-            _ask(plain, measured, PLAIN, which, prompt, expects_found=False)
-            _ask(asker, measured, RECOMPUTED, which, prompt, expects_found=False)
+            pair = [(plain, PLAIN), (asker, RECOMPUTED)]
+            for one, case in reversed(pair) if which % 2 else pair:
+                asker.flush()
+                _ask(one, measured, case, which, prompt, expects_found=False)
             _ask(asker, measured, CACHED, which, prompt, expects_found=True)
         for which, prompt in enumerate(prompts):
             _ask(asker, measured, HOST, which, prompt, expects_found=True)

@@ -1,9 +1,9 @@
 """Blocks on a local disk: what is in host memory is copied there, and comes back from there.
 
-One thread does all that touches files, so that no step ever waits for a disk: reads first, which requests
-wait for, then writes, in the order in which they came. What is written is read from the slot of host memory
-that holds it, which is not given up meanwhile; a slot that is given up before its turn is not written. What
-is read goes straight into a slot, and is reported by `completed`.
+Two threads do all that touches files, so that no step ever waits for a disk: one reads, which requests wait
+for, the other one writes, in the order in which it was asked to, and lets others go first. What is written
+is read from the slot of host memory that holds it, which is not given up meanwhile; a slot that is given up
+before its turn is not written. What is read goes straight into a slot, and is reported by `completed`.
 
 Whatever is wrong with a file is a miss: a damaged one is deleted. A disk that does not take a file (it is
 full, or read-only) switches writing off, with one warning; reading goes on.
@@ -11,11 +11,13 @@ full, or read-only) switches writing off, with one warning; reading goes on.
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 # The latest read's part in what a read is taken to last.
 SMOOTHING = 0.2
 CLOSING_SECONDS = 5.0
+# Steps that take all processors leave a thread of this one a tenth of one.
+WRITER_NICENESS = 10
 
 
 class HostMemory(Protocol):
@@ -50,7 +54,7 @@ class Read:
 
 
 class DiskTier:
-    """name_folder: finds the name of the own blocks' folder; called on the thread, and may take long."""
+    """name_folder: finds the name of the own blocks' folder; called on a thread, and may take long."""
 
     def __init__(
         self,
@@ -66,8 +70,10 @@ class DiskTier:
         self._counters = counters
         # Guards all below.
         self._changed = threading.Condition()
-        self._is_open = self._is_closing = self._is_busy = False
+        self._is_open = self._is_closing = False
         self._is_writable = True
+        # Things that are being done.
+        self._num_busy = 0
         self._reads: deque[tuple[bytes, int, int]] = deque()
         self._writes: OrderedDict[int, bytes] = OrderedDict()
         # The slot that is being written from.
@@ -77,8 +83,9 @@ class DiskTier:
         # Of what was begun before the last reset, nothing counts.
         self._epoch = 0
         self._seconds_per_read: float | None = None
-        self._thread = threading.Thread(target=self._run, name="headway-kv-disk", daemon=True)
-        self._thread.start()
+        self._reader = threading.Thread(target=self._run_reader, name="headway-kv-read", daemon=True)
+        self._writer = threading.Thread(target=self._run_writer, name="headway-kv-write", daemon=True)
+        self._reader.start()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._folder
@@ -147,12 +154,14 @@ class DiskTier:
             return self._changed.wait_for(self._is_idle, seconds)
 
     def close(self) -> None:
-        """Let what is to be written be written, for a while, and end the thread."""
+        """Let what is to be written be written, for a while, and end the threads."""
         self.flush(CLOSING_SECONDS)
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        self._thread.join(CLOSING_SECONDS)
+        self._reader.join(CLOSING_SECONDS)
+        if self._writer.ident is not None:
+            self._writer.join(CLOSING_SECONDS)
 
     def check_integrity(self, slot_of: Callable[[bytes], int | None]) -> None:
         """AssertionError unless each slot that is to be written holds what it is to be written as."""
@@ -161,51 +170,62 @@ class DiskTier:
                 assert slot_of(key) == slot, f"slot {slot} is to be written and holds something else"
 
     def _is_idle(self) -> bool:
-        has_work = self._reads or self._writes or self._to_unlink or self._is_busy
-        return not self._thread.is_alive() or (self._is_open and not has_work)
+        has_work = self._reads or self._writes or self._to_unlink or self._num_busy
+        return not self._reader.is_alive() or (self._is_open and not has_work)
 
-    def _run(self) -> None:
+    def _run_reader(self) -> None:
+        started_at = time.monotonic()
         try:
-            started_at = time.monotonic()
             self._folder.open(self._name_folder())
         except OSError as error:
             logger.warning("KV offload to the disk is off: %s", error)
             self._stop_writing()
             return
         logger.info("KV offload: the disk's folder was opened in %.1f s", time.monotonic() - started_at)
-        self._trim()
+        # A limit that is lower than the one before.
+        _unlink(self._folder.drop_for(0) or [])
         with self._changed:
             self._is_open = True
             self._changed.notify_all()
-        while self._do_next():
-            pass
+        self._writer.start()
+        while (job := self._next_to_read()) is not None:
+            job()
+            self._finished()
 
-    def _do_next(self) -> bool:
-        """Do one thing; False at the end."""
-        read: tuple[bytes, int, int] | None = None
-        write: tuple[int, bytes] | None = None
+    def _next_to_read(self) -> Callable[[], None] | None:
+        """What the reader is to do, waiting for it; None at the end."""
         with self._changed:
-            while not (self._is_closing or self._to_unlink or self._reads or self._writes):
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._is_closing or self._to_unlink or self._reads)
             if self._is_closing:
-                return False
-            epoch, self._is_busy = self._epoch, True
-            unlinked, self._to_unlink = self._to_unlink, []
-            if self._reads and not unlinked:
-                read = self._reads.popleft()
-            elif not unlinked:
-                write = self._writes.popitem(last=False)
-                self._busy_slot = write[0]
-                self._changed.notify_all()
-        _unlink(unlinked)
-        if read is not None:
-            self._read(*read)
-        elif write is not None:
-            self._write(*write, epoch)
+                return None
+            self._num_busy += 1
+            if self._to_unlink:
+                unlinked, self._to_unlink = self._to_unlink, []
+                return partial(_unlink, unlinked)
+            return partial(self._read, *self._reads.popleft())
+
+    def _run_writer(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # not all systems have it for a thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+        while (job := self._next_to_write()) is not None:
+            job()
+            self._finished()
+
+    def _next_to_write(self) -> Callable[[], None] | None:
         with self._changed:
-            self._is_busy, self._busy_slot = False, None
+            self._changed.wait_for(lambda: self._is_closing or self._writes)
+            if self._is_closing:
+                return None
+            slot, key = self._writes.popitem(last=False)
+            self._num_busy += 1
+            self._busy_slot = slot
             self._changed.notify_all()
-        return True
+            return partial(self._write, slot, key, self._epoch)
+
+    def _finished(self) -> None:
+        with self._changed:
+            self._num_busy -= 1
+            self._changed.notify_all()
 
     def _read(self, key: bytes, slot: int, epoch: int) -> None:
         is_good = False
@@ -240,37 +260,36 @@ class DiskTier:
     def _write(self, slot: int, key: bytes, epoch: int) -> None:
         started_at = time.monotonic()
         contents = self._memory.view(slot)
-        dropped = self._folder.drop_for(HEADER_BYTES + len(contents))
-        if dropped is None:
-            return
-        _unlink(dropped)
         path = self._folder.path_of(key)
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._memory.settle()
-            write_block(path, key, contents)
-        except OSError as error:
-            logger.warning(
-                "KV offload: no more is written to the disk, what is there is still read: %s: %s", path, error
-            )
-            self._counters.unwritten_blocks += 1
-            self._stop_writing()
-            return
-        self._counters.moved("host_to_disk", 1, len(contents), time.monotonic() - started_at)
+        is_written = False
+        dropped = self._folder.drop_for(HEADER_BYTES + len(contents))
+        if dropped is not None:
+            _unlink(dropped)
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._memory.settle()
+                write_block(path, key, contents)
+                is_written = True
+            except OSError as error:
+                logger.warning(
+                    "KV offload: no more is written to the disk, what is there is still read: %s: %s",
+                    path,
+                    error,
+                )
+                self._stop_writing(key)
+        if is_written:
+            self._counters.moved("host_to_disk", 1, len(contents), time.monotonic() - started_at)
         with self._changed:
-            if epoch == self._epoch:
+            self._busy_slot = None
+            if is_written and epoch == self._epoch:
                 self._folder.add(key, HEADER_BYTES + len(contents))
-            else:
+            elif is_written:
                 self._to_unlink.append(path)
 
-    def _trim(self) -> None:
-        """Keep a limit that is lower than the one before."""
-        _unlink(self._folder.drop_for(0) or [])
-
-    def _stop_writing(self) -> None:
+    def _stop_writing(self, *failed: bytes) -> None:
         with self._changed:
             self._is_writable = False
-            self._counters.unwritten_blocks += len(self._writes)
+            self._counters.unwritten_blocks += len(self._writes) + len(failed)
             self._writes.clear()
 
 
