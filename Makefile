@@ -52,7 +52,7 @@ soak: install ## ten minutes of random traffic against one server, then fuzzing 
 	HEADWAY_FUZZ_EXAMPLES=$${HEADWAY_FUZZ_EXAMPLES:-5000} $(BIN)/pytest tests/soak --timeout=1800
 	HEADWAY_TRAJECTORIES=$${HEADWAY_TRAJECTORIES:-20000} $(BIN)/pytest tests/runtime_core/test_trajectories.py --timeout=1800
 
-bench-cpu: install ## Headway beside vLLM CPU, llama.cpp and transformers (25 minutes; the first time longer, and gigabytes)
+bench-cpu: install ## Headway beside vLLM CPU, llama.cpp and transformers, and with each lever (40 minutes; the first time longer, and gigabytes)
 	$(BIN)/python -m benchmarks.cpu.run $(BENCH_CPU)
 
 bench-gpu: ## the engine on one GPU, with GPU_PYTHON and the torch that it has (STAGE="checks engine peers"; 9 minutes)
