@@ -187,7 +187,7 @@ def _prepare(
             num_logprobs=num_logprobs,
             num_prompt_logprobs=_num_prompt_logprobs(body),
         )
-        # A seed that was sent is that of every prompt; without one, equal prompts are to get answers of their own.
+        # A seed that was sent is every prompt's; without one, equal prompts are to get answers of their own.
         seed = secrets.randbits(62) if body.seed is None else body.seed
         for choice in range(choices):
             own = replace(sampling, seed=choice_seed(seed, choice))
