@@ -102,6 +102,8 @@ def _load(options: argparse.Namespace, prompts: PromptConfig) -> LoadConfig:
     kind: ArrivalKind = options.arrivals or ("poisson" if options.burstiness is None else "gamma")
     if options.burstiness is not None and kind != "gamma":
         raise OptionsError(f"--burstiness shapes gamma arrivals, not --arrivals={kind}")
+    if concurrencies and (options.arrivals or options.burstiness is not None):
+        raise OptionsError("--arrivals and --burstiness say how an open loop sends; give its --request-rate")
     return LoadConfig(
         request_rates=rates,
         concurrencies=concurrencies,
@@ -157,6 +159,10 @@ def _check_together(options: argparse.Namespace, prompts: PromptConfig) -> None:
         given = [name for name, value in _trace_flags(options).items() if value]
         if given:
             raise OptionsError(f"{', '.join(given)} say how to replay a --trace; there is none")
+    if options.think_seconds is not None and prompts.turns == fixed(1):
+        raise OptionsError("--think-seconds is between the --turns of a conversation; give several")
+    if options.save_requests and options.json is None:
+        raise OptionsError("--save-requests puts them into the report of --json; give that, too")
     if options.max_input_length is not None and prompts.trace is None and prompts.dataset is None:
         raise OptionsError("--max-input-length leaves out prompts of a --trace or --dataset; there is none")
 
