@@ -248,13 +248,17 @@ def test_what_a_gateway_waited_counts_into_the_ttft(fake_server: RunningServer) 
         fake_server, "/v1/completions", COMPLETION,
         **{"X-Headway-Waited-Milliseconds": "5000", "X-Request-Id": "waited-long"},
     )  # fmt: skip
-    assert 5000 <= fake_server.access_entry("waited-long")["ttft_milliseconds"] < 15000
+    entry = fake_server.access_entry("waited-long")
+    assert entry["waited_at_gateway_milliseconds"] == 5000
+    assert 5000 <= entry["ttft_milliseconds"] < 15000
     for nonsense in ("nan", "-1", "x", ""):
         post(
             fake_server, "/v1/completions", COMPLETION,
             **{"X-Headway-Waited-Milliseconds": nonsense, "X-Request-Id": f"waited-{nonsense}-"},
         )  # fmt: skip
-        assert fake_server.access_entry(f"waited-{nonsense}-")["ttft_milliseconds"] < 5000
+        entry = fake_server.access_entry(f"waited-{nonsense}-")
+        assert entry["ttft_milliseconds"] < 5000
+        assert "waited_at_gateway_milliseconds" not in entry, "what does not apply is left out"
 
 
 def test_only_bearers_of_a_key_may_use_the_model_and_no_key_file_means_no_admin(
