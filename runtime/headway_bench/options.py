@@ -38,6 +38,8 @@ def parse_config(arguments: list[str]) -> BenchConfig:
 
 
 def _to_config(options: argparse.Namespace, arguments: list[str]) -> BenchConfig:
+    if options.save_requests and options.json is None:
+        raise OptionsError("--save-requests puts them into the report of --json; give that, too")
     prompts = _prompts(options)
     load = _load(options, prompts)
     _check_together(options, prompts)
@@ -151,6 +153,8 @@ def _check_together(options: argparse.Namespace, prompts: PromptConfig) -> None:
             raise OptionsError("--prompt-lengths=ids does not go with --turns: answers come back as text")
         if prompts.dataset is not None:
             raise OptionsError("--prompt-lengths=ids does not go with --dataset, whose prompts are text")
+    if options.think_seconds is not None and prompts.turns == fixed(1):
+        raise OptionsError("--think-seconds is between the --turns of a conversation; give several")
     if options.prompt_lengths == "tokenizer" and options.tokenizer is None:
         raise OptionsError("--prompt-lengths=tokenizer needs --tokenizer")
     if prompts.dataset is not None and (options.input_length or options.num_prefixes):
@@ -159,10 +163,6 @@ def _check_together(options: argparse.Namespace, prompts: PromptConfig) -> None:
         given = [name for name, value in _trace_flags(options).items() if value]
         if given:
             raise OptionsError(f"{', '.join(given)} say how to replay a --trace; there is none")
-    if options.think_seconds is not None and prompts.turns == fixed(1):
-        raise OptionsError("--think-seconds is between the --turns of a conversation; give several")
-    if options.save_requests and options.json is None:
-        raise OptionsError("--save-requests puts them into the report of --json; give that, too")
     if options.max_input_length is not None and prompts.trace is None and prompts.dataset is None:
         raise OptionsError("--max-input-length leaves out prompts of a --trace or --dataset; there is none")
 
