@@ -101,6 +101,16 @@ def test_errors_have_openais_body(fake_server: RunningServer) -> None:
         assert response.json()["error"]["message"]
 
 
+def test_a_body_in_another_form_than_json_is_refused_by_what_it_says(fake_server: RunningServer) -> None:
+    for headers in ({"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}):
+        refused = post(fake_server, "/v1/completions", COMPLETION, **headers)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (400, "unsupported_content_type")
+        assert all(word in error["message"] for word in (*headers, *map(repr, headers.values())))
+    plain = {"Content-Type": "application/JSON; charset=utf-8", "Content-Encoding": "identity"}
+    assert post(fake_server, "/v1/completions", COMPLETION, **plain).is_success
+
+
 def test_a_request_id_is_passed_on_or_made(fake_server: RunningServer) -> None:
     response = post(fake_server, "/v1/completions", COMPLETION, **{"X-Request-Id": "mine-1"})
     assert response.headers["x-request-id"] == "mine-1"
