@@ -60,7 +60,7 @@ class CallItem(StrictBody):
 
 
 class CallOutputItem(StrictBody):
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(("caller", "name", "namespace"), ())
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(("caller", "namespace"), ())
 
     type: Literal["function_call_output"]
     call_id: str
