@@ -41,6 +41,7 @@ class Measured:
     """Seconds by case, and the blocks that each copy's seconds are of."""
 
     ttft: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
     answers: dict[int, list[int]] = field(default_factory=dict)
     num_different: int = 0
     copies: dict[str, Any] = field(default_factory=dict)
@@ -86,22 +87,24 @@ class Asker:
 
         return BLOCK_SIZE * kv_bytes_per_token(read_model_config(folder), "bfloat16")
 
-    def ask(self, prompt: list[int]) -> tuple[float, list[int], int]:
-        """Time to the first token, the answer, and how many tokens of the prompt were found."""
+    def ask(self, prompt: list[int]) -> tuple[float, float, list[int], int]:
+        """Time to the first token, processor time of all threads until then, answer, prompt tokens found."""
         from headway_runtime.request import Request, SamplingParams
 
         self._num_asked += 1
-        started_at = time.monotonic()
+        started_at, cpu_at = time.monotonic(), time.process_time()
         sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
         self.core.add_request(Request(str(self._num_asked), tuple(prompt), sampling, started_at), started_at)
-        ttft, num_cached = 0.0, 0
+        ttft = cpu = 0.0
+        num_cached = 0
         answer: list[int] = []
         while self.core.has_work:
             for output in self.core.step(time.monotonic()).outputs:
                 if not answer:
-                    ttft, num_cached = time.monotonic() - started_at, output.num_cached_tokens
+                    ttft, cpu = time.monotonic() - started_at, time.process_time() - cpu_at
+                    num_cached = output.num_cached_tokens
                 answer += output.token_ids
-        return ttft, answer, num_cached
+        return ttft, cpu, answer, num_cached
 
     def flush(self) -> None:
         """Wait until the disk has what it is to have."""
@@ -153,9 +156,10 @@ def run(rounds: int, num_threads: int, *, is_quick: bool) -> Measured:
 def _ask(
     asker: Asker, measured: Measured, case: str, which: int, prompt: list[int], *, expects_found: bool
 ) -> None:
-    seconds, answer, num_cached = asker.ask(prompt)
+    seconds, cpu, answer, num_cached = asker.ask(prompt)
     assert (num_cached >= PREFIX_TOKENS - BLOCK_SIZE) == expects_found, (case, num_cached)
     measured.ttft.setdefault(case, []).append(seconds)
+    measured.cpu.setdefault(case, []).append(cpu)
     measured.num_different += measured.answers.setdefault(which, answer) != answer
 
 
@@ -173,7 +177,8 @@ def render(measured: Measured, conditions: str) -> str:
     base = statistics.median(measured.ttft[PLAIN])
     rows = [
         f"| {case} | {len(own)} | {statistics.median(own) * 1e3:.0f} | {min(own) * 1e3:.0f} | "
-        f"{max(own) * 1e3:.0f} | {base / statistics.median(own):.1f} |"
+        f"{max(own) * 1e3:.0f} | {base / statistics.median(own):.1f} | "
+        f"{statistics.median(measured.cpu[case]) * 1e3:.0f} |"
         for case, own in measured.ttft.items()
     ]
     copies = [
@@ -196,14 +201,15 @@ def render(measured: Measured, conditions: str) -> str:
             f"from the request's coming to its first token. Of the answers, {ANSWER_TOKENS} tokens each,",
             f"{measured.num_different} of {total} differ from the first one to the same prompt.",
             "",
-            "| the prefix is | requests | TTFT, median ms | least | most | without / this |",
-            "| --- | ---: | ---: | ---: | ---: | ---: |",
+            "| the prefix is | requests | TTFT, median ms | least | most | without / this | CPU, median ms |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
             *rows,
             "",
             "| copies of blocks | blocks | ms each | GB/s |",
             "| --- | ---: | ---: | ---: |",
             *copies,
             "",
+            "CPU: processor time of all threads until the first token, writing to the disk included.",
             "Copies between the KV cache and host memory are part of a step; those to and from the disk are",
             "made by a thread of their own, beside it.",
             "",
@@ -230,7 +236,7 @@ def main() -> int:
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10, check=False
     ).stdout.strip()
     load = f"load average {os.getloadavg()[0]:.0f} at the start"
-    cpus = f"{len(os.sched_getaffinity(0))} CPUs"
+    cpus = f"{arguments.threads} of {len(os.sched_getaffinity(0))} CPUs"
     conditions = f"Commit {commit}, {processor_name()}, {cpus}, {load}, {arguments.rounds} prefixes."
     page = render(run(arguments.rounds, arguments.threads, is_quick=arguments.quick), conditions)
     print(page)
