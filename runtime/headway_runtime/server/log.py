@@ -48,6 +48,9 @@ class AccessEntry(msgspec.Struct, omit_defaults=True):
     prefill_milliseconds: float | None = None
     first_decode_milliseconds: float | None = None
     tpot_milliseconds: float | None = None
+    itl_p50_milliseconds: float | None = None
+    itl_p95_milliseconds: float | None = None
+    itl_p99_milliseconds: float | None = None
     outcome: str | None = None
     finish_reasons: list[str] | None = None
 
