@@ -172,7 +172,7 @@ def _drop_from_page_cache(folder: Path) -> None:
         os.close(descriptor)
 
 
-def render(measured: Measured, conditions: str) -> str:
+def render(measured: Measured, flags: str, conditions: str) -> str:
     """The results page."""
     base = statistics.median(measured.ttft[PLAIN])
     rows = [
@@ -192,7 +192,7 @@ def render(measured: Measured, conditions: str) -> str:
         [
             "# TTFT of a known prefix, by where it lies",
             "",
-            "Written by `python -m benchmarks.cpu.kv_offload --output benchmarks/cpu/kv_offload.md`.",
+            f"Written by `python -m benchmarks.cpu.kv_offload {flags} --output benchmarks/cpu/kv_offload.md`.",
             conditions,
             "",
             f"A prefix of {PREFIX_TOKENS:,} tokens and a question of {QUESTION_TOKENS}, one request at a",
@@ -238,7 +238,9 @@ def main() -> int:
     load = f"load average {os.getloadavg()[0]:.0f} at the start"
     cpus = f"{arguments.threads} of {len(os.sched_getaffinity(0))} CPUs"
     conditions = f"Commit {commit}, {processor_name()}, {cpus}, {load}, {arguments.rounds} prefixes."
-    page = render(run(arguments.rounds, arguments.threads, is_quick=arguments.quick), conditions)
+    measured = run(arguments.rounds, arguments.threads, is_quick=arguments.quick)
+    flags = f"--threads {arguments.threads} --rounds {arguments.rounds}"
+    page = render(measured, flags, conditions)
     print(page)
     if arguments.output is not None:
         arguments.output.write_text(page)
