@@ -192,7 +192,8 @@ def render(measured: Measured, flags: str, conditions: str) -> str:
         [
             "# TTFT of a known prefix, by where it lies",
             "",
-            f"Written by `python -m benchmarks.cpu.kv_offload {flags} --output benchmarks/cpu/kv_offload.md`.",
+            f"Written by `python -m benchmarks.cpu.kv_offload {flags}",
+            "--output benchmarks/cpu/kv_offload.md`.",
             conditions,
             "",
             f"A prefix of {PREFIX_TOKENS:,} tokens and a question of {QUESTION_TOKENS}, one request at a",
