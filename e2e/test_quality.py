@@ -1,4 +1,4 @@
-"""The gate on quality on a real cluster: a Job passes quantized weights, and keeps a broken scale from traffic."""
+"""The gate on quality on a real cluster: a Job passes quantized weights, and stops a broken scale."""
 
 import shutil
 import tempfile

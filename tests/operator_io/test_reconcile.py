@@ -2,19 +2,23 @@
 
 import copy
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
+from prometheus_client import generate_latest
 
 from headway_operator.errors import ClusterError, ScrapeError, UnavailableError
 from headway_operator.keys import AdminKeys
 from headway_operator.names import COMPONENT_LABEL, REVISION_LABEL
+from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Carried, Outcome, World, reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import (
     ChildKey,
+    Evaluation,
     Gateway,
     Histogram,
     Limits,
@@ -55,6 +59,8 @@ class MemoryCluster:
 
     site: Site
     children: dict[ChildKey, dict[str, Any]] = field(default_factory=dict)
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     replicas: dict[str, int] = field(default_factory=dict)
     costs: dict[str, int] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
@@ -88,7 +94,12 @@ class MemoryCluster:
             gateway=Gateway(ready=has_gateway),
             children=frozenset(self.children),
             url="http://demo",
+            evaluations=tuple(self.evaluations.values()),
         )
+
+    async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
+        self.call("digests", *files)
+        return {name: self.files[name] for name in files if name in self.files}
 
     async def apply(self, key: ServiceKey, manifest: dict[str, Any]) -> None:
         child = ChildKey(manifest["kind"], manifest["metadata"]["name"])
@@ -96,6 +107,8 @@ class MemoryCluster:
         self.children[child] = manifest
         if child.kind == "Deployment":
             self.replicas.setdefault(child.name, 1)
+        if child.kind == "Job":
+            self.evaluations[child.name] = Evaluation(child.name, "running")
 
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         self.call("scale", f"{revision} {replicas}")
@@ -106,6 +119,7 @@ class MemoryCluster:
     async def prune(self, key: ServiceKey, child: ChildKey) -> None:
         self.call("prune", f"{child.kind} {child.name}")
         del self.children[child]
+        self.evaluations.pop(child.name, None)
 
     async def set_deletion_cost(self, key: ServiceKey, replica: str, cost: int) -> None:
         self.call("set_deletion_cost", replica)
@@ -194,6 +208,31 @@ class Stage:
 
     def condition(self, name: str) -> dict[str, Any]:
         return next(c for c in self.cluster.status["conditions"] if c["type"] == name)
+
+    def told(self, name: str) -> tuple[str, str]:
+        return self.condition(name)["status"], self.condition(name)["reason"]
+
+    def runtime(self) -> dict[str, int]:
+        """Replicas of each revision there is."""
+        return {name: n for name, n in self.cluster.replicas.items() if self.is_runtime(name)}
+
+    def is_runtime(self, name: str) -> bool:
+        return ChildKey("Deployment", name) in self.cluster.children and not name.endswith("-gateway")
+
+    def end(self, value: float = 0.0002, **changes: Any) -> str:
+        """The evaluation that runs comes to its end."""
+        (running,) = [one for one in self.cluster.evaluations.values() if one.phase == "running"]
+        check = {"name": "mean KL divergence", "limit": 0.01, "unit": "nats", "note": ""}
+        verdict = {
+            "schema_version": 1,
+            "passed": value <= 0.01,
+            "tasks": [],
+            "left_out": 0,
+            "checks": [{**check, "value": value, "passed": value <= 0.01}],
+        }
+        ended = Evaluation(running.name, "ended", output=json.dumps(verdict))
+        self.cluster.evaluations[running.name] = replace(ended, **changes)
+        return running.name
 
 
 @pytest.fixture
@@ -401,3 +440,177 @@ async def test_a_problem_that_stays_is_logged_once(stage: Stage, caplog: pytest.
     assert [record.getMessage() for record in said] == [
         "default/demo: apply Service demo failed and is tried again: the webhook is away"
     ] * 2
+
+
+async def test_nothing_new_is_served_before_it_is_verified(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    outcome = await settled(stage)
+    assert outcome.problems == []
+    assert stage.runtime() == {}
+    assert (stage.told("QualityVerified"), stage.told("Ready")) == (
+        ("Unknown", "Verifying"),
+        ("False", "VerifyingQuality"),
+    )
+    assert stage.cluster.replicas["demo-gateway"] == 1  # who asks now is told that nothing serves yet
+    assert "RevisionMade" not in {event[1] for event in stage.cluster.events}
+    stage.end()
+    await settled(stage)
+    (first,) = stage.runtime()
+    assert stage.runtime() == {first: 2}
+    assert (stage.told("QualityVerified"), stage.told("Ready")) == (("True", "Passed"), ("True", "Serving"))
+    assert stage.cluster.status["quality"]["checks"][0]["value"] == 0.0002
+    assert [event[:2] for event in stage.cluster.events].count(("Normal", "RevisionMade")) == 1
+
+    # A change that fails: what serves is scaled and patched on, and nothing of the change is made.
+    stage.manifest["spec"]["quantization"] = "fp8"
+    stage.manifest["metadata"]["generation"] = 2
+    await settled(stage)
+    assert (stage.runtime(), stage.told("Progressing")) == ({first: 2}, ("True", "VerifyingQuality"))
+    stage.end(0.3)
+    await settled(stage)
+    assert stage.told("QualityVerified") == ("False", "Failed")
+    assert stage.told("Progressing") == ("False", "QualityFailed")
+    assert stage.told("Degraded") == ("True", "QualityFailed")
+    assert stage.told("Ready") == ("True", "Serving")
+    assert stage.cluster.status["observedGeneration"] == 2
+    stage.manifest["spec"] |= {
+        "scaling": {"minReplicas": 3, "maxReplicas": 4},
+        "slo": {"ttftMilliseconds": 450},
+    }
+    await settled(stage)
+    assert stage.runtime() == {first: 3}
+    assert {state["ttft_milliseconds"] for state in stage.scraper.state.values()} == {450.0}
+
+    # Back to what was verified: at once, with no other evaluation.
+    stage.manifest["spec"]["quantization"] = "int8"
+    await stage.step()
+    assert stage.told("QualityVerified") == ("True", "Passed")
+    assert all(one.phase == "ended" for one in stage.cluster.evaluations.values())
+    kinds = [event[:2] for event in stage.cluster.events if event[1] in ("Verifying", "Passed", "Failed")]
+    assert kinds == [
+        ("Normal", "Verifying"),
+        ("Normal", "Passed"),
+        ("Normal", "Verifying"),
+        ("Warning", "Failed"),
+        ("Normal", "Passed"),
+    ]
+
+
+async def test_a_verified_change_rolls_out_and_its_job_is_all_that_is_kept(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    stage.end()
+    await settled(stage)
+    (first,) = stage.runtime()
+    stage.manifest["spec"]["quantization"] = "fp8"
+    await settled(stage)
+    job = stage.end()
+    for _ in range(3):
+        await settled(stage)
+    (second,) = stage.runtime()
+    assert second != first
+    assert [child.name for child in stage.cluster.children if child.kind == "Job"] == [job]
+    assert stage.told("Progressing") == ("False", "Settled")
+
+
+async def test_an_operator_that_restarts_judges_nothing_anew(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    stage.carried = Carried()
+    await settled(stage)
+    assert len(stage.cluster.evaluations) == 1  # it found the one that runs
+    stage.end(0.3)
+    stage.carried = Carried()
+    await settled(stage)
+    for child in [child for child in stage.cluster.children if child.kind == "Job"]:
+        await stage.cluster.prune(ServiceKey("default", "demo"), child)
+    stage.carried = Carried()
+    stage.world = replace(stage.world)
+    await settled(stage)
+    assert (stage.cluster.evaluations, stage.told("QualityVerified")) == ({}, ("False", "Failed"))
+    assert stage.runtime() == {}
+
+
+async def test_a_newer_operator_judges_nothing_anew_and_holds_nothing_back(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    stage.end()
+    await settled(stage)
+    before = stage.runtime()
+    stage.cluster.site = replace(stage.cluster.site, runtime_image="runtime:2", gateway_image="gateway:2")
+    await settled(stage)
+    assert (stage.runtime(), stage.told("QualityVerified")) == (before, ("True", "Passed"))
+    assert len(stage.cluster.evaluations) == 1
+    # An edit brings the newer image along, which nobody has judged.
+    stage.manifest["spec"]["drainTimeoutSeconds"] = 5
+    await settled(stage)
+    assert (stage.runtime(), stage.told("Progressing")) == (before, ("True", "VerifyingQuality"))
+
+
+async def test_a_changed_file_is_judged_anew_while_the_service_serves(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {"text": "configmap://judge/a"}}
+    await settled(stage)
+    assert stage.told("QualityVerified") == ("Unknown", "FileMissing")
+    assert (stage.cluster.evaluations, stage.told("Degraded")) == ({}, ("True", "QualityFileMissing"))
+    stage.cluster.files["configmap://judge/a"] = "1"
+    await settled(stage)
+    stage.end()
+    await settled(stage)
+    before = stage.runtime()
+    stage.cluster.files["configmap://judge/a"] = "2"
+    await settled(stage)
+    stage.end(0.3)
+    await settled(stage)
+    assert (stage.told("QualityVerified"), stage.told("Ready")) == (("False", "Failed"), ("True", "Serving"))
+    assert stage.runtime() == before
+    assert "withheld" not in stage.cluster.status["quality"]
+
+
+async def test_without_the_gate_what_was_withheld_is_served(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    stage.end(0.3)
+    await settled(stage)
+    assert stage.runtime() == {}
+    del stage.manifest["spec"]["quality"]
+    await settled(stage)
+    assert list(stage.runtime().values()) == [2]
+    assert stage.cluster.evaluations == {}
+    assert "quality" not in stage.cluster.status
+    assert "QualityVerified" not in {one["type"] for one in stage.cluster.status["conditions"]}
+
+
+async def test_scaled_to_zero_nothing_is_judged_until_it_is_raised(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}, "replicas": 0}
+    await settled(stage)
+    assert (stage.cluster.evaluations, stage.told("QualityVerified")) == ({}, ("Unknown", "ScaledToZero"))
+    assert stage.told("Ready") == ("False", "ScaledToZero")
+    stage.manifest["spec"]["replicas"] = 1
+    await settled(stage)
+    assert stage.told("QualityVerified") == ("Unknown", "Verifying")
+
+
+async def test_the_gate_shows_in_the_operators_metrics(stage: Stage) -> None:
+    metrics, where = OperatorMetrics(), 'name="demo",namespace="default"'
+
+    async def page() -> str:
+        metrics.passed(await stage.step(), 0.1)
+        return generate_latest(metrics.registry).decode()
+
+    assert "quality_verified{" not in await page()
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    assert f"headway_operator_quality_verified{{{where}}} 0.0" in await page()
+    await stage.step()
+    stage.end()
+    for text in (await page(), await page()):
+        assert f"headway_operator_quality_verified{{{where}}} 1.0" in text
+        assert f'headway_operator_quality_judgements_total{{{where},reason="Passed"}} 1.0' in text
+        check = f'check="mean KL divergence",{where}'
+        assert f"headway_operator_quality_measured{{{check}}} 0.0002" in text
+        assert f"headway_operator_quality_limit{{{check}}} 0.01" in text
+    del stage.manifest["spec"]["quality"]
+    text = await page()
+    assert "quality_measured{" not in text
+    assert "quality_verified{" not in text
+    metrics.forget(ServiceKey("default", "demo"))
+    assert "replicas_wanted{" not in generate_latest(metrics.registry).decode()

@@ -57,10 +57,16 @@ def _condition_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> li
 
 
 def _revision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
-    old, current = ((status.get("revision") or {}).get("name") for status in (previous, new))
+    old, current = (_served(status) for status in (previous, new))
     if current and current != old:
         return [("Normal", "RevisionMade", f"revision {current} replaces {old or 'nothing'}")]
     return []
+
+
+def _served(status: Mapping[str, Any]) -> str | None:
+    """The revision that status names, unless it is only waited for."""
+    name: str | None = (status.get("revision") or {}).get("name")
+    return None if name == (status.get("quality") or {}).get("withheld") else name
 
 
 def _decision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
