@@ -25,8 +25,9 @@ pytestmark = pytest.mark.timeout(420)
 def broken() -> Iterator[Path]:
     """A checkpoint on the node that loads, answers, and answers worse."""
     folder = Path(tempfile.mkdtemp(prefix="headway-broken-"))
-    folder.chmod(0o755)  # pods run as nobody in particular
     write_fp8_copy(folder / "model", BROKEN_SCALE)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)  # pods run as nobody in particular
     yield folder / "model"
     shutil.rmtree(folder)
 

@@ -127,7 +127,7 @@ def _judgement(service: Service, evaluation: Evaluation, hash_: str, now: float)
 
 
 def _without_verdict(service: Service, evaluation: Evaluation) -> tuple[Reason, str]:
-    again = f"remedy what kept it, then delete the Job {evaluation.name} to have it run again"
+    again = f"once that is remedied, delete the Job {evaluation.name} to have it run again"
     cause = evaluation.message or "it left no verdict"
     if evaluation.phase == "timed_out":
         assert service.spec.quality is not None, "an evaluation is judged by a spec that asks for one"
