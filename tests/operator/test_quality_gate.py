@@ -348,6 +348,21 @@ def test_a_gate_before_what_serves_already_takes_nothing_away(rollout: Rollout) 
     assert ("Deployment", serving) in children(result)
 
 
+def test_what_serves_is_not_withheld_when_its_status_is_lost(rollout: Rollout) -> None:
+    serving = rollout.serve()
+    rollout.judge.status = {}
+    assert (rollout.gated().revision.name, rollout.gated().withheld) == (serving, "")
+
+
+def test_an_older_revision_that_is_on_its_way_out_is_withheld_like_any_other(rollout: Rollout) -> None:
+    older = rollout.serve()
+    rollout.judge.spec["quantization"] = "fp8"
+    serving = rollout.serve()
+    rollout.existing |= {ChildKey("Deployment", older)}
+    rollout.judge.spec["quantization"] = "int8"
+    assert (rollout.gated().revision.name, rollout.gated().withheld) == (serving, older)
+
+
 def test_a_job_is_made_once_and_kept_while_its_subject_is_asked_for(rollout: Rollout) -> None:
     job = rollout.judge.gate().job
     assert ("Job", job) in children(rollout.gated())

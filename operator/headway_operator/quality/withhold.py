@@ -29,7 +29,9 @@ def gated(
     if serving is not None and ChildKey("Deployment", serving.name) not in existing:
         serving = None
     candidate = rendered.revision
-    if gate.is_open or (serving is not None and serving.name == candidate.name):
+    # Without a pin, what is there was let through before the status was lost.
+    is_served = ChildKey("Deployment", candidate.name) in existing
+    if gate.is_open or (is_served and (serving is None or serving.name == candidate.name)):
         return rendered
     left_out = {ChildKey("Deployment", candidate.name)}
     keep = rendered.keep - left_out
