@@ -92,7 +92,7 @@ def test_its_pod_is_a_replicas_twin_that_gets_no_traffic(build: Any, spec: dict[
 
 
 def test_it_has_the_replicas_resources_unless_told(build: Any) -> None:
-    spec = {"resources": {"limits": {"cpu": "2"}}, "quality": {}}
+    spec: dict[str, Any] = {"resources": {"limits": {"cpu": "2"}}, "quality": {}}
     (container,) = job(build, spec)["spec"]["template"]["spec"]["containers"]
     assert container["resources"] == {"limits": {"cpu": "2"}}
     spec["quality"] = {"resources": {"limits": {"cpu": "4"}}}
