@@ -1,4 +1,4 @@
-"""Builders for the operator's I/O tests: stand-in processes, manifests, waiting for facts, a world of values."""
+"""Builders for the operator's I/O tests: stand-in processes, manifests, facts to wait for, a world in one."""
 
 import asyncio
 import copy
