@@ -209,7 +209,9 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
         pytest.param("kind: [", "is not YAML", id="no-yaml"),
         pytest.param("kind: Pod", "holds a document of kind 'Pod'; want one InferenceService", id="a-pod"),
         pytest.param(
-            "kind: ConfigMap\nmetadata: {}", "holds a ConfigMap without metadata.name", id="no-name"
+            yaml.safe_dump_all([{"kind": "ConfigMap"}, manifest()]),
+            "holds a ConfigMap without metadata.name",
+            id="no-name",
         ),
         pytest.param("", "holds 0 documents of kind InferenceService", id="empty"),
         pytest.param(
