@@ -5,18 +5,14 @@ node are those that will serve. Without what only a server needs: ports, probes,
 containers (which would keep the Job from ending). Only labels differ that make a pod a replica.
 """
 
+import itertools
 from typing import Any
 
 from headway_operator import names
-from headway_operator.manifests import model_source, pod
+from headway_operator.manifests import pod
 from headway_operator.manifests.metadata import metadata
-from headway_operator.manifests.runtime_template import (
-    API_KEYS_VOLUME,
-    runtime_template,
-    speculative_config,
-)
+from headway_operator.manifests.runtime_template import API_KEYS_VOLUME, runtime_template
 from headway_operator.spec import Quality, Service
-from headway_operator.spec.source import scheme_of
 from headway_operator.state import Manifest, Site
 
 TERMINATION_LOG = "/dev/termination-log"
@@ -31,6 +27,11 @@ MAX_RETRIES = 2
 KEPT_SECONDS = 86_400
 GRACE_SECONDS = 10
 OF_A_SERVER = ("ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
+# What a replica is told that makes its answers what they are; the evaluation is told the same.
+ENGINE_FLAGS = (
+    *("--dtype", "--device", "--quantization", "--max-model-len", "--kv-cache-dtype"),
+    *("--speculative-config", "--tensor-parallel-size"),
+)
 SERVER_VOLUMES = frozenset((pod.ADMIN_VOLUME, API_KEYS_VOLUME))
 
 
@@ -73,12 +74,12 @@ def _template(
     spec = {key: value for key, value in replica["spec"].items() if key != "restartPolicy"}
     runtime = next(one for one in spec["containers"] if one["name"] == names.RUNTIME_CONTAINER)
     container = {key: value for key, value in runtime.items() if key not in OF_A_SERVER}
-    container["args"] = evaluation_arguments(service, quality)
+    container["args"] = evaluation_arguments(quality, runtime["args"])
     container["terminationMessagePath"] = TERMINATION_LOG
     if quality.resources is not None:
         resources = quality.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         container["resources"] = resources
-    volumes, mounts = _files(quality)
+    volumes, mounts = _volumes(quality)
     container["volumeMounts"] = _without_servers(container.get("volumeMounts") or [], "name") + mounts
     return {
         "metadata": {
@@ -99,27 +100,19 @@ def _without_servers(entries: list[dict[str, Any]], key: str) -> list[dict[str, 
     return [entry for entry in entries if entry[key] not in SERVER_VOLUMES]
 
 
-def evaluation_arguments(service: Service, quality: Quality) -> list[str]:
-    """The arguments of `headway eval`."""
-    spec, baseline = service.spec, quality.baseline
-    arguments = ["eval", model_source.served_source(spec, spec.model.source)]
+def evaluation_arguments(quality: Quality, serving: list[str]) -> list[str]:
+    """The arguments of `headway eval`. serving: those of the replicas, whose engine is judged."""
+    baseline = quality.baseline
+    arguments = ["eval", serving[1]]
     if baseline.source is not None:
-        arguments += ["--against", _baseline_source(service, baseline.source)]
-    arguments += ["--dtype", spec.dtype, "--device", spec.device]
-    if spec.quantization != "auto":
-        arguments += ["--quantization", spec.quantization]
-    if spec.model.max_model_len is not None:
-        arguments += ["--max-model-len", str(spec.model.max_model_len)]
-    if spec.kv_cache_dtype != "auto":
-        arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
-    if spec.speculative is not None:
-        arguments += ["--speculative-config", speculative_config(spec, spec.speculative)]
+        arguments += ["--against", _inside(baseline.source, BASELINE_MOUNT, {"pvc"})]
+    for flag, value in itertools.pairwise(serving):
+        if flag in ENGINE_FLAGS:
+            arguments += [flag, value]
     for name, value in baseline.model_dump(exclude={"source"}, exclude_none=True).items():
         arguments += [f"--baseline-{name.replace('_', '-')}", value]
-    if quality.text is not None:
-        arguments += ["--text", _path(quality.text, TEXT_VOLUME)]
-    for number, tasks in enumerate(quality.tasks or ()):
-        arguments += ["--tasks", _path(tasks, f"{TASKS_VOLUME}-{number}")]
+    for flag, volume, file in _files(quality):
+        arguments += [flag, _inside(file, f"{FILES_FOLDER}/{volume}", {"configmap", "pvc"})]
     if quality.max_tokens is not None:
         arguments += ["--max-tokens", str(quality.max_tokens)]
     for name, limit in quality.thresholds.given().items():
@@ -127,43 +120,40 @@ def evaluation_arguments(service: Service, quality: Quality) -> list[str]:
     return [*arguments, "--verdict-file", TERMINATION_LOG]
 
 
-def _baseline_source(service: Service, source: str) -> str:
-    if scheme_of(source) != "pvc":
-        return source
-    _, path = model_source.claim_and_path(source)
-    return f"{BASELINE_MOUNT}/{path}".rstrip("/")
+def _files(quality: Quality) -> list[tuple[str, str, str]]:
+    """Flag, name of the volume and file, of each that is given."""
+    files = [] if quality.text is None else [("--text", TEXT_VOLUME, quality.text)]
+    tasks = enumerate(quality.tasks or ())
+    return files + [("--tasks", f"{TASKS_VOLUME}-{number}", one) for number, one in tasks]
 
 
-def _path(material: str, volume: str) -> str:
-    """Where the container sees one file that it is given."""
-    _, separator, rest = material.partition("://")
-    if not separator:  # a path already, bundled or none
-        return material
-    return f"{FILES_FOLDER}/{volume}/{rest.partition('/')[2].strip('/')}"
-
-
-def _files(quality: Quality) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and mounts of the files, and of a baseline on a claim."""
-    given = [(TEXT_VOLUME, quality.text)]
-    given += [(f"{TASKS_VOLUME}-{number}", one) for number, one in enumerate(quality.tasks or ())]
+def _volumes(quality: Quality) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes and mounts of files that do not come with the container, and of a baseline on a claim."""
+    wanted = [(volume, f"{FILES_FOLDER}/{volume}", file) for _, volume, file in _files(quality)]
+    if quality.baseline.source is not None:
+        wanted.append((BASELINE_VOLUME, BASELINE_MOUNT, quality.baseline.source))
     volumes, mounts = [], []
-    for volume, material in given:
-        scheme, separator, rest = (material or "").partition("://")
-        if not separator:
-            continue
-        name, _, path = rest.partition("/")
+    for volume, folder, reference in wanted:
+        scheme, name, path = _split(reference)
         if scheme == "configmap":
             source: dict[str, Any] = {"configMap": {"name": name, "items": [{"key": path, "path": path}]}}
+        elif scheme == "pvc":
+            source = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
         else:
-            source = _claim(name)
+            continue
         volumes.append({"name": volume, **source})
-        mounts.append({"name": volume, "mountPath": f"{FILES_FOLDER}/{volume}", "readOnly": True})
-    baseline = quality.baseline.source
-    if baseline is not None and scheme_of(baseline) == "pvc":
-        volumes.append({"name": BASELINE_VOLUME, **_claim(model_source.claim_and_path(baseline)[0])})
-        mounts.append({"name": BASELINE_VOLUME, "mountPath": BASELINE_MOUNT, "readOnly": True})
+        mounts.append({"name": volume, "mountPath": folder, "readOnly": True})
     return volumes, mounts
 
 
-def _claim(name: str) -> dict[str, Any]:
-    return {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+def _inside(reference: str, folder: str, mounted: set[str]) -> str:
+    """Where the container finds it: below `folder` what is mounted there, else as it is written."""
+    scheme, _, path = _split(reference)
+    return f"{folder}/{path}".rstrip("/") if scheme in mounted else reference
+
+
+def _split(reference: str) -> tuple[str, str, str]:
+    """Scheme, name and path of SCHEME://NAME/PATH; "" for what is written otherwise."""
+    scheme, separator, rest = reference.partition("://")
+    name, _, path = rest.partition("/")
+    return (scheme, name, path.strip("/")) if separator else ("", "", "")

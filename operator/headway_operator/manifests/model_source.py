@@ -32,7 +32,7 @@ def served_source(spec: InferenceServiceSpec, source: str) -> str:
     """What the engine is told for one of the spec's sources: itself, or where its claim is mounted."""
     if scheme_of(source) != "pvc":
         return source
-    claim, path = claim_and_path(source)
+    claim, path = _claim_and_path(source)
     return f"{_claims(spec)[claim][1]}/{path}".rstrip("/")
 
 
@@ -91,11 +91,10 @@ def _claims(spec: InferenceServiceSpec) -> dict[str, tuple[str, str]]:
     claims: dict[str, tuple[str, str]] = {}
     for source, mount in zip(_sources(spec), (MODEL_MOUNT, DRAFT_MOUNT), strict=False):
         if scheme_of(source) == "pvc":
-            claims.setdefault(claim_and_path(source)[0], mount)
+            claims.setdefault(_claim_and_path(source)[0], mount)
     return claims
 
 
-def claim_and_path(source: str) -> tuple[str, str]:
-    """Of a pvc:// source."""
+def _claim_and_path(source: str) -> tuple[str, str]:
     claim, _, path = source.removeprefix("pvc://").partition("/")
     return claim, path.strip("/")

@@ -114,14 +114,14 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     if spec.kv_cache_memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
     if spec.speculative is not None:
-        arguments += ["--speculative-config", speculative_config(spec, spec.speculative)]
+        arguments += ["--speculative-config", _speculative_config(spec, spec.speculative)]
     if spec.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_FOLDER}/{spec.auth.api_keys_secret_ref.key}"]
     arguments += ["--drain-timeout-seconds", str(spec.drain_timeout_seconds)]
     return arguments + pod.admin_arguments(service, site)
 
 
-def speculative_config(spec: InferenceServiceSpec, speculative: Speculative) -> str:
+def _speculative_config(spec: InferenceServiceSpec, speculative: Speculative) -> str:
     """The flag's JSON, by the names that the engine and vLLM have for the fields."""
     config: dict[str, Any] = {"method": speculative.method}
     if speculative.draft is not None:
