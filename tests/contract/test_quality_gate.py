@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from bundled_model.quantized_copy import write_fp8_copy
+from headway_operator.commands.up_view import line
 from headway_operator.local_service import LocalService, running_service
 from headway_operator.spec import InferenceServiceStatus
 
@@ -89,6 +90,7 @@ async def test_what_passes_is_served_and_its_numbers_are_told(
         await eventually(lambda: condition(service, "Ready")[0] == "True", SECONDS)
         async with aiohttp.ClientSession() as session:
             assert await ask(session, service.url) == 200
+        assert "quality passed (mean KL divergence " in line(service)
         told = {(event.kind, event.reason) for event in service.cluster.events}
         assert {("Normal", "Verifying"), ("Normal", "Passed")} <= told
 
