@@ -79,7 +79,8 @@ class Baseline(SpecModel):
 
     source: Source | None = None
     """Where the baseline's weights lie; same forms as model.source; one of the same kind is opened by
-    model.credentialsSecretRef, too. Default: the served model itself, which then must not be quantized in its checkpoint."""
+    model.credentialsSecretRef, too. Default: the served model itself, which then must not be quantized in its
+    checkpoint."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = None
     """Number format of the baseline's weights and activations. Default: auto."""
     quantization: (
