@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headway_operator.errors import SpecError
-from headway_operator.spec import Quality, parse
-from headway_operator.spec.quality import EXCEPT_PATTERN, MATERIAL_PATTERN, config_map_key
+from headway_operator.spec import parse
+from headway_operator.spec.quality import EXCEPT_PATTERN, MATERIAL_PATTERN, Quality, config_map_key
 
 
 def read(build: Any, quality: dict[str, Any]) -> Quality:

@@ -12,7 +12,8 @@ from headway_operator import names
 from headway_operator.manifests import pod
 from headway_operator.manifests.metadata import metadata
 from headway_operator.manifests.runtime_template import API_KEYS_VOLUME, runtime_template
-from headway_operator.spec import Quality, Service
+from headway_operator.spec import Service
+from headway_operator.spec.quality import Quality
 from headway_operator.state import Manifest, Site
 
 TERMINATION_LOG = "/dev/termination-log"

@@ -5,7 +5,6 @@ manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantiti
 """
 
 from headway_operator.spec.fields import InferenceServiceSpec, Speculative
-from headway_operator.spec.quality import Quality
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
 from headway_operator.spec.status_fields import InferenceServiceStatus
@@ -14,7 +13,6 @@ __all__ = [
     "InferenceServiceSpec",
     "InferenceServiceStatus",
     "Manifest",
-    "Quality",
     "Service",
     "Speculative",
     "generation_of",

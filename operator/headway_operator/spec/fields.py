@@ -175,9 +175,6 @@ class InferenceServiceSpec(SpecModel):
     dtype."""
     speculative: Speculative | None = None
     """Speculative decoding. Default: none."""
-    quality: Quality | None = None
-    """Judgement before traffic: a template is served only once an evaluation has held the model against its
-    baseline and passed it. Default: none, everything is served at once."""
     slo: Slo | None = None
     """The latency promise. Default: none, which needs a fixed number of replicas."""
     replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -187,6 +184,9 @@ class InferenceServiceSpec(SpecModel):
     """Bounds of autoscaling."""
     batching: Batching = Batching()
     """Bounds of the live batch limits."""
+    quality: Quality | None = None
+    """Judgement before traffic: a template is served only once an evaluation has held the model against its
+    baseline and passed it. Default: none, everything is served at once."""
     kv_cache_memory: MemoryQuantity | None = None
     """Memory for the KV cache of one replica, a quantity in bytes such as 512Mi. Default: the engine
     chooses."""
