@@ -19,12 +19,16 @@ def job(*conditions: tuple[str, str, str], **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": NAME}, "status": {"conditions": listed, **status}}
 
 
-def pod(created: int, state: dict[str, Any], name: str = NAME, **status: Any) -> dict[str, Any]:
-    metadata = {
+def pod(
+    created: int, state: dict[str, Any], name: str = NAME, *, deleted: bool = False, **status: Any
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
         "name": f"{name}-{created}",
         "creationTimestamp": f"2026-01-02T03:04:{created:02}Z",
         "labels": {"batch.kubernetes.io/job-name": name},
     }
+    if deleted:
+        metadata["deletionTimestamp"] = metadata["creationTimestamp"]
     containers = [{"name": "mesh", "state": {"running": {}}}, {"name": "runtime", "state": state}]
     return {"metadata": metadata, "status": {"containerStatuses": containers, **status}}
 
@@ -71,6 +75,12 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], Evaluation]] = {
         job(("Failed", "DeadlineExceeded", "Job was active longer than specified deadline")),
         [],
         Evaluation(NAME, "timed_out", "Job was active longer than specified deadline"),
+    ),
+    "the Job was read after its pod": (job(DONE), [pod(1, {"running": {}})], Evaluation(NAME, "running")),
+    "its pod is being deleted with its node": (
+        job(FAILED),
+        [pod(1, {"running": {}}, deleted=True)],
+        Evaluation(NAME, "ended", "exit code 1"),
     ),
     "its pod is gone": (job(DONE), [], Evaluation(NAME, "ended", "its pod is gone")),
     "no pod could be made": (

@@ -28,6 +28,9 @@ def evaluation(job: Job, pods: Iterable[kubernetes_pods.Pod]) -> Evaluation:
     if ended.get("reason") == DEADLINE_REASON:
         return Evaluation(name, "timed_out", str(ended.get("message", "")))
     terminated = {} if newest is None else _terminated(newest)
+    if newest is not None and not terminated and not newest["metadata"].get("deletionTimestamp"):
+        # The pods were read a moment before the Jobs: what this one leaves behind is seen by the next pass.
+        return _on_its_way(name, newest)
     output = str(terminated.get("message", ""))
     return Evaluation(name, "ended", _words(job, ended, terminated, output), output)
 
