@@ -81,7 +81,7 @@ def _template(
         resources = quality.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         container["resources"] = resources
     volumes, mounts = _volumes(quality)
-    container["volumeMounts"] = _without_servers(container.get("volumeMounts") or [], "name") + mounts
+    container["volumeMounts"] = _without_servers(container.get("volumeMounts") or []) + mounts
     return {
         "metadata": {
             **replica["metadata"],
@@ -92,13 +92,13 @@ def _template(
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "containers": [container],
-            "volumes": _without_servers(spec.get("volumes") or [], "name") + volumes,
+            "volumes": _without_servers(spec.get("volumes") or []) + volumes,
         },
     }
 
 
-def _without_servers(entries: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    return [entry for entry in entries if entry[key] not in SERVER_VOLUMES]
+def _without_servers(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [entry for entry in entries if entry["name"] not in SERVER_VOLUMES]
 
 
 def evaluation_arguments(quality: Quality, serving: list[str]) -> list[str]:
