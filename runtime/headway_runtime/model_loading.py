@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from headway_runtime.config import EngineConfig
+from headway_runtime.fit.placement import one_rank
 from headway_runtime.layers.attention import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import kept_dtype
 from headway_runtime.layers.linear import PackedLinear
@@ -12,6 +13,7 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
 from headway_runtime.models.model import Model
+from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 from headway_runtime.quantization.choice import Quantization
 from headway_runtime.step_inputs import StepInputBuilder
 
@@ -25,15 +27,21 @@ def load_model(
     quantization: Quantization,
     dtype: torch.dtype,
     device: torch.device,
+    group: TensorGroup = ALONE,
 ) -> Model:
-    """ModelLoadError if the checkpoint does not fit its config."""
+    """This rank's share of it. ModelLoadError if the checkpoint does not fit its config."""
     weights: Weights
     if config.load_format == "dummy":
         weights = DummyWeights(config.seed, dtype, device, quantization)
     else:
         weights = CheckpointWeights(folder, dtype, device, quantization)
     num_positions = min(config.max_model_len, model_config.longest_context)
-    return Decoder(model_config, weights, num_positions, dtype, device)
+    return Decoder(model_config, weights, num_positions, dtype, device, group)
+
+
+def own_share(model_config: ModelConfig, num_ranks: int) -> ModelConfig:
+    """What each of so many ranks has of a model. ConfigError for a number that cannot share it."""
+    return one_rank(model_config, num_ranks)
 
 
 def make_cache(
@@ -44,7 +52,7 @@ def make_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVCache:
-    """num_blocks: without the null block."""
+    """model_config: of this rank's share. num_blocks: without the null block."""
     shape = KVShape(
         model_config.num_layers,
         num_blocks + 1,
