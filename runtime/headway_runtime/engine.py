@@ -72,6 +72,7 @@ class EngineCore:
         self.metrics = metrics
         self._clock = clock
         self._runner = Runner(config, open_ranks(config, started))
+        metrics.traffic = self._runner.traffic
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
             block_size=config.block_size,

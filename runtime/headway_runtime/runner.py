@@ -35,6 +35,7 @@ from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, 
 from headway_runtime.parallel.open_ranks import open_ranks
 from headway_runtime.parallel.ranks import Ranks, on_all_ranks
 from headway_runtime.parallel.step_batch import StepBatch, step_batch
+from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.quantization.choice import Quantization, choose_quantization
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
@@ -121,6 +122,11 @@ class Runner:
     @property
     def vocab_size(self) -> int:
         return self._model_config.vocab_size
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the ranks exchange, as this one counts it."""
+        return self._group.traffic
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:

@@ -5,7 +5,6 @@ is never the process' default group, so that several engines, and the user's own
 """
 
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -14,19 +13,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GatherOptions, PrefixStore, ProcessGroupGloo, Store
 
 from headway_runtime.parallel.share import WHOLE, Share
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What a rank has done with others so far.
-
-    num_bytes: of tensors that were added up or gathered, as they lie on one rank.
-    seconds: until these were done, waiting for others included; 0 on a GPU, which nobody waits for.
-    """
-
-    num_calls: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
+from headway_runtime.parallel.traffic import Traffic
 
 
 class Collectives(Protocol):
@@ -46,7 +33,7 @@ class TensorGroup:
         assert (processes is None) == (share.size == 1)
         self.share = share
         self._processes = processes
-        self.traffic = Traffic()
+        self.traffic = Traffic(share.size)
 
     @property
     def size(self) -> int:
@@ -94,7 +81,7 @@ class TensorGroup:
 
     def _count(self, x: Tensor, began_at: float) -> None:
         traffic = self.traffic
-        traffic.num_calls += 1
+        traffic.num_exchanges += 1
         traffic.num_bytes += x.nbytes
         if not x.is_cuda:
             traffic.seconds += time.monotonic() - began_at
