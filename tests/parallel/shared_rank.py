@@ -33,7 +33,7 @@ class SharedRunner(Runner):
     """All ranks load what the first one's `load` is told."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.ranks = OpenedOnce(ranks)  # type: ignore[assignment]
+        self.ranks = OpenedOnce(ranks)
 
     @on_all_ranks
     def load(self, config: EngineConfig) -> None:

@@ -100,7 +100,8 @@ def test_each_rank_holds_its_share_alone(pair: Any, checkpoint: Any, engine_conf
     config = engine_config(reference.folder)
     single = Runner(config)
     pair.load(engine_config(reference.folder, parallel=ParallelConfig(size=2)))
-    whole, own = single._model, pair._model
+    whole: Any = single._model
+    own: Any = pair._model
     for want, got in zip(whole.linears, own.linears, strict=True):
         assert want.num_inputs * want.num_outputs == 2 * got.num_inputs * got.num_outputs
     assert 2 * own._embedding.untyped_storage().nbytes() == whole._embedding.untyped_storage().nbytes()

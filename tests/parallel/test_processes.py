@@ -79,7 +79,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
     def start(*flags: str) -> Served:
         port_file = tmp_path / f"port{len(started)}"
-        command = [sys.executable, "-m", "headway.cli", "serve", MODEL, *FLAGS, "--port", "0"]
+        command = [sys.executable, "-m", "headway", "serve", MODEL, *FLAGS, "--port", "0"]
         process = subprocess.Popen(
             [*command, "--port-file", str(port_file), *flags], stderr=subprocess.PIPE, text=True
         )
@@ -236,7 +236,7 @@ def test_a_node_that_does_not_come_is_named(serve: Any, wait_until: Any) -> None
     ],
 )
 def test_wrong_flags_are_refused_before_anything_starts(flags: list[str], want: str) -> None:
-    command = [sys.executable, "-m", "headway.cli", "serve", MODEL, *flags]
+    command = [sys.executable, "-m", "headway", "serve", MODEL, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert want in done.stderr

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-RANK_COMMAND = (sys.executable, "-m", "headway_runtime.parallel.worker")
+RANK_COMMAND: tuple[str, ...] = (sys.executable, "-m", "headway_runtime.parallel.worker")
 
 
 @dataclass(frozen=True, slots=True)
