@@ -39,9 +39,11 @@ def load_beside(path: str, name: str) -> ModuleType:
 
 models = load_beside("../models/conftest.py", "parallel_models")
 quantization = load_beside("../quantization/conftest.py", "parallel_quantization")
+fit = load_beside("../fit/conftest.py", "parallel_fit")
 shared_rank = load_beside("shared_rank.py", "parallel_shared_rank")
 
 checkpoint = models.checkpoint
+held_bytes = fit.held_bytes
 random_prompts = models.random_prompts
 packers = quantization.packers
 write_checkpoint = quantization.write_checkpoint

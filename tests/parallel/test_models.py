@@ -6,6 +6,11 @@ import pytest
 import torch
 
 from headway_runtime.config import EngineConfig, ParallelConfig
+from headway_runtime.fit.placement import one_rank, this_processor
+from headway_runtime.fit.weight_bytes import total_bytes, weight_bytes
+from headway_runtime.memory import kv_bytes_per_token
+from headway_runtime.model_config import read_model_config
+from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.runner import Runner
 
 # Between float32 logits of one model added up in another order.
@@ -107,3 +112,24 @@ def test_each_rank_holds_its_share_alone(pair: Any, checkpoint: Any, engine_conf
     assert 2 * own._embedding.untyped_storage().nbytes() == whole._embedding.untyped_storage().nbytes()
     # Half the KV heads in the same memory: twice the blocks, and perhaps one more.
     assert pair.num_blocks + 1 - 2 * (single.num_blocks + 1) in (0, 1)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+@pytest.mark.parametrize("fields", [{}, {"num_key_value_heads": 1}], ids=["KV heads cut", "one KV head"])
+def test_a_plan_tells_what_a_rank_holds(
+    fields: dict[str, Any], quantization: str, pair: Any, checkpoint: Any, engine_config: Any, held_bytes: Any
+) -> None:
+    reference = checkpoint("llama", "bfloat16", hidden_size=256, intermediate_size=768, **fields)
+    config = engine_config(reference.folder, quantization=quantization, parallel=ParallelConfig(size=2))
+    pair.load(config)
+    share = one_rank(read_model_config(reference.folder), 2)
+    told = weight_bytes(
+        share,
+        choose_quantization(quantization, reference.folder),
+        this_processor("bfloat16", 1),
+        config.max_model_len,
+    )
+    assert held_bytes(pair._model) == pytest.approx(total_bytes(told), rel=0.05)
+    # And of its KV cache.
+    block = 16 * kv_bytes_per_token(share, "bfloat16")
+    assert pair._cache.data.nbytes == (pair.num_blocks + 1) * block

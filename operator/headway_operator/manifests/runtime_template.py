@@ -113,7 +113,7 @@ def _resources(spec: InferenceServiceSpec, site: Site) -> dict[str, Any]:
 
 
 def _shares_memory(spec: InferenceServiceSpec, site: Site) -> bool:
-    """Processes of a pod exchange tensors through shared memory, of which containers have 64 MiB by default."""
+    """Processes of a pod exchange tensors through shared memory; containers have 64 MiB of it by default."""
     return site.kind == "kubernetes" and spec.tensor_parallel_size > 1
 
 
