@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from headway_runtime.config import EngineConfig
+from headway_runtime.errors import ConfigError
 from headway_runtime.fit.placement import one_rank
 from headway_runtime.layers.attention import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import kept_dtype
@@ -13,6 +14,7 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
 from headway_runtime.models.model import Model
+from headway_runtime.parallel.ranks import Ranks
 from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 from headway_runtime.quantization.choice import Quantization
 from headway_runtime.step_inputs import StepInputBuilder
@@ -71,3 +73,25 @@ def make_inputs(
     """What turns batches into that model's tensors."""
     rounds = any(isinstance(linear, PackedLinear) for linear in model.linears)
     return StepInputBuilder(config, cache, dtype, device, rounds=rounds)
+
+
+def open_device(config: EngineConfig, ranks: Ranks) -> torch.device:
+    """Where this rank computes, with how many threads. ConfigError for a device that is not there."""
+    torch.set_num_threads(config.num_threads)
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device='cuda': PyTorch finds no CUDA device; use --device cpu")
+    if ranks.size > 1:
+        torch.cuda.set_device(ranks.local_rank)
+    # With an index, as tensors report it.
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_lengths(config: EngineConfig, model: ModelConfig) -> None:
+    """ConfigError for sequences longer than the model's."""
+    if config.max_model_len > model.longest_context:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len!r} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
+        )

@@ -30,8 +30,16 @@ from headway_runtime.memory import (
     kv_bytes_per_token,
     num_kv_blocks,
 )
-from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
-from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, make_inputs, own_share
+from headway_runtime.model_config import StoredDtype, read_model_config
+from headway_runtime.model_loading import (
+    TORCH_DTYPES,
+    check_lengths,
+    load_model,
+    make_cache,
+    make_inputs,
+    open_device,
+    own_share,
+)
 from headway_runtime.parallel.open_ranks import open_ranks
 from headway_runtime.parallel.ranks import Ranks, on_all_ranks
 from headway_runtime.parallel.step_batch import StepBatch, step_batch
@@ -66,8 +74,8 @@ class Runner:
     def _load(self, config: EngineConfig) -> None:
         folder, ranks = Path(config.model_path), self.ranks
         self._model_config = read_model_config(folder)
-        _check_lengths(config, self._model_config)
-        self._device = _open_device(config, ranks)
+        check_lengths(config, self._model_config)
+        self._device = open_device(config, ranks)
         self._block_size = config.block_size
         self._group = ranks.open(self._device)
         own_config = own_share(self._model_config, ranks.size)
@@ -292,24 +300,4 @@ class Runner:
             bytes_per_token=bytes_per_token,
             max_model_len=config.max_model_len,
             block_size=config.block_size,
-        )
-
-
-def _open_device(config: EngineConfig, ranks: Ranks) -> torch.device:
-    torch.set_num_threads(config.num_threads)
-    if config.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("device='cuda': PyTorch finds no CUDA device; use --device cpu")
-    if ranks.size > 1:
-        torch.cuda.set_device(ranks.local_rank)
-    # With an index, as tensors report it.
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _check_lengths(config: EngineConfig, model: ModelConfig) -> None:
-    if config.max_model_len > model.longest_context:
-        raise ConfigError(
-            f"max_model_len={config.max_model_len!r} is more than the model's "
-            f"{model.told_longest_context}; ask for at most that"
         )

@@ -6,9 +6,6 @@
 `RankWatch` minds whether they live. Owns no tensors and no model.
 """
 
-import contextlib
-import logging
-import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -22,14 +19,10 @@ from torch._C._distributed_c10d import TCPStore
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError, RankDiedError
 from headway_runtime.parallel import wire
-from headway_runtime.parallel.agreement import difference
 from headway_runtime.parallel.messages import (
-    PROTOCOL,
     Accepted,
     Agreed,
     Call,
-    Hello,
-    Refused,
     Report,
 )
 from headway_runtime.parallel.share import Share
@@ -37,9 +30,6 @@ from headway_runtime.parallel.started import StartedRanks
 from headway_runtime.parallel.tensor_group import ALONE, TensorGroup, open_group
 from headway_runtime.parallel.watch import MOST_SILENT_TICKS, TICK_SECONDS
 
-logger = logging.getLogger(__name__)
-
-HELLO_SECONDS = 5.0
 # After an error that a lost rank may have caused, until it is known to be lost.
 VERDICT_SECONDS = (MOST_SILENT_TICKS + 2) * TICK_SECONDS
 
@@ -55,12 +45,16 @@ class Leader:
         self._started = started
         self._watch = started.watch
         self._calls: dict[int, socket.socket] = {}
+        self._address = started.address
         self._group = ALONE
         self._is_calling = False
         self._is_out_of_step = False
         self._host = "127.0.0.1"
         try:
-            self._gather(started.listener, config)
+            started.gathering.wait()
+            if self._watch.failure is not None:
+                raise self._death()
+            self._calls, self._host = dict(started.gathering.calls), started.gathering.host
             self._accept_all(config)
         except BaseException:
             self.close()
@@ -119,79 +113,13 @@ class Leader:
 
     def close(self) -> None:
         self._started.close()
-        for connection in self._calls.values():
-            connection.close()
         self._calls.clear()
 
     # Parts of these.
 
-    def _gather(self, listener: socket.socket, config: EngineConfig) -> None:
-        """Until every rank has both its connections, and every other node its own."""
-        parallel = config.parallel
-        missing = {(role, rank) for rank in range(1, parallel.size) for role in ("calls", "watch")}
-        missing |= {("node", parallel.ranks_of(node)[0]) for node in range(1, parallel.num_nodes)}
-        deadline = time.monotonic() + parallel.timeout_seconds
-        listener.settimeout(0.1)
-        while missing:
-            if self._watch.has_failed.is_set():
-                raise self._death()
-            if time.monotonic() > deadline:
-                raise RankDiedError(self._told_missing({rank for _, rank in missing}))
-            with contextlib.suppress(TimeoutError):
-                connection, _ = listener.accept()
-                hello = self._welcome(connection, missing, config)
-                if hello is not None:
-                    missing.remove((hello.role, hello.rank))
-
-    def _welcome(
-        self, connection: socket.socket, missing: set[tuple[str, int]], config: EngineConfig
-    ) -> Hello | None:
-        connection.settimeout(HELLO_SECONDS)
-        try:
-            hello = wire.receive(connection, wire.MOST_HELLO_BYTES)
-            refusal = self._refusal(hello, missing, config)
-            if refusal is not None:
-                logger.warning("refused: %s", refusal)
-                wire.send(connection, Refused(refusal))
-                connection.close()
-                return None
-            assert isinstance(hello, Hello)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hello.node_rank > 0:
-                self._host = connection.getsockname()[0]
-            if hello.role == "calls":
-                self._calls[hello.rank] = connection
-            else:
-                wire.send(connection, Accepted())
-        except (OSError, EOFError, wire.BadMessageError) as error:
-            logger.warning("somebody connected who is no rank of this engine: %s", error)
-            connection.close()
-            return None
-        self._watch.add(hello, connection)
-        return hello
-
-    def _refusal(self, hello: object, missing: set[tuple[str, int]], config: EngineConfig) -> str | None:
-        if not isinstance(hello, Hello):
-            return "want a Hello first"
-        who = f"node {hello.node_rank}"
-        if hello.protocol != PROTOCOL:
-            return (
-                f"{who} speaks version {hello.protocol}, rank 0 {PROTOCOL}; run one version of Headway on all"
-            )
-        if hello.node_rank == 0 and not secrets.compare_digest(hello.token, self._started.token):
-            return "a rank of node 0 that its engine has not started; give other nodes a --node-rank above 0"
-        if hello.role == "node":
-            other = difference(hello.agreed, self._started.agreed)
-            if other is not None:
-                return f"{who}: {other}"
-        if (hello.role, hello.rank) not in missing:
-            return f"{who}: rank {hello.rank} is here already, or unknown; give each node its own --node-rank"
-        return None
-
     def _accept_all(self, config: EngineConfig) -> None:
         """Send everybody the configuration, and where tensors meet."""
-        host = self._started.listener.getsockname()[0]
-        meeting = socket.create_server((host, 0))
+        meeting = socket.create_server((self._address, 0))
         port = meeting.getsockname()[1]
         timeout = timedelta(seconds=min(60.0, self._parallel.timeout_seconds))
         self._store = TCPStore(
@@ -262,12 +190,3 @@ class Leader:
     def _death(self) -> HeadwayRuntimeError:
         message = self._watch.failure or "a rank is lost"
         return ConfigError(message) if self._watch.is_config_failure else RankDiedError(message)
-
-    def _told_missing(self, ranks: set[int]) -> str:
-        nodes = sorted({self._parallel.node_of(rank) for rank in ranks})
-        listed = ", ".join(map(str, sorted(ranks)))
-        seconds = self._parallel.timeout_seconds
-        return (
-            f"ranks {listed} on nodes {', '.join(map(str, nodes))} did not come within {seconds:g} s; see "
-            "their logs, check --master-addr and --master-port there, or raise --distributed-timeout-seconds"
-        )

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 from headway_runtime.config import ParallelConfig
 from headway_runtime.errors import ConfigError
+from headway_runtime.parallel.gathering import Gathering
 from headway_runtime.parallel.spawn import RankLaunch
 from headway_runtime.parallel.watch import OnFailure, RankWatch
 
 
 @dataclass(frozen=True, slots=True)
 class StartedRanks:
-    """listener: where ranks say hello. agreed: what other nodes must say alike."""
+    """address: of this node, on which it listens."""
 
-    listener: socket.socket
-    token: str
+    address: str
     watch: RankWatch
-    agreed: Mapping[str, object]
+    gathering: Gathering
 
     def close(self) -> None:
         """End them."""
         self.watch.close()
-        self.listener.close()
+        self.gathering.close()
 
 
 def start_ranks(
@@ -35,7 +35,10 @@ def start_ranks(
     on_failure: OnFailure | None = None,
     log_level: str = "info",
 ) -> StartedRanks:
-    """ConfigError for an address that cannot be listened on. on_failure: called on a thread, once."""
+    """ConfigError for an address that cannot be listened on.
+
+    agreed: what other nodes must say alike. on_failure: called on a thread, once.
+    """
     listener = _listen(parallel)
     host, port = listener.getsockname()[:2]
     token = secrets.token_hex(16)
@@ -54,7 +57,8 @@ def start_ranks(
         )
         for rank in parallel.ranks_of(0)[1:]
     ]
-    return StartedRanks(listener, token, RankWatch(parallel, launches, on_failure), agreed)
+    watch = RankWatch(parallel, launches, on_failure)
+    return StartedRanks(host, watch, Gathering(listener, parallel, token, agreed, watch))
 
 
 def _listen(parallel: ParallelConfig) -> socket.socket:
