@@ -102,6 +102,9 @@ class MeteredEngine:
     def set_limits(self, limits: Limits) -> None:
         self.limits = limits
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def reset_prefix_cache(self) -> None:
         """There is none."""
 

@@ -25,6 +25,8 @@ from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
 from headway_runtime.offload.opening import open_offload
 from headway_runtime.offload.tiers import Copies, KVOffload
+from headway_runtime.parallel.open_ranks import open_ranks
+from headway_runtime.parallel.started import StartedRanks
 from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from headway_runtime.runner import Runner
 from headway_runtime.scheduler import Progress, Scheduler
@@ -62,13 +64,19 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: EngineConfig, metrics: EngineMetrics, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        metrics: EngineMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        started: StartedRanks | None = None,
     ) -> None:
+        """started: the ranks that share the model; None starts them, if there are any."""
         config.envelope.check(config.limits)
         self.config = config
         self.metrics = metrics
         self._clock = clock
-        self._runner = Runner(config)
+        self._runner = Runner(config, open_ranks(config, started))
+        metrics.traffic = self._runner.traffic
         self._offload = self._open_offload()
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
@@ -194,6 +202,7 @@ class EngineCore:
         self._grammars.close()
         if self._offload is not None:
             self._offload.close()
+        self._runner.close()
 
     def step(self, now: float) -> StepOutputs:
         """Compute one step and return what it did; returns at once when nothing can run.

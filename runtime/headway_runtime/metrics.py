@@ -21,6 +21,7 @@ from headway_runtime.config import Targets
 from headway_runtime.draft_metrics import DraftCounters, DraftSnapshot
 from headway_runtime.histograms import Histogram, HistogramSnapshot, RateWindow, SizeHistogram, SizeSnapshot
 from headway_runtime.offload.counters import OffloadCounters, OffloadSnapshot
+from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.request import FinishReason
 
 HISTOGRAM_NAMES = (
@@ -67,6 +68,7 @@ class MetricsSnapshot:
     model_load_seconds: float
     drafts: DraftSnapshot
     offload: OffloadSnapshot
+    traffic: Traffic
 
 
 class EngineMetrics:
@@ -94,6 +96,8 @@ class EngineMetrics:
         self._model_load_seconds = 0.0
         self.drafts = DraftCounters()
         self.offload = OffloadCounters()
+        # Of the ranks that share the model; theirs to count.
+        self.traffic = Traffic()
 
     @property
     def targets(self) -> Targets:
@@ -264,4 +268,5 @@ class EngineMetrics:
             model_load_seconds=self._model_load_seconds,
             drafts=self.drafts.snapshot(),
             offload=self.offload.snapshot(),
+            traffic=self.traffic.snapshot(),
         )

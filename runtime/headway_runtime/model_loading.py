@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 
 from headway_runtime.config import EngineConfig
+from headway_runtime.errors import ConfigError
+from headway_runtime.fit.placement import one_rank
 from headway_runtime.layers.attention import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import kept_dtype
 from headway_runtime.layers.linear import PackedLinear
@@ -12,6 +14,8 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
 from headway_runtime.models.model import Model
+from headway_runtime.parallel.ranks import Ranks
+from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 from headway_runtime.quantization.choice import Quantization
 from headway_runtime.step_inputs import StepInputBuilder
 
@@ -25,15 +29,21 @@ def load_model(
     quantization: Quantization,
     dtype: torch.dtype,
     device: torch.device,
+    group: TensorGroup = ALONE,
 ) -> Model:
-    """ModelLoadError if the checkpoint does not fit its config."""
+    """This rank's share of it. ModelLoadError if the checkpoint does not fit its config."""
     weights: Weights
     if config.load_format == "dummy":
         weights = DummyWeights(config.seed, dtype, device, quantization)
     else:
         weights = CheckpointWeights(folder, dtype, device, quantization)
     num_positions = min(config.max_model_len, model_config.longest_context)
-    return Decoder(model_config, weights, num_positions, dtype, device)
+    return Decoder(model_config, weights, num_positions, dtype, device, group)
+
+
+def own_share(model_config: ModelConfig, num_ranks: int) -> ModelConfig:
+    """What each of so many ranks has of a model. ConfigError for a number that cannot share it."""
+    return one_rank(model_config, num_ranks)
 
 
 def make_cache(
@@ -44,7 +54,7 @@ def make_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVCache:
-    """num_blocks: without the null block."""
+    """model_config: of this rank's share. num_blocks: without the null block."""
     shape = KVShape(
         model_config.num_layers,
         num_blocks + 1,
@@ -63,3 +73,30 @@ def make_inputs(
     """What turns batches into that model's tensors."""
     rounds = any(isinstance(linear, PackedLinear) for linear in model.linears)
     return StepInputBuilder(config, cache, dtype, device, rounds=rounds)
+
+
+def open_device(config: EngineConfig, ranks: Ranks) -> torch.device:
+    """Where this rank computes, with how many threads. ConfigError for a device that is not there."""
+    torch.set_num_threads(config.num_threads)
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device='cuda': PyTorch finds no CUDA device; use --device cpu")
+    if ranks.size > 1:
+        if ranks.local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"tensor_parallel_size={ranks.size!r}: rank {ranks.rank} needs GPU {ranks.local_rank} of "
+                f"this node, where PyTorch finds {torch.cuda.device_count()}; give each rank of it a GPU"
+            )
+        torch.cuda.set_device(ranks.local_rank)
+    # With an index, as tensors report it.
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_lengths(config: EngineConfig, model: ModelConfig) -> None:
+    """ConfigError for sequences longer than the model's."""
+    if config.max_model_len > model.longest_context:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len!r} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
+        )

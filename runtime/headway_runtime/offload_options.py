@@ -34,8 +34,8 @@ def add_offload_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def offload_config(arguments: argparse.Namespace) -> OffloadConfig | None:
-    """ConfigError for flags that make no sense together."""
+def offload_config(arguments: argparse.Namespace, num_ranks: int) -> OffloadConfig | None:
+    """ConfigError for flags that make no sense together. num_ranks: that share the model."""
     size, path = arguments.kv_offloading_size, arguments.kv_offloading_disk_path
     disk_size = arguments.kv_offloading_disk_size
     if size is None:
@@ -59,4 +59,9 @@ def offload_config(arguments: argparse.Namespace) -> OffloadConfig | None:
         )
     if path is None:
         return OffloadConfig(int(size * GIB))
+    if num_ranks > 1:
+        raise ConfigError(
+            f"--kv-offloading-disk-path={path!r}: {num_ranks} ranks could lose different files of one block; "
+            "leave it out, host memory is shared out over them, or give --tensor-parallel-size 1"
+        )
     return OffloadConfig(int(size * GIB), str(Path(path).absolute()), int(disk_size * GIB))

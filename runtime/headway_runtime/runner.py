@@ -2,6 +2,9 @@
 
 Owns the model, the KV cache and the step's buffers, and the number of threads. Knows no queue and no
 request's state: which tokens to compute, and in which blocks they lie, comes with the Batch.
+
+Of several ranks each has a runner with its share of the model. The first one's is the engine's, and samples
+and guesses; methods marked `on_all_ranks` run on all of them.
 """
 
 import logging
@@ -27,61 +30,95 @@ from headway_runtime.memory import (
     kv_bytes_per_token,
     num_kv_blocks,
 )
-from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
-from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, make_inputs
+from headway_runtime.model_config import StoredDtype, read_model_config
+from headway_runtime.model_loading import (
+    TORCH_DTYPES,
+    check_lengths,
+    load_model,
+    make_cache,
+    make_inputs,
+    open_device,
+    own_share,
+)
 from headway_runtime.offload.host_blocks import HostBlocks
+from headway_runtime.parallel.open_ranks import open_ranks
+from headway_runtime.parallel.ranks import Ranks, on_all_ranks
+from headway_runtime.parallel.step_batch import StepBatch, step_batch
+from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.quantization.choice import Quantization, choose_quantization
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
 from headway_runtime.speculator import Speculator, load_draft
+from headway_runtime.step_inputs import StepInputs
 from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
 from headway_runtime.verification import sampled_rows, verified, with_drafts
 
 logger = logging.getLogger(__name__)
 
 
+def _compacted(runner: "Runner", batch: Batch) -> tuple[StepBatch]:
+    return (step_batch(batch, runner._block_size),)
+
+
 class Runner:
     """The model on its device. ConfigError or ModelLoadError while starting."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        folder = Path(config.model_path)
+    def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
+        """ranks: that share the model; None starts the others, if there are any."""
+        self.ranks = open_ranks(config) if ranks is None else ranks
+        try:
+            self._load(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, config: EngineConfig) -> None:
+        folder, ranks = Path(config.model_path), self.ranks
         self._model_config = read_model_config(folder)
-        _check_lengths(config, self._model_config)
-        self._device = _open_device(config)
+        check_lengths(config, self._model_config)
+        self._device = open_device(config, ranks)
+        self._block_size = config.block_size
+        self._group = ranks.open(self._device)
+        own_config = own_share(self._model_config, ranks.size)
         dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
         dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
-        self._host_memory_bytes = _host_memory_bytes(config)
+        self._host_memory_bytes = _host_memory_bytes(config, ranks)
         self._refuse_what_cannot_fit(config, quantization, dtype_name)
         with torch.inference_mode():
-            self._model = load_model(folder, self._model_config, config, quantization, dtype, self._device)
-            draft = load_draft(config, dtype, self._device)
+            self._model = load_model(
+                folder, self._model_config, config, quantization, dtype, self._device, self._group
+            )
+            is_first = ranks.rank == 0
+            draft = load_draft(config, dtype, self._device) if is_first else None
+            # The KV cache takes of what is free once all have loaded.
+            ranks.agree(0)
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
-            models = [self._model_config] if draft is None else [self._model_config, draft.model_config]
+            models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
             self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
-            self.num_blocks = self._choose_num_blocks(
-                config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
+            self.num_blocks = ranks.agree(
+                self._choose_num_blocks(config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models))
             )
-            self._cache = make_cache(
-                self._model, self._model_config, config, self.num_blocks, dtype, self._device
-            )
+            self._cache = make_cache(self._model, own_config, config, self.num_blocks, dtype, self._device)
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
             self.host_blocks: HostBlocks | None = None
             if config.offload is not None:
-                self.host_blocks = HostBlocks(self._cache.data, config.offload.host_memory_bytes)
+                self.host_blocks = HostBlocks(self._cache.data, self._host_memory_bytes)
             self._sampler = Sampler(self.vocab_size, self._device)
             self._speculator: Speculator | None = None
-            if config.speculative is not None:
+            if config.speculative is not None and is_first:
                 self._speculator = Speculator(
                     config.speculative, draft, config, self.num_blocks, self.vocab_size, dtype, self._device
                 )
         self._governor: ThreadGovernor | None = None
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
+        ranks.ready()
         logger.info(
-            "model %s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
+            "model %s%s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
             folder.name,
+            f" (rank {ranks.rank} of {ranks.size})" if ranks.size > 1 else "",
             self._device,
             dtype_name,
             quantization.name,
@@ -100,6 +137,11 @@ class Runner:
     def vocab_size(self) -> int:
         return self._model_config.vocab_size
 
+    @property
+    def traffic(self) -> Traffic:
+        """What the ranks exchange, as this one counts it."""
+        return self._group.traffic
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Compute all chunks, and a sample after each one that reaches its last known token."""
@@ -107,12 +149,10 @@ class Runner:
         speculator = self._speculator
         drafts = {} if speculator is None else speculator.propose(batch)
         batch = with_drafts(batch, drafts)
-        inputs = self._inputs.build(batch)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        inputs, logits = self._compute(batch)
         samples: list[Sample | None] = [None] * len(batch.chunks)
         checked: dict[int, Verified] = {}
-        if inputs.sampled:
-            logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
+        if logits is not None:
             if drafts:
                 checked = self._sample_after_drafts(batch, inputs.sampled, logits, samples)
             else:
@@ -123,7 +163,7 @@ class Runner:
             # Reading samples waits for the device; without any, wait here: a step's time is its own, and the
             # next one writes into the buffers that this one is copied from.
             torch.cuda.synchronize(self._device)
-        prompt_logprobs = self._prompt_logprobs(batch, inputs.order, hidden)
+        prompt_logprobs = self._prompt_logprobs(batch, inputs.order)
         if speculator is None:
             result = StepResult(tuple(samples), prompt_logprobs)
         else:
@@ -140,13 +180,50 @@ class Runner:
             self._governor.after_step(time.monotonic() - started_at)
         return result
 
+    @on_all_ranks(told=_compacted)
     @torch.inference_mode()
-    def all_logits(self, batch: Batch) -> torch.Tensor:
+    def _compute(self, batch: Batch | StepBatch) -> tuple[StepInputs, torch.Tensor | None]:
+        """Compute all chunks; logits where tokens are to be sampled, if they are anywhere."""
+        began_at = time.monotonic()
+        inputs = self._inputs.build(batch)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        self._hidden = hidden
+        logits: torch.Tensor | None = None
+        if inputs.sampled:
+            logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
+        if self.ranks.rank > 0:
+            self._end_step(began_at)
+        return inputs, logits
+
+    @on_all_ranks
+    @torch.inference_mode()
+    def _logits_of_rows(self, first: int, last: int) -> torch.Tensor:
+        """Logits after some rows of what was computed last."""
+        return self._model.logits(self._hidden[first:last])
+
+    @on_all_ranks(told=_compacted)
+    @torch.inference_mode()
+    def all_logits(self, batch: Batch | StepBatch) -> torch.Tensor:
         """Logits [tokens, vocab_size] after each token of a batch's only chunk; no token is sampled."""
+        began_at = time.monotonic()
         (chunk,) = batch.chunks
         inputs = self._inputs.build(batch)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
-        return self._model.logits(hidden[: chunk.num_tokens])
+        logits = self._model.logits(hidden[: chunk.num_tokens])
+        if self.ranks.rank > 0:
+            self._end_step(began_at)
+        return logits
+
+    def _end_step(self, began_at: float) -> None:
+        """On ranks that sample nothing and so never wait for the device: the next step reuses the buffers."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        if self._governor is not None:
+            self._governor.after_step(time.monotonic() - began_at)
+
+    def close(self) -> None:
+        """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""
+        self.ranks.close()
 
     def _sample_after_drafts(
         self, batch: Batch, sampled: list[int], logits: torch.Tensor, samples: list[Sample | None]
@@ -163,9 +240,7 @@ class Runner:
                 checked[index] = verified(drafts, after)
         return checked
 
-    def _prompt_logprobs(
-        self, batch: Batch, order: list[int], hidden: torch.Tensor
-    ) -> dict[int, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, batch: Batch, order: list[int]) -> dict[int, list[TokenLogprobs]]:
         """Of the prompt tokens that follow computed ones, where they are asked for and not yet delivered."""
         found: dict[int, list[TokenLogprobs]] = {}
         if all(chunk.sampling.num_prompt_logprobs is None for chunk in batch.chunks):
@@ -178,11 +253,11 @@ class Runner:
             num_top = chunk.sampling.num_prompt_logprobs
             if num_top is not None and chunk.num_generated == 0 and count > 0:
                 following = chunk.token_ids[chunk.start + 1 : chunk.start + 1 + count]
-                own = hidden[row : row + count]
-                found[index] = prompt_logprobs(own, self._model.logits, self.vocab_size, following, num_top)
+                found[index] = prompt_logprobs(row, self._logits_of_rows, self.vocab_size, following, num_top)
             row += chunk.num_tokens
         return found
 
+    @on_all_ranks
     @torch.inference_mode()
     def clear_blocks(self, blocks: "array[int]") -> None:
         """Zero blocks whose contents must not be met again, not even behind a mask."""
@@ -191,6 +266,7 @@ class Runner:
         if self._speculator is not None:
             self._speculator.clear_blocks(index)
 
+    @on_all_ranks
     @torch.inference_mode()
     def copy_blocks(self, stores: list[tuple[int, int]], loads: list[tuple[int, int]]) -> tuple[float, float]:
         """Copy blocks to slots of host memory, pairs of both, and then slots to blocks; seconds that took."""
@@ -200,7 +276,9 @@ class Runner:
         return self.host_blocks.copy(stores, loads)
 
     def is_usable(self) -> bool:
-        """Whether the device still computes after an error."""
+        """Whether the device still computes after an error, and other ranks do what this one does."""
+        if not self.ranks.is_usable:
+            return False
         try:
             return bool((torch.ones(2, device=self._device).sum() == 2).item())
         except RuntimeError:
@@ -220,7 +298,9 @@ class Runner:
         """ConfigError on a machine that does not tell."""
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0])
-        return max(0, free_memory_bytes() - self._host_memory_bytes)
+        # Ranks of one machine share its memory.
+        free_bytes = free_memory_bytes() // self.ranks.num_local
+        return max(0, free_bytes - self._host_memory_bytes)
 
     def _choose_num_blocks(self, config: EngineConfig, bytes_per_token: int) -> int:
         memory_bytes = config.kv_cache_memory_bytes
@@ -250,36 +330,22 @@ class Runner:
         )
 
 
-def _host_memory_bytes(config: EngineConfig) -> int:
-    """What is set aside for blocks that the KV cache has no room for. ConfigError for more than there is."""
+def _host_memory_bytes(config: EngineConfig, ranks: Ranks) -> int:
+    """This rank's part of what is set aside for blocks that the KV cache has no room for.
+
+    ConfigError for more than there is.
+    """
     if config.offload is None:
         return 0
-    wanted = config.offload.host_memory_bytes
+    wanted = config.offload.host_memory_bytes // ranks.size
     try:
-        free_bytes = free_memory_bytes()
+        free_bytes = free_memory_bytes() // ranks.num_local
     except ConfigError:
         return wanted  # a machine that does not tell
     if wanted > free_bytes:
+        whose = f" for each of {ranks.size} ranks" if ranks.size > 1 else ""
         raise ConfigError(
-            f"--kv-offloading-size={wanted / 2**30:g}: {wanted} bytes are more than the {free_bytes} of main "
-            "memory that are free; lower it"
+            f"--kv-offloading-size={config.offload.host_memory_bytes / 2**30:g}: {wanted} bytes{whose} "
+            f"are more than the {free_bytes} of main memory that are free{whose}; lower it"
         )
     return wanted
-
-
-def _open_device(config: EngineConfig) -> torch.device:
-    torch.set_num_threads(config.num_threads)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda': PyTorch finds no CUDA device; use --device cpu")
-    # With an index, as tensors report it.
-    return (
-        torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
-    )
-
-
-def _check_lengths(config: EngineConfig, model: ModelConfig) -> None:
-    if config.max_model_len > model.longest_context:
-        raise ConfigError(
-            f"max_model_len={config.max_model_len!r} is more than the model's "
-            f"{model.told_longest_context}; ask for at most that"
-        )

@@ -54,6 +54,15 @@ def test_a_relative_folder_is_the_same_for_the_engine_process(
             {"kv_offloading_size": 1, "enable_prefix_caching": False},
             "--kv-offloading-size=1.0: without the prefix cache .* --no-enable-prefix-caching",
         ),
+        (
+            {
+                "kv_offloading_size": 1,
+                "kv_offloading_disk_path": "/x",
+                "kv_offloading_disk_size": 2.0,
+                "tensor_parallel_size": 2,
+            },
+            "disk-path='/x': 2 ranks could lose .* --tensor-parallel-size 1",
+        ),
         ({"kv_offloading_size": 0}, "kv_offloading_size=0: '0' is out of range; give a number above 0"),
         ({"kv_offloading_size": "8Gi"}, "kv_offloading_size='8Gi': '8Gi' is not a number"),
     ],

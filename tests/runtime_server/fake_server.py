@@ -102,6 +102,9 @@ class FakeEngine:
         self.config.envelope.check(limits)
         self.limits = limits
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def reset_prefix_cache(self) -> None:
         self._seen.clear()
 

@@ -12,6 +12,7 @@ from headway_runtime.draft_metrics import DraftSnapshot
 from headway_runtime.histograms import NUM_EDGES, HistogramSnapshot
 from headway_runtime.metrics import HISTOGRAM_NAMES, MetricsSnapshot
 from headway_runtime.offload.counters import OffloadSnapshot
+from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.server.messages import EngineState
 from headway_runtime.server.sample import COUNTERS, MAX_SAMPLE_BYTES, SampleWriter
 
@@ -33,6 +34,7 @@ def state(count: int, *, epoch: int = 1, counts: tuple[int, ...] | None = None) 
         model_load_seconds=0.0,
         drafts=DraftSnapshot(),
         offload=OffloadSnapshot(),
+        traffic=Traffic(),
     )
     return EngineState(
         instance="a" * 32,

@@ -73,8 +73,13 @@ def resolve_options(arguments: argparse.Namespace, environment: Mapping[str, str
         lifeline_fd=arguments.lifeline_fd,
     )
     model = read_model_config(model_path)
+    engine = engine_options(arguments, model_path, model)
+    if arguments.headless and engine.parallel.node_rank == 0:
+        raise ConfigError(
+            "--headless is for nodes that compute for node 0; give this one a --node-rank above 0"
+        )
     return ServeOptions(
-        engine=engine_options(arguments, model_path, model),
+        engine=engine,
         http=http_options(arguments),
         tls=tls_options(arguments),
         cors=cors_options(arguments),
@@ -103,6 +108,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_arguments(parser)
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=integer(0, 65535), default=8000, help="0 picks a free one (default %(default)s)")
+    add(
+        "--headless",
+        action="store_true",
+        help="answer no requests, only compute for node 0: what a --node-rank above 0 means anyway",
+    )
     add("--port-file", metavar="PATH", help="write the port number there once it is bound")
     add("--served-model-name", action="extend", nargs="+", metavar="NAME", help="may be repeated")
     add("--api-key", action="extend", nargs="+", metavar="KEY", help=f"likewise; or ${API_KEY_VARIABLE}")
