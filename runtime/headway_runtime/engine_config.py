@@ -37,6 +37,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         enable_prefix_caching=options.enable_prefix_caching,
         structured_output_timeout_seconds=options.structured_output_timeout_seconds,
         speculative=options.speculative,
+        lora=options.lora,
         seed=options.seed,
     )
 

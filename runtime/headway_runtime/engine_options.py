@@ -13,8 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import get_args
 
+from headway_runtime.adapters.options import add_lora_arguments, lora_config
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
-from headway_runtime.config import Envelope, KVCacheDtype, Limits, SpeculativeConfig, Targets
+from headway_runtime.config import Envelope, KVCacheDtype, Limits, LoraConfig, SpeculativeConfig, Targets
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
@@ -56,6 +57,7 @@ class EngineOptions:
     structured_output_timeout_seconds: float
     defaults: GenerationDefaults
     speculative: SpeculativeConfig | None
+    lora: LoraConfig | None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,6 +144,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=integer(0, MOST_SPECULATIVE_TOKENS),
         help="live limit at start (default: what --speculative-config says)",
     )
+    add_lora_arguments(parser)
     add("--seed", type=integer(0), default=0, help="of dummy weights")
     add(
         "--num-threads",
@@ -199,6 +202,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,
         defaults=generation_defaults(model_path, arguments.generation_config),
         speculative=None if speculative is None else speculative.config,
+        lora=lora_config(arguments, getattr(arguments, "lifeline_fd", None)),
     )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from headway_runtime.adapters.adapted_linear import AdapterBank, base_of
 from headway_runtime.config import EngineConfig
 from headway_runtime.layers.attention import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import kept_dtype
@@ -25,13 +26,14 @@ def load_model(
     quantization: Quantization,
     dtype: torch.dtype,
     device: torch.device,
+    adapters: AdapterBank | None = None,
 ) -> Model:
-    """ModelLoadError if the checkpoint does not fit its config."""
+    """ModelLoadError if the checkpoint does not fit its config. adapters: of products they change."""
     weights: Weights
     if config.load_format == "dummy":
-        weights = DummyWeights(config.seed, dtype, device, quantization)
+        weights = DummyWeights(config.seed, dtype, device, quantization, adapters)
     else:
-        weights = CheckpointWeights(folder, dtype, device, quantization)
+        weights = CheckpointWeights(folder, dtype, device, quantization, adapters)
     num_positions = min(config.max_model_len, model_config.longest_context)
     return Decoder(model_config, weights, num_positions, dtype, device)
 
@@ -61,5 +63,5 @@ def make_inputs(
     model: Model, config: EngineConfig, cache: KVCache, dtype: torch.dtype, device: torch.device
 ) -> StepInputBuilder:
     """What turns batches into that model's tensors."""
-    rounds = any(isinstance(linear, PackedLinear) for linear in model.linears)
+    rounds = any(isinstance(base_of(linear), PackedLinear) for linear in model.linears)
     return StepInputBuilder(config, cache, dtype, device, rounds=rounds)

@@ -12,8 +12,12 @@ from pathlib import Path
 import torch
 
 from headway_runtime import cleared_memory
+from headway_runtime.adapters.adapted_linear import AdapterBank
+from headway_runtime.adapters.adapter import AdapterFacts
+from headway_runtime.adapters.adapter_rows import rows_of
+from headway_runtime.adapters.loading import AdapterLoading
 from headway_runtime.batch import Batch, Sample, StepResult, Verified
-from headway_runtime.config import EngineConfig
+from headway_runtime.config import EngineConfig, LoraConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
 from headway_runtime.logprobs import prompt_logprobs
@@ -33,6 +37,7 @@ from headway_runtime.quantization.choice import Quantization, choose_quantizatio
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
 from headway_runtime.speculator import Speculator, load_draft
+from headway_runtime.step_inputs import StepInputs
 from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
 from headway_runtime.verification import sampled_rows, verified, with_drafts
 
@@ -51,8 +56,11 @@ class Runner:
         dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
         self._refuse_what_cannot_fit(config, quantization, dtype_name)
+        self._adapters, self._bank = self._adapters_of(config, dtype)
         with torch.inference_mode():
-            self._model = load_model(folder, self._model_config, config, quantization, dtype, self._device)
+            self._model = load_model(
+                folder, self._model_config, config, quantization, dtype, self._device, self._bank
+            )
             draft = load_draft(config, dtype, self._device)
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [self._model_config] if draft is None else [self._model_config, draft.model_config]
@@ -102,7 +110,7 @@ class Runner:
         drafts = {} if speculator is None else speculator.propose(batch)
         batch = with_drafts(batch, drafts)
         inputs = self._inputs.build(batch)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        hidden = self._forward(batch, inputs)
         samples: list[Sample | None] = [None] * len(batch.chunks)
         checked: dict[int, Verified] = {}
         if inputs.sampled:
@@ -139,8 +147,46 @@ class Runner:
         """Logits [tokens, vocab_size] after each token of a batch's only chunk; no token is sampled."""
         (chunk,) = batch.chunks
         inputs = self._inputs.build(batch)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        hidden = self._forward(batch, inputs)
         return self._model.logits(hidden[: chunk.num_tokens])
+
+    def begin_adapter(self, slot: int, folder: str) -> None:
+        """Begin to read an adapter's files, beside the steps."""
+        self._loading.begin(slot, folder)
+
+    def is_adapter_read(self, slot: int) -> bool:
+        """Whether it is read, or has failed."""
+        return self._loading.is_read(slot)
+
+    def finish_adapter(self, slot: int) -> AdapterFacts:
+        """Use the adapter in the next step's chunks of that slot. ModelLoadError if it does not fit."""
+        return self._loading.finish(slot)
+
+    def drop_adapter(self, slot: int) -> None:
+        """Forget an adapter that no chunk names any more."""
+        self._loading.drop(slot)
+
+    @property
+    def _loading(self) -> AdapterLoading:
+        assert self._adapters is not None, "an engine without adapters is never asked for one"
+        return self._adapters
+
+    def _forward(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
+        if self._bank is not None:
+            chunks = [batch.chunks[index] for index in inputs.order]
+            self._bank.rows = rows_of(
+                [(one.adapter, one.num_tokens) for one in chunks], len(inputs.token_ids), self._device
+            )
+        return self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+
+    def _adapters_of(
+        self, config: EngineConfig, dtype: torch.dtype
+    ) -> tuple[AdapterLoading | None, AdapterBank | None]:
+        if config.lora is None:
+            return None, None
+        bank = AdapterBank(config.lora.num_slots, dtype, self._device)
+        prefixes = self._model_config.tensor_prefixes
+        return AdapterLoading(bank, prefixes, config.lora.max_lora_rank), bank
 
     def _sample_after_drafts(
         self, batch: Batch, sampled: list[int], logits: torch.Tensor, samples: list[Sample | None]
@@ -208,6 +254,11 @@ class Runner:
             return int(torch.cuda.mem_get_info(self._device)[0])
         return free_memory_bytes()
 
+    def _adapters_bytes(self, lora: LoraConfig | None) -> int:
+        if lora is None or self._bank is None:
+            return 0
+        return lora.max_cpu_loras * self._bank.num_bytes(lora.max_lora_rank)
+
     def _choose_num_blocks(self, config: EngineConfig, bytes_per_token: int) -> int:
         memory_bytes = config.kv_cache_memory_bytes
         is_cuda = self._device.type == "cuda"
@@ -218,6 +269,9 @@ class Runner:
             if memory_bytes is None:
                 raise
             free_bytes = memory_bytes
+        else:
+            # Adapters come when the cache has taken its share.
+            free_bytes = max(0, free_bytes - self._adapters_bytes(config.lora))
         if memory_bytes is None:
             memory_bytes = default_kv_cache_memory_bytes(
                 bytes_per_token=bytes_per_token,
