@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,runtime,gateway,tracing,bench,dev
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-front bench-client format crds clean
+.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-levers bench-front bench-client format crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ soak: install ## ten minutes of random traffic against one server, then fuzzing 
 
 bench-cpu: install ## Headway beside vLLM CPU, llama.cpp and transformers (25 minutes; the first time longer, and gigabytes)
 	$(BIN)/python -m benchmarks.cpu.run $(BENCH_CPU)
+
+bench-levers: install ## one lever after the other on questions about documents: latency, users within an SLO
+	$(BIN)/python -m benchmarks.levers.run --json benchmarks/levers/results.json --page docs/levers.md $(BENCH_LEVERS)
 
 bench-front: install ## what one HTTP process carries, with an engine that costs nothing
 	$(BIN)/python -m benchmarks.front.run $(BENCH_FRONT)

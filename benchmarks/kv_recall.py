@@ -2,12 +2,13 @@
 
     python -m benchmarks.kv_recall [--count 100] [--context 250 1000 2000 3500] [--dtype bfloat16 fp8 int8]
 
-    python -m benchmarks.kv_recall [--count 100] [--context 250 1000 2000 3500] [--dtype bfloat16 fp8]
 Printed are, by type: how many answers are right, and how many are token by token those of the first type.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from bundled_model.corpus import RECALL_KINDS, is_right, sample_tasks
 from headway_runtime import Engine, SamplingParams
@@ -17,28 +18,39 @@ SEED = 7
 MAX_TOKENS = 40
 
 
-def run(kinds: list[str], dtypes: list[KVCacheDtype], contexts: list[int], count: int) -> None:
-    print("task | tokens of the document | " + " | ".join(f"{name}: right, same answers" for name in dtypes))
+def recall(
+    kind: str, dtypes: Sequence[KVCacheDtype], contexts: Sequence[int], count: int
+) -> list[dict[str, Any]]:
+    """One row per context: of each type the share that is right, and that answers as the first type does."""
     engines = {
         name: Engine("bundled://headway-tiny", kv_cache_dtype=name, kv_cache_memory_bytes="128Mi")
         for name in dtypes
     }
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    for kind in kinds:
-        for context in contexts:
-            tasks = sample_tasks(kind, SEED, count, context)
-            chats = [task.prompt_messages for task in tasks]
-            first: list[str] = []
-            cells = []
-            for engine in engines.values():
-                answers = [output.text for output in engine.chat(chats, params, use_tqdm=False)]
-                first = first or answers
-                num_right = sum(is_right(task, text) for task, text in zip(tasks, answers, strict=True))
-                num_same = sum(one == other for one, other in zip(answers, first, strict=True))
-                cells.append(f"{num_right / count:.1%}, {num_same / count:.1%}")
-            print(" | ".join((kind, str(context), *cells)), flush=True)
+    rows: list[dict[str, Any]] = []
+    for context in contexts:
+        tasks = sample_tasks(kind, SEED, count, context)
+        chats = [task.prompt_messages for task in tasks]
+        row: dict[str, Any] = {"task": kind, "context": context, "count": count}
+        first: list[str] = []
+        for name, engine in engines.items():
+            answers = [output.text for output in engine.chat(chats, params, use_tqdm=False)]
+            first = first or answers
+            num_right = sum(is_right(task, text) for task, text in zip(tasks, answers, strict=True))
+            num_same = sum(one == other for one, other in zip(answers, first, strict=True))
+            row[name] = {"right": num_right / count, "same": num_same / count}
+        rows.append(row)
     for engine in engines.values():
         engine.close()
+    return rows
+
+
+def run(kinds: list[str], dtypes: list[KVCacheDtype], contexts: list[int], count: int) -> None:
+    print("task | tokens of the document | " + " | ".join(f"{name}: right, same answers" for name in dtypes))
+    for kind in kinds:
+        for row in recall(kind, dtypes, contexts, count):
+            cells = [f"{row[name]['right']:.1%}, {row[name]['same']:.1%}" for name in dtypes]
+            print(" | ".join((kind, str(row["context"]), *cells)), flush=True)
 
 
 def main() -> int:

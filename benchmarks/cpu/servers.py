@@ -62,10 +62,25 @@ COMMANDS = {"headway": headway_command, "vllm": vllm_command}
 
 @contextmanager
 def running(name: str, folder: Path, log_file: Path) -> Iterator[RunningServer]:
-    """A server that answers /health, in a process group of its own. InstallError, ServerError."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    """A peer that answers /health, in a process group of its own. InstallError, ServerError."""
+    port = free_port()
     command, environment = COMMANDS[name](folder, port)
+    with running_command(command, environment, port, log_file) as server:
+        yield server
+
+
+def free_port() -> int:
+    """One that nobody listens on at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextmanager
+def running_command(
+    command: list[str], environment: dict[str, str], port: int, log_file: Path
+) -> Iterator[RunningServer]:
+    """A server that will listen on `port`, once it can serve. ServerError."""
     with log_file.open("ab") as log:
         started_at = time.perf_counter()
         process = subprocess.Popen(

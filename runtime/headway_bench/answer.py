@@ -1,4 +1,4 @@
-"""Reads one streamed answer: which tokens came when. Knows the events of OpenAI's two endpoints, not HTTP.
+"""Reads one answer: which tokens came when. Knows the bodies of OpenAI's two endpoints, not HTTP.
 
 A piece that carries no content (the role, the finish reason, the usage) is no token: the first token's time
 is that of the first event with text, token ids, reasoning or a tool call. How many tokens an event brought is
@@ -72,6 +72,9 @@ class Answer:
                 self._data.clear()
                 self._take_event(payload, at_seconds)
 
+    def end(self, at_seconds: float) -> None:
+        """The body has ended."""
+
     def _take_event(self, payload: bytes, at_seconds: float) -> None:
         if payload == b"[DONE]":
             self.is_done = True
@@ -95,6 +98,8 @@ class Answer:
         if choice.get("finish_reason"):
             self.finish_reason = str(choice["finish_reason"])
         delta, token_ids = choice.get("delta"), choice.get("token_ids")
+        if delta is None:
+            delta = choice.get("message")
         content = (choice.get("text") if delta is None else delta.get("content")) or ""
         text = content
         if delta is not None:
@@ -119,6 +124,24 @@ class Answer:
         details = usage.get("prompt_tokens_details") or {}
         if details.get("cached_tokens") is not None:
             self.cached_tokens = int(details["cached_tokens"])
+
+
+class UnstreamedAnswer(Answer):
+    """An answer that comes in one piece: all its tokens at the end of its body."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes, at_seconds: float) -> None:
+        """Keep it: a body has no meaning before its end."""
+        del at_seconds
+        self._data.append(data)
+
+    def end(self, at_seconds: float) -> None:
+        """Read it."""
+        if self._data:
+            self._take_event(b"".join(self._data), at_seconds)
+            self.is_done = True
+            self._data.clear()
 
 
 class WholeBody:

@@ -26,6 +26,7 @@ class ServerConfig:
     extra_body: Mapping[str, Any]
     temperature: float | None
     ignore_eos: bool
+    stream: bool
     max_tokens_field: str
     timeout_seconds: float
 

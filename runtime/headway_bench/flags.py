@@ -41,6 +41,12 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="send ignore_eos, which vLLM and Headway know, so that answers are as long as asked",
     )
     group.add_argument(
+        "--no-stream",
+        dest="stream",
+        action="store_false",
+        help="ask for whole answers: the first token is then seen with the last one",
+    )
+    group.add_argument(
         "--max-tokens-field", choices=["max_tokens", "max_completion_tokens"], default="max_tokens"
     )
     group.add_argument(

@@ -75,6 +75,7 @@ def _server(options: argparse.Namespace) -> ServerConfig:
         extra_body=_extra_body(options.extra_body),
         temperature=None if options.temperature < 0 else options.temperature,
         ignore_eos=options.ignore_eos,
+        stream=options.stream,
         max_tokens_field=options.max_tokens_field,
         timeout_seconds=options.request_timeout_seconds,
     )

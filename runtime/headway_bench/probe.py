@@ -67,9 +67,11 @@ async def find_server(client: Client, server: ServerConfig) -> ServerFacts:
 
 async def try_requests(client: Client, server: ServerConfig, model: str, prompt: Prompt) -> FirstAnswer:
     """Ask `prompt` for one token; keeps the richest stream options that the server takes."""
-    given = server.extra_body.get("stream_options")
+    tried = _STREAM_OPTIONS if server.stream else (None,)
+    if "stream_options" in server.extra_body:
+        tried = (server.extra_body["stream_options"],)
     refusal = ""
-    for options in (given,) if "stream_options" in server.extra_body else _STREAM_OPTIONS:
+    for options in tried:
         target = _target(server, model, options)
         record = Record(0, 0, True, 0.0, None, 1)
         turn = Turn(prompt, None, 1)
@@ -118,7 +120,7 @@ def counting_by_server(client: Client, model: str) -> CountTokens:
 
 
 def _target(server: ServerConfig, model: str, stream_options: Mapping[str, bool] | None) -> Target:
-    fields: dict[str, Any] = {"model": model, "stream": True}
+    fields: dict[str, Any] = {"model": model, "stream": server.stream}
     if server.temperature is not None:
         fields["temperature"] = server.temperature
     if server.ignore_eos:

@@ -74,6 +74,7 @@ def _workload(config: BenchConfig) -> dict[str, Any]:
         "trace": None if prompts.trace is None else prompts.trace.name,
         "replay": _finite(asdict(prompts.replay)) if prompts.trace is not None else None,
         "ignore_eos": config.server.ignore_eos,
+        "stream": config.server.stream,
         "temperature": config.server.temperature,
         "extra_body": dict(config.server.extra_body),
         "request_timeout_seconds": config.server.timeout_seconds,

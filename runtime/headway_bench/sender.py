@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headway_bench.answer import Answer
+from headway_bench.answer import Answer, MalformedAnswerError, UnstreamedAnswer
 from headway_bench.http_client import Client, ConnectError, DisconnectedError, ProtocolError, Response
 from headway_bench.prompts import Prompt
 from headway_bench.record import INTERRUPTED, Record
@@ -75,11 +75,14 @@ class Sender:
 
     async def send(self, body: bytes, record: Record, *, keep_texts: bool) -> Answer:
         """Send it now and fill in `record`. A cancellation is noted there and goes on."""
-        answer, response = Answer(keep_texts=keep_texts), Response()
+        is_streamed = self.target.fields.get("stream", False)
+        answer = (Answer if is_streamed else UnstreamedAnswer)(keep_texts=keep_texts)
+        response = Response()
         record.sent_at = time.perf_counter()
         try:
             async with asyncio.timeout(self.target.timeout_seconds):
                 await self.client.post(PATHS[self.target.endpoint], body, answer, response)
+            answer.end(response.ended_at_seconds)
             _judge(record, answer, response)
         except asyncio.CancelledError:
             record.failure = INTERRUPTED
@@ -91,7 +94,7 @@ class Sender:
             record.failure, record.failure_detail = "connect", str(error)
         except DisconnectedError as error:
             record.failure, record.failure_detail = "disconnected", str(error)
-        except ProtocolError as error:
+        except (ProtocolError, MalformedAnswerError) as error:
             record.failure, record.failure_detail = "protocol", str(error)
         finally:
             record.ended_at = response.ended_at_seconds or time.perf_counter()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headway_bench.answer import Answer, MalformedAnswerError
+from headway_bench.answer import Answer, MalformedAnswerError, UnstreamedAnswer
 
 
 def event(**fields: Any) -> bytes:
@@ -113,3 +113,26 @@ def test_cached_tokens_are_read() -> None:
 def test_what_is_no_event_of_the_endpoint_is_refused(payload: bytes) -> None:
     with pytest.raises(MalformedAnswerError):
         read(b"data: " + payload + b"\n\n")
+
+
+def test_an_answer_in_one_piece_comes_when_its_body_ends() -> None:
+    body = json.dumps(
+        {
+            "choices": [{"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": 3},
+        }
+    ).encode()
+    answer = UnstreamedAnswer(keep_texts=True)
+    answer.feed(body[:20], 1.0)
+    answer.feed(body[20:], 2.0)
+    assert not answer.token_times
+    answer.end(2.5)
+    assert (list(answer.token_times), list(answer.token_counts)) == ([2.5], [3])
+    assert (answer.contents, answer.finish_reason, answer.prompt_tokens) == (["Hello"], "stop", 9)
+
+
+def test_a_whole_answer_that_is_none_is_told() -> None:
+    answer = UnstreamedAnswer(keep_texts=False)
+    answer.feed(b"<html>", 1.0)
+    with pytest.raises(MalformedAnswerError, match="<html>"):
+        answer.end(1.0)

@@ -68,6 +68,23 @@ def test_lengths_are_exact_and_every_request_is_answered(
     assert done.summary["latency_milliseconds"]["ttft"]["count"] == 12
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_whole_answers_are_first_seen_at_their_end(
+    run_bench: "RunBench", real_url: str, endpoint: str
+) -> None:
+    flags = ("--no-stream", "--num-requests", "6", "--input-length=32", "--output-length=12", "--ignore-eos")
+    done = run_bench(*flags, "--endpoint", endpoint, "--turns", "2", "--fail-on-error", url=real_url)
+    assert done.status == 0
+    assert done.report["workload"]["stream"] is False
+    assert {request["output_tokens"] for request in done.requests} == {12}
+    assert all(request["cached_tokens"] is not None for request in done.requests)
+    latency = done.summary["latency_milliseconds"]
+    assert latency["ttft"]["count"] == latency["e2e"]["count"] == 6
+    assert latency["tpot"] is None
+    for request in done.requests:
+        assert request["event_times"] == [request["ended"]]
+
+
 def test_token_ids_and_an_open_loop(run_bench: "RunBench", real_url: str) -> None:
     flags = ("--endpoint", "completions", "--prompt-lengths", "ids", "--request-rate", "40")
     done = run_bench(

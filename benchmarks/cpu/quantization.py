@@ -1,6 +1,6 @@
 """What quantized weights change: the same steps of the engine's runner with each, in turns, in one process.
 
-    python -m benchmarks.cpu.levers [--batch 1 4 16] [--context 160] [--prompt 512] [--rounds 30] [--quick]
+    python -m benchmarks.cpu.quantization [--batch 1 4 16] [--context 160] [--prompt 512] [--rounds 30]
 
 On the random model of `benchmarks.cpu.run`, quantized at load, with the environment that the server gives its
 engine process. A step of decoding sequences, then one of a prompt; no server. Rounds visit every quantization
@@ -166,7 +166,9 @@ def main() -> int:
     wanted = engine_environment(os.environ, len(os.sched_getaffinity(0)))
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Read when libraries load, so it has to be there from the start.
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.cpu.levers", *sys.argv[1:]], wanted)
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.cpu.quantization", *sys.argv[1:]], wanted
+        )
     return run(arguments)
 
 

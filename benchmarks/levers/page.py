@@ -1,0 +1,152 @@
+"""Makes the results' part of the page and its plot from what was found; measures nothing."""
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.levers.rows import Sizes
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+def render_page(found: dict[str, Any], sizes: Sizes, page: Path | None) -> None:
+    """Print the tables; with a page, put them between its two marks and draw the plot beside it."""
+    text = "\n\n".join(
+        [
+            _conditions(found, sizes),
+            _ladder(found, sizes),
+            _chunks(found),
+            _speculation(found),
+            _recall(found),
+        ]
+    ).strip()
+    print(text)
+    if page is None:
+        return
+    plot = page.with_suffix(".svg")
+    old = page.read_text(encoding="utf-8")
+    before, _, rest = old.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"--page {str(page)!r}: the marks {BEGIN} and {END} are not there")
+    picture = f"![Latency and users by row]({plot.name})"
+    page.write_text(f"{before}{BEGIN}\n{text}\n\n{picture}\n{END}{after}", encoding="utf-8")
+    _draw(found, sizes, plot)
+
+
+def _table(header: list[str], lines: list[list[str]]) -> str:
+    aligned = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, aligned, *lines))
+
+
+def _conditions(found: dict[str, Any], sizes: Sizes) -> str:
+    where = found["conditions"]
+    return (
+        f"`make bench-levers` at commit {where['commit']}: {where['model']}, {where['processor']}, "
+        f"{where['cpus']} CPUs, load average {where['load_average']:.1f} at the end, "
+        f"{where['seconds'] / 60:.0f} minutes. "
+        f"Documents of {sizes.prefix_tokens:,} tokens, answers of {sizes.answer_tokens} (uncapped "
+        f"{sizes.uncapped_tokens[0]} to {sizes.uncapped_tokens[1]}), "
+        f"{sizes.kv_cache_memory} of KV cache; latencies at {sizes.target_users} users. Within the SLO: P95 "
+        f"of TTFT at most {sizes.ttft_milliseconds:,.0f} ms, of ITL {sizes.itl_milliseconds:,.0f} ms."
+    )
+
+
+def _at_target(row: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
+    point: dict[str, Any] = next(one for one in row["points"] if one["users"] == sizes.target_users)
+    return point
+
+
+def _pair(latency: dict[str, float] | None) -> str:
+    return "-" if latency is None else f"{latency['p50']:,.0f} / {latency['p95']:,.0f}"
+
+
+def _ladder(found: dict[str, Any], sizes: Sizes) -> str:
+    header = ["each row adds", "TTFT P50 / P95, ms", "ITL P50 / P95, ms", "end to end P50 / P95, ms"]
+    header += ["output tokens/s", "prompt from cache", "right", "users within the SLO"]
+    lines = []
+    for row in found["rows"]:
+        point = _at_target(row, sizes)
+        cells = [row["name"], _pair(point["ttft"]), _pair(point["itl"]), _pair(point["e2e"])]
+        cells += [f"{point['output_tokens_per_second']:.0f}", f"{point['cached_share']:.0%}"]
+        most, within = sizes.users[-1], row["users_within_slo"]
+        users = f"{most} or more" if within == most else str(within)
+        lines.append([*cells, f"{point['right_share']:.0%}", users])
+    return _table(header, lines)
+
+
+def _chunks(found: dict[str, Any]) -> str:
+    header = ["tokens a step", "TTFT P50 / P95, ms", "ITL P50 / P95, ms", "output tokens/s"]
+    lines = [
+        [
+            str(one["tokens"]),
+            _pair(one["ttft"]),
+            _pair(one["itl"]),
+            f"{one['output_tokens_per_second']:.0f}",
+        ]
+        for one in found["chunks"]
+    ]
+    return "Chunk sizes, with all levers up to quantized weights:\n\n" + _table(header, lines)
+
+
+def _speculation(found: dict[str, Any]) -> str:
+    header = ["users", "output tokens/s without", "with", "ratio", "ITL P50 without, ms", "with"]
+    lines = []
+    for one in found["speculation"]:
+        without, guessing = one["without"], one["with"]
+        rates = without["output_tokens_per_second"], guessing["output_tokens_per_second"]
+        lines.append(
+            [
+                str(one["users"]),
+                f"{rates[0]:.0f}",
+                f"{rates[1]:.0f}",
+                f"{rates[1] / rates[0]:.2f}",
+                f"{without['itl']['p50']:.0f}",
+                f"{guessing['itl']['p50']:.0f}",
+            ]
+        )
+    return "Speculation by users, the last two rows side by side:\n\n" + _table(header, lines)
+
+
+def _recall(found: dict[str, Any]) -> str:
+    if "recall" not in found:
+        return ""
+    types = [name for name in found["recall"][0] if name not in ("task", "context", "count")]
+    header = ["tokens of the document", *(f"{name}: right, as {types[0]}" for name in types)]
+    lines = [
+        [f"{row['context']:,}", *(f"{row[name]['right']:.0%}, {row[name]['same']:.0%}" for name in types)]
+        for row in found["recall"]
+    ]
+    count = found["recall"][0]["count"]
+    return f"The type of the KV by recall, {count} questions each:\n\n" + _table(header, lines)
+
+
+def _draw(found: dict[str, Any], sizes: Sizes, path: Path) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    # The same numbers make the same file.
+    mpl.rcParams["svg.hashsalt"] = "headway"
+    names = [row["name"] for row in found["rows"]]
+    points = [_at_target(row, sizes) for row in found["rows"]]
+    places = range(len(names))
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    axes = list(figure.subplots(1, 3, sharey=True))
+    for axis, name, slo in (
+        (axes[0], "ttft", sizes.ttft_milliseconds),
+        (axes[1], "itl", sizes.itl_milliseconds),
+    ):
+        for percent, height in (("p95", 0.8), ("p50", 0.4)):
+            values = [0.0 if one[name] is None else one[name][percent] for one in points]
+            axis.barh(places, values, height=height, label=percent.upper())
+        axis.axvline(slo, color="black", linestyle=":", label="SLO")
+        axis.set(title=f"{name.upper()} at {sizes.target_users} users, ms")
+        axis.legend()
+    axes[2].barh(places, [row["users_within_slo"] for row in found["rows"]], height=0.8, color="tab:green")
+    axes[2].set(title="Users within the SLO")
+    axes[0].set_yticks(
+        list(places), [name if not number else f"+ {name}" for number, name in enumerate(names)]
+    )
+    axes[0].invert_yaxis()
+    for axis in axes:
+        axis.grid(axis="x", alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})

@@ -1,0 +1,185 @@
+"""What each lever brings, one added to the last, on one workload: questions about documents.
+
+    python -m benchmarks.levers.run [--device cpu] [--quick] [--json FILE] [--page docs/levers.md]
+
+Most prompts begin, or could begin, with the same long document; each row of the table pulls one lever more
+and starts a server of its own. Users are a closed loop: each asks again when answered. A row is measured at
+the target number of users, then at more or fewer until the SLO is missed or met, which gives the users that
+it can carry. Then three levers are taken further than they pay: chunk sizes, speculation by users, the type
+of the KV by recall.
+
+On a CPU the model is the bundled one made heavy (`benchmarks.cpu.speculation`), whose answers can be
+judged. On a GPU give `--model` and `--draft`; with random weights the share of right answers means nothing.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.cpu.environments import cache_folder
+from benchmarks.cpu.speculation import DRAFT, NUM_GUESSES, make_heavy, processor_name
+from benchmarks.kv_recall import recall
+from benchmarks.levers.page import render_page
+from benchmarks.levers.points import Point, commit, measure, serving
+from benchmarks.levers.rows import CPU, GPU, Row, Sizes, rows
+
+from headway_bench.tokenizer import LocalTokenizer
+from headway_runtime.config import KVCacheDtype
+
+RECALL_CONTEXTS = (1000, 2000, 3500)
+RECALL_DTYPES: tuple[KVCacheDtype, ...] = ("bfloat16", "int8", "fp8")
+
+
+class Study:
+    """One whole run: its servers, its numbers."""
+
+    def __init__(self, sizes: Sizes, model: str, device: str, *, is_quick: bool, log_file: Path) -> None:
+        self._sizes = sizes
+        self._model = model
+        self._device = device
+        self._is_quick = is_quick
+        self._log_file = log_file
+        self._count_tokens: Callable[[str], int] = LocalTokenizer(Path(model)).count
+        self._num_runs = 0
+        self.points: list[Point] = []
+
+    def ladder(self, all_rows: list[Row]) -> dict[str, int]:
+        """Each row at the target and around it. Users within the SLO, by row."""
+        within = {}
+        for row in all_rows:
+            with serving(row, self._sizes, self._model, self._device, self._log_file) as url:
+                within[row.name] = self._climb(url, row)
+        return within
+
+    def _climb(self, url: str, row: Row) -> int:
+        """The target's number of users, then others until the most that are within the SLO are known."""
+        users, target = self._sizes.users, self._sizes.target_users
+        at_target = self._measure(url, row, target)
+        if self._is_quick:
+            return target if at_target.is_within(self._sizes) else 0
+        if at_target.is_within(self._sizes):
+            for number in (number for number in users if number > target):
+                if not self._measure(url, row, number).is_within(self._sizes):
+                    return max(one for one in users if one < number)
+            return users[-1]
+        for number in reversed([number for number in users if number < target]):
+            if self._measure(url, row, number).is_within(self._sizes):
+                return number
+        return 0
+
+    def chunks(self, row: Row) -> list[tuple[int, Point]]:
+        """A row with other sizes of a step, at the target."""
+        found = []
+        for size in self._sizes.chunk_sizes[:: 4 if self._is_quick else 1]:
+            other = row.then(f"{size} tokens a step", max_num_batched_tokens=str(size))
+            with serving(other, self._sizes, self._model, self._device, self._log_file) as url:
+                found.append((size, self._measure(url, other, self._sizes.target_users)))
+        return found
+
+    def compare(self, plain: Row, guessing: Row) -> list[tuple[int, Point, Point]]:
+        """Two rows side by side, by the number of users."""
+        found = []
+        with (
+            serving(plain, self._sizes, self._model, self._device, self._log_file) as one,
+            serving(guessing, self._sizes, self._model, self._device, self._log_file) as other,
+        ):
+            most = 2 * self._sizes.target_users
+            wanted = [number for number in self._sizes.users if number <= most]
+            for users in wanted[:: 4 if self._is_quick else 1]:
+                points = self._measure(one, plain, users), self._measure(other, guessing, users)
+                found.append((users, *points))
+        return found
+
+    def _measure(self, url: str, row: Row, users: int) -> Point:
+        self._num_runs += 1
+        point = measure(url, row, users, self._num_runs, self._sizes, self._count_tokens)
+        self.points.append(point)
+        itl = "-" if point.itl is None else f"{point.itl.p95:.0f}"
+        print(
+            f"{row.name}, {users} users: P95 TTFT {point.ttft.p95:.0f} ms, ITL {itl} ms, "
+            f"{point.output_tokens_per_second:.0f} tokens/s, right {point.right_share:.0%}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return point
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Everything, as the page needs it."""
+    sizes = GPU if arguments.device == "cuda" else CPU
+    model, draft = arguments.model, arguments.draft
+    if model is None:
+        folder = cache_folder() / "model-heavy"
+        make_heavy(folder)
+        model, draft = str(folder), DRAFT
+    speculative = {"model": draft, "num_speculative_tokens": NUM_GUESSES} if draft else {"method": "ngram"}
+    all_rows = rows(sizes, json.dumps({"num_speculative_tokens": NUM_GUESSES, **speculative}))
+    started_at = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="headway-levers-") as folder_name:
+        log_file = Path(folder_name) / "log"
+        study = Study(sizes, model, arguments.device, is_quick=arguments.quick, log_file=log_file)
+        within = study.ladder(all_rows)
+        quantized, kv, speculation = all_rows[-4], all_rows[-2], all_rows[-1]
+        chunks = study.chunks(quantized)
+        guesses = study.compare(kv, speculation)
+    found: dict[str, object] = {
+        "conditions": {
+            "commit": commit(),
+            "processor": processor_name(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "device": arguments.device,
+            "model": "headway-tiny made heavy" if arguments.model is None else arguments.model,
+            "load_average": os.getloadavg()[0],
+            "seconds": time.monotonic() - started_at,
+        },
+        "rows": [
+            {
+                "name": row.name,
+                "flags": dict(row.flags),
+                "users_within_slo": within[row.name],
+                "points": [point.to_json() for point in study.points if point.row == row.name],
+            }
+            for row in all_rows
+        ],
+        "chunks": [{"tokens": size, **point.to_json()} for size, point in chunks],
+        "speculation": [
+            {"users": users, "without": plain.to_json(), "with": guessing.to_json()}
+            for users, plain, guessing in guesses
+        ],
+    }
+    if arguments.model is None:
+        count = 10 if arguments.quick else 40
+        found["recall"] = recall("recall", RECALL_DTYPES, RECALL_CONTEXTS, count)
+    return found
+
+
+def main() -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--model", help="a folder; default: the bundled model made heavy")
+    parser.add_argument("--draft", help="of the same vocabulary; default with --model: prompt lookup")
+    parser.add_argument("--quick", action="store_true", help="few points: shows that everything works")
+    parser.add_argument("--json", type=Path, help="write what was found there; --page reads it back")
+    parser.add_argument("--from-json", type=Path, help="measure nothing: make the page of this file")
+    parser.add_argument("--page", type=Path, help="replace the results in this page, and the plot beside it")
+    options = parser.parse_args()
+    if options.from_json is not None:
+        found = json.loads(options.from_json.read_text(encoding="utf-8"))
+    else:
+        found = run(options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    render_page(found, GPU if found["conditions"]["device"] == "cuda" else CPU, options.page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
