@@ -2,23 +2,32 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
+import jwt
+import openai
 import peft
 import pytest
 import torch
 import transformers
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from transformers.utils import logging as transformers_logging
 
 from headway_runtime.config import EngineConfig, Envelope, Limits, LoraConfig, LoraModule
 from headway_runtime.engine import EngineCore
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.request import Request, RequestOutput, SamplingParams
+from headway_runtime.sources import BUNDLED_FOLDER
 
 VOCAB_SIZE = 320
 BASE: dict[str, Any] = {
@@ -65,22 +74,26 @@ class Checkpoint:
     merged: dict[str, Any] = field(default_factory=dict)
 
     def make_adapter(
-        self, name: str, folder: Path, *, seed: int = 0, dtype: str = "float32", **fields: Any
+        self, name: str, folder: Path, *, seed: int = 0, deviation: float = DEVIATION, **fields: Any
     ) -> Path:
-        """An adapter with random weights, saved by PEFT; and the model merged with it by PEFT, for `greedy`."""
-        fields = {"r": 8, "lora_alpha": 16, "target_modules": ALL, "task_type": "CAUSAL_LM"} | fields
-        if "Mixtral" in type(self.model).__name__ and fields["target_modules"] is ALL:
-            fields["target_modules"] = ATTENTION
+        """An adapter with random weights, saved by PEFT; and, for `greedy`, the model merged with it."""
+        own: dict[str, Any] = {
+            "r": 8,
+            "lora_alpha": 16,
+            "target_modules": ALL,
+            "task_type": "CAUSAL_LM",
+        } | fields
+        if "Mixtral" in type(self.model).__name__ and own["target_modules"] is ALL:
+            own["target_modules"] = ATTENTION
         torch.manual_seed(1000 + seed)
         with warnings.catch_warnings():
             # PEFT asks transformers for what that has renamed.
             warnings.simplefilter("ignore", FutureWarning)
-            wrapped: Any = peft.get_peft_model(copy.deepcopy(self.model), peft.LoraConfig(**fields))
+            wrapped: Any = peft.get_peft_model(copy.deepcopy(self.model), peft.LoraConfig(**own))
         with torch.no_grad():
             for key, parameter in wrapped.named_parameters():
                 if ".lora_" in key:
-                    parameter.normal_(0.0, DEVIATION)
-                    parameter.copy_(parameter.to(getattr(torch, dtype)))
+                    parameter.normal_(0.0, deviation)
         # Not "auto", which would ask the network for the base model.
         wrapped.save_pretrained(folder / name, save_embedding_layers=False)
         self.adapters[name] = folder / name
@@ -250,3 +263,107 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test of `any_shape` is run for each of SHAPES."""
     if "any_shape" in metafunc.fixturenames:
         metafunc.parametrize("any_shape", SHAPES)
+
+
+AUDIENCE = "default/demo"
+START_TIMEOUT_SECONDS = 90.0
+
+
+@dataclass
+class Server:
+    """A `headway serve` process of the bundled model, which is ready."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    operator_key: Ed25519PrivateKey
+
+    @property
+    def operator(self) -> dict[str, str]:
+        """Headers of the operator's requests."""
+        now = int(time.time())
+        claims = {"iss": "headway-operator", "aud": AUDIENCE, "iat": now, "exp": now + 60}
+        return {"Authorization": f"Bearer {jwt.encode(claims, self.operator_key, algorithm='EdDSA')}"}
+
+    def load(self, name: str, path: object, **more: Any) -> httpx.Response:
+        body = {"lora_name": name, "lora_path": str(path)} | more
+        return httpx.post(f"{self.url}/v1/load_lora_adapter", json=body, headers=self.operator, timeout=60)
+
+    def unload(self, name: str) -> httpx.Response:
+        body = {"lora_name": name}
+        return httpx.post(f"{self.url}/v1/unload_lora_adapter", json=body, headers=self.operator, timeout=60)
+
+    def client(self, api_key: str = "none") -> openai.OpenAI:
+        """With a connection of its own, to whichever process the kernel gives it."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+
+    def metrics(self) -> dict[str, float]:
+        """Each line of /metrics by its name and labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
+        rows = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in rows}
+
+
+StartServer = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """start_server(*arguments, environment=...): the bundled model in float32; ends with the module."""
+    folder = tmp_path_factory.mktemp("servers")
+    started: list[subprocess.Popen[bytes]] = []
+    key = Ed25519PrivateKey.generate()
+    public_key = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (folder / "public.pem").write_bytes(public_key)
+
+    def start(*arguments: str, environment: Mapping[str, str] = {}) -> Server:
+        number = len(started)
+        log_path, port_file = folder / f"server-{number}.log", folder / f"port-{number}"
+        command = [
+            sys.executable,
+            "-m",
+            "headway",
+            "serve",
+            "bundled://headway-tiny",
+            "--served-model-name=tiny",
+        ]
+        command += ["--dtype=float32", "--device=cpu", "--num-threads=1", "--max-model-len=512", "--port=0"]
+        command += [f"--admin-public-key-file={folder / 'public.pem'}", f"--admin-audience={AUDIENCE}"]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [*command, f"--port-file={port_file}", *arguments],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+            )
+        started.append(process)
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while True:
+            assert process.poll() is None, log_path.read_text()
+            assert time.monotonic() < deadline, log_path.read_text()
+            if port_file.exists() and (port := port_file.read_text()):
+                url = f"http://127.0.0.1:{port.strip()}"
+                try:
+                    if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                        return Server(process, url, key)
+                except httpx.TransportError:
+                    pass
+            time.sleep(0.02)
+
+    yield start
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """The bundled model in float32, with the adapters "one" and "two"."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    folder = BUNDLED_FOLDER / "headway-tiny"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = Checkpoint(folder, model)
+    adapters = tmp_path_factory.mktemp("bundled-adapters")
+    found.make_adapter("one", adapters, seed=1, deviation=0.05)
+    found.make_adapter("two", adapters, seed=2, r=4, target_modules=["q_proj", "v_proj"], deviation=0.3)
+    return found

@@ -84,14 +84,14 @@ def test_requests_without_an_adapter_pass_those_that_wait_for_one() -> None:
 def test_a_stream_of_requests_for_one_adapter_keeps_nobody_else_waiting_for_ever() -> None:
     one = Trajectory(max_adapters=1, max_num_seqs=4)
     for number in range(4):
-        one.add(f"before {number}", 1)
+        one.add(f"before {number}", 1, num_tokens=3 + 2 * number)
     one.step()
     one.add("waits", 2)
     num_added = 0
     while "waits" not in one.started_at:
         assert one.num_steps < 500, "it is overtaken for ever"
         while one.scheduler.num_waiting < 6:
-            one.add(f"after {num_added}", 1)
+            one.add(f"after {num_added}", 1, num_tokens=4 + num_added % 5)
             num_added += 1
         one.step()
     overtook = [name for name in one.started_at if name.startswith("after")]

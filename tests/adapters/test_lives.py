@@ -195,5 +195,5 @@ def test_an_adapter_that_does_not_fit_keeps_the_engine_from_starting(
     checkpoint: Callable[..., Checkpoint], start_engine: StartEngine
 ) -> None:
     one, other = checkpoint(), checkpoint("qwen3")
-    with pytest.raises(ModelLoadError, match="adapter_model.safetensors"):
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
         start_engine(one.folder, {"foreign": other.adapters["one"]})

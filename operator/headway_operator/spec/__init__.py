@@ -5,6 +5,7 @@ manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantiti
 """
 
 from headway_operator.spec.fields import InferenceServiceSpec, Speculative
+from headway_operator.spec.lora import Lora
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
 from headway_operator.spec.status_fields import InferenceServiceStatus
@@ -12,6 +13,7 @@ from headway_operator.spec.status_fields import InferenceServiceStatus
 __all__ = [
     "InferenceServiceSpec",
     "InferenceServiceStatus",
+    "Lora",
     "Manifest",
     "Service",
     "Speculative",

@@ -18,6 +18,7 @@ from headway_operator.spec.base import (
     with_empty_default,
 )
 from headway_operator.spec.batching import Batching
+from headway_operator.spec.lora import Lora
 from headway_operator.spec.source import REMOTE_SCHEMES, Source, scheme_of
 
 CREDENTIALS_RULE = "!has(self.credentialsSecretRef) || self.source.matches('^(hf|s3|oci)://')"
@@ -198,6 +199,8 @@ class InferenceServiceSpec(SpecModel):
     dtype."""
     speculative: Speculative | None = None
     """Speculative decoding. Default: none."""
+    lora: Lora | None = None
+    """LoRA adapters. Default: none."""
     slo: Slo | None = None
     """The latency promise. Default: none, which needs a fixed number of replicas."""
     replicas: Annotated[int, Field(ge=0, le=1000)] | None = None

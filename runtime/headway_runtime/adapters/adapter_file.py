@@ -74,6 +74,9 @@ def read_adapter(
     pairs = _pairs(path, prefixes, layers, config)
     if not pairs:
         raise ModelLoadError(f"{path}: holds no tensor of an adapter; copy the adapter again")
+    deltas = {
+        module: _delta(path, found, layers[module], config, max_rank) for module, found in pairs.items()
+    }
     for module in layers:
         names = [module, *(f"{prefix}{module}" for prefix in prefixes)]
         if config.covers_layers and module not in pairs and any(map(config.is_target, names)):
@@ -81,9 +84,6 @@ def read_adapter(
                 f"{path}: has no tensors for {module!r}, which {CONFIG_FILE} names in target_modules"
                 f"{_of_base(config)}; the adapter is of another base model, or incomplete"
             )
-    deltas = {
-        module: _delta(path, found, layers[module], config, max_rank) for module, found in pairs.items()
-    }
     return AdapterFile(config, digest, deltas)
 
 

@@ -51,8 +51,8 @@ def resolve(
         case ClaimModel():
             raise ConfigError(
                 f"model source {source!r}: a PersistentVolumeClaim can be read by pods alone; write it as "
-                "spec.model.source of an InferenceService, whose pods mount it, or give the folder "
-                "where this machine has the volume"
+                "spec.model.source of an InferenceService, whose pods mount it, or give the "
+                "folder where this machine has the volume"
             )
         case HubModel() | BucketModel() | RegistryModel():
             return _remote(source, reference, revision, download_dir, lifeline_fd)
@@ -76,8 +76,8 @@ def resolve_adapter(source: str, *, download_dir: str | None = None, lifeline_fd
         case ClaimModel():
             raise ConfigError(
                 f"adapter source {source!r}: a PersistentVolumeClaim can be read by pods alone; write it "
-                "into spec.lora.adapters of an InferenceService, whose pods mount it, or give the folder where "
-                "this machine has the volume"
+                "into spec.lora.adapters of an InferenceService, whose pods mount it, or give the "
+                "folder where this machine has the volume"
             )
         case HubModel() | BucketModel() | RegistryModel():
             return _remote(source, reference, None, download_dir, lifeline_fd, is_adapter=True)
