@@ -361,8 +361,8 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """The bundled model in float32, with the adapters "one" and "two"."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     folder = BUNDLED_FOLDER / "headway-tiny"
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = Checkpoint(folder, model)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = Checkpoint(folder, model.eval())
     adapters = tmp_path_factory.mktemp("bundled-adapters")
     found.make_adapter("one", adapters, seed=1, deviation=0.05)
     found.make_adapter("two", adapters, seed=2, r=4, target_modules=["q_proj", "v_proj"], deviation=0.3)

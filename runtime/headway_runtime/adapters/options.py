@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway_runtime.adapters.peft_config import MAX_RANK, read_peft_config
@@ -39,8 +40,7 @@ def add_lora_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-loras",
         type=integer(1, MOST_LORAS),
-        default=DEFAULT_MAX_LORAS,
-        help="different adapters in one step (default %(default)s)",
+        help=f"different adapters in one step (default {DEFAULT_MAX_LORAS})",
     )
     add(
         "--max-cpu-loras",
@@ -50,9 +50,39 @@ def add_lora_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-lora-rank",
         type=integer(1, MAX_RANK),
-        default=DEFAULT_MAX_LORA_RANK,
-        help="largest rank of an adapter (default %(default)s)",
+        help=f"largest rank of an adapter (default {DEFAULT_MAX_LORA_RANK})",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LoraBounds:
+    """What the flags of numbers come to."""
+
+    max_loras: int
+    max_cpu_loras: int
+    max_lora_rank: int
+
+
+def lora_bounds(arguments: argparse.Namespace, num_modules: int = 0) -> LoraBounds | None:
+    """None without --enable-lora, with which alone the others mean anything. ConfigError."""
+    if not arguments.enable_lora:
+        for flag in ("max_loras", "max_cpu_loras", "max_lora_rank"):
+            if (value := getattr(arguments, flag)) is not None:
+                raise ConfigError(f"--{flag.replace('_', '-')}={value} needs --enable-lora; give both")
+        return None
+    most = arguments.max_cpu_loras
+    max_loras = arguments.max_loras or min(DEFAULT_MAX_LORAS, most or DEFAULT_MAX_LORAS)
+    if most is not None and most < max_loras:
+        raise ConfigError(
+            f"--max-cpu-loras={most} is less than --max-loras={max_loras}, which cannot be in one step then; "
+            "raise it, or lower --max-loras"
+        )
+    if most is not None and num_modules > most:
+        raise ConfigError(
+            f"--lora-modules names {num_modules} adapters, more than --max-cpu-loras={most}; raise that"
+        )
+    rank = arguments.max_lora_rank or DEFAULT_MAX_LORA_RANK
+    return LoraBounds(max_loras, most or max(max_loras, num_modules), rank)
 
 
 def lora_config(arguments: argparse.Namespace, lifeline_fd: int | None = None) -> LoraConfig | None:
@@ -62,36 +92,23 @@ def lora_config(arguments: argparse.Namespace, lifeline_fd: int | None = None) -
     not is told before the model is loaded.
     """
     given = arguments.lora_modules or ()
-    if not arguments.enable_lora:
+    given = [given] if isinstance(given, str | dict) else given
+    bounds = lora_bounds(arguments, len(given))
+    if bounds is None:
         if given:
             raise ConfigError(f"--lora-modules={given[0]!r} needs --enable-lora; give both")
         return None
-    most = arguments.max_cpu_loras
-    if most is not None and most < arguments.max_loras:
-        raise ConfigError(
-            f"--max-cpu-loras={most} is less than --max-loras={arguments.max_loras}, which cannot be in one "
-            "step then; raise it, or lower --max-loras"
-        )
-    named = [_parsed(one) for one in ([given] if isinstance(given, str | dict) else given)]
+    named = [_parsed(one) for one in given]
     names = [name for name, _, _ in named]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise ConfigError(f"--lora-modules names {name!r} twice; give each adapter a name of its own")
-    if most is not None and len(named) > most:
-        raise ConfigError(
-            f"--lora-modules names {len(named)} adapters, more than --max-cpu-loras={most}; raise that"
-        )
     modules = tuple(
         lora_module(name, path, parent, arguments.download_dir, lifeline_fd) for name, path, parent in named
     )
     for module in modules:
-        _check_config(module, arguments.max_lora_rank)
-    return LoraConfig(
-        max_loras=arguments.max_loras,
-        max_cpu_loras=most or max(arguments.max_loras, len(modules)),
-        max_lora_rank=arguments.max_lora_rank,
-        modules=modules,
-    )
+        _check_config(module, bounds.max_lora_rank)
+    return LoraConfig(bounds.max_loras, bounds.max_cpu_loras, bounds.max_lora_rank, modules)
 
 
 def lora_module(
