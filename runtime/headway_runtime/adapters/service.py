@@ -18,7 +18,7 @@ from typing import Protocol
 from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter, AdapterEntry, AdapterFacts
 from headway_runtime.adapters.metrics import AdapterCounters, AdapterSnapshot
 from headway_runtime.config import LoraConfig, LoraModule
-from headway_runtime.errors import AdapterNotFoundError, AdapterRefusedError, ModelLoadError
+from headway_runtime.errors import AdapterNotFoundError, AdapterRefusedError, HeadwayRuntimeError
 
 
 class AdapterRunner(Protocol):
@@ -173,7 +173,7 @@ class AdapterService:
             error = None
             try:
                 self._finish(loading)
-            except ModelLoadError as failure:
+            except HeadwayRuntimeError as failure:
                 error = str(failure)
             outcomes.append(LoadOutcome(loading.token, loading.module, error))
         return outcomes
@@ -203,7 +203,9 @@ class AdapterService:
         module, slot = loading.module, loading.slot
         try:
             facts = self._runner.finish_adapter(slot)
-        except ModelLoadError:
+        except HeadwayRuntimeError:
+            # Another process of the model may have found no fault with it.
+            self._runner.drop_adapter(slot)
             self._free.append(slot)
             self.counters.num_failed += 1
             raise
