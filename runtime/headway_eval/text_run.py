@@ -53,6 +53,8 @@ def score(options: EvalOptions, text: TextOptions, encoded: Sequence[Sequence[in
         for token_ids in encoded:
             for window in windows(len(token_ids), text.window_tokens, text.stride_tokens):
                 found += _score_window(model, baseline, token_ids, window, step)
+    for one in (model, baseline):
+        one.close()
     summary = summarize(
         len(encoded),
         *(

@@ -106,6 +106,40 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How many processes (ranks) share each layer of one model, and on how many nodes.
+
+    Rank 0 is the engine; ranks are numbered node by node, equally many on each.
+    master_addr, master_port: where rank 0 listens for ranks of other nodes. One node takes any free port of
+        this machine.
+    timeout_seconds: for all ranks to come and to load their share, and for one exchange of tensors.
+    """
+
+    size: int = 1
+    num_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    timeout_seconds: float = 600.0
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.size // self.num_nodes
+
+    @property
+    def own_ranks(self) -> range:
+        """Those of this node."""
+        return self.ranks_of(self.node_rank)
+
+    def ranks_of(self, node_rank: int) -> range:
+        first = node_rank * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.ranks_per_node
+
+
+@dataclass(frozen=True, slots=True)
 class Targets:
     """The SLO targets against which the engine keeps exact counters; None means no target."""
 
@@ -131,6 +165,7 @@ class EngineConfig:
     structured_output_timeout_seconds: how long compiling one request's grammar may take.
     speculative: None for an engine that guesses no tokens.
     lora: None for an engine that has no adapters.
+    parallel: the processes that share the model.
     seed: for weights of the dummy load format only; a request brings its own.
     """
 
@@ -154,3 +189,4 @@ class EngineConfig:
     lora: LoraConfig | None = None
     seed: int = 0
     quantization: str = "auto"
+    parallel: ParallelConfig = ParallelConfig()

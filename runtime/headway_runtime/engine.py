@@ -31,6 +31,8 @@ from headway_runtime.errors import (
 )
 from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
+from headway_runtime.parallel.open_ranks import open_ranks
+from headway_runtime.parallel.started import StartedRanks
 from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from headway_runtime.runner import Runner
 from headway_runtime.scheduler import Progress, Scheduler
@@ -68,13 +70,19 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: EngineConfig, metrics: EngineMetrics, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        metrics: EngineMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        started: StartedRanks | None = None,
     ) -> None:
+        """started: the ranks that share the model; None starts them, if there are any."""
         config.envelope.check(config.limits)
         self.config = config
         self.metrics = metrics
         self._clock = clock
-        self._runner = Runner(config)
+        self._runner = Runner(config, open_ranks(config, started))
+        metrics.traffic = self._runner.traffic
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
             block_size=config.block_size,
@@ -221,6 +229,7 @@ class EngineCore:
     def close(self) -> None:
         """End the threads and processes, if there are any. Nothing may be called afterwards."""
         self._grammars.close()
+        self._runner.close()
 
     def step(self, now: float) -> StepOutputs:
         """Compute one step and return what it did; returns at once when nothing can run.

@@ -7,7 +7,7 @@ from typing import get_args
 
 import torch
 
-from headway_runtime.config import Device, Dtype, EngineConfig, KVCacheDtype, LoadFormat
+from headway_runtime.config import Device, Dtype, EngineConfig, KVCacheDtype, LoadFormat, ParallelConfig
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import ConfigError
 
@@ -15,6 +15,7 @@ from headway_runtime.errors import ConfigError
 def resolve_engine_config(options: EngineOptions) -> EngineConfig:
     """ConfigError if the wanted device is not there."""
     device = _device(options.device)
+    _check_gpus(device, options.parallel)
     assert options.dtype in get_args(Dtype)
     assert options.load_format in get_args(LoadFormat)
     assert options.kv_cache_dtype in get_args(KVCacheDtype)
@@ -39,6 +40,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         speculative=options.speculative,
         lora=options.lora,
         seed=options.seed,
+        parallel=options.parallel,
     )
 
 
@@ -47,3 +49,16 @@ def _device(wanted: str) -> Device:
     if wanted == "cuda" and not has_cuda:
         raise ConfigError("--device='cuda': torch finds no CUDA device here; use --device cpu or auto")
     return "cuda" if has_cuda and wanted != "cpu" else "cpu"
+
+
+def _check_gpus(device: Device, parallel: ParallelConfig) -> None:
+    """ConfigError for fewer than this node's ranks need, one each."""
+    if device != "cuda" or parallel.size == 1:
+        return
+    num_gpus, needed = torch.cuda.device_count(), parallel.ranks_per_node
+    if num_gpus < needed:
+        share = f" on each of {parallel.num_nodes} nodes" if parallel.num_nodes > 1 else ""
+        raise ConfigError(
+            f"--tensor-parallel-size={parallel.size}: {needed} GPUs are needed{share}, one for each rank, "
+            f"and torch finds {num_gpus} here; lower it, or give the process more GPUs (CUDA_VISIBLE_DEVICES)"
+        )

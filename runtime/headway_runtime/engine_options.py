@@ -15,12 +15,21 @@ from typing import get_args
 
 from headway_runtime.adapters.options import add_lora_arguments, lora_config
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
-from headway_runtime.config import Envelope, KVCacheDtype, Limits, LoraConfig, SpeculativeConfig, Targets
+from headway_runtime.config import (
+    Envelope,
+    KVCacheDtype,
+    Limits,
+    LoraConfig,
+    ParallelConfig,
+    SpeculativeConfig,
+    Targets,
+)
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_active_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.parallel.options import add_parallel_arguments, parallel_config
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
 from headway_runtime.sources.flags import add_source_arguments
 from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS, speculative_options
@@ -58,6 +67,7 @@ class EngineOptions:
     defaults: GenerationDefaults
     speculative: SpeculativeConfig | None
     lora: LoraConfig | None
+    parallel: ParallelConfig
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,11 +155,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="live limit at start (default: what --speculative-config says)",
     )
     add_lora_arguments(parser)
+    add_parallel_arguments(parser)
     add("--seed", type=integer(0), default=0, help="of dummy weights")
     add(
         "--num-threads",
         type=integer(1),
-        help="compute threads (default: the CPUs this process may use; 1 for models of few weights)",
+        help="compute threads of each process that computes (default: the CPUs that they may use, shared "
+        "out among this node's; 1 for models of few weights)",
     )
 
 
@@ -174,6 +186,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
     except LimitRangeError as error:
         prefix = "--initial-" if getattr(arguments, f"initial_{error.field}") is not None else "--"
         raise ConfigError(f"{prefix}{error.field.replace('_', '-')}: {error}") from error
+    parallel = parallel_config(arguments, model)
     longest = model.longest_context
     if arguments.max_model_len is not None and arguments.max_model_len > longest:
         raise ConfigError(
@@ -193,7 +206,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         limits=limits,
         targets=Targets(arguments.ttft_target_milliseconds, arguments.tpot_target_milliseconds),
         max_waiting=arguments.max_waiting,
-        num_threads=arguments.num_threads or _default_threads(model),
+        num_threads=arguments.num_threads or _default_threads(model, parallel),
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,
         priority_ageing_seconds=arguments.priority_ageing_seconds,
@@ -203,6 +216,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         defaults=generation_defaults(model_path, arguments.generation_config),
         speculative=None if speculative is None else speculative.config,
         lora=lora_config(arguments, getattr(arguments, "lifeline_fd", None)),
+        parallel=parallel,
     )
 
 
@@ -242,6 +256,8 @@ def _keyword_value(action: argparse.Action, name: str, value: object) -> object:
         raise ConfigError(f"{name}={value!r}: {error}") from error
 
 
-def _default_threads(model: ModelConfig) -> int:
-    """All processors, but one for a model whose operators are too short to share."""
-    return 1 if num_active_weights(model) < FEWEST_WEIGHTS_TO_SHARE else usable_cpus()
+def _default_threads(model: ModelConfig, parallel: ParallelConfig) -> int:
+    """All processors of this node's ranks together, but one each where operators are too short to share."""
+    if num_active_weights(model) < FEWEST_WEIGHTS_TO_SHARE * parallel.size:
+        return 1
+    return max(1, usable_cpus() // parallel.ranks_per_node)

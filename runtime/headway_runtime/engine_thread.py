@@ -25,6 +25,7 @@ from headway_runtime.errors import (
     HeadwayRuntimeError,
     InvalidRequestError,
     ModelLoadError,
+    RankDiedError,
 )
 from headway_runtime.metrics import EngineMetrics, MetricsSnapshot
 from headway_runtime.request import Request, RequestOutput
@@ -69,6 +70,7 @@ class EngineThread:
         self._commands: list[Callable[[], None]] = []
         self._is_closing = False
         self._death: str | None = None
+        self._failure: str | None = None
         # Touched by the thread alone.
         self._backlog: deque[Request] = deque()
         self._sinks: dict[str, Sink] = {}
@@ -166,6 +168,12 @@ class EngineThread:
                 return self._metrics.snapshot()
         return found[0]
 
+    def fail(self, reason: str) -> None:
+        """End the thread: what the core needs is gone. Everything that lives gets EngineDeadError."""
+        with self._condition:
+            self._failure = reason
+            self._condition.notify()
+
     def close(self) -> None:
         """End the thread after the step that runs; requests that still live get EngineDeadError."""
         with self._condition:
@@ -203,6 +211,9 @@ class EngineThread:
                     for output in self._core.step(time.monotonic()).outputs:
                         self._deliver(output)
                 self._poll_loads()
+        except (EngineDeadError, RankDiedError) as error:
+            logger.error("the engine cannot go on: %s", error)
+            reason = f"the engine cannot go on: {error}"
         except Exception as error:
             logger.exception("the engine cannot go on")
             reason = f"the engine cannot go on: {type(error).__name__}: {error}"
@@ -221,8 +232,12 @@ class EngineThread:
     def _take_commands(self) -> bool:
         """Do what was asked for, waiting for it if there is nothing else to do. False when told to end."""
         with self._condition:
-            while not (self._commands or self._is_closing or self._core.has_work or self._backlog):
+            while not (
+                self._commands or self._is_closing or self._failure or self._core.has_work or self._backlog
+            ):
                 self._condition.wait()
+            if self._failure is not None:
+                raise EngineDeadError(self._failure)
             if self._is_closing:
                 return False
             commands, self._commands = self._commands, []

@@ -10,6 +10,7 @@
     ├── AdapterRefusedError       an adapter cannot be loaded now: HTTP 400
     ├── LimitRangeError           an admin change outside the envelope: HTTP 422
     ├── QueueFullError            the bound on waiting requests is reached: HTTP 503 with Retry-After
+    ├── RankDiedError             a process that holds a share of the model has ended or hangs
     └── EngineDeadError           the engine process has ended: HTTP 503, then the server exits
 
 Bugs are `assert` or built-in exceptions, never these.
@@ -110,6 +111,10 @@ class QueueFullError(HeadwayRuntimeError):
     def __init__(self, num_waiting: int, retry_after_seconds: int) -> None:
         super().__init__(f"{num_waiting} requests wait already; retry in {retry_after_seconds} s")
         self.retry_after_seconds = retry_after_seconds
+
+
+class RankDiedError(HeadwayRuntimeError):
+    """One of several processes that share a model is gone or silent: which rank, where, and how it ended."""
 
 
 class EngineDeadError(HeadwayRuntimeError):

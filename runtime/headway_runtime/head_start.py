@@ -15,6 +15,7 @@ from headway_runtime import cleared_memory
 from headway_runtime.checkpoint_files import checkpoint_files
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import HeadwayRuntimeError
+from headway_runtime.fit.placement import one_rank
 from headway_runtime.memory import DTYPE_BYTES, free_memory_bytes
 from headway_runtime.model_config import read_model_config
 from headway_runtime.quantization.choice import choose_quantization
@@ -35,7 +36,7 @@ def begin(options: EngineOptions) -> None:
         return
     # What is wrong with the model or the machine is told by who loads it.
     with contextlib.suppress(HeadwayRuntimeError, OSError):
-        model = read_model_config(folder)
+        model = one_rank(read_model_config(folder), options.parallel.size)
         is_packed = (model.dtype if options.dtype == "auto" else options.dtype) == "bfloat16"
         quantization = choose_quantization(options.quantization, folder)
         num_bytes = linear_bytes(model, quantization, "bfloat16", has_code_products=True)

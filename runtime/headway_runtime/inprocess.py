@@ -26,10 +26,13 @@ from headway_runtime.answer_assembly import Assembly, Prompt
 from headway_runtime.call_arguments import check_call, params_of_each
 from headway_runtime.engine_options import keyword_options
 from headway_runtime.engine_thread import EngineThread, Event
-from headway_runtime.errors import ContextLengthError, InvalidRequestError
+from headway_runtime.errors import ConfigError, ContextLengthError, InvalidRequestError
 from headway_runtime.generation_output import GenerationOutput
 from headway_runtime.metrics import EngineMetrics, MetricsSnapshot
 from headway_runtime.model_config import read_model_config
+from headway_runtime.parallel.agreement import agreed_words
+from headway_runtime.parallel.started import StartedRanks, start_ranks
+from headway_runtime.parallel.watch import RankWatch
 from headway_runtime.progress_bar import progress_bar
 from headway_runtime.prompt_encoding import Messages, PromptEncoder, PromptInput
 from headway_runtime.request import Request
@@ -73,6 +76,12 @@ class EngineKeywords(TypedDict, total=False):
     max_lora_rank: int
     seed: int
     num_threads: int | None
+    tensor_parallel_size: int
+    nnodes: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    distributed_timeout_seconds: float
 
 
 class Engine:
@@ -86,20 +95,36 @@ class Engine:
     def __init__(self, model: str, **options: Unpack[EngineKeywords]) -> None:
         folder = resolve(model, revision=options.get("revision"), download_dir=options.get("download_dir"))
         engine_options = keyword_options(folder, options)
+        if engine_options.parallel.node_rank > 0:
+            raise ConfigError(
+                f"node_rank={engine_options.parallel.node_rank!r}: an Engine in a process is node 0's; run "
+                "`headway serve --node-rank` on the other nodes"
+            )
         self._default_params = engine_options.defaults.sampling_params()
         self._vocab_size = read_model_config(folder).vocab_size
         self._encoder = PromptEncoder(folder, self._vocab_size)
+        started: StartedRanks | None = None
+        if engine_options.parallel.size > 1:
+            words = agreed_words(engine_options)
+            started = start_ranks(engine_options.parallel, engine_options.num_threads, words)
         # Only now, as torch takes seconds: neither an import nor a mistake in the options waits for it.
         from headway_runtime.engine import EngineCore
         from headway_runtime.engine_config import resolve_engine_config
 
         metrics = EngineMetrics(engine_options.targets)
         began_at = time.monotonic()
-        core = EngineCore(resolve_engine_config(engine_options), metrics)
+        try:
+            core = EngineCore(resolve_engine_config(engine_options), metrics, started=started)
+        except BaseException:
+            if started is not None:
+                started.close()
+            raise
         metrics.model_loaded(time.monotonic() - began_at)
         self._max_tokens_in_all = min(core.max_model_len, core.num_kv_tokens)
         self._thread = EngineThread(core, metrics)
         self._adapters = InprocessAdapters(self._thread, options.get("download_dir"))
+        if started is not None:
+            _end_with_ranks(self._thread, started.watch)
         # Also when the process ends, before the interpreter takes the thread's ground away.
         self._close = weakref.finalize(self, self._thread.close)
 
@@ -339,3 +364,14 @@ class Engine:
                 )
             )
         return Assembly(prompt, requests, params, self.tokenizer.vocabulary, received_at)
+
+
+def _end_with_ranks(thread: EngineThread, watch: RankWatch) -> None:
+    """A thread that waits for requests must hear of it, too."""
+
+    def fail(message: str, is_config: bool) -> None:  # noqa: FBT001 - the type of the callback
+        thread.fail(message)
+
+    watch.on_failure = fail
+    if watch.failure is not None:
+        fail(watch.failure, watch.is_config_failure)

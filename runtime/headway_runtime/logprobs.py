@@ -36,9 +36,15 @@ def token_logprobs(
 
 
 def prompt_logprobs(
-    hidden: Tensor, to_logits: Callable[[Tensor], Tensor], vocab_size: int, token_ids: list[int], num_top: int
+    first_row: int,
+    to_logits: Callable[[int, int], Tensor],
+    vocab_size: int,
+    token_ids: list[int],
+    num_top: int,
 ) -> list[TokenLogprobs]:
-    """Entries, with ranks, of the tokens that follow each row of hidden states [rows, hidden_size].
+    """Entries, with ranks, of the tokens that follow the rows from `first_row` on, one each.
+
+    to_logits: those after rows [first, last), [rows, vocab_size].
 
     The logits of all rows together may be gigabytes; only a slice of them exists at a time.
     """
@@ -46,7 +52,7 @@ def prompt_logprobs(
     entries: list[TokenLogprobs] = []
     for start in range(0, len(token_ids), size):
         tokens = token_ids[start : start + size]
-        logits = to_logits(hidden[start : start + size])
+        logits = to_logits(first_row + start, first_row + start + len(tokens))
         entries += token_logprobs(logits, tokens, [num_top] * len(tokens), with_ranks=True)
     return entries
 

@@ -20,6 +20,7 @@ from enum import StrEnum
 from headway_runtime.config import Targets
 from headway_runtime.draft_metrics import DraftCounters, DraftSnapshot
 from headway_runtime.histograms import Histogram, HistogramSnapshot, RateWindow, SizeHistogram, SizeSnapshot
+from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.request import FinishReason
 
 HISTOGRAM_NAMES = (
@@ -65,6 +66,7 @@ class MetricsSnapshot:
     rates: dict[str, float]
     model_load_seconds: float
     drafts: DraftSnapshot
+    traffic: Traffic
 
 
 class EngineMetrics:
@@ -91,6 +93,8 @@ class EngineMetrics:
         self._prompt_rate, self._generated_rate = RateWindow(clock), RateWindow(clock)
         self._model_load_seconds = 0.0
         self.drafts = DraftCounters()
+        # Of the ranks that share the model; theirs to count.
+        self.traffic = Traffic()
 
     @property
     def targets(self) -> Targets:
@@ -260,4 +264,5 @@ class EngineMetrics:
             },
             model_load_seconds=self._model_load_seconds,
             drafts=self.drafts.snapshot(),
+            traffic=self.traffic.snapshot(),
         )

@@ -6,6 +6,8 @@ import torch
 
 from headway_runtime.adapters.adapted_linear import AdapterBank, base_of
 from headway_runtime.config import EngineConfig
+from headway_runtime.errors import ConfigError
+from headway_runtime.fit.placement import one_rank
 from headway_runtime.layers.attention import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import kept_dtype
 from headway_runtime.layers.linear import PackedLinear
@@ -13,6 +15,8 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
 from headway_runtime.models.model import Model
+from headway_runtime.parallel.ranks import Ranks
+from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 from headway_runtime.quantization.choice import Quantization
 from headway_runtime.step_inputs import StepInputBuilder
 
@@ -26,16 +30,25 @@ def load_model(
     quantization: Quantization,
     dtype: torch.dtype,
     device: torch.device,
+    group: TensorGroup = ALONE,
     adapters: AdapterBank | None = None,
 ) -> Model:
-    """ModelLoadError if the checkpoint does not fit its config. adapters: of products they change."""
+    """This rank's share of it. ModelLoadError if the checkpoint does not fit its config.
+
+    adapters: takes the products that they can change.
+    """
     weights: Weights
     if config.load_format == "dummy":
         weights = DummyWeights(config.seed, dtype, device, quantization, adapters)
     else:
         weights = CheckpointWeights(folder, dtype, device, quantization, adapters)
     num_positions = min(config.max_model_len, model_config.longest_context)
-    return Decoder(model_config, weights, num_positions, dtype, device)
+    return Decoder(model_config, weights, num_positions, dtype, device, group)
+
+
+def own_share(model_config: ModelConfig, num_ranks: int) -> ModelConfig:
+    """What each of so many ranks has of a model. ConfigError for a number that cannot share it."""
+    return one_rank(model_config, num_ranks)
 
 
 def make_cache(
@@ -46,7 +59,7 @@ def make_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVCache:
-    """num_blocks: without the null block."""
+    """model_config: of this rank's share. num_blocks: without the null block."""
     shape = KVShape(
         model_config.num_layers,
         num_blocks + 1,
@@ -65,3 +78,25 @@ def make_inputs(
     """What turns batches into that model's tensors."""
     rounds = any(isinstance(base_of(linear), PackedLinear) for linear in model.linears)
     return StepInputBuilder(config, cache, dtype, device, rounds=rounds)
+
+
+def open_device(config: EngineConfig, ranks: Ranks) -> torch.device:
+    """Where this rank computes, with how many threads. ConfigError for a device that is not there."""
+    torch.set_num_threads(config.num_threads)
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device='cuda': PyTorch finds no CUDA device; use --device cpu")
+    if ranks.size > 1:
+        torch.cuda.set_device(ranks.local_rank)
+    # With an index, as tensors report it.
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_lengths(config: EngineConfig, model: ModelConfig) -> None:
+    """ConfigError for sequences longer than the model's."""
+    if config.max_model_len > model.longest_context:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len!r} is more than the model's "
+            f"{model.told_longest_context}; ask for at most that"
+        )

@@ -2,6 +2,9 @@
 
 Owns the model, the KV cache and the step's buffers, and the number of threads. Knows no queue and no
 request's state: which tokens to compute, and in which blocks they lie, comes with the Batch.
+
+Of several ranks each has a runner with its share of the model. The first one's is the engine's, and samples
+and guesses; methods marked `on_all_ranks` run on all of them.
 """
 
 import logging
@@ -31,8 +34,20 @@ from headway_runtime.memory import (
     kv_bytes_per_token,
     num_kv_blocks,
 )
-from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
-from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, make_inputs
+from headway_runtime.model_config import StoredDtype, read_model_config
+from headway_runtime.model_loading import (
+    TORCH_DTYPES,
+    check_lengths,
+    load_model,
+    make_cache,
+    make_inputs,
+    open_device,
+    own_share,
+)
+from headway_runtime.parallel.open_ranks import open_ranks
+from headway_runtime.parallel.ranks import Ranks, on_all_ranks
+from headway_runtime.parallel.step_batch import StepBatch, step_batch
+from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.quantization.choice import Quantization, choose_quantization
 from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import Sampler
@@ -44,14 +59,30 @@ from headway_runtime.verification import sampled_rows, verified, with_drafts
 logger = logging.getLogger(__name__)
 
 
+def _compacted(runner: "Runner", batch: Batch) -> tuple[StepBatch]:
+    return (step_batch(batch, runner._block_size),)
+
+
 class Runner:
     """The model on its device. ConfigError or ModelLoadError while starting."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        folder = Path(config.model_path)
+    def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
+        """ranks: that share the model; None starts the others, if there are any."""
+        self.ranks = open_ranks(config) if ranks is None else ranks
+        try:
+            self._load(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, config: EngineConfig) -> None:
+        folder, ranks = Path(config.model_path), self.ranks
         self._model_config = read_model_config(folder)
-        _check_lengths(config, self._model_config)
-        self._device = _open_device(config)
+        check_lengths(config, self._model_config)
+        self._device = open_device(config, ranks)
+        self._block_size = config.block_size
+        self._group = ranks.open(self._device)
+        own_config = own_share(self._model_config, ranks.size)
         dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
         dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
@@ -59,31 +90,41 @@ class Runner:
         self._adapters, self._bank = self._adapters_of(config, dtype)
         with torch.inference_mode():
             self._model = load_model(
-                folder, self._model_config, config, quantization, dtype, self._device, self._bank
+                folder,
+                self._model_config,
+                config,
+                quantization,
+                dtype,
+                self._device,
+                self._group,
+                self._bank,
             )
-            draft = load_draft(config, dtype, self._device)
+            is_first = ranks.rank == 0
+            draft = load_draft(config, dtype, self._device) if is_first else None
+            # The KV cache takes of what is free once all have loaded.
+            ranks.agree(0)
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
-            models = [self._model_config] if draft is None else [self._model_config, draft.model_config]
+            models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
-            self.num_blocks = self._choose_num_blocks(
-                config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
+            self.num_blocks = ranks.agree(
+                self._choose_num_blocks(config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models))
             )
-            self._cache = make_cache(
-                self._model, self._model_config, config, self.num_blocks, dtype, self._device
-            )
+            self._cache = make_cache(self._model, own_config, config, self.num_blocks, dtype, self._device)
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
             self._sampler = Sampler(self.vocab_size, self._device)
             self._speculator: Speculator | None = None
-            if config.speculative is not None:
+            if config.speculative is not None and is_first:
                 self._speculator = Speculator(
                     config.speculative, draft, config, self.num_blocks, self.vocab_size, dtype, self._device
                 )
         self._governor: ThreadGovernor | None = None
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
+        ranks.ready()
         logger.info(
-            "model %s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
+            "model %s%s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
             folder.name,
+            f" (rank {ranks.rank} of {ranks.size})" if ranks.size > 1 else "",
             self._device,
             dtype_name,
             quantization.name,
@@ -102,6 +143,11 @@ class Runner:
     def vocab_size(self) -> int:
         return self._model_config.vocab_size
 
+    @property
+    def traffic(self) -> Traffic:
+        """What the ranks exchange, as this one counts it."""
+        return self._group.traffic
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Compute all chunks, and a sample after each one that reaches its last known token."""
@@ -109,12 +155,10 @@ class Runner:
         speculator = self._speculator
         drafts = {} if speculator is None else speculator.propose(batch)
         batch = with_drafts(batch, drafts)
-        inputs = self._inputs.build(batch)
-        hidden = self._forward(batch, inputs)
+        inputs, logits = self._compute(batch)
         samples: list[Sample | None] = [None] * len(batch.chunks)
         checked: dict[int, Verified] = {}
-        if inputs.sampled:
-            logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
+        if logits is not None:
             if drafts:
                 checked = self._sample_after_drafts(batch, inputs.sampled, logits, samples)
             else:
@@ -125,7 +169,7 @@ class Runner:
             # Reading samples waits for the device; without any, wait here: a step's time is its own, and the
             # next one writes into the buffers that this one is copied from.
             torch.cuda.synchronize(self._device)
-        prompt_logprobs = self._prompt_logprobs(batch, inputs.order, hidden)
+        prompt_logprobs = self._prompt_logprobs(batch, inputs.order)
         if speculator is None:
             result = StepResult(tuple(samples), prompt_logprobs)
         else:
@@ -142,26 +186,51 @@ class Runner:
             self._governor.after_step(time.monotonic() - started_at)
         return result
 
+    @on_all_ranks(told=_compacted)
     @torch.inference_mode()
-    def all_logits(self, batch: Batch) -> torch.Tensor:
+    def _compute(self, batch: Batch | StepBatch) -> tuple[StepInputs, torch.Tensor | None]:
+        """Compute all chunks; logits where tokens are to be sampled, if they are anywhere."""
+        began_at = time.monotonic()
+        inputs = self._inputs.build(batch)
+        hidden = self._forward(batch, inputs)
+        self._hidden = hidden
+        logits: torch.Tensor | None = None
+        if inputs.sampled:
+            logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
+        if self._governor is not None and self.ranks.rank > 0:
+            self._governor.after_step(time.monotonic() - began_at)
+        return inputs, logits
+
+    @on_all_ranks
+    @torch.inference_mode()
+    def _logits_of_rows(self, first: int, last: int) -> torch.Tensor:
+        """Logits after some rows of what was computed last."""
+        return self._model.logits(self._hidden[first:last])
+
+    @on_all_ranks(told=_compacted)
+    @torch.inference_mode()
+    def all_logits(self, batch: Batch | StepBatch) -> torch.Tensor:
         """Logits [tokens, vocab_size] after each token of a batch's only chunk; no token is sampled."""
         (chunk,) = batch.chunks
         inputs = self._inputs.build(batch)
         hidden = self._forward(batch, inputs)
         return self._model.logits(hidden[: chunk.num_tokens])
 
+    @on_all_ranks
     def begin_adapter(self, slot: int, folder: str) -> None:
         """Begin to read an adapter's files, beside the steps."""
         self._loading.begin(slot, folder)
 
     def is_adapter_read(self, slot: int) -> bool:
-        """Whether it is read, or has failed."""
+        """Whether this rank has read it, or failed to."""
         return self._loading.is_read(slot)
 
+    @on_all_ranks(confirmed=True)
     def finish_adapter(self, slot: int) -> AdapterFacts:
         """Use the adapter in the next step's chunks of that slot. ModelLoadError if it does not fit."""
         return self._loading.finish(slot)
 
+    @on_all_ranks
     def drop_adapter(self, slot: int) -> None:
         """Forget an adapter that no chunk names any more."""
         self._loading.drop(slot)
@@ -171,7 +240,7 @@ class Runner:
         assert self._adapters is not None, "an engine without adapters is never asked for one"
         return self._adapters
 
-    def _forward(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
+    def _forward(self, batch: Batch | StepBatch, inputs: StepInputs) -> torch.Tensor:
         if self._bank is not None:
             chunks = [batch.chunks[index] for index in inputs.order]
             self._bank.rows = rows_of(
@@ -188,6 +257,10 @@ class Runner:
         prefixes = self._model_config.tensor_prefixes
         return AdapterLoading(bank, prefixes, config.lora.max_lora_rank), bank
 
+    def close(self) -> None:
+        """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""
+        self.ranks.close()
+
     def _sample_after_drafts(
         self, batch: Batch, sampled: list[int], logits: torch.Tensor, samples: list[Sample | None]
     ) -> dict[int, Verified]:
@@ -203,9 +276,7 @@ class Runner:
                 checked[index] = verified(drafts, after)
         return checked
 
-    def _prompt_logprobs(
-        self, batch: Batch, order: list[int], hidden: torch.Tensor
-    ) -> dict[int, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, batch: Batch, order: list[int]) -> dict[int, list[TokenLogprobs]]:
         """Of the prompt tokens that follow computed ones, where they are asked for and not yet delivered."""
         found: dict[int, list[TokenLogprobs]] = {}
         if all(chunk.sampling.num_prompt_logprobs is None for chunk in batch.chunks):
@@ -218,11 +289,11 @@ class Runner:
             num_top = chunk.sampling.num_prompt_logprobs
             if num_top is not None and chunk.num_generated == 0 and count > 0:
                 following = chunk.token_ids[chunk.start + 1 : chunk.start + 1 + count]
-                own = hidden[row : row + count]
-                found[index] = prompt_logprobs(own, self._model.logits, self.vocab_size, following, num_top)
+                found[index] = prompt_logprobs(row, self._logits_of_rows, self.vocab_size, following, num_top)
             row += chunk.num_tokens
         return found
 
+    @on_all_ranks
     @torch.inference_mode()
     def clear_blocks(self, blocks: "array[int]") -> None:
         """Zero blocks whose contents must not be met again, not even behind a mask."""
@@ -232,7 +303,9 @@ class Runner:
             self._speculator.clear_blocks(index)
 
     def is_usable(self) -> bool:
-        """Whether the device still computes after an error."""
+        """Whether the device still computes after an error, and other ranks do what this one does."""
+        if not self.ranks.is_usable:
+            return False
         try:
             return bool((torch.ones(2, device=self._device).sum() == 2).item())
         except RuntimeError:
@@ -252,7 +325,8 @@ class Runner:
         """ConfigError on a machine that does not tell."""
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0])
-        return free_memory_bytes()
+        # Ranks of one machine share its memory.
+        return free_memory_bytes() // self.ranks.num_local
 
     def _adapters_bytes(self, lora: LoraConfig | None) -> int:
         if lora is None or self._bank is None:
@@ -287,22 +361,4 @@ class Runner:
             bytes_per_token=bytes_per_token,
             max_model_len=config.max_model_len,
             block_size=config.block_size,
-        )
-
-
-def _open_device(config: EngineConfig) -> torch.device:
-    torch.set_num_threads(config.num_threads)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda': PyTorch finds no CUDA device; use --device cpu")
-    # With an index, as tensors report it.
-    return (
-        torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
-    )
-
-
-def _check_lengths(config: EngineConfig, model: ModelConfig) -> None:
-    if config.max_model_len > model.longest_context:
-        raise ConfigError(
-            f"max_model_len={config.max_model_len!r} is more than the model's "
-            f"{model.told_longest_context}; ask for at most that"
         )

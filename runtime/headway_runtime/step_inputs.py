@@ -8,18 +8,19 @@ milliseconds and a megabyte (docs/log.md). There the numbers of rows are rounded
 to nobody follow the last token.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import accumulate
+from typing import Protocol
 
 import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import EngineConfig
 from headway_runtime.layers.attention import (
     AttentionInputs,
@@ -42,6 +43,33 @@ SHORT_AGAIN_TOKENS = 32
 ROWS_PER_OCTAVE = 8
 
 Integers = NDArray[numpy.int64]
+
+
+class Rows(Protocol):
+    """What computing asks of a chunk; `batch.Chunk` is one, which says what these are."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def samples(self) -> bool: ...
+    @property
+    def block_table(self) -> "array[int]": ...
+    @property
+    def ahead(self) -> tuple[int, ...]: ...
+    def tokens(self) -> list[int]: ...
+
+
+class Work(Protocol):
+    """The same of a batch; `batch.Batch` is one."""
+
+    @property
+    def chunks(self) -> Sequence[Rows]: ...
+    @property
+    def num_decodes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +105,7 @@ class _Stretch:
     """
 
     kind: _Kind
-    chunks: Sequence[Chunk]
+    chunks: Sequence[Rows]
     start: int
     end: int
     first_position: int
@@ -117,20 +145,20 @@ class StepInputBuilder:
         self._integers = _IntegerBuffer(size, device)
         self._ramp = torch.arange(blocks_per_sequence * self._block_size, device=device)
 
-    def build(self, batch: Batch) -> StepInputs:
+    def build(self, batch: Work) -> StepInputs:
         """Rows are the decodes, longest context first, then short chunks of generated tokens, then others."""
-        block_size = self._block_size
+        block_size, of_batch = self._block_size, batch.chunks
         # Kernels add up chunks in another order than decodes; a prompt's tokens are chunks, be it one alone.
         decodes = [
             index
-            for index, chunk in enumerate(batch.chunks[: batch.num_decodes])
+            for index, chunk in enumerate(of_batch[: batch.num_decodes])
             if chunk.num_tokens == 1 and (not self._has_kernels or chunk.start >= chunk.num_prompt_tokens)
         ]
         num_decodes = len(decodes)
-        order = sorted(decodes, key=lambda index: -batch.chunks[index].start)
-        others = sorted(set(range(len(batch.chunks))).difference(decodes))
-        order.extend(sorted(others, key=lambda index: not _is_short_again(batch.chunks[index])))
-        chunks = [batch.chunks[index] for index in order]
+        order = sorted(decodes, key=lambda index: -of_batch[index].start)
+        others = sorted(set(range(len(of_batch))).difference(decodes))
+        order.extend(sorted(others, key=lambda index: not _is_short_again(of_batch[index])))
+        chunks = [of_batch[index] for index in order]
         stretches = list(_stretches(chunks, num_decodes, block_size, has_kernels=self._has_kernels))
         ends = accumulate(chunk.num_tokens for chunk in chunks)
         # One that has guesses is sampled after each of them, too.
@@ -218,7 +246,7 @@ class _IntegerBuffer:
 
 
 def _stretches(
-    chunks: Sequence[Chunk], num_decodes: int, block_size: int, *, has_kernels: bool
+    chunks: Sequence[Rows], num_decodes: int, block_size: int, *, has_kernels: bool
 ) -> Iterator[_Stretch]:
     """Cut decodes, longest context first, where one is less than half its group's longest; then chunks.
 
@@ -256,18 +284,18 @@ def _stretches(
         start = end
 
 
-def _is_short_again(chunk: Chunk) -> bool:
+def _is_short_again(chunk: Rows) -> bool:
     """A few generated tokens, guesses mostly: all such attend in one call."""
     return 1 < chunk.num_tokens <= SHORT_AGAIN_TOKENS and chunk.start >= chunk.num_prompt_tokens
 
 
 def _token_rows(
-    chunks: Sequence[Chunk], num_decodes: int, block_size: int
+    chunks: Sequence[Rows], num_decodes: int, block_size: int
 ) -> tuple[Integers, Integers, Integers]:
     """Token ids, positions and slots of all rows."""
     decodes = chunks[:num_decodes]
     starts = [chunk.start for chunk in decodes]
-    latest = [(chunk.tokens() if chunk.ahead else chunk.token_ids[chunk.start :])[0] for chunk in decodes]
+    latest = [chunk.tokens()[0] for chunk in decodes]
     token_ids = [numpy.array(latest, dtype=numpy.int64)]
     positions = [numpy.array(starts, dtype=numpy.int64)]
     blocks = [chunk.block_table[chunk.start // block_size] for chunk in decodes]

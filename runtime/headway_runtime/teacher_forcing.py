@@ -38,6 +38,10 @@ class TeacherForcing:
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
+    def close(self) -> None:
+        """End the other processes that share the model, if there are any."""
+        self._runner.close()
+
     def logits(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
         """Logits [tokens of a chunk, vocab_size], chunk by chunk; at most max_model_len tokens.
 

@@ -188,3 +188,10 @@ def test_it_starts_without_torch(fixture_folder: Any) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "on a CPU: 64.00 GiB" in done.stdout
+
+
+def test_ranks_on_cpus_share_a_machines_memory(plan: Any) -> None:
+    _, whole = plan("llama-3.2-1b", "--device", "cpu", "--memory", "16Gi")
+    _, half = plan("llama-3.2-1b", "--device", "cpu", "--memory", "16Gi", "--tensor-parallel-size", "2")
+    assert half["tensor_parallel_size"] == 2
+    assert half["weight_bytes"] == pytest.approx(whole["weight_bytes"] / 2, rel=0.02)

@@ -35,8 +35,9 @@ FULL_SPEC = {
     },
     "kvCacheMemory": "1Gi",
     "kvCacheDtype": "fp8",
+    "tensorParallelSize": 2,
     "device": "cuda",
-    "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}, "requests": {"memory": "8Gi"}},
+    "resources": {"limits": {"nvidia.com/gpu": 2, "cpu": "4"}, "requests": {"memory": "8Gi"}},
     "auth": {"apiKeysSecretRef": {"name": "keys"}},
     "drainTimeoutSeconds": 120,
     "speculative": {"method": "ngram", "numSpeculativeTokens": 6},
@@ -289,6 +290,39 @@ def test_templates_that_would_lose_something_are_refused(
     with pytest.raises(SpecError) as caught:
         rendered(build, {"template": template})
     assert field in caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "want"),
+    [
+        ({"device": "cuda"}, "kubernetes", {"limits": {"nvidia.com/gpu": "4"}}),
+        (
+            {"device": "cuda", "resources": {"requests": {"cpu": "8"}}},
+            "kubernetes",
+            {"limits": {"nvidia.com/gpu": "4"}, "requests": {"cpu": "8"}},
+        ),
+        (
+            {"device": "cuda", "resources": {"limits": {"nvidia.com/gpu": "8"}}},
+            "kubernetes",
+            {"limits": {"nvidia.com/gpu": "8"}},
+        ),
+        ({"device": "auto"}, "kubernetes", None),
+        ({"device": "cpu"}, "kubernetes", None),
+        ({"device": "cuda"}, "local", None),
+    ],
+)
+def test_a_replica_of_several_processes_gets_a_gpu_and_shared_memory_for_them(
+    build: Any, spec: dict[str, Any], kind: str, want: dict[str, Any] | None
+) -> None:
+    result = rendered(build, spec | {"tensorParallelSize": 4}, build.site(kind=kind))
+    pod = child(result, "Deployment", result.revision.name)["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    arguments = container["args"]
+    assert arguments[arguments.index("--tensor-parallel-size") + 1] == "4"
+    assert container.get("resources") == want
+    mounts = [one["name"] for one in container["volumeMounts"] if one["mountPath"] == "/dev/shm"]
+    volumes = [one["name"] for one in pod["volumes"] if one.get("emptyDir") == {"medium": "Memory"}]
+    assert mounts == volumes == (["shared-memory"] if kind == "kubernetes" else [])
 
 
 @pytest.mark.parametrize("kind", ["kubernetes", "local"])

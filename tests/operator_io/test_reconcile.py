@@ -317,14 +317,15 @@ async def test_another_model_replaces_the_revision_and_prunes_the_old_one(stage:
 async def test_a_spec_that_cannot_be_honoured_is_told_and_leaves_what_serves(stage: Stage) -> None:
     await settled(stage)
     replicas = dict(stage.cluster.replicas)
-    stage.manifest["spec"]["tensorParallelSize"] = 2
+    stage.manifest["spec"]["tensorParallelSize"] = 4
+    stage.manifest["spec"]["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
     outcome = await stage.step()
     assert outcome.problems[0][0] == "read"
-    assert stage.condition("Ready")["reason"] == "UnsupportedField"
-    assert "spec.tensorParallelSize" in stage.condition("Ready")["message"]
+    assert stage.condition("Ready")["reason"] == "InvalidSpec"
+    assert "spec.tensorParallelSize=4" in stage.condition("Ready")["message"]
     assert stage.cluster.replicas == replicas
     assert stage.cluster.named("apply") == []
-    assert ("Warning", "UnsupportedField") in {event[:2] for event in stage.cluster.events}
+    assert ("Warning", "InvalidSpec") in {event[:2] for event in stage.cluster.events}
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ async def test_a_saved_edit_is_taken_over_and_a_broken_one_is_told(up: Any, even
     assert running.status()["revision"]["name"] == revision
     not_usable = (
         "kind: [",
-        json.dumps(manifest(scaling={"minReplicas": 2}, tensorParallelSize=2)),
+        json.dumps(manifest(scaling={"minReplicas": 2}, tensorParallelSize=65)),
         json.dumps(manifest(scaling={"minReplicass": 2})),
     )
     for text in not_usable:
@@ -216,7 +216,7 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
         ),
         pytest.param(yaml.safe_dump(manifest(modle={})), "spec.modle: unknown field", id="misspelt"),
         pytest.param(
-            yaml.safe_dump(manifest(tensorParallelSize=2)), "spec.tensorParallelSize", id="unsupported"
+            yaml.safe_dump(manifest(tensorParallelSize=65)), "spec.tensorParallelSize", id="too-many"
         ),
     ],
 )

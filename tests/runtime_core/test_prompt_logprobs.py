@@ -115,11 +115,11 @@ def test_logits_exist_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     tokens = torch.randint(0, 300, (50,)).tolist()
     sizes = []
 
-    def to_logits(rows: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(rows))
-        return rows @ head
+    def to_logits(first: int, last: int) -> torch.Tensor:
+        sizes.append(last - first)
+        return hidden[first:last] @ head
 
-    entries = logprobs.prompt_logprobs(hidden, to_logits, 300, tokens, 2)
+    entries = logprobs.prompt_logprobs(0, to_logits, 300, tokens, 2)
     assert sizes == [3] * 16 + [2]
     want = (hidden @ head).log_softmax(-1)
     assert [one.chosen for one in entries] == pytest.approx(

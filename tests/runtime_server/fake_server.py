@@ -107,6 +107,9 @@ class FakeEngine:
     def adapter_snapshot(self) -> AdapterSnapshot:
         return AdapterSnapshot()
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def reset_prefix_cache(self) -> None:
         self._seen.clear()
 

@@ -6,7 +6,7 @@ import sys
 
 WATCHER = """
 import sys, time
-from headway_runtime.server.lifeline import watch_lifeline
+from headway_runtime.lifeline import watch_lifeline
 watch_lifeline(int(sys.argv[1]))
 time.sleep(0.3)
 print("watching", flush=True)

@@ -11,11 +11,20 @@ from headway_operator import names
 from headway_operator.errors import SpecError
 from headway_operator.manifests import model_source, pod
 from headway_operator.manifests.strategic_merge import merge
-from headway_operator.spec import InferenceServiceSpec, Lora, Service, Speculative, parse_quantity
+from headway_operator.spec import (
+    GPU_RESOURCE,
+    InferenceServiceSpec,
+    Lora,
+    Service,
+    Speculative,
+    parse_quantity,
+)
 from headway_operator.state import Site
 
 API_KEYS_VOLUME = "api-keys"
 API_KEYS_FOLDER = "/etc/headway/api-keys"
+SHARED_MEMORY_VOLUME = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+SHARED_MEMORY_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 # A replica may load its model for half an hour before it counts as failed.
 STARTUP_PERIOD_SECONDS = 1
 STARTUP_FAILURE_THRESHOLD = 1800
@@ -35,7 +44,12 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
             "securityContext": pod.POD_SECURITY,
             "terminationGracePeriodSeconds": spec.drain_timeout_seconds + pod.GRACE_MARGIN_SECONDS,
             "containers": [pod.with_image(_container(service, site), image)],
-            "volumes": pod.volumes(service) + _api_key_volumes(spec) + model_source.volumes(spec),
+            "volumes": [
+                *pod.volumes(service),
+                *_api_key_volumes(spec),
+                *model_source.volumes(spec),
+                *([SHARED_MEMORY_VOLUME] if _shares_memory(spec, site) else []),
+            ],
         },
     }
     if spec.template is None:
@@ -81,6 +95,7 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
             *pod.volume_mounts(site),
             *(api_key_mounts if spec.auth else []),
             *model_source.volume_mounts(spec),
+            *([SHARED_MEMORY_MOUNT] if _shares_memory(spec, site) else []),
         ],
     }
     environment = model_source.environment(spec)
@@ -89,8 +104,24 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
         environment = [{"name": "HOME", "value": pod.TEMPORARY_PATH}, *environment]
     if environment:
         container["env"] = environment
-    resources = spec.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    resources = _resources(spec, site)
     return container | ({"resources": resources} if resources else {})
+
+
+def _resources(spec: InferenceServiceSpec, site: Site) -> dict[str, Any]:
+    """What the user says; and a GPU for each process, where that is sure to be wanted and is not said."""
+    resources: dict[str, Any] = spec.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    named = {*spec.resources.limits, *spec.resources.requests}
+    is_said = GPU_RESOURCE in named or spec.resources.claims
+    if site.kind == "kubernetes" and spec.tensor_parallel_size > 1 and spec.device == "cuda" and not is_said:
+        limits = {**resources.get("limits", {}), GPU_RESOURCE: str(spec.tensor_parallel_size)}
+        resources = {**resources, "limits": limits}
+    return resources
+
+
+def _shares_memory(spec: InferenceServiceSpec, site: Site) -> bool:
+    """Processes of a pod exchange tensors through shared memory; containers have 64 MiB of it by default."""
+    return site.kind == "kubernetes" and spec.tensor_parallel_size > 1
 
 
 def runtime_arguments(service: Service, site: Site) -> list[str]:
@@ -109,6 +140,8 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     arguments += ["--max-num-seqs", str(seqs.max), "--max-num-batched-tokens", str(tokens.max)]
     arguments += ["--initial-max-num-seqs", str(initial_seqs)]
     arguments += ["--initial-max-num-batched-tokens", str(initial_tokens)]
+    if spec.tensor_parallel_size > 1:
+        arguments += ["--tensor-parallel-size", str(spec.tensor_parallel_size)]
     if spec.kv_cache_dtype != "auto":
         arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
     if spec.kv_cache_memory is not None:

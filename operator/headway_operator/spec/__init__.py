@@ -7,10 +7,11 @@ manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantiti
 from headway_operator.spec.fields import InferenceServiceSpec, Speculative
 from headway_operator.spec.lora import Lora
 from headway_operator.spec.quantity import parse_quantity
-from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
+from headway_operator.spec.service import GPU_RESOURCE, Manifest, Service, generation_of, key_of, parse
 from headway_operator.spec.status_fields import InferenceServiceStatus
 
 __all__ = [
+    "GPU_RESOURCE",
     "InferenceServiceSpec",
     "InferenceServiceStatus",
     "Lora",

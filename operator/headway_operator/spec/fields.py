@@ -191,8 +191,9 @@ class InferenceServiceSpec(SpecModel):
     """How weights are packed: fp8, int8 and int4 quantize a plain checkpoint when a replica loads it; the
     other names, none too, are what the checkpoint must be. Default auto: what the checkpoint says."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices that share each layer of one replica (1 to 64). Default 1; more is refused until the engine
-    has it."""
+    """Processes that share each layer of one replica, a GPU each (1 to 64). It must divide the model's
+    attention heads and MLP sizes. With device cuda a replica asks for as many GPUs unless resources say it.
+    Default 1."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"] = "auto"
     """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
     per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as

@@ -11,11 +11,16 @@ from pydantic import BaseModel, ValidationError
 from headway_operator.errors import SpecError
 from headway_operator.names import API_VERSION, KIND, MAX_NAME_LENGTH, ServiceKey
 from headway_operator.spec.fields import InferenceServiceSpec
+from headway_operator.spec.quantity import parse_quantity
 
 Manifest = dict[str, Any]
 
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _DEFAULT_NAMESPACE = "default"
+
+
+# As NVIDIA's device plugin names them.
+GPU_RESOURCE = "nvidia.com/gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def parse(manifest: Manifest) -> Service:
         spec = InferenceServiceSpec.model_validate(manifest.get("spec") or {})
     except ValidationError as error:
         raise _spec_error(error) from error
-    _refuse_unsupported(spec)
+    _check_gpus(spec)
     return Service(
         key=key,
         uid=str(manifest["metadata"].get("uid") or ""),
@@ -106,15 +111,12 @@ def _nearest(location: tuple[int | str, ...]) -> str:
     return f"did you mean {near[0]}? If not, " if near else ""
 
 
-def _refuse_unsupported(spec: InferenceServiceSpec) -> None:
-    """Fields that are in the schema already while the engine cannot honour them: refused, never ignored."""
-    unsupported = (
-        ("spec.tensorParallelSize", spec.tensor_parallel_size, spec.tensor_parallel_size > 1, "1"),
-    )
-    for field, value, is_asked, supported in unsupported:
-        if is_asked:
-            raise SpecError(
-                field,
-                f"{value!r} is not supported by this version's engine; write {supported}",
-                "UnsupportedField",
-            )
+def _check_gpus(spec: InferenceServiceSpec) -> None:
+    """Where GPUs are asked for, each process of a replica must get one."""
+    asked = spec.resources.limits.get(GPU_RESOURCE)
+    if asked is not None and spec.device != "cpu" and parse_quantity(asked) < spec.tensor_parallel_size:
+        raise SpecError(
+            f"spec.resources.limits[{GPU_RESOURCE}]",
+            f"{asked!r} is less than spec.tensorParallelSize={spec.tensor_parallel_size}, and each process "
+            "needs a GPU of its own; write as many, or leave it out",
+        )

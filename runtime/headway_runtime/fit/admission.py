@@ -86,6 +86,7 @@ def _question(
         memory_bytes=free_bytes,
         overhead_bytes=0,  # is taken already
         block_size=config.block_size,
+        num_ranks=config.parallel.size,
         num_speculative_tokens=config.envelope.num_speculative_tokens,
         draft=draft,
         num_adapters=0 if config.lora is None else config.lora.max_cpu_loras,
@@ -118,7 +119,9 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
         f"the least KV cache, one sequence of {config.max_model_len} tokens x {fit.token_bytes} B "
         f"({fit.kv_dtype}), {told_bytes(fit.least_kv_bytes)}"
     )
-    free = f"{told_bytes(room.free_bytes)} of memory are free on device {config.device!r}"
+    ranks = config.parallel.size
+    whose = f" for each of {ranks} ranks" if ranks > 1 else ""
+    free = f"{told_bytes(room.free_bytes)} of memory are free on device {config.device!r}{whose}"
     if needed <= room.free_bytes and room.kv_cache_memory_bytes is not None:
         beside = max(0, room.free_bytes - fit.loaded_bytes)
         return (

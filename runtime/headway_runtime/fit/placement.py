@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from headway_runtime.errors import ConfigError
 from headway_runtime.memory import DTYPE_BYTES
 from headway_runtime.model_config import ModelConfig, StoredDtype
+from headway_runtime.parallel.share import vocabulary_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def this_processor(dtype: StoredDtype, num_threads: int) -> Placement:
 
 
 def one_rank(model: ModelConfig, num_ranks: int) -> ModelConfig:
-    """What one of several GPUs holds of a model: heads, middles and vocabulary cut, the rest on each of them.
+    """What one of several ranks holds of a model: heads, middles and vocabulary cut, the rest on each.
 
     KV heads fewer than ranks are held several times. ConfigError for a number that does not divide the model.
     """
@@ -71,7 +72,7 @@ def one_rank(model: ModelConfig, num_ranks: int) -> ModelConfig:
         num_kv_heads=max(1, num_kv_heads // num_ranks),
         intermediate_size=model.intermediate_size // num_ranks,
         experts=None if experts is None else replace(experts, size=experts.size // num_ranks),
-        vocab_size=-(-model.vocab_size // num_ranks),
+        vocab_size=vocabulary_rows(model.vocab_size, num_ranks),
     )
 
 

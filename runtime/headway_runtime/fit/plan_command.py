@@ -136,10 +136,11 @@ def _check(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
             f"--price-per-gpu-hour={arguments.price_per_gpu_hour!r}: how many tokens an hour makes hangs on "
             "the kind of GPU; give --gpu"
         )
-    if kind is None and arguments.memory is None and (arguments.device == "cuda" or arguments.num_ranks > 1):
-        raise ConfigError("a plan for GPUs needs to know their memory; give --gpu KIND or --memory SIZE")
-    if is_cpu and arguments.num_ranks > 1:
-        raise ConfigError(f"--tensor-parallel-size={arguments.num_ranks!r} is for GPUs; leave it out")
+    is_for_gpus = arguments.device == "cuda" or (arguments.num_ranks > 1 and not is_cpu)
+    if kind is None and arguments.memory is None and is_for_gpus:
+        raise ConfigError(
+            "a plan for GPUs needs to know their memory; give --gpu KIND or --memory SIZE, or --device cpu"
+        )
 
 
 def _question(
@@ -162,13 +163,17 @@ def _question(
         raise ConfigError(f"--context={context} is more than --max-model-len, {length}; ask for at most that")
     is_cpu = arguments.device == "cpu" or (kind is None and arguments.memory is None)
     dtype: StoredDtype = model.dtype if arguments.dtype == "auto" else arguments.dtype
-    memory = arguments.memory or (free_memory_bytes() if kind is None else kind.memory_bytes)
+    # Ranks on CPUs share a machine, and each has its part of it.
+    ranks = arguments.num_ranks
+    memory = arguments.memory or (free_memory_bytes() // ranks if kind is None else kind.memory_bytes)
     speculative = speculative_options(arguments.speculative_config, folder, arguments.download_dir)
     lora = lora_bounds(arguments)
     most = arguments.max_num_seqs
     return Question(
         model=loaded,
-        placement=this_processor(dtype, usable_cpus()) if is_cpu else Placement(is_cpu=False, dtype=dtype),
+        placement=this_processor(dtype, max(1, usable_cpus() // ranks))
+        if is_cpu
+        else Placement(is_cpu=False, dtype=dtype),
         kv_cache_dtype=arguments.kv_cache_dtype,
         max_model_len=length,
         max_num_seqs=most or DEFAULT_MAX_NUM_SEQS,
@@ -178,7 +183,7 @@ def _question(
         memory_bytes=memory,
         overhead_bytes=CPU_OVERHEAD_BYTES if is_cpu else CUDA_OVERHEAD_BYTES,
         block_size=arguments.block_size,
-        num_ranks=arguments.num_ranks,
+        num_ranks=ranks,
         num_speculative_tokens=0 if speculative is None else speculative.num_speculative_tokens,
         draft=_draft(speculative),
         num_adapters=0 if lora is None else lora.max_cpu_loras,

@@ -16,6 +16,7 @@ from headway_runtime.models.gemma import GemmaLayer, gemma_norm
 from headway_runtime.models.llama import LlamaLayer
 from headway_runtime.models.loader import Weights
 from headway_runtime.models.projections import projection
+from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 
 GEMMAS = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 
@@ -24,7 +25,7 @@ HEADS = ("lm_head", "language_model.lm_head")
 
 
 class Decoder:
-    """num_positions: how long a sequence may become."""
+    """num_positions: how long a sequence may become. group: of the ranks that share the model."""
 
     def __init__(
         self,
@@ -33,18 +34,22 @@ class Decoder:
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        group: TensorGroup = ALONE,
     ) -> None:
         is_gemma = config.architecture in GEMMAS
         layer_type = GemmaLayer if is_gemma else LlamaLayer
         prefix = _prefix(config, weights)
         shape = (config.vocab_size, config.hidden_size)
-        self._embedding = weights.take(f"{prefix}embed_tokens.weight", shape)
+        self._group, self._vocab_size = group, config.vocab_size
+        self._tokens = group.share.of_vocabulary(config.vocab_size)
+        own_tokens = self._tokens if group.size > 1 else None
+        self._embedding = weights.take(f"{prefix}embed_tokens.weight", shape, own_tokens)
         # Gemma's is rounded to the type of the numbers that it multiplies.
         self._embedding_scale = (
             torch.tensor(config.hidden_size**0.5, device=device).to(dtype) if is_gemma else None
         )
         self._layers = [
-            layer_type(f"{prefix}layers.{index}.", index, config, weights, dtype, device)
+            layer_type(f"{prefix}layers.{index}.", index, config, weights, dtype, device, group)
             for index in range(config.num_layers)
         ]
         if is_gemma:
@@ -76,7 +81,7 @@ class Decoder:
         self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs
     ) -> Tensor:
         """Compute a step's tokens and store their KV. Returns hidden states [tokens, hidden_size]."""
-        hidden = self._embedding.index_select(0, token_ids)
+        hidden = self._embedded(token_ids)
         if self._embedding_scale is not None:
             hidden.mul_(self._embedding_scale)
         rotations = [rotary.at(positions) for rotary in self._rotaries]
@@ -86,18 +91,28 @@ class Decoder:
         return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocab_size] of some rows of what `forward` returned."""
+        """Logits [rows, vocab_size] of some rows of what `forward` returned; on other ranks, their part."""
         logits = self._head(self._norm(hidden))
         if self._logit_soft_cap is not None:
             logits.div_(self._logit_soft_cap).tanh_().mul_(self._logit_soft_cap)
-        return logits
+        return self._group.side_by_side(logits, self._vocab_size)
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        if self._group.size == 1:
+            return self._embedding.index_select(0, token_ids)
+        # Each token's row is one rank's; the others add zeros.
+        own = token_ids - self._tokens.first
+        is_foreign = (own < 0) | (own >= len(self._tokens))
+        rows = self._embedding.index_select(0, own.masked_fill_(is_foreign, 0))
+        return self._group.add_up(rows.masked_fill_(is_foreign.unsqueeze(1), 0))
 
     def _make_head(self, config: ModelConfig, weights: Weights) -> AnyLinear:
         if config.tie_word_embeddings:
             return make_linear([self._embedding])
         known = weights.names()
         name = next((one for one in HEADS if f"{one}.weight" in known), HEADS[0])
-        return projection(weights, {name: config.vocab_size}, config.hidden_size, has_bias=False)
+        rows = {name: self._tokens} if self._group.size > 1 else None
+        return projection(weights, {name: config.vocab_size}, config.hidden_size, has_bias=False, rows=rows)
 
 
 def _prefix(config: ModelConfig, weights: Weights) -> str:

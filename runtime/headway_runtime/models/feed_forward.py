@@ -11,7 +11,8 @@ from headway_runtime.layers.linear import make_linear
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.model_config_layers import ExpertsConfig
 from headway_runtime.models.loader import Weights
-from headway_runtime.models.projections import projection
+from headway_runtime.models.projections import projection, projection_back
+from headway_runtime.parallel.share import Share
 
 # So many rows go through an MLP at once on a CPU: its wide middle then stays in the processor's cache, and
 # they are enough for products at full speed.
@@ -23,13 +24,24 @@ MIXTRAL_NAMES = ("w1", "w3", "w2")
 
 
 def feed_forward(
-    name: str, index: int, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device
+    name: str,
+    index: int,
+    config: ModelConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    share: Share,
 ) -> GatedMLP | Experts:
-    """name: of a layer's MLP. A mixture's router is never quantized: it is small, and it decides."""
+    """name: of a layer's MLP. A mixture's router is never quantized: it is small, and it decides.
+
+    share: of the middle of each MLP, what this rank has; what the result computes is to be added up with
+    others'.
+    """
     if config.layers[index].has_experts:
-        return _experts(name, config, weights, dtype, device)
-    gate = Gate(config.activation, config.intermediate_size, dtype, device)
-    return _mlp(name, QWEN_NAMES, config.intermediate_size, config, weights, gate)
+        return _experts(name, config, weights, dtype, device, share)
+    middle = share.of(config.intermediate_size)
+    gate = Gate(config.activation, len(middle), dtype, device)
+    return _mlp(name, QWEN_NAMES, config.intermediate_size, config, weights, gate, share)
 
 
 def in_pieces(hidden: Tensor, delta: Tensor, work: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -43,21 +55,39 @@ def in_pieces(hidden: Tensor, delta: Tensor, work: Callable[[Tensor, Tensor], Te
 
 
 def _mlp(
-    name: str, names: tuple[str, str, str], size: int, config: ModelConfig, weights: Weights, gate: Gate
+    name: str,
+    names: tuple[str, str, str],
+    size: int,
+    config: ModelConfig,
+    weights: Weights,
+    gate: Gate,
+    share: Share,
 ) -> GatedMLP:
     gate_name, up_name, down_name = (f"{name}.{one}" for one in names)
-    hidden, has_bias = config.hidden_size, config.has_mlp_bias
-    gate_up = projection(weights, {gate_name: size, up_name: size}, hidden, has_bias=has_bias)
-    return GatedMLP(gate_up, gate, projection(weights, {down_name: hidden}, size, has_bias=has_bias))
+    hidden, has_bias, middle = config.hidden_size, config.has_mlp_bias, share.of(size)
+    gate_up = projection(
+        weights,
+        {gate_name: size, up_name: size},
+        hidden,
+        has_bias=has_bias,
+        rows={gate_name: middle, up_name: middle} if share.size > 1 else None,
+    )
+    down = projection_back(weights, down_name, hidden, size, middle, has_bias=has_bias)
+    return GatedMLP(gate_up, gate, down)
 
 
 def _experts(
-    name: str, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device
+    name: str,
+    config: ModelConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    share: Share,
 ) -> Experts:
     """Mixtral's own names are `block_sparse_moe` and w1, w3, w2; transformers 5 may write Qwen's for all."""
     experts = config.experts
     assert experts is not None
-    gate = Gate(config.activation, experts.size, dtype, device)
+    gate = Gate(config.activation, len(share.of(experts.size)), dtype, device)
     mixtral = f"{name.removesuffix('mlp')}block_sparse_moe"
     is_mixtral = config.architecture == "MixtralForCausalLM"
     if is_mixtral and f"{name}.gate.weight" not in weights.names():
@@ -67,7 +97,7 @@ def _experts(
     if f"{name}.experts.gate_up_proj" in weights.names():
         _unfuse(f"{name}.experts", names, config, experts, weights)
     mlps = [
-        _mlp(f"{name}.experts.{number}", names, experts.size, config, weights, gate)
+        _mlp(f"{name}.experts.{number}", names, experts.size, config, weights, gate, share)
         for number in range(experts.num_experts)
     ]
     return Experts(router, mlps, experts.num_used, dtype, device, normalizes=experts.normalizes)

@@ -14,6 +14,7 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.feed_forward import feed_forward, in_pieces
 from headway_runtime.models.loader import Weights
 from headway_runtime.models.self_attention import SelfAttention
+from headway_runtime.parallel.tensor_group import TensorGroup
 
 NORM_OFFSET = 1.0
 
@@ -27,7 +28,15 @@ def gemma_norm(name: str, config: ModelConfig, weights: Weights, dtype: torch.dt
 class GemmaLayer:
     """One decoder layer."""
 
-    __slots__ = ("_after_attention", "_after_mlp", "_attention", "_before_attention", "_before_mlp", "_mlp")
+    __slots__ = (
+        "_after_attention",
+        "_after_mlp",
+        "_attention",
+        "_before_attention",
+        "_before_mlp",
+        "_group",
+        "_mlp",
+    )
 
     def __init__(
         self,
@@ -37,6 +46,7 @@ class GemmaLayer:
         weights: Weights,
         dtype: torch.dtype,
         device: torch.device,
+        group: TensorGroup,
     ) -> None:
         """prefix: of the names of the layer's tensors."""
         self._before_attention, self._after_attention, self._before_mlp, self._after_mlp = (
@@ -44,9 +54,10 @@ class GemmaLayer:
             for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
         )
         self._attention = SelfAttention(
-            f"{prefix}self_attn", index, config, weights, dtype, norm_offset=NORM_OFFSET
+            f"{prefix}self_attn", index, config, weights, dtype, group, norm_offset=NORM_OFFSET
         )
-        self._mlp = feed_forward(f"{prefix}mlp", index, config, weights, dtype, device)
+        self._group = group
+        self._mlp = feed_forward(f"{prefix}mlp", index, config, weights, dtype, device, group.share)
 
     @property
     def attention(self) -> AttentionLayer:
@@ -73,4 +84,4 @@ class GemmaLayer:
         return in_pieces(hidden, delta, self._feed_forward)
 
     def _feed_forward(self, hidden: Tensor, delta: Tensor) -> Tensor:
-        return self._after_mlp(self._mlp(self._before_mlp.add_(hidden, delta)))
+        return self._after_mlp(self._group.add_up(self._mlp(self._before_mlp.add_(hidden, delta))))

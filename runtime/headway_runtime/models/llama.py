@@ -15,12 +15,13 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.feed_forward import feed_forward, in_pieces
 from headway_runtime.models.loader import Weights
 from headway_runtime.models.self_attention import SelfAttention
+from headway_runtime.parallel.tensor_group import TensorGroup
 
 
 class LlamaLayer:
     """One decoder layer."""
 
-    __slots__ = ("_attention", "_input_norm", "_mlp", "_post_norm")
+    __slots__ = ("_attention", "_group", "_input_norm", "_mlp", "_post_norm")
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class LlamaLayer:
         weights: Weights,
         dtype: torch.dtype,
         device: torch.device,
+        group: TensorGroup,
     ) -> None:
         """prefix: of the names of the layer's tensors."""
         self._input_norm, self._post_norm = (
@@ -38,8 +40,9 @@ class LlamaLayer:
             )
             for name in ("input", "post_attention")
         )
-        self._attention = SelfAttention(f"{prefix}self_attn", index, config, weights, dtype)
-        self._mlp = feed_forward(f"{prefix}mlp", index, config, weights, dtype, device)
+        self._group = group
+        self._attention = SelfAttention(f"{prefix}self_attn", index, config, weights, dtype, group)
+        self._mlp = feed_forward(f"{prefix}mlp", index, config, weights, dtype, device, group.share)
 
     @property
     def attention(self) -> AttentionLayer:
@@ -71,4 +74,4 @@ class LlamaLayer:
         return in_pieces(hidden, delta, self._feed_forward)
 
     def _feed_forward(self, hidden: Tensor, delta: Tensor) -> Tensor:
-        return self._mlp(self._post_norm.add_(hidden, delta))
+        return self._group.add_up(self._mlp(self._post_norm.add_(hidden, delta)))

@@ -6,6 +6,7 @@ Weights of linear layers come as they are to be kept: quantized where the checkp
 user wants it.
 """
 
+import math
 import re
 import zlib
 from collections import Counter
@@ -23,8 +24,10 @@ from headway_runtime.checkpoint_files import checkpoint_files
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.layers.quantized_weights import QuantizedWeight
 from headway_runtime.layers.quantizer import quantized, quantized_as
+from headway_runtime.layers.weight_cuts import ALL, Part, cut, cut_plain, filled_rows
 from headway_runtime.load_progress import LoadProgress
 from headway_runtime.models.stored_weights import FLOATS, WEIGHT_NAMES, read_stored
+from headway_runtime.parallel.share import Range
 from headway_runtime.quantization.choice import Quantization
 from headway_runtime.quantization.scheme import Scheme
 
@@ -55,11 +58,19 @@ class Weights(Protocol):
     def names(self) -> Set[str]:
         """Of the tensors that are there and not yet taken; none where they are made up as they are taken."""
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of that name, on the device and in the dtype of the model."""
+    def take(self, name: str, shape: tuple[int, ...], rows: Range | None = None) -> Tensor:
+        """The tensor of that name, on the device and in the dtype of the model.
 
-    def take_linear(self, module: str, outputs: int, inputs: int) -> Tensor | QuantizedWeight:
-        """The weight [outputs, inputs] of the linear layer of that name, as it is to be kept."""
+        rows: only these of `shape`, filled up with zeros where they reach past the end.
+        """
+
+    def take_linear(
+        self, module: str, outputs: int, inputs: int, part: Part = ALL
+    ) -> Tensor | QuantizedWeight:
+        """The weight [outputs, inputs] of the linear layer of that name, or that part, as it is to be kept.
+
+        Codes of a part are those of the whole weight.
+        """
 
     def put(self, name: str, tensor: Tensor) -> None:
         """A tensor that is a part of one taken, for whoever takes it under this name."""
@@ -108,17 +119,43 @@ class CheckpointWeights:
     def put(self, name: str, tensor: Tensor) -> None:
         self._put[name] = tensor
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if name in self._put:
-            return self._put.pop(name)
-        return self.take_stored(name, FLOATS, shape).to(self.dtype)
+    def take(self, name: str, shape: tuple[int, ...], rows: Range | None = None) -> Tensor:
+        return self._take_part(name, shape, Part(rows=rows))
 
-    def take_linear(self, module: str, outputs: int, inputs: int) -> Tensor | QuantizedWeight:
-        kind = self._quantization.of_module(module)
-        if isinstance(kind, Scheme) and not self._is_plain(module, kind):
-            return read_stored(self, module, outputs, inputs, kind)
-        weight = self.take(f"{module}.weight", (outputs, inputs))
-        return weight if kind is None or isinstance(kind, Scheme) else quantized(weight, kind)
+    def take_linear(
+        self, module: str, outputs: int, inputs: int, part: Part = ALL
+    ) -> Tensor | QuantizedWeight:
+        kind, name = self._quantization.of_module(module), f"{module}.weight"
+        try:
+            if isinstance(kind, Scheme) and not self._is_plain(module, kind):
+                return cut(read_stored(self, module, outputs, inputs, kind), part)
+            if kind is None or isinstance(kind, Scheme):
+                return self._take_part(name, (outputs, inputs), part)
+            if part.columns is None:
+                return quantized(self._take_part(name, (outputs, inputs), part), kind)
+            # A scale may be of all inputs.
+            return cut(quantized(self.take(name, (outputs, inputs)), kind), part)
+        except ValueError as error:
+            raise self.error(name, str(error)) from error
+
+    def _take_part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+        if name in self._put:
+            return cut_plain(self._put.pop(name), part)
+        if part == ALL or name not in self._where:
+            return self.take_stored(name, FLOATS, shape).to(self.dtype)
+        stored = self._opened[self._where[name]].get_slice(name)
+        if tuple(stored.get_shape()) != shape or stored.get_dtype() not in PLAIN_DTYPES:
+            self.take_stored(name, FLOATS, shape)  # says what is wrong
+        rows, columns = part.rows, part.columns
+        if columns is not None:
+            own = stored[:, columns.first : columns.last]
+        else:
+            assert rows is not None
+            end = min(rows.last, shape[0])
+            own = stored[rows.first : end] if rows.first < end else stored[:0]
+        self._taken(name, math.prod(shape) * own.dtype.itemsize)
+        own = own.to(self.dtype)
+        return own.contiguous() if rows is None else filled_rows(own, Range(0, len(rows)))
 
     def _is_plain(self, module: str, scheme: Scheme) -> bool:
         """Whether plain numbers lie where a scheme is said to apply: tools do not name all exceptions."""
@@ -150,12 +187,15 @@ class CheckpointWeights:
             raise self.error(
                 name, f"is {tensor.dtype}, want {wanted}: config.json's quantization_config does not fit it"
             )
+        self._taken(name, tensor.nbytes)
+        return tensor
+
+    def _taken(self, name: str, num_bytes: int) -> None:
         path = self._where.pop(name)
-        self._progress.tensor_read(tensor.nbytes)
+        self._progress.tensor_read(num_bytes)
         self._left[path] -= 1
         if not self._left[path]:
             self._progress.file_read()
-        return tensor
 
     def error(self, name: str, complaint: str) -> ModelLoadError:
         """About the tensor of that name, which may be taken already."""
@@ -202,19 +242,29 @@ class DummyWeights:
         self._device = device
         self._quantization = quantization
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], rows: Range | None = None) -> Tensor:
+        # All of it, so that ranks have the parts of one weight.
+        return cut_plain(self._whole(name, shape), Part(rows=rows))
+
+    def _whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if len(shape) == 1 and name.endswith("norm.weight"):
             return torch.ones(shape, dtype=self.dtype, device=self._device)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed}/{name}".encode()))
         tensor = torch.empty(shape, dtype=self.dtype, device=self._device)
         return tensor.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)
 
-    def take_linear(self, module: str, outputs: int, inputs: int) -> Tensor | QuantizedWeight:
-        weight = self.take(f"{module}.weight", (outputs, inputs))
+    def take_linear(
+        self, module: str, outputs: int, inputs: int, part: Part = ALL
+    ) -> Tensor | QuantizedWeight:
+        weight = self._whole(f"{module}.weight", (outputs, inputs))
         kind = self._quantization.of_module(module)
-        if isinstance(kind, Scheme):
-            return quantized_as(weight, kind)
-        return weight if kind is None else quantized(weight, kind)
+        if kind is None:
+            return cut_plain(weight, part)
+        whole = quantized_as(weight, kind) if isinstance(kind, Scheme) else quantized(weight, kind)
+        try:
+            return cut(whole, part)
+        except ValueError as error:
+            raise ModelLoadError(f"tensor {module + '.weight'!r} {error}") from error
 
     def names(self) -> Set[str]:
         return frozenset()

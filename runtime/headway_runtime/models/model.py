@@ -25,4 +25,7 @@ class Model(Protocol):
         """Compute a step's tokens and store their KV. Returns hidden states [tokens, hidden_size]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocab_size] of some rows of what `forward` returned."""
+        """Logits [rows, vocab_size] of some rows of what `forward` returned.
+
+        Of several ranks all must call it, as `forward`; the first one gets them.
+        """

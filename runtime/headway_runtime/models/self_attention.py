@@ -8,13 +8,17 @@ from headway_runtime.layers.linear import AnyLinear
 from headway_runtime.layers.norm import HeadNorm
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.loader import Weights
-from headway_runtime.models.projections import projection
+from headway_runtime.models.projections import projection, projection_back
+from headway_runtime.parallel.tensor_group import TensorGroup
 
 
 class SelfAttention:
-    """Projections, norms of heads where the model has them, attention, and the projection back."""
+    """Projections, norms of heads where the model has them, attention, and the projection back.
 
-    __slots__ = ("_head_norm", "_output", "_qkv", "_rope", "layer")
+    Of several ranks each has some heads; what it returns is the sum of all.
+    """
+
+    __slots__ = ("_group", "_head_norm", "_output", "_qkv", "_rope", "layer")
 
     def __init__(
         self,
@@ -23,6 +27,7 @@ class SelfAttention:
         config: ModelConfig,
         weights: Weights,
         dtype: torch.dtype,
+        group: TensorGroup,
         *,
         norm_offset: float = 0.0,
     ) -> None:
@@ -32,17 +37,32 @@ class SelfAttention:
             index, scale=config.attention_scale, window=own.window, soft_cap=config.attention_soft_cap
         )
         self._rope = own.rope
+        self._group = group
         query_size, kv_size = config.num_attention_heads * head_dim, config.num_kv_heads * head_dim
-        sizes = {f"{name}.q_proj": query_size, f"{name}.k_proj": kv_size, f"{name}.v_proj": kv_size}
-        self._qkv = projection(weights, sizes, config.hidden_size, has_bias=config.has_qkv_bias)
-        self._output = projection(
-            weights, {f"{name}.o_proj": config.hidden_size}, query_size, has_bias=config.has_output_bias
+        heads = group.share.of(config.num_attention_heads)
+        kv_heads = group.share.of_kv_heads(config.num_kv_heads)
+        queries, kv = heads.times(head_dim), kv_heads.times(head_dim)
+        names = [f"{name}.{which}_proj" for which in "qkv"]
+        self._qkv = projection(
+            weights,
+            dict(zip(names, (query_size, kv_size, kv_size), strict=True)),
+            config.hidden_size,
+            has_bias=config.has_qkv_bias,
+            rows=dict(zip(names, (queries, kv, kv), strict=True)) if group.size > 1 else None,
+        )
+        self._output = projection_back(
+            weights,
+            f"{name}.o_proj",
+            config.hidden_size,
+            query_size,
+            queries,
+            has_bias=config.has_output_bias,
         )
         self._head_norm: HeadNorm | None = None
         if config.normalizes_heads:
             norms = [
                 (weights.take(f"{name}.{which}_norm.weight", (head_dim,)).float() + norm_offset, count)
-                for which, count in (("q", config.num_attention_heads), ("k", config.num_kv_heads))
+                for which, count in (("q", len(heads)), ("k", len(kv_heads)))
             ]
             self._head_norm = HeadNorm(norms, config.rms_norm_eps, dtype)
 
@@ -62,4 +82,4 @@ class SelfAttention:
         qkv = self._qkv(x)
         if self._head_norm is not None:
             self._head_norm.norm_(qkv)
-        return self._output(attend(qkv, rotations[self._rope], self.layer, cache, inputs))
+        return self._group.add_up(self._output(attend(qkv, rotations[self._rope], self.layer, cache, inputs)))

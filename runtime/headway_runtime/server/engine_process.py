@@ -36,10 +36,10 @@ from headway_runtime.errors import (
     LimitRangeError,
     QueueFullError,
 )
+from headway_runtime.lifeline import die_with_parent, watch_lifeline
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.request import Request, RequestOutput
 from headway_runtime.server import messages
-from headway_runtime.server.lifeline import die_with_parent, watch_lifeline
 from headway_runtime.server.log import configure_logging
 from headway_runtime.server.sample import SampleWriter
 
@@ -94,6 +94,7 @@ class EngineLike(Protocol):
     def abort(self, request_id: str, now: float) -> bool: ...
     def finish(self, request_id: str, now: float) -> bool: ...
     def step(self, now: float) -> StepResult: ...
+    def close(self) -> None: ...
 
 
 MakeEngine = Callable[["EngineOptions", EngineMetrics, Callable[[str], None]], EngineLike]
@@ -388,6 +389,15 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
     from headway_runtime import head_start
 
     head_start.begin(options)
+    started = None
+    if options.parallel.size > 1:
+        from headway_runtime.parallel.agreement import agreed_words
+        from headway_runtime.parallel.started import start_ranks
+
+        level = logging.getLevelName(logging.getLogger().level).lower()
+        started = start_ranks(
+            options.parallel, options.num_threads, agreed_words(options), _end_with_rank, level
+        )
     from headway_runtime.engine_config import resolve_engine_config
 
     config = resolve_engine_config(options)
@@ -396,10 +406,17 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
 
     mark("engine imports")
     began_at = time.monotonic()
-    engine = EngineCore(config, metrics, time.monotonic)
+    engine = EngineCore(config, metrics, time.monotonic, started)
     metrics.model_loaded(time.monotonic() - began_at)
     mark("model")
     return engine
+
+
+def _end_with_rank(message: str, is_config: bool) -> None:  # noqa: FBT001 - the type of the callback
+    """End this process: whatever waits for a lost rank, a device even, may never come back."""
+    logger.error("%s", message)
+    print(f"headway serve: {message}", file=sys.stderr, flush=True)
+    os._exit(messages.EXIT_STATUS_CONFIG if is_config else 1)
 
 
 def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
@@ -438,6 +455,7 @@ def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
     except Exception:
         logger.exception("the engine cannot go on")
         return 1
+    engine.close()
     return 0
 
 

@@ -25,6 +25,7 @@ from headway_runtime.adapters.metrics import AdapterSnapshot
 from headway_runtime.draft_metrics import DraftSnapshot
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.histograms import EDGES_MILLISECONDS, SIZE_EDGES, HistogramSnapshot, SizeSnapshot
+from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.server.messages import EngineState
 
 _EDGE_LABELS = (*(format(edge / 1000.0, ".9g") for edge in EDGES_MILLISECONDS), "+Inf")
@@ -74,6 +75,7 @@ class _Page(Collector):
         yield from self._counters()
         yield from _draft_counters(self._state.metrics.drafts)
         yield from _adapter_metrics(self._state.adapters)
+        yield from _rank_counters(self._state.metrics.traffic)
         for name, (metric, text) in _HISTOGRAMS.items():
             yield _histogram(metric, text, self._state.metrics.histograms[name])
         for name, (metric, text) in _SIZES.items():
@@ -177,6 +179,24 @@ def _labelled(
     for label_values, value in values:
         family.add_metric(label_values, value)
     return family
+
+
+def _rank_counters(traffic: Traffic) -> Iterator[Metric]:
+    """Of the processes that share the model."""
+    yield GaugeMetricFamily(
+        "headway_tensor_parallel_size", "Processes that share each layer.", traffic.num_ranks
+    )
+    yield CounterMetricFamily(
+        "headway_rank_exchanges", "Tensors that all ranks added up or gathered.", traffic.num_exchanges
+    )
+    yield CounterMetricFamily(
+        "headway_rank_exchange_bytes", "Bytes of these tensors, as one rank has them.", traffic.num_bytes
+    )
+    yield CounterMetricFamily(
+        "headway_rank_exchange_seconds",
+        "Time of these, waiting for the slowest rank included; 0 on a GPU.",
+        traffic.seconds,
+    )
 
 
 def _draft_counters(drafts: DraftSnapshot) -> Iterator[Metric]:

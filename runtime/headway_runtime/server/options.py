@@ -80,6 +80,10 @@ def resolve_options(arguments: argparse.Namespace, environment: Mapping[str, str
     engine = engine_options(arguments, model_path, model)
     served_model_names = tuple(arguments.served_model_name or [arguments.model])
     _check_adapter_names(engine.lora, served_model_names)
+    if arguments.headless and engine.parallel.node_rank == 0:
+        raise ConfigError(
+            "--headless is for nodes that compute for node 0; give this one a --node-rank above 0"
+        )
     return ServeOptions(
         engine=engine,
         http=http_options(arguments),
@@ -112,6 +116,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_arguments(parser)
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=integer(0, 65535), default=8000, help="0 picks a free one (default %(default)s)")
+    add(
+        "--headless",
+        action="store_true",
+        help="answer no requests, only compute for node 0: what a --node-rank above 0 means anyway",
+    )
     add("--port-file", metavar="PATH", help="write the port number there once it is bound")
     add("--served-model-name", action="extend", nargs="+", metavar="NAME", help="may be repeated")
     add("--api-key", action="extend", nargs="+", metavar="KEY", help=f"likewise; or ${API_KEY_VARIABLE}")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from headway_runtime.errors import HeadwayRuntimeError
+from headway_runtime.lifeline import die_with_parent
 from headway_runtime.server.desk import load_model_files, name_of, served_model, with_adapter
-from headway_runtime.server.lifeline import die_with_parent
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.prompts import ServedModel
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 
 from headway_runtime.errors import HeadwayRuntimeError
+from headway_runtime.lifeline import watch_lifeline
 from headway_runtime.server.engine_handle import ENGINE_COMMAND, EngineHandle
-from headway_runtime.server.lifeline import watch_lifeline
 from headway_runtime.server.log import configure_logging
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions, build_parser, resolve_options
@@ -48,6 +48,10 @@ def serve(options: ServeOptions, started_at: float, engine_command: Sequence[str
         listed = ", ".join(f"{name}={value!r}" for name, value in taken.items())
         logger.info("defaults from generation_config.json (--generation-config none is without): %s", listed)
     gc.disable()  # until the server listens: imports make objects, not garbage
+    if options.engine.parallel.node_rank > 0:
+        from headway_runtime.server import node_process
+
+        return node_process.run(options)
     timeline = {"options": round(time.monotonic() - started_at, 3)}
     # Prompts are encoded in a few threads of our own; a pool behind each of them would fight the engine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -60,11 +60,11 @@ class GroupedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """x: contiguous bfloat16 [rows, inputs]. Returns [rows, outputs]."""
         num_rows = len(x)
-        assert x.is_contiguous()
-        assert x.shape[1] == self.num_inputs
         assert x.dtype == torch.bfloat16
         if self._order is not None:
             x = x.index_select(1, self._order)
+        assert x.is_contiguous()
+        assert x.shape[1] == self.num_inputs
         out = x.new_empty((num_rows, self.num_outputs))
         self._kernel.run(
             torch.get_num_threads(),

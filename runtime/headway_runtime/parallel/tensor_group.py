@@ -1,0 +1,116 @@
+"""What ranks do with tensors together: add them up, and bring them to the first rank. Counts what that takes.
+
+Owns torch.distributed's process group (gloo between CPUs, NCCL between GPUs), made for one engine alone: it
+is never the process' default group, so that several engines, and the user's own groups, may live beside it.
+"""
+
+import time
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GatherOptions, PrefixStore, ProcessGroupGloo, Store
+
+from headway_runtime.parallel.share import WHOLE, Share
+from headway_runtime.parallel.traffic import Traffic
+
+
+class Collectives(Protocol):
+    """What we need of a process group. The result of each is waited for."""
+
+    def allreduce(self, tensors: list[Tensor]) -> Any: ...
+    def allgather(self, parts: list[list[Tensor]], tensors: list[Tensor]) -> Any: ...
+    def gather(self, parts: list[list[Tensor]], tensors: list[Tensor], options: GatherOptions) -> Any: ...
+    def abort(self) -> None: ...
+
+
+class TensorGroup:
+    """All ranks call the same methods in the same order, with tensors of the same shape."""
+
+    def __init__(self, share: Share, processes: Collectives | None) -> None:
+        """processes: None for a rank that is alone."""
+        assert (processes is None) == (share.size == 1)
+        self.share = share
+        self._processes = processes
+        self.traffic = Traffic(share.size)
+
+    @property
+    def size(self) -> int:
+        return self.share.size
+
+    def add_up(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in place; the same to the last bit on each."""
+        if self._processes is None:
+            return x
+        began_at = time.monotonic()
+        self._processes.allreduce([x]).wait()
+        self._count(x, began_at)
+        return x
+
+    def side_by_side(self, x: Tensor, num_columns: int) -> Tensor:
+        """Columns of all ranks, [rows, columns] each, on the first rank, less those past `num_columns`.
+
+        On others `x` itself.
+        """
+        processes = self._processes
+        if processes is None:
+            return x
+        began_at = time.monotonic()
+        x = x.contiguous()
+        is_first = self.share.rank == 0
+        if x.is_cuda:
+            parts = [torch.empty_like(x) for _ in range(self.size)]
+            processes.allgather([parts], [x]).wait()
+        else:
+            parts = [torch.empty_like(x) for _ in range(self.size)] if is_first else []
+            options = GatherOptions()
+            options.rootRank = 0
+            processes.gather([parts] if is_first else [], [x], options).wait()
+        self._count(x, began_at)
+        if not is_first:
+            return x
+        width = x.shape[1]
+        own = [part[:, : max(0, num_columns - index * width)] for index, part in enumerate(parts)]
+        return torch.cat(own, dim=1)
+
+    def abort(self) -> None:
+        """Let whoever waits for others on a device go on, with an error."""
+        if self._processes is not None:
+            self._processes.abort()
+
+    def _count(self, x: Tensor, began_at: float) -> None:
+        traffic = self.traffic
+        traffic.num_exchanges += 1
+        traffic.num_bytes += x.nbytes
+        if not x.is_cuda:
+            traffic.seconds += time.monotonic() - began_at
+
+
+ALONE = TensorGroup(WHOLE, None)
+
+
+def open_group(
+    share: Share, store: Store, device: torch.device, host: str, timeout_seconds: float
+) -> TensorGroup:
+    """Connects with all other ranks; they meet at the store. host: this process' address for them."""
+    timeout = timedelta(seconds=timeout_seconds)
+    own = PrefixStore("headway", store)
+    if device.type == "cuda":
+        from torch._C._distributed_c10d import ProcessGroupNCCL  # only builds for CUDA have it
+
+        nccl: Any = ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = timeout
+        return TensorGroup(share, nccl(own, share.rank, share.size, options))
+    return TensorGroup(share, _gloo(own, share, host, timeout))
+
+
+def _gloo(store: Store, share: Share, host: str, timeout: timedelta) -> Collectives:
+    gloo: Any = ProcessGroupGloo  # of its options, PyTorch's stubs know nothing
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=host)]
+    options._timeout = timeout
+    options._threads = 1
+    backend: Collectives = gloo(store, share.rank, share.size, options)
+    return backend
