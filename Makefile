@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,runtime,gateway,tracing,bench,dev
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-levers bench-front bench-client format crds clean
+.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client format crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,8 +52,11 @@ soak: install ## ten minutes of random traffic against one server, then fuzzing 
 	HEADWAY_FUZZ_EXAMPLES=$${HEADWAY_FUZZ_EXAMPLES:-5000} $(BIN)/pytest tests/soak --timeout=1800
 	HEADWAY_TRAJECTORIES=$${HEADWAY_TRAJECTORIES:-20000} $(BIN)/pytest tests/runtime_core/test_trajectories.py --timeout=1800
 
-bench-cpu: install ## Headway beside vLLM CPU, llama.cpp and transformers (25 minutes; the first time longer, and gigabytes)
+bench-cpu: install ## Headway beside vLLM CPU, llama.cpp and transformers, and with each lever (40 minutes; the first time longer, and gigabytes)
 	$(BIN)/python -m benchmarks.cpu.run $(BENCH_CPU)
+
+bench-gpu: ## the engine on one GPU, with GPU_PYTHON and the torch that it has (STAGE="checks engine peers"; 9 minutes)
+	PYTHONPATH=runtime $(or $(GPU_PYTHON),python3) -m benchmarks.gpu.run --out gpu-results.json $(if $(STAGE),--stage $(STAGE)) $(BENCH_GPU)
 
 bench-levers: install ## one lever after the other on questions about documents: latency, users within an SLO
 	$(BIN)/python -m benchmarks.levers.run --json benchmarks/levers/results.json --page docs/levers.md $(BENCH_LEVERS)

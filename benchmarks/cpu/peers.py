@@ -31,7 +31,7 @@ from benchmarks.cpu.workload import (
 JOB_TIMEOUT_SECONDS = 400.0
 WARM_UP_SEED = 10_000
 PREFIX_SEED = 20_000
-SERVED = ("headway", "vllm")
+SERVED = ("headway", "vllm", *servers.LEVERS)
 IN_PROCESS = ("llama.cpp", "transformers generate", "transformers continuous")
 
 

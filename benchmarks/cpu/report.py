@@ -2,7 +2,16 @@
 
 from typing import Any
 
+from benchmarks.cpu.servers import LEVERS
+
 BATCHES = (1, 4, 16, 64)
+RATES = ("tokens_per_second", "decode_tokens_per_second")
+LEVER_GOALS = {
+    ("headway, int4 weights", 1): 2.0,
+    ("headway, int8 weights", 1): 1.2,
+    ("headway, int4 weights", 16): 1.0,
+    ("headway, int8 weights", 16): 1.0,
+}
 PAGE_START = """\
 # Headway beside its peers on one CPU
 
@@ -27,10 +36,49 @@ def table(results: dict[str, Any]) -> str:
     lines += [_row(header), _row(["---"] * len(header))]
     ours = results["peers"].get("headway")
     for name, peer in results["peers"].items():
-        lines.append(_row(_cells(name, peer, ours)))
+        if name not in LEVERS:
+            lines.append(_row(_cells(name, peer, ours)))
     if ours is not None and "error" not in ours:
         lines += ["", *_goals(results["peers"])]
+    levers = {name: peer for name, peer in results["peers"].items() if name in LEVERS}
+    if levers:
+        lines += ["", *_lever_table(levers, ours)]
     return "\n".join(lines) + "\n"
+
+
+def _lever_table(levers: dict[str, Any], ours: dict[str, Any] | None) -> list[str]:
+    """Headway with one lever pulled, over Headway as it is: of answers as a whole, and of decoding alone."""
+    header = ["lever", "start to first token, s"]
+    header += [f"{batch} at once: output tokens/s (over plain; decoding alone)" for batch in BATCHES]
+    header += ["P95 TTFT at 16, ms", "machine: GB/s read and bare products, tokens/s"]
+    lines = [_row(header), _row(["---"] * len(header))]
+    for name, peer in levers.items():
+        cells = _cells(name, peer, None)
+        if "error" not in peer:
+            for place, batch in enumerate(BATCHES, 2):
+                whole, decoding = (_over(peer, ours, batch, key) for key in RATES)
+                cells[place] += f" ({whole}; {decoding})"
+            del cells[7]
+        lines.append(_row(cells))
+    verdicts = [
+        _goal(f"decoding over plain, {name}, {batch} at once", ratio, wanted)
+        for (name, batch), wanted in LEVER_GOALS.items()
+        if (ratio := _ratio(levers.get(name), ours, batch, "decode_tokens_per_second")) is not None
+    ]
+    return [*lines, "", *verdicts] if verdicts else lines
+
+
+def _over(peer: dict[str, Any], ours: dict[str, Any] | None, batch: int, key: str) -> str:
+    ratio = _ratio(peer, ours, batch, key)
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def _ratio(peer: dict[str, Any] | None, ours: dict[str, Any] | None, batch: int, key: str) -> float | None:
+    rates = [
+        None if one is None or "error" in one else one["batches"].get(str(batch), {}).get(key)
+        for one in (peer, ours)
+    ]
+    return rates[0] / rates[1] if rates[0] and rates[1] else None
 
 
 def page(results: dict[str, Any]) -> str:

@@ -5,9 +5,10 @@
 Makes a random Llama of 349M parameters, installs each peer in an environment of its own under the user's
 cache folder (the first run downloads gigabytes and builds llama.cpp), and gives each 128 tokens in, 64 out,
 at 1, 4, 16 and 64 requests at once. vLLM and Headway are asked over HTTP; llama.cpp and transformers are
-called in their own processes, without the cost of a server. Those that serve are visited in turns, twice
-each, and before and after each visit the machine itself is measured: it is not equally fast all the time. A
-peer that fails is a row that says so. Only ratios within one run mean anything.
+called in their own processes, without the cost of a server. Those two that serve are visited in turns,
+twice each, and between their turns Headway with each of its levers, once; before and after each visit the
+machine itself is measured: it is not equally fast all the time. A peer that fails is a row that says so.
+Only ratios within one run mean anything.
 """
 
 import argparse
@@ -28,14 +29,14 @@ from benchmarks.cpu.load import LoadError
 from benchmarks.cpu.model_folder import WEIGHTS_FILE, make_model_folder
 from benchmarks.cpu.peers import IN_PROCESS, SERVED, PeerError, ServedPeer, measure_in_process
 from benchmarks.cpu.report import page, table
-from benchmarks.cpu.servers import ServerError
+from benchmarks.cpu.servers import LEVERS, ServerError
 from benchmarks.cpu.workload import FULL, OUTPUT_TOKENS, PROMPT_TOKENS, QUICK, Plan
 
 # Slow ones answer a batch of 64 as well, but once is enough.
 ONE_ROUND = ("transformers generate", "transformers continuous")
 MACHINE_TIMEOUT_SECONDS = 120.0
 NAMES = (*SERVED, *IN_PROCESS)
-VISITS = (*SERVED, *SERVED, *IN_PROCESS)
+VISITS = ("headway", "vllm", *LEVERS, "headway", "vllm", *IN_PROCESS)
 
 
 def measure_machine(folder: Path) -> dict[str, float]:
@@ -124,7 +125,7 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="write the table there, as a page")
     arguments = parser.parse_args()
     for name in arguments.only:
-        if name != "headway":
+        if not name.startswith("headway"):
             try:
                 peer_python(name.partition(" ")[0])
             except InstallError as error:

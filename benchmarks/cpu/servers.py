@@ -57,14 +57,30 @@ def vllm_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
     }
 
 
-COMMANDS = {"headway": headway_command, "vllm": vllm_command}
+# Headway with one lever pulled: what it adds to the command.
+LEVERS = {
+    "headway, fp8 weights": ("--quantization", "fp8"),
+    "headway, int8 weights": ("--quantization", "int8"),
+    "headway, int4 weights": ("--quantization", "int4"),
+    "headway, fp8 KV": ("--kv-cache-dtype", "fp8"),
+    "headway, int8 KV": ("--kv-cache-dtype", "int8"),
+    "headway, prompt lookup": ("--speculative-config", '{"method": "ngram"}'),
+}
+
+
+def command_of(name: str, folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command of a peer, or of Headway with a lever, and what its environment has besides."""
+    if name == "vllm":
+        return vllm_command(folder, port)
+    command, environment = headway_command(folder, port)
+    return [*command, *LEVERS.get(name, ())], environment
 
 
 @contextmanager
 def running(name: str, folder: Path, log_file: Path) -> Iterator[RunningServer]:
     """A peer that answers /health, in a process group of its own. InstallError, ServerError."""
     port = free_port()
-    command, environment = COMMANDS[name](folder, port)
+    command, environment = command_of(name, folder, port)
     with running_command(command, environment, port, log_file) as server:
         yield server
 

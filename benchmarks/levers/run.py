@@ -99,9 +99,9 @@ class Study:
         self._num_runs += 1
         point = measure(url, row, users, self._num_runs, self._sizes, self._count_tokens)
         self.points.append(point)
-        itl = "-" if point.itl is None else f"{point.itl.p95:.0f}"
+        itl = "-" if point.itl is None else f"{point.itl.p99:.0f}"
         print(
-            f"{row.name}, {users} users: P95 TTFT {point.ttft.p95:.0f} ms, ITL {itl} ms, "
+            f"{row.name}, {users} users: P95 TTFT {point.ttft.p95:.0f} ms, P99 ITL {itl} ms, "
             f"{point.output_tokens_per_second:.0f} tokens/s, right {point.right_share:.0%}",
             file=sys.stderr,
             flush=True,

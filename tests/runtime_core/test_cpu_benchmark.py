@@ -7,7 +7,7 @@ import pytest
 from benchmarks.cpu import run
 from benchmarks.cpu.peers import ServedPeer
 from benchmarks.cpu.report import table
-from benchmarks.cpu.servers import ServerError
+from benchmarks.cpu.servers import LEVERS, ServerError, command_of
 from benchmarks.cpu.workload import QUICK, Answer, BatchResult, percentile
 
 MACHINE = {"read_gigabytes_per_second": 40.0, "products_tokens_per_second": 50.0}
@@ -57,6 +57,31 @@ def test_a_peer_that_failed_is_a_row_that_says_so_and_no_goal() -> None:
     page = table(results(headway=peer(30.0, 4.0), vllm=failed))
     assert "| vllm | failed: ServerError: it ended |" in page
     assert "vLLM's" not in page
+
+
+def test_levers_are_rows_over_our_own_plain_weights() -> None:
+    page = table(
+        results(
+            headway=peer(30.0, 4.0),
+            **{"headway, int4 weights": peer(75.0, 9.0), "headway, int8 weights": peer(24.0, 5.0)},
+        )
+    )
+    plain, _, levers = page.partition("| lever |")
+    assert "int4" not in plain
+    assert "| headway, int4 weights | 9.0 | 75 (2.50x; 1.00x) |" in levers
+    assert "- decoding over plain, headway, int4 weights, 1 at once: 1.00 (goal 2: missed)" in levers
+    assert "- decoding over plain, headway, int8 weights, 16 at once: 1.00 (goal 1: met)" in levers
+    assert len({line.count("|") for line in levers.splitlines() if "headway, " in line and "|" in line}) == 1
+
+
+def test_every_lever_is_a_command_and_is_visited_between_ours(tmp_path: Path) -> None:
+    assert run.VISITS.index("headway") < min(run.VISITS.index(name) for name in LEVERS)
+    assert max(run.VISITS.index(name) for name in LEVERS) < len(run.VISITS) - 1 - run.VISITS[::-1].index(
+        "headway"
+    )
+    plain, _ = command_of("headway", tmp_path, 1)
+    for name, flags in LEVERS.items():
+        assert command_of(name, tmp_path, 1)[0] == [*plain, *flags]
 
 
 @pytest.mark.parametrize("failing", [1, 2])

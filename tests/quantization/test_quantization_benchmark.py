@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.cpu import levers
+from benchmarks.cpu import quantization
 from benchmarks.cpu.tensor_bytes import tensor_bytes
 
 from headway_runtime.layers.linear import Linear
@@ -13,7 +13,7 @@ from headway_runtime.layers.linear import Linear
 
 def test_a_speed_is_the_median_of_the_rounds_own_ratios() -> None:
     """A slow round slows both, and does not count for one."""
-    assert levers.speedups([10.0, 100.0, 12.0], [5.0, 50.0, 4.0]) == 2.0
+    assert quantization.speedups([10.0, 100.0, 12.0], [5.0, 50.0, 4.0]) == 2.0
 
 
 def test_each_storage_counts_once() -> None:
@@ -27,18 +27,18 @@ def test_goals_are_judged_by_the_ratios(
 ) -> None:
     speeds = {"none": 1.0, "fp8": 1.5, "int8": 1.1, "int4": 4.0}
 
-    def load(name: str, *others: Any) -> levers.Lever:
-        return levers.Lever(name, name, 1.0, 2_000_000)  # type: ignore[arg-type]
+    def load(name: str, *others: Any) -> quantization.Lever:
+        return quantization.Lever(name, name, 1.0, 2_000_000)  # type: ignore[arg-type]
 
-    def milliseconds(given: list[levers.Lever], batch: Any, rounds: int) -> list[list[float]]:
+    def milliseconds(given: list[quantization.Lever], batch: Any, rounds: int) -> list[list[float]]:
         return [[24.0 / speeds[lever.name]] * rounds for lever in given]
 
-    monkeypatch.setattr(levers, "load", load)
-    monkeypatch.setattr(levers, "milliseconds", milliseconds)
-    monkeypatch.setattr(levers, "make_model_folder", lambda *what, **options: None)
-    monkeypatch.setattr(levers, "read_gigabytes_per_second", lambda: 30.0)
+    monkeypatch.setattr(quantization, "load", load)
+    monkeypatch.setattr(quantization, "milliseconds", milliseconds)
+    monkeypatch.setattr(quantization, "make_model_folder", lambda *what, **options: None)
+    monkeypatch.setattr(quantization, "read_gigabytes_per_second", lambda: 30.0)
     asked = argparse.Namespace(batch=[1, 16], context=32, prompt=16, rounds=3, quick=True)
-    assert levers.run(asked) == 1
+    assert quantization.run(asked) == 1
     printed = capsys.readouterr().out
     assert "| int4 | 0.00 | 1.0 | 6.0 (4.00x) | 6.0 (4.00x) | 6.0 (4.00x) |" in printed
     assert "- int4 over bfloat16, batch 1: 4.00 (goal 2: met)" in printed

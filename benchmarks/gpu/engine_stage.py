@@ -1,0 +1,259 @@
+"""Stage 3: the engine end to end with random weights of real shapes, against what the bytes allow.
+
+A decode step's floor is the bytes of the weights that it reads, and of the KV of all its sequences, over the
+measured copy bandwidth; a prompt's is its products' floating point operations over the measured rate.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from benchmarks.gpu.engines import add, drain, kv_bytes, make_random, random_prompt, weight_bytes
+from benchmarks.gpu.machine import Ceilings
+from benchmarks.gpu.report import Report, Row
+from benchmarks.gpu.shapes import LLAMA_8B, QWEN3_8B, QWEN3_30B_A3B, TINY, TINY_MOE, TINY_QWEN3, Shape
+
+from headway_runtime.config import Device, SpeculativeConfig
+from headway_runtime.engine import EngineCore
+
+# Bits that a layer's weight takes with its scales: a group of 128 shares a float16.
+WEIGHT_BITS = {"none": 16.0, "fp8": 8.0, "int4": 4.125}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run, in tokens and requests."""
+
+    llama: Shape
+    qwen: Shape
+    mixture: Shape
+    batches: tuple[int, ...]
+    context: int
+    steps: int
+    prompts: tuple[int, ...]
+    longest_prompt: int
+    prefix: int
+    load: tuple[int, int, int]
+    load_seconds: float
+
+
+FULL = Plan(
+    llama=LLAMA_8B,
+    qwen=QWEN3_8B,
+    mixture=QWEN3_30B_A3B,
+    batches=(1, 8, 32, 128, 256),
+    context=512,
+    steps=48,
+    prompts=(2048, 8192),
+    longest_prompt=32768,
+    prefix=8192,
+    load=(256, 1024, 1024),
+    load_seconds=90.0,
+)
+SMOKE = Plan(
+    llama=TINY,
+    qwen=TINY_QWEN3,
+    mixture=TINY_MOE,
+    batches=(1, 4),
+    context=24,
+    steps=6,
+    prompts=(64, 256),
+    longest_prompt=512,
+    prefix=256,
+    load=(6, 24, 8),
+    load_seconds=30.0,
+)
+
+
+def run_engine(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: bool) -> None:
+    """All rows; each model is loaded once."""
+    plan = SMOKE if is_smoke else FULL
+    longest = max(*plan.prompts, plan.context + plan.steps) + 64
+    for quantization in WEIGHT_BITS:
+        with _engine(
+            report, f"llama {quantization}", plan.llama, device, longest, plan, quantization
+        ) as engine:
+            if engine is None:
+                continue
+            for batch in plan.batches:
+                report.row(
+                    "engine",
+                    f"llama {quantization}, decode {batch} at {plan.context}",
+                    partial(_decode, engine, plan.llama, plan, batch, ceilings, quantization),
+                )
+            for length in plan.prompts:
+                report.row(
+                    "engine",
+                    f"llama {quantization}, prompt of {length}",
+                    partial(_prompt, engine, plan.llama, length, ceilings),
+                )
+            report.row(
+                "engine", f"llama {quantization}, prefix of {plan.prefix}", partial(_prefix, engine, plan)
+            )
+    longest = plan.longest_prompt + 64
+    with _engine(report, "llama, long", plan.llama, device, longest, plan, "none") as engine:
+        if engine is not None:
+            long = plan.longest_prompt
+            report.row("engine", f"prompt of {long}", partial(_prompt, engine, plan.llama, long, ceilings))
+    with _engine(report, "qwen3", plan.qwen, device, sum(plan.load[1:]) + 64, plan, "none") as engine:
+        if engine is not None:
+            name = "qwen3, {} requests, {} in, {} out".format(*plan.load)
+            report.row("engine", name, partial(_load, engine, plan), needs_seconds=plan.load_seconds + 20)
+    longest = plan.context + plan.steps + 64
+    with _engine(report, "mixture", plan.mixture, device, longest, plan, "none") as engine:
+        for batch in plan.batches[:3] if engine is not None else ():
+            assert engine is not None
+            report.row(
+                "engine",
+                f"mixture, decode {batch} at {plan.context}",
+                partial(_decode, engine, plan.mixture, plan, batch, ceilings, "none"),
+            )
+    _speculation(report, device, plan)
+
+
+@contextmanager
+def _engine(
+    report: Report, name: str, shape: Shape, device: Device, longest: int, plan: Plan, quantization: str
+) -> Iterator[EngineCore | None]:
+    """A loaded engine, gone afterwards with all its memory; None if it could not be made or time is short."""
+    made: list[EngineCore] = []
+
+    def load() -> Row:
+        engine, seconds = make_random(
+            shape,
+            device,
+            max_model_len=longest,
+            max_num_seqs=max(*plan.batches, plan.load[0]),
+            max_batched_tokens=max(8192 if device == "cuda" else 512, plan.load[0]),
+            quantization=quantization,
+            kv_cache_memory_bytes=None if device == "cuda" else 64 * 2**20,
+        )
+        made.append(engine)
+        return {"load_seconds": seconds, "kv_blocks": engine.kv_blocks_total}
+
+    report.row("engine", f"{name}, load", load, needs_seconds=45)
+    try:
+        yield made[0] if made else None
+    finally:
+        for engine in made:
+            engine.close()
+        made.clear()
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _decode(
+    engine: EngineCore, shape: Shape, plan: Plan, batch: int, ceilings: Ceilings, quantization: str
+) -> Row:
+    """The median step of so many sequences; twice, since the first steps of a size prepare it."""
+    seconds: list[float] = []
+    for repeat in range(2):
+        for index in range(batch):
+            prompt = random_prompt(1000 * repeat + index, plan.context, shape["vocab_size"])
+            add(engine, str(index), prompt, plan.steps)
+        seconds.clear()
+        while engine.has_work:
+            began_at = time.perf_counter()
+            outputs = engine.step(time.monotonic())
+            if outputs.num_decodes == batch:
+                seconds.append(time.perf_counter() - began_at)
+    step = statistics.median(seconds)
+    read = weight_bytes(shape, WEIGHT_BITS[quantization]) + batch * plan.context * kv_bytes(shape)
+    floor = read / ceilings.bytes_per_second
+    return {
+        "step_milliseconds": step * 1e3,
+        "tokens_per_second": batch / step,
+        "floor_milliseconds": floor * 1e3,
+        "share_of_bandwidth": floor / step,
+    }
+
+
+def _prompt(engine: EngineCore, shape: Shape, length: int, ceilings: Ceilings) -> Row:
+    """One prompt alone to its first token: the median of three, after one that is not counted."""
+    # Of another length, another seed: no prompt begins like one before.
+    prompts = [random_prompt(10 * length + index, length, shape["vocab_size"]) for index in range(4)]
+    seconds = [_first_token(engine, prompt) for prompt in prompts]
+    median = statistics.median(seconds[1:])
+    # The head is computed for the last token only.
+    weights = weight_bytes(shape) / 2 - shape["vocab_size"] * shape["hidden_size"]
+    head_dim = shape.get("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
+    attention = 2 * shape["num_hidden_layers"] * shape["num_attention_heads"] * head_dim * length**2
+    floor = (2 * weights * length + attention) / ceilings.bfloat16_per_second
+    return {
+        "ttft_milliseconds": median * 1e3,
+        "tokens_per_second": length / median,
+        "floor_milliseconds": floor * 1e3,
+        "share_of_products": floor / median,
+    }
+
+
+def _prefix(engine: EngineCore, plan: Plan) -> Row:
+    """A prompt of which all but the end is known, and one that is new."""
+    vocabulary = plan.llama["vocab_size"]
+    misses, hits = [], []
+    for index in range(3):
+        prefix = random_prompt(5000 + index, plan.prefix - 64, vocabulary)
+        misses.append(_first_token(engine, prefix + random_prompt(6000 + index, 32, vocabulary)))
+        hits.append(_first_token(engine, prefix + random_prompt(7000 + index, 32, vocabulary)))
+    miss, hit = statistics.median(misses), statistics.median(hits)
+    return {"miss_milliseconds": miss * 1e3, "hit_milliseconds": hit * 1e3, "ratio": miss / hit}
+
+
+def _first_token(engine: EngineCore, prompt: list[int]) -> float:
+    began_at = time.perf_counter()
+    add(engine, "prompt", prompt, 1)
+    drain(engine)
+    return time.perf_counter() - began_at
+
+
+def _load(engine: EngineCore, plan: Plan) -> Row:
+    """All requests at once. Cut off when the time is up: the rate is of the tokens until then."""
+    count, inputs, outputs = plan.load
+    for index in range(count):
+        add(engine, str(index), random_prompt(index, inputs, plan.qwen["vocab_size"]), outputs)
+    num_tokens, began_at = 0, time.perf_counter()
+    until = began_at + plan.load_seconds
+    while engine.has_work and time.perf_counter() < until:
+        num_tokens += sum(len(one.token_ids) for one in engine.step(time.monotonic()).outputs)
+    seconds = time.perf_counter() - began_at
+    is_whole = not engine.has_work
+    for index in range(count):
+        engine.abort(str(index), time.monotonic())
+    return {"output_tokens_per_second": num_tokens / seconds, "is_whole": is_whole, "seconds_run": seconds}
+
+
+def _speculation(report: Report, device: Device, plan: Plan) -> None:
+    """One sequence with prompt lookup against without, on a prompt that repeats itself."""
+
+    def measure() -> Row:
+        rates = {}
+        for name, method in (("without", None), ("ngram", SpeculativeConfig("ngram"))):
+            engine, _ = make_random(
+                plan.llama,
+                device,
+                max_model_len=plan.context + 4 * plan.steps + 64,
+                max_num_seqs=8,
+                max_batched_tokens=512,
+                speculative=method,
+                num_guesses=0 if method is None else 6,
+                kv_cache_memory_bytes=2**30 if device == "cuda" else 16 * 2**20,
+                enable_prefix_caching=False,
+            )
+            phrase = random_prompt(1, 8, plan.llama["vocab_size"])
+            for repeat in range(2):
+                add(engine, str(repeat), phrase * (plan.context // 8), 4 * plan.steps)
+                began_at = time.perf_counter()
+                drain(engine)
+                rates[name] = 4 * plan.steps / (time.perf_counter() - began_at)
+            engine.close()
+        return {f"{name}_tokens_per_second": rate for name, rate in rates.items()} | {
+            "ratio": rates["ngram"] / rates["without"]
+        }
+
+    report.row("engine", "llama, prompt lookup at 1", measure, needs_seconds=60)

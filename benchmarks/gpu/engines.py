@@ -1,0 +1,108 @@
+"""Engines of random weights, driven step by step in this process: the core alone, nothing of HTTP."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from benchmarks.gpu.shapes import Shape
+
+from headway_runtime.config import Device, Dtype, EngineConfig, Envelope, Limits, SpeculativeConfig
+from headway_runtime.engine import EngineCore
+from headway_runtime.metrics import EngineMetrics
+from headway_runtime.request import Request, SamplingParams
+
+
+def make_engine(
+    folder: Path,
+    device: Device,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+    dtype: Dtype = "bfloat16",
+    quantization: str = "auto",
+    is_dummy: bool = True,
+    kv_cache_memory_bytes: int | None = None,
+    speculative: SpeculativeConfig | None = None,
+    num_guesses: int = 0,
+    enable_prefix_caching: bool = True,
+) -> EngineCore:
+    """An engine of the model in `folder`; a `is_dummy` one needs config.json only."""
+    envelope = Envelope(max_num_seqs, max_batched_tokens, num_guesses)
+    config = EngineConfig(
+        model_path=str(folder),
+        device=device,
+        dtype=dtype,
+        load_format="dummy" if is_dummy else "auto",
+        max_model_len=max_model_len,
+        block_size=16,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        envelope=envelope,
+        limits=Limits(max_num_seqs, max_batched_tokens, num_guesses),
+        max_waiting=4096,
+        num_threads=1,
+        quantization=quantization,
+        speculative=speculative,
+        enable_prefix_caching=enable_prefix_caching,
+        long_prefill_share=1.0,
+    )
+    return EngineCore(config, EngineMetrics())
+
+
+def make_random(shape: Shape, device: Device, **options: object) -> tuple[EngineCore, float]:
+    """An engine of a shape with random weights, and the seconds that making it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+        began_at = time.perf_counter()
+        engine = make_engine(Path(folder), device, **options)  # type: ignore[arg-type]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return engine, time.perf_counter() - began_at
+
+
+def add(engine: EngineCore, request_id: str, prompt: list[int], max_tokens: int) -> None:
+    """A greedy request whose answer is as long as asked."""
+    now = time.monotonic()
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    engine.add_request(Request(request_id, tuple(prompt), sampling, now), now)
+
+
+def random_prompt(seed: int, length: int, vocab_size: int) -> list[int]:
+    """Token ids; another seed shares no beginning."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+    return tokens
+
+
+def drain(engine: EngineCore) -> dict[str, list[int]]:
+    """Step until nothing is left. Tokens by request."""
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.step(time.monotonic()).outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+    return tokens
+
+
+def weight_bytes(shape: Shape, bits: float = 16.0) -> float:
+    """Bytes of weights that a decode step of one sequence reads: of experts those it uses, and the head's.
+
+    bits: of a layer's weight; the head stays in bfloat16.
+    """
+    hidden = shape["hidden_size"]
+    head_dim = shape.get("head_dim", hidden // shape["num_attention_heads"])
+    heads = 2 * shape["num_attention_heads"] + 2 * shape["num_key_value_heads"]
+    if "num_experts" in shape:
+        feed_forward = 3 * hidden * shape["moe_intermediate_size"] * shape["num_experts_per_tok"]
+        feed_forward += hidden * shape["num_experts"]
+    else:
+        feed_forward = 3 * hidden * shape["intermediate_size"]
+    layers = shape["num_hidden_layers"] * (hidden * head_dim * heads + feed_forward)
+    return float(layers * bits / 8 + 2 * shape["vocab_size"] * hidden)
+
+
+def kv_bytes(shape: Shape, number_bytes: float = 2.0) -> float:
+    """Bytes of one token's keys and values, all layers together."""
+    head_dim = shape.get("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
+    return float(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim * number_bytes)

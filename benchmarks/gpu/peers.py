@@ -1,0 +1,109 @@
+"""Stage 4: the same work by what else can be had where this runs.
+
+transformers' `generate` always; its continuous batching and vLLM where they are installed. Decoding only, of
+the same shape with random weights: what one step of so many sequences takes.
+"""
+
+import gc
+import importlib.util
+import json
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from benchmarks.gpu.engine_stage import FULL, SMOKE, Plan
+from benchmarks.gpu.report import Report, Row
+
+from headway_runtime.config import Device
+
+
+def run_peers(report: Report, device: Device, *, is_smoke: bool) -> None:
+    """A row per peer and batch size."""
+    plan = SMOKE if is_smoke else FULL
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: list[Any] = []
+
+    def load() -> Row:
+        began_at = time.perf_counter()
+        model.append(_random_model(plan, device))
+        return {"load_seconds": time.perf_counter() - began_at}
+
+    report.row("peers", "transformers, load", load, needs_seconds=90)
+    for batch in plan.batches[:4] if model else ():
+        report.row(
+            "peers",
+            f"transformers generate, decode {batch} at {plan.context}",
+            partial(_generate, model[0], plan, batch, device),
+            needs_seconds=60,
+        )
+    model.clear()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    if importlib.util.find_spec("vllm") is None:
+        print("peers | vllm | left out: it is not installed")
+        return
+    report.row("peers", "vllm", partial(_vllm, plan), needs_seconds=240)
+
+
+def _random_model(plan: Plan, device: Device) -> Any:
+    fields = {k: v for k, v in plan.llama.items() if k not in ("dtype", "architectures", "model_type")}
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
+            return model.eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _generate(model: Any, plan: Plan, batch: int, device: Device) -> Row:
+    """A step is what 1 + `steps` tokens take more than one, over `steps`."""
+    token_ids = torch.randint(0, plan.llama["vocab_size"], (batch, plan.context), device=device)
+
+    def seconds(num_tokens: int) -> float:
+        began_at = time.perf_counter()
+        model.generate(
+            token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            min_new_tokens=num_tokens,
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began_at
+
+    seconds(2)
+    step = (seconds(plan.steps + 1) - seconds(1)) / plan.steps
+    return {"step_milliseconds": step * 1e3, "tokens_per_second": batch / step}
+
+
+def _vllm(plan: Plan) -> Row:
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(plan.llama), encoding="utf-8")
+        began_at = time.perf_counter()
+        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=8192)
+        row: Row = {"load_seconds": time.perf_counter() - began_at}
+        for batch in plan.batches:
+            prompts = [
+                {"prompt_token_ids": torch.randint(0, plan.llama["vocab_size"], (plan.context,)).tolist()}
+                for _ in range(batch)
+            ]
+            seconds = []
+            for num_tokens in (2, 1, plan.steps + 1):
+                params = SamplingParams(
+                    temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
+                )
+                began_at = time.perf_counter()
+                llm.generate(prompts, params, use_tqdm=False)
+                seconds.append(time.perf_counter() - began_at)
+            row[f"decode_{batch}_milliseconds"] = (seconds[2] - seconds[1]) / plan.steps * 1e3
+    return row
