@@ -89,8 +89,8 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
         for side in (model, baseline):
             if side.options.lora is not None:
                 raise OptionsError(
-                    "--enable-lora: models are judged without adapters; merge the adapter into the model (PEFT's "
-                    "merge_and_unload) and name its folder"
+                    "--enable-lora: models are judged without adapters; merge the adapter into the model "
+                    "(PEFT's merge_and_unload) and name its folder"
                 )
         return model, baseline
     except ConfigError as error:
