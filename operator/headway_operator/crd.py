@@ -60,6 +60,7 @@ def _version() -> Schema:
             _column("Replicas", ".status.display.replicas", "Ready of wanted replicas"),
             _column("TTFT/target", ".status.display.ttft", "Time to first token against its target"),
             _column("TPOT/target", ".status.display.tpot", "Time per output token against its target"),
+            _column("Quality", ".status.display.quality", "The verdict of spec.quality"),
             {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
         ],
         "schema": {"openAPIV3Schema": _root_schema()},

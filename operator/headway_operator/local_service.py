@@ -35,10 +35,11 @@ DEFAULT_INTERVAL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """What a file says: one InferenceService, and the Secrets beside it (name -> key -> value)."""
+    """What a file says: one InferenceService, the Secrets and ConfigMaps beside it (name -> key -> value)."""
 
     service: Manifest
     secrets: Mapping[str, Mapping[str, bytes]]
+    config_maps: Mapping[str, Mapping[str, str]]
 
 
 def read_manifest_file(path: Path) -> ManifestFile:
@@ -51,20 +52,26 @@ def read_manifest_file(path: Path) -> ManifestFile:
         raise SpecError(str(path), f"is not YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     for kind in kinds:
-        if kind not in (KIND, "Secret"):
+        if kind not in (KIND, "Secret", "ConfigMap"):
             raise SpecError(
-                str(path), f"holds a document of kind {kind!r}; want one {KIND}, and Secrets if any"
+                str(path),
+                f"holds a document of kind {kind!r}; want one {KIND}, and Secrets and ConfigMaps if any",
             )
     if kinds.count(KIND) != 1:
         raise SpecError(str(path), f"holds {kinds.count(KIND)} documents of kind {KIND}; want exactly one")
-    secrets = {}
+    secrets: dict[str, dict[str, bytes]] = {}
+    config_maps: dict[str, dict[str, str]] = {}
     for document in documents:
-        if document["kind"] == "Secret":
-            name = (document.get("metadata") or {}).get("name")
-            if not isinstance(name, str):
-                raise SpecError(str(path), "holds a Secret without metadata.name; write one")
+        kind, name = document["kind"], (document.get("metadata") or {}).get("name")
+        if kind == KIND:
+            continue
+        if not isinstance(name, str):
+            raise SpecError(str(path), f"holds a {kind} without metadata.name; write one")
+        if kind == "Secret":
             secrets[name] = secret_values(document)
-    return ManifestFile(next(d for d in documents if d["kind"] == KIND), secrets)
+        else:
+            config_maps[name] = {key: str(text) for key, text in (document.get("data") or {}).items()}
+    return ManifestFile(next(d for d in documents if d["kind"] == KIND), secrets, config_maps)
 
 
 class LocalService:
@@ -81,12 +88,14 @@ class LocalService:
         self.key = parse(self._file.service).key
         self._generation = 1
         self._secrets = dict(self._file.secrets)
+        self._config_maps = dict(self._file.config_maps)
         self._keys = AdminKeys.generate()
         self.cluster = LocalCluster(
             # Looked for last: what is wrong with the file is to be told first.
             port=_free_port(port),
             public_pem=self._keys.public_pem,
             secrets=self._secrets,
+            config_maps=self._config_maps,
             on_change=on_change,
         )
 
@@ -132,6 +141,8 @@ class LocalService:
         self._file = file
         self._secrets.clear()
         self._secrets.update(file.secrets)
+        self._config_maps.clear()
+        self._config_maps.update(file.config_maps)
         metadata = {**file.service["metadata"], "generation": self._generation}
         return {**file.service, "metadata": metadata, "status": self.cluster.status}
 

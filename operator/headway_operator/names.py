@@ -17,6 +17,7 @@ FIELD_MANAGER = "headway-operator"
 
 RUNTIME_COMPONENT = "runtime"
 GATEWAY_COMPONENT = "gateway"
+EVALUATION_COMPONENT = "evaluation"
 RUNTIME_CONTAINER = "runtime"
 GATEWAY_CONTAINER = "gateway"
 HTTP_PORT_NAME = "http"
@@ -28,6 +29,7 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 SERVICE_LABEL = f"{GROUP}/service"
 COMPONENT_LABEL = f"{GROUP}/component"
 REVISION_LABEL = f"{GROUP}/revision"
+JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 
 OPERATOR_KEY_SECRET = "headway-admin-key"
@@ -74,6 +76,11 @@ def gateway(name: str) -> str:
 def revision(name: str, template_hash: str) -> str:
     """The runtime Deployment of one revision."""
     return f"{name}-{template_hash}"
+
+
+def evaluation(name: str, judged_hash: str) -> str:
+    """The Job that judges what has this hash; the name of its pod, six characters longer, still fits."""
+    return f"{name}-quality-{judged_hash}"
 
 
 def admin_config_map(name: str) -> str:

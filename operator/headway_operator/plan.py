@@ -3,7 +3,8 @@
 The algorithm:
 
 1. Wanted replicas are `spec.replicas` when set, else the decision's.
-2. The current revision (the rendered one) is scaled to the wanted number.
+2. The current revision (the rendered one) is scaled to the wanted number. While it is withheld and nothing
+   else serves, there is none to be scaled, and what is left of older ones stays.
 3. An older revision keeps the replicas it has while the current one has fewer ready replicas than wanted, so
    that a rollout never lowers what serves. An older revision whose replicas are all pending or failed serves
    nobody; it is scaled to 0 at once, which frees what it occupies for the current one.
@@ -39,7 +40,7 @@ def plan(
 ) -> Plan:
     """What the appliers must do to get from `observed` to what `rendered` and `decision` ask for."""
     wanted = wanted_replicas(service, decision)
-    scale = _scale(rendered.revision.name, wanted, observed)
+    scale = {} if rendered.serves_nothing else _scale(rendered.revision.name, wanted, observed)
     return Plan(
         manifests=rendered.manifests,
         keep=rendered.keep | _kept_revisions(rendered.revision.name, observed),

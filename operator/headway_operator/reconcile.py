@@ -4,14 +4,15 @@
  2. observe   what the cluster has
  3. scrape    what replicas and gateways measured
  4. render    the children there should be
- 5. decide    replicas and limits, with the memory of the last pass
- 6. plan      what must be done
- 7. apply     each child
- 8. scale     each revision, the emptiest replica first
- 9. prune     children no longer wanted, unless an apply failed
-10. patch     limits and targets of each replica
-11. status    when it says something new, with its events
-12. memory    at most once a minute
+ 5. judge     whether what is new among them may be served yet, and what judges it
+ 6. decide    replicas and limits, with the memory of the last pass
+ 7. plan      what must be done
+ 8. apply     each child
+ 9. scale     each revision, the emptiest replica first
+10. prune     children no longer wanted, unless an apply failed
+11. patch     limits and targets of each replica
+12. status    when it says something new, with its events
+13. memory    at most once a minute
 
 A step that fails changes nothing that serves: it is recorded, the other steps go on, and the next pass tries
 it again. Only without an observation there is nothing to go on with.
@@ -28,10 +29,11 @@ from headway_operator.cluster.protocol import Cluster
 from headway_operator.errors import HeadwayOperatorError, SpecError
 from headway_operator.manifests import render
 from headway_operator.plan import plan
+from headway_operator.quality import Gate, gated, materials, open_or_shut
 from headway_operator.scrape import Scraper
 from headway_operator.slo import Memory, decide, resume, target_of
 from headway_operator.spec import Manifest, Service, key_of, parse
-from headway_operator.state import ChildKey, Decision, Observed, Plan, Sample, ServiceKey
+from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered, Sample, ServiceKey
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class Outcome:
     observed: Observed | None = None
     sample: Sample | None = None
     decision: Decision | None = None
+    gate: Gate | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
     earlier_problems: list[tuple[str, str]] = field(default_factory=list)
 
@@ -99,6 +102,8 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         outcome.observed = observed = await cluster.observe(key)
         outcome.sample = sample = await world.scraper.sample(key, observed)
         rendered = render(service, cluster.site, world.public_key_pem, observed.children)
+        outcome.gate = gate = await _judge(world, service, rendered, observed)
+        rendered = gated(service, cluster.site, rendered, gate, observed.children)
     except SpecError as error:
         outcome.problems.append(("read", str(error)))
         await _tell(world, outcome, conditions.refused(manifest, error, world.clock()))
@@ -109,10 +114,16 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     todo = plan(service, rendered, observed, sample, decision)
     await _act(cluster, world.scraper, outcome, todo, observed)
     problems = [f"{step}: {message}" for step, message in outcome.problems]
-    status = conditions.status(service, rendered, observed, sample, decision, world.clock(), problems)
+    status = conditions.status(service, rendered, observed, sample, decision, world.clock(), problems, gate)
     await _tell(world, outcome, status)
     await _checkpoint(world, service, outcome, carried)
     return outcome
+
+
+async def _judge(world: World, service: Service, rendered: Rendered, observed: Observed) -> Gate | None:
+    files = materials(service)
+    digests = await world.cluster.digests(service.key, files) if files else {}
+    return open_or_shut(service, rendered.revision.runtime_image, observed, digests, world.clock())
 
 
 async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan, observed: Observed) -> None:

@@ -14,6 +14,8 @@ __all__ = [
     "Attainment",
     "ChildKey",
     "Decision",
+    "Evaluation",
+    "EvaluationPhase",
     "Gateway",
     "GatewaySample",
     "Histogram",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 ReplicaPhase = Literal["pending", "starting", "ready", "draining", "failed"]
+EvaluationPhase = Literal["pending", "running", "ended", "timed_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,20 @@ class Gateway:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One run of `headway eval` over what the service would serve, as the cluster reports it.
+
+    output: what its last attempt left behind; a verdict when it came to one. message: the cause while it
+    cannot run, and how it ended, in words.
+    """
+
+    name: str
+    phase: EvaluationPhase
+    message: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The cluster's view of one service's children at one instant."""
 
@@ -105,6 +122,7 @@ class Observed:
     gateway: Gateway = Gateway()
     children: frozenset[ChildKey] = frozenset()
     url: str = ""
+    evaluations: tuple[Evaluation, ...] = ()
     other_scaler: str = ""  # the HPA or ScaledObject that targets the same object, if one does
 
 
@@ -230,11 +248,21 @@ class RevisionPin:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The children a service should have: `manifests` to apply; `keep` also names those left as they are."""
+    """The children a service should have: `manifests` to apply; `keep` also names those left as they are.
+
+    withheld: the name of a revision that waits for its verdict, or "". While nothing else serves, `revision`
+    is that very one, and there is no Deployment of it.
+    """
 
     revision: RevisionPin
     manifests: tuple[Manifest, ...]
     keep: frozenset[ChildKey]
+    withheld: str = ""
+
+    @property
+    def serves_nothing(self) -> bool:
+        """Whether no revision may have replicas yet."""
+        return self.revision.name == self.withheld
 
 
 @dataclass(frozen=True, slots=True)

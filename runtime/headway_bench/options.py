@@ -38,6 +38,8 @@ def parse_config(arguments: list[str]) -> BenchConfig:
 
 
 def _to_config(options: argparse.Namespace, arguments: list[str]) -> BenchConfig:
+    if options.save_requests and options.json is None:
+        raise OptionsError("--save-requests puts them into the report of --json; give that, too")
     prompts = _prompts(options)
     load = _load(options, prompts)
     _check_together(options, prompts)
@@ -102,6 +104,8 @@ def _load(options: argparse.Namespace, prompts: PromptConfig) -> LoadConfig:
     kind: ArrivalKind = options.arrivals or ("poisson" if options.burstiness is None else "gamma")
     if options.burstiness is not None and kind != "gamma":
         raise OptionsError(f"--burstiness shapes gamma arrivals, not --arrivals={kind}")
+    if concurrencies and (options.arrivals or options.burstiness is not None):
+        raise OptionsError("--arrivals and --burstiness say how an open loop sends; give its --request-rate")
     return LoadConfig(
         request_rates=rates,
         concurrencies=concurrencies,
@@ -149,6 +153,8 @@ def _check_together(options: argparse.Namespace, prompts: PromptConfig) -> None:
             raise OptionsError("--prompt-lengths=ids does not go with --turns: answers come back as text")
         if prompts.dataset is not None:
             raise OptionsError("--prompt-lengths=ids does not go with --dataset, whose prompts are text")
+    if options.think_seconds is not None and prompts.turns == fixed(1):
+        raise OptionsError("--think-seconds is between the --turns of a conversation; give several")
     if options.prompt_lengths == "tokenizer" and options.tokenizer is None:
         raise OptionsError("--prompt-lengths=tokenizer needs --tokenizer")
     if prompts.dataset is not None and (options.input_length or options.num_prefixes):

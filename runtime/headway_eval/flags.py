@@ -113,6 +113,13 @@ def _add_thresholds(group: argparse._ArgumentGroup) -> None:
 def _add_report(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--json", metavar="OUT", help="write all numbers to this file, too")
+    add(
+        "--verdict-file",
+        metavar="OUT",
+        help="write verdict and numbers as one line of JSON of at most 4,096 bytes, as a container's "
+        "/dev/termination-log takes",
+    )
+    add("--lifeline-fd", type=integer(0), metavar="FD", help="end at once when this pipe reaches its end")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="warning")
 
 

@@ -49,13 +49,15 @@ class EvalOptions:
     max_tokens: int
     thresholds: Thresholds
     json_path: Path | None
+    verdict_path: Path | None
     log_level: str
 
 
 def parse_options(argv: Sequence[str]) -> EvalOptions:
     """HeadwayEvalError or HeadwayRuntimeError, naming what is wrong."""
     arguments = build_parser().parse_args(argv)
-    json_path = _json_path(arguments.json)
+    json_path = _output_path("--json", arguments.json)
+    verdict_path = _output_path("--verdict-file", arguments.verdict_file)
     model, baseline = _sides(arguments)
     text_path = _text_path(arguments.text, model)
     suites = _suites(arguments.tasks, model, baseline)
@@ -73,6 +75,7 @@ def parse_options(argv: Sequence[str]) -> EvalOptions:
         arguments.max_tokens,
         _thresholds(arguments, model),
         json_path,
+        verdict_path,
         arguments.log_level,
     )
 
@@ -85,7 +88,14 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
     try:
         if is_same:
             choose_quantization(of_baseline["quantization"], model.folder)
-        return model, make_side(source, of_baseline)
+        baseline = make_side(source, of_baseline)
+        for side in (model, baseline):
+            if side.options.lora is not None:
+                raise OptionsError(
+                    "--enable-lora: models are judged without adapters; merge the adapter into the model "
+                    "(PEFT's merge_and_unload) and name its folder"
+                )
+        return model, baseline
     except ConfigError as error:
         remedy = (
             "; the baseline is the model itself without its levers: name another one with --against, or "
@@ -102,13 +112,13 @@ def _thresholds(arguments: argparse.Namespace, model: Side) -> Thresholds:
     return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
-def _json_path(value: str | None) -> Path | None:
+def _output_path(flag: str, value: str | None) -> Path | None:
     """Refuse, before anything is measured, what could not be written afterwards."""
     if value is None:
         return None
     path = Path(value)
     if not path.parent.is_dir() or path.is_dir():
-        raise OptionsError(f"--json={value!r}: is no file in an existing folder; make the folder first")
+        raise OptionsError(f"{flag}={value!r}: is no file in an existing folder; make the folder first")
     return path
 
 

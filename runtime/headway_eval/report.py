@@ -40,7 +40,7 @@ def build_report(options: EvalOptions, result: EvalResult) -> dict[str, Any]:
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(_finite(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(finite(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _side(side: Side) -> dict[str, Any]:
@@ -67,12 +67,12 @@ def _summary(summary: TaskSummary) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON knows neither infinity nor NaN: texts stand for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: finite(one) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return value

@@ -84,9 +84,9 @@ def _verdict(verdict: Verdict) -> list[str]:
 
 
 def _value(check: Check, value: float) -> str:
-    if check.name.startswith("accuracy"):
+    if check.unit == "points":
         return f"{value:.1f} points"
-    return f"{100 * value:.2f}%" if check.name.startswith("perplexity") else f"{value:.3g} nats"
+    return f"{100 * value:.2f}%" if check.unit == "share" else f"{value:.3g} nats"
 
 
 def _percent(share: float) -> str:

@@ -7,6 +7,7 @@ perplexity, where its interval holds 0. A number that is NaN passes nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from headway_eval.intervals import CONFIDENCE
 from headway_eval.task_summary import SuiteSummary, TaskSummary
@@ -37,6 +38,13 @@ class Check:
     limit: float
     passed: bool
     note: str = ""
+
+    @property
+    def unit(self) -> Literal["nats", "share", "points"]:
+        """Of value and limit."""
+        if self.name.startswith("accuracy"):
+            return "points"
+        return "share" if self.name.startswith("perplexity") else "nats"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Puts the detokenizer, the stop strings and the log-probabilities together. A token's log-probability is let
 out with the text it belongs to, so that a stop string that is being held back cannot be read from there
-either; a token that the stop string cut, wholly or in part, is left out. Knows no JSON and no HTTP.
+either; a token that the stop string cut, wholly or in part, is left out unless each token is to have its
+own. Knows no JSON and no HTTP.
 
 This is the hot path: a choice of plain text costs a detokenizer call per output. What only some clients ask
 for (echo, token ids, usage with every chunk) is in `choice_details`.
@@ -63,6 +64,7 @@ class TextRules:
     min_tokens: stop strings begin to count with the text of the first token after so many.
     stop_token_ids: all tokens that end it; stop_reasons: those of them that the client named.
     special_tokens: whether their names are part of the text, or those of which that is so.
+    keeps_cut_tokens: whether tokens that a stop string cut have log-probabilities, too.
     """
 
     stops: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ class TextRules:
     stop_token_ids: frozenset[int] = frozenset()
     stop_reasons: frozenset[int] = frozenset()
     special_tokens: bool | frozenset[int] = False
+    keeps_cut_tokens: bool = False
 
 
 class Choice:
@@ -181,7 +184,8 @@ class Choice:
     def _entries_let_out(self) -> list[TokenEntry]:
         if not self._entries:
             return []
-        is_whole = self.finish_reason is not None and not self.is_stopped_by_text
+        is_cut = self.is_stopped_by_text and not self._rules.keeps_cut_tokens
+        is_whole = self.finish_reason is not None and not is_cut
         let_out = [entry for end, entry in self._entries if is_whole or end <= self._released]
         del self._entries[: len(let_out)]
         return let_out

@@ -12,6 +12,7 @@ grammar comes. Knows no tokens; see `grammar_compiler.py` for what a model's voc
 """
 
 import json
+import re
 from typing import Any
 
 from headway_runtime.request import Grammar
@@ -27,6 +28,8 @@ OPTIONS_KEYWORD = "x-guidance"
 READABLE_JSON: Any = {"whitespace_pattern": rf"\x20|\r?\n[\x20\t]{{0,{MAX_INDENTATION}}}"}
 # As Python writes it, and with it most chat templates and what models were trained on.
 COMPACT_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# A first rule that says how its tree looks, which the converter does not know for Lark's.
+_SHAPED_START = re.compile(r"^\s*[?!]{1,2}start\s*:", re.MULTILINE)
 _REGEX_SYMBOLS = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
@@ -124,6 +127,8 @@ def _escape_symbol(character: str) -> str:
 
 
 def _lark_of(source: str) -> str:
+    if _SHAPED_START.search(source):
+        return source
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:

@@ -14,7 +14,8 @@ from headway_runtime.errors import InvalidRequestError
 from headway_runtime.sampling_params import is_text, wrong
 from headway_runtime.tokenizer import Tokenizer
 
-PromptInput: TypeAlias = str | Sequence[int]
+# The dict is vLLM's: {"prompt": text} or {"prompt_token_ids": token ids}.
+PromptInput: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 
@@ -27,8 +28,8 @@ class PromptEncoder:
         self._vocab_size = vocab_size
 
     def encode_all(self, prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
-        """A text, token ids, or a list of either. InvalidRequestError for what is none of these."""
-        if isinstance(prompts, str):
+        """One prompt, or a list of them. InvalidRequestError for what is neither."""
+        if isinstance(prompts, str | Mapping):
             return [self.encode(prompts)]
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
             raise wrong(
@@ -39,14 +40,15 @@ class PromptEncoder:
         return [self.encode(one) for one in prompts]  # type: ignore[arg-type]
 
     def encode(self, prompt: PromptInput) -> Prompt:
-        if isinstance(prompt, str):
-            _check_text("prompt", prompt)
-            encoded = self.tokenizer.encode(prompt, add_special_tokens=True)
-            return self._checked(Prompt(uuid.uuid4().hex, prompt, tuple(encoded)))
-        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
-        if not is_list or not all(type(one) is int for one in prompt):
-            raise wrong("prompt", prompt, "want a text or a list of token ids")
-        return self._checked(Prompt(uuid.uuid4().hex, None, tuple(prompt)))
+        text, given = _unwrapped(prompt) if isinstance(prompt, Mapping) else (None, prompt)
+        if isinstance(given, str):
+            _check_text("prompt", given)
+            encoded = self.tokenizer.encode(given, add_special_tokens=True)
+            return self._checked(Prompt(uuid.uuid4().hex, given, tuple(encoded)))
+        is_list = isinstance(given, Sequence) and not isinstance(given, bytes)
+        if not is_list or not all(type(one) is int for one in given):
+            raise wrong("prompt", given, "want a text or a list of token ids")
+        return self._checked(Prompt(uuid.uuid4().hex, text, tuple(given)))
 
     def encode_chats(
         self, messages: Messages | Sequence[Messages], *, add_generation_prompt: bool
@@ -83,6 +85,20 @@ class PromptEncoder:
                 param="prompt",
             )
         return prompt
+
+
+def _unwrapped(prompt: Mapping[str, Any]) -> tuple[str | None, Any]:
+    """The text of a prompt that says which form it has, if it says one, and what is to be read of it."""
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    odd = next((repr(name) for name in prompt if name not in ("prompt", "prompt_token_ids")), None)
+    if odd is not None or text is token_ids is None:
+        raise wrong("prompt", prompt, f"holds {odd or 'nothing'}; give 'prompt', 'prompt_token_ids' or both")
+    if text is not None and not isinstance(text, str):
+        raise wrong("prompt", text, "want a text")
+    if isinstance(token_ids, str):
+        raise wrong("prompt_token_ids", token_ids, "want a list of token ids")
+    # The ids count; the text beside them is for whoever reads the output.
+    return text, text if token_ids is None else token_ids
 
 
 def _check_text(param: str, text: str) -> None:

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from headway_eval.options import parse_options as parse_eval_options
+from headway_eval.verdict import DEFAULTS, Thresholds
 from headway_gateway.config import parse_config
 from headway_operator.manifests import render
+from headway_operator.manifests.evaluation_job import evaluation_job
 from headway_operator.spec import InferenceServiceSpec, parse
 from headway_operator.state import Site
 from headway_runtime.config import Envelope, Limits, LoraConfig, LoraModule, SpeculativeConfig
@@ -120,6 +123,66 @@ def test_the_gateway_finds_replicas_by_each_worlds_means() -> None:
     local = parse_config(arguments(FULL, SITES["local"])["gateway"])
     assert local.backends_file == Path("/srv/backends.json")
     assert local.drain_timeout_seconds == 45
+
+
+def evaluation_arguments(spec: dict[str, Any]) -> list[str]:
+    manifest = {
+        "apiVersion": "serving.headway.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "demo", "namespace": "team", "uid": "u1"},
+        "spec": spec,
+    }
+    job = evaluation_job(parse(manifest), SITES["kubernetes"], "runtime:1", "demo-quality-1")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0] == "eval"
+    return [str(argument) for argument in container["args"][1:]]
+
+
+def test_the_evaluation_judges_what_the_engine_would_be() -> None:
+    spec = FULL | {"quality": {}}
+    judged = parse_eval_options(evaluation_arguments(spec))
+    served = parse_options(arguments(spec, SITES["kubernetes"])["serve"], environment={}).engine
+    of_model, of_baseline = judged.model.options, judged.baseline.options
+    for name in ("dtype", "device", "quantization", "max_model_len", "kv_cache_dtype", "speculative"):
+        assert getattr(of_model, name) == getattr(served, name), name
+    assert (of_baseline.quantization, of_baseline.kv_cache_dtype) == ("none", "auto")
+    assert (of_baseline.dtype, of_baseline.speculative) == ("auto", None)
+    assert (of_baseline.max_model_len, of_baseline.device) == (512, "cpu")
+    assert [suite.name for suite in judged.suites] == ["bundled tasks"]
+    assert judged.verdict_path == Path("/dev/termination-log")
+
+
+def test_every_field_of_quality_arrives_at_the_evaluation(tmp_path: Path) -> None:
+    text, tasks = tmp_path / "text.txt", tmp_path / "tasks.jsonl"
+    text.write_text("12 + 34 = 46. What else is there to say?")
+    tasks.write_text('{"prompt": "1+1=", "answer": "2"}')
+    quality = {
+        "baseline": {
+            "source": f"file://{QUANTIZED.parents[2] / 'runtime/headway_runtime/bundled/headway-tiny'}",
+            "dtype": "float16",
+            "quantization": "fp8",
+            "kvCacheDtype": "int8",
+        },
+        "text": str(text),
+        "tasks": [str(tasks), "bundled"],
+        "maxTokens": 7,
+        "thresholds": {"maxKl": "500u", "maxPerplexityIncrease": "0.5", "maxAccuracyDrop": 3},
+    }
+    judged = parse_eval_options(evaluation_arguments(BARE | {"quality": quality}))
+    assert judged.baseline.source.endswith("/headway-tiny")
+    assert judged.baseline.source != judged.model.source
+    baseline = judged.baseline.options
+    assert (baseline.dtype, baseline.quantization, baseline.kv_cache_dtype) == ("float16", "fp8", "int8")
+    assert judged.text is not None
+    assert judged.text.name == "text.txt"
+    assert [suite.name for suite in judged.suites] == ["tasks.jsonl", "bundled tasks"]
+    assert judged.max_tokens == 7
+    assert judged.thresholds == Thresholds(0.0005, 0.5, 3.0)
+
+
+def test_what_quality_leaves_out_is_the_evaluations_own_default() -> None:
+    judged = parse_eval_options(evaluation_arguments(BARE | {"quality": {"tasks": ["none"]}}))
+    assert (judged.thresholds, judged.max_tokens, judged.suites) == (DEFAULTS, 256, ())
 
 
 @pytest.mark.parametrize("quantization", ["auto", "none", "fp8", "int8", "int4"])

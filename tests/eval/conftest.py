@@ -1,20 +1,15 @@
 """Runs `headway eval` in this process; copies of the bundled model with weights quantized, well or badly."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
+from bundled_model.quantized_copy import write_fp8_copy
 from headway_eval.main import main
-from headway_runtime.sources import BUNDLED_FOLDER
-
-BUNDLED = BUNDLED_FOLDER / "headway-tiny"
 
 
 @dataclass(frozen=True)
@@ -64,30 +59,7 @@ def fp8_copy(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     def make(scale_factors: dict[str, float] | None = None) -> Path:
         folder: Path = tmp_path_factory.mktemp("fp8") / "model"
-        shutil.copytree(BUNDLED, folder)
-        tensors = load_file(folder / "model.safetensors")
-        for name in [one for one in tensors if one.endswith("_proj.weight")]:
-            weight = tensors[name].float()
-            scale = weight.abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
-            tensors[name] = (weight / scale).to(torch.float8_e4m3fn)
-            factor = (scale_factors or {}).get(name.removesuffix(".weight"), 1.0)
-            # In float64: a factor may be larger than what a scale can become.
-            tensors[f"{name}_scale"] = (scale.double() * factor).float()
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        config = json.loads((folder / "config.json").read_text())
-        group = {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
-            "input_activations": None,
-        }
-        config["quantization_config"] = {
-            "quant_method": "compressed-tensors",
-            "format": "float-quantized",
-            "quantization_status": "compressed",
-            "config_groups": {"group_0": group},
-            "ignore": ["lm_head"],
-        }
-        (folder / "config.json").write_text(json.dumps(config))
+        write_fp8_copy(folder, scale_factors)
         return folder
 
     return make

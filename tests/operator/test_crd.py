@@ -87,7 +87,7 @@ def test_subresources_names_and_columns() -> None:
     assert definition["spec"]["names"]["shortNames"] == ["hisvc"]
     assert definition["spec"]["names"]["categories"] == ["headway"]
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns == ["Ready", "Reason", "Replicas", "TTFT/target", "TPOT/target", "Age"]
+    assert columns == ["Ready", "Reason", "Replicas", "TTFT/target", "TPOT/target", "Quality", "Age"]
 
 
 def test_the_committed_files_are_current(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -375,3 +375,21 @@ async def test_children_die_with_their_parent_and_its_folder_is_swept_later(
     assert living.path.exists()
     living.remove()
     later.remove()
+
+
+async def test_files_to_judge_by_have_digests_that_follow_their_contents(key: Any, tmp_path: Any) -> None:
+    maps = {"judge": {"a.txt": "one"}}
+    file = tmp_path / "own.txt"
+    file.write_text("one")
+    names = ("configmap://judge/a.txt", "configmap://judge/b.txt", str(file), "/nowhere/in/a/volume")
+    cluster = LocalCluster(port=0, public_pem="", workspace_parent=tmp_path, config_maps=maps)
+    async with cluster:
+        before = await cluster.digests(key, names)
+        assert set(before) == {"configmap://judge/a.txt", str(file), "/nowhere/in/a/volume"}
+        assert await cluster.digests(key, names) == before
+        maps["judge"]["a.txt"] = "two"
+        file.write_text("three")
+        after = await cluster.digests(key, names)
+        assert after["configmap://judge/a.txt"] != before["configmap://judge/a.txt"]
+        assert after[str(file)] != before[str(file)]
+        assert after["/nowhere/in/a/volume"] == before["/nowhere/in/a/volume"] == ""

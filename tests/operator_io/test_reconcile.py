@@ -2,223 +2,23 @@
 
 import copy
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
-from headway_operator.errors import ClusterError, ScrapeError, UnavailableError
-from headway_operator.keys import AdminKeys
-from headway_operator.names import COMPONENT_LABEL, REVISION_LABEL
-from headway_operator.reconcile import Carried, Outcome, World, reconcile
-from headway_operator.scrape import Scraper
-from headway_operator.state import (
-    ChildKey,
-    Gateway,
-    Histogram,
-    Limits,
-    Observed,
-    Replica,
-    ReplicaSample,
-    Revision,
-    Sample,
-    ServiceKey,
-    Site,
-    Targets,
-)
+from headway_operator.errors import UnavailableError
+from headway_operator.operator_metrics import OperatorMetrics
+from headway_operator.reconcile import Carried, Outcome
+from headway_operator.state import ChildKey, ServiceKey
 
-HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "step")
-COUNTERS = (
-    *("received", "finished", "aborted", "rejected", "errors"),
-    *("ttft_met", "ttft_missed", "tpot_met", "tpot_missed"),
-    *("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps"),
-)
-
-
-@dataclass
-class Clock:
-    """Seconds since the epoch, moved by the test."""
-
-    now: float = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
-class MemoryCluster:
-    """`Cluster` in memory: replicas are ready as soon as they are wanted.
-
-    faults: a method, or a method with what it is called for -> what it raises.
-    """
-
-    site: Site
-    children: dict[ChildKey, dict[str, Any]] = field(default_factory=dict)
-    replicas: dict[str, int] = field(default_factory=dict)
-    costs: dict[str, int] = field(default_factory=dict)
-    status: dict[str, Any] = field(default_factory=dict)
-    events: list[tuple[str, str, str]] = field(default_factory=list)
-    memory: Mapping[str, Any] | None = None
-    calls: list[str] = field(default_factory=list)
-    faults: dict[str, Exception] = field(default_factory=dict)
-
-    def call(self, name: str, detail: str = "") -> None:
-        self.calls.append(f"{name} {detail}".strip())
-        for fault in (name, f"{name} {detail}"):
-            if fault in self.faults:
-                raise self.faults[fault]
-
-    async def observe(self, key: ServiceKey) -> Observed:
-        self.call("observe")
-        revisions, replicas = [], []
-        for child, manifest in self.children.items():
-            labels = manifest["metadata"]["labels"]
-            if child.kind == "Deployment" and labels[COMPONENT_LABEL] == "runtime":
-                count = self.replicas[child.name]
-                revisions.append(Revision(child.name, labels[REVISION_LABEL], count, 0.0))
-                for number in range(count):
-                    name = f"{child.name}-{number}"
-                    address = f"http://{name}:8000"
-                    replicas.append(Replica(name, labels[REVISION_LABEL], "ready", address, 0.0, 0.0))
-        has_gateway = ChildKey("Deployment", f"{key.name}-gateway") in self.children
-        return Observed(
-            revisions=tuple(revisions),
-            replicas=tuple(replicas),
-            gateway=Gateway(ready=has_gateway),
-            children=frozenset(self.children),
-            url="http://demo",
-        )
-
-    async def apply(self, key: ServiceKey, manifest: dict[str, Any]) -> None:
-        child = ChildKey(manifest["kind"], manifest["metadata"]["name"])
-        self.call("apply", f"{child.kind} {child.name}")
-        self.children[child] = manifest
-        if child.kind == "Deployment":
-            self.replicas.setdefault(child.name, 1)
-
-    async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
-        self.call("scale", f"{revision} {replicas}")
-        if revision not in self.replicas:
-            raise ClusterError(f"no Deployment {revision}")
-        self.replicas[revision] = replicas
-
-    async def prune(self, key: ServiceKey, child: ChildKey) -> None:
-        self.call("prune", f"{child.kind} {child.name}")
-        del self.children[child]
-
-    async def set_deletion_cost(self, key: ServiceKey, replica: str, cost: int) -> None:
-        self.call("set_deletion_cost", replica)
-        self.costs[replica] = cost
-
-    async def write_status(self, key: ServiceKey, status: Mapping[str, Any]) -> None:
-        self.call("write_status")
-        self.status = copy.deepcopy(dict(status))
-
-    async def emit(
-        self, key: ServiceKey, kind: Literal["Normal", "Warning"], reason: str, message: str
-    ) -> None:
-        self.call("emit", reason)
-        self.events.append((kind, reason, message))
-
-    async def load_memory(self, key: ServiceKey) -> Mapping[str, Any] | None:
-        self.call("load_memory")
-        return self.memory
-
-    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any]) -> None:
-        self.call("save_memory")
-        self.memory = memory
-
-    def named(self, name: str) -> list[str]:
-        return [call for call in self.calls if call.split()[0] == name]
-
-
-class QuietScraper(Scraper):
-    """Every ready replica says that it idles; limits and targets are those last patched."""
-
-    def __init__(self, keys: AdminKeys, clock: Any) -> None:
-        super().__init__(keys, clock)
-        self._now = clock
-        self.state: dict[str, dict[str, Any]] = {}
-        self.patches: list[tuple[str, dict[str, Any]]] = []
-        self.refuses = False
-
-    async def sample(self, key: ServiceKey, observed: Observed) -> Sample:
-        samples = {}
-        for replica in observed.replicas:
-            assert replica.address is not None
-            state = self.state.setdefault(
-                replica.address,
-                {"max_num_seqs": 4, "max_num_batched_tokens": 256, "ttft_milliseconds": None},
-            )
-            samples[replica.name] = ReplicaSample(
-                instance=replica.name,
-                taken_at=self._now(),
-                limits=Limits(state["max_num_seqs"], state["max_num_batched_tokens"]),
-                envelope=Limits(64, 2048),
-                targets=Targets(state["ttft_milliseconds"], state.get("tpot_milliseconds")),
-                running=0,
-                waiting=0,
-                oldest_waiting_seconds=0.0,
-                kv_blocks_used=0,
-                kv_blocks_total=100,
-                draining=False,
-                counters=dict.fromkeys(COUNTERS, 0),
-                histograms=dict.fromkeys(HISTOGRAMS, Histogram((1.0,), (0, 0), 0.0)),
-            )
-        return Sample(self._now(), samples)
-
-    async def patch_limits(self, key: ServiceKey, address: str, body: Mapping[str, Any]) -> None:
-        self.patches.append((address, dict(body)))
-        if self.refuses:
-            raise ScrapeError(f"PATCH {address}: answered 422")
-        self.state[address].update(body)
-
-
-@dataclass
-class Stage:
-    """A world in memory, and one service in it."""
-
-    cluster: MemoryCluster
-    scraper: QuietScraper
-    world: World
-    manifest: dict[str, Any]
-    clock: Clock
-    carried: Carried = field(default_factory=Carried)
-
-    async def step(self, seconds: float = 5.0) -> Outcome:
-        self.clock.now += seconds
-        self.cluster.calls.clear()
-        manifest = {**copy.deepcopy(self.manifest), "status": self.cluster.status}
-        return await reconcile(self.world, manifest, self.carried)
-
-    def condition(self, name: str) -> dict[str, Any]:
-        return next(c for c in self.cluster.status["conditions"] if c["type"] == name)
-
-
-@pytest.fixture
-def stage(admin_keys: AdminKeys) -> Stage:
-    site = Site("kubernetes", "runtime:1", "gateway:1", "/etc/headway/admin/public.pem", (), 8000)
-    cluster = MemoryCluster(site)
-    clock = Clock()
-    scraper = QuietScraper(admin_keys, clock)
-    manifest = {
-        "apiVersion": "serving.headway.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": "demo", "namespace": "default", "uid": "u1", "generation": 1},
-        "spec": {
-            "model": {"source": "bundled://headway-tiny"},
-            "slo": {"ttftMilliseconds": 300},
-            "scaling": {"minReplicas": 2, "maxReplicas": 4},
-            "batching": {"maxNumSeqs": {"initial": 8}, "maxNumBatchedTokens": {"initial": 512}},
-        },
-    }
-    return Stage(cluster, scraper, World(cluster, scraper, admin_keys.public_pem, clock), manifest, clock)
+Stage = Any  # of conftest.py
 
 
 async def settled(stage: Stage) -> Outcome:
     for _ in range(4):
-        outcome = await stage.step()
+        outcome: Outcome = await stage.step()
     return outcome
 
 
@@ -402,3 +202,177 @@ async def test_a_problem_that_stays_is_logged_once(stage: Stage, caplog: pytest.
     assert [record.getMessage() for record in said] == [
         "default/demo: apply Service demo failed and is tried again: the webhook is away"
     ] * 2
+
+
+async def test_nothing_new_is_served_before_it_is_verified(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    outcome = await settled(stage)
+    assert outcome.problems == []
+    assert stage.runtime() == {}
+    assert (stage.told("QualityVerified"), stage.told("Ready")) == (
+        ("Unknown", "Verifying"),
+        ("False", "VerifyingQuality"),
+    )
+    assert stage.cluster.replicas["demo-gateway"] == 1  # who asks now is told that nothing serves yet
+    assert "RevisionMade" not in {event[1] for event in stage.cluster.events}
+    stage.end()
+    await settled(stage)
+    (first,) = stage.runtime()
+    assert stage.runtime() == {first: 2}
+    assert (stage.told("QualityVerified"), stage.told("Ready")) == (("True", "Passed"), ("True", "Serving"))
+    assert stage.cluster.status["quality"]["checks"][0]["value"] == 0.0002
+    assert [event[:2] for event in stage.cluster.events].count(("Normal", "RevisionMade")) == 1
+
+    # A change that fails: what serves is scaled and patched on, and nothing of the change is made.
+    stage.manifest["spec"]["quantization"] = "fp8"
+    stage.manifest["metadata"]["generation"] = 2
+    await settled(stage)
+    assert (stage.runtime(), stage.told("Progressing")) == ({first: 2}, ("True", "VerifyingQuality"))
+    stage.end(0.3)
+    await settled(stage)
+    assert stage.told("QualityVerified") == ("False", "Failed")
+    assert stage.told("Progressing") == ("False", "QualityFailed")
+    assert stage.told("Degraded") == ("True", "QualityFailed")
+    assert stage.told("Ready") == ("True", "Serving")
+    assert stage.cluster.status["observedGeneration"] == 2
+    stage.manifest["spec"] |= {
+        "scaling": {"minReplicas": 3, "maxReplicas": 4},
+        "slo": {"ttftMilliseconds": 450},
+    }
+    await settled(stage)
+    assert stage.runtime() == {first: 3}
+    assert {state["ttft_milliseconds"] for state in stage.scraper.state.values()} == {450.0}
+
+    # Back to what was verified: at once, with no other evaluation.
+    stage.manifest["spec"]["quantization"] = "int8"
+    await stage.step()
+    assert stage.told("QualityVerified") == ("True", "Passed")
+    assert all(one.phase == "ended" for one in stage.cluster.evaluations.values())
+    kinds = [event[:2] for event in stage.cluster.events if event[1] in ("Verifying", "Passed", "Failed")]
+    assert kinds == [
+        ("Normal", "Verifying"),
+        ("Normal", "Passed"),
+        ("Normal", "Verifying"),
+        ("Warning", "Failed"),
+        ("Normal", "Passed"),
+    ]
+
+
+async def test_a_verified_change_rolls_out_and_its_job_is_all_that_is_kept(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    stage.end()
+    await settled(stage)
+    (first,) = stage.runtime()
+    stage.manifest["spec"]["quantization"] = "fp8"
+    await settled(stage)
+    job = stage.end()
+    for _ in range(3):
+        await settled(stage)
+    (second,) = stage.runtime()
+    assert second != first
+    assert [child.name for child in stage.cluster.children if child.kind == "Job"] == [job]
+    assert stage.told("Progressing") == ("False", "Settled")
+
+
+async def test_an_operator_that_restarts_judges_nothing_anew(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    stage.carried = Carried()
+    await settled(stage)
+    assert len(stage.cluster.evaluations) == 1  # it found the one that runs
+    stage.end(0.3)
+    stage.carried = Carried()
+    await settled(stage)
+    for child in [child for child in stage.cluster.children if child.kind == "Job"]:
+        await stage.cluster.prune(ServiceKey("default", "demo"), child)
+    stage.carried = Carried()
+    stage.world = replace(stage.world)
+    await settled(stage)
+    assert (stage.cluster.evaluations, stage.told("QualityVerified")) == ({}, ("False", "Failed"))
+    assert stage.runtime() == {}
+
+
+async def test_a_newer_operator_judges_nothing_anew_and_holds_nothing_back(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    stage.end()
+    await settled(stage)
+    before = stage.runtime()
+    stage.cluster.site = replace(stage.cluster.site, runtime_image="runtime:2", gateway_image="gateway:2")
+    await settled(stage)
+    assert (stage.runtime(), stage.told("QualityVerified")) == (before, ("True", "Passed"))
+    assert len(stage.cluster.evaluations) == 1
+    # An edit brings the newer image along, which nobody has judged.
+    stage.manifest["spec"]["drainTimeoutSeconds"] = 5
+    await settled(stage)
+    assert (stage.runtime(), stage.told("Progressing")) == (before, ("True", "VerifyingQuality"))
+
+
+async def test_a_changed_file_is_judged_anew_while_the_service_serves(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {"text": "configmap://judge/a"}}
+    await settled(stage)
+    assert stage.told("QualityVerified") == ("Unknown", "FileMissing")
+    assert (stage.cluster.evaluations, stage.told("Degraded")) == ({}, ("True", "QualityFileMissing"))
+    stage.cluster.files["configmap://judge/a"] = "1"
+    await settled(stage)
+    stage.end()
+    await settled(stage)
+    before = stage.runtime()
+    stage.cluster.files["configmap://judge/a"] = "2"
+    await settled(stage)
+    stage.end(0.3)
+    await settled(stage)
+    assert (stage.told("QualityVerified"), stage.told("Ready")) == (("False", "Failed"), ("True", "Serving"))
+    assert stage.runtime() == before
+    assert "withheld" not in stage.cluster.status["quality"]
+
+
+async def test_without_the_gate_what_was_withheld_is_served(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    stage.end(0.3)
+    await settled(stage)
+    assert stage.runtime() == {}
+    del stage.manifest["spec"]["quality"]
+    await settled(stage)
+    assert list(stage.runtime().values()) == [2]
+    assert stage.cluster.evaluations == {}
+    assert "quality" not in stage.cluster.status
+    assert "QualityVerified" not in {one["type"] for one in stage.cluster.status["conditions"]}
+
+
+async def test_scaled_to_zero_nothing_is_judged_until_it_is_raised(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}, "replicas": 0}
+    await settled(stage)
+    assert (stage.cluster.evaluations, stage.told("QualityVerified")) == ({}, ("Unknown", "ScaledToZero"))
+    assert stage.told("Ready") == ("False", "ScaledToZero")
+    stage.manifest["spec"]["replicas"] = 1
+    await settled(stage)
+    assert stage.told("QualityVerified") == ("Unknown", "Verifying")
+
+
+async def test_the_gate_shows_in_the_operators_metrics(stage: Stage) -> None:
+    metrics, where = OperatorMetrics(), 'name="demo",namespace="default"'
+
+    async def page() -> str:
+        metrics.passed(await stage.step(), 0.1)
+        return generate_latest(metrics.registry).decode()
+
+    assert "quality_verified{" not in await page()
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    assert f"headway_operator_quality_verified{{{where}}} 0.0" in await page()
+    await stage.step()
+    stage.end()
+    for text in (await page(), await page()):
+        assert f"headway_operator_quality_verified{{{where}}} 1.0" in text
+        assert f'headway_operator_quality_judgements_total{{{where},reason="Passed"}} 1.0' in text
+        check = f'check="mean KL divergence",{where}'
+        assert f"headway_operator_quality_measured{{{check}}} 0.0002" in text
+        assert f"headway_operator_quality_limit{{{check}}} 0.01" in text
+    del stage.manifest["spec"]["quality"]
+    text = await page()
+    assert "quality_measured{" not in text
+    assert "quality_verified{" not in text
+    metrics.forget(ServiceKey("default", "demo"))
+    assert "replicas_wanted{" not in generate_latest(metrics.registry).decode()

@@ -208,6 +208,11 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
     [
         pytest.param("kind: [", "is not YAML", id="no-yaml"),
         pytest.param("kind: Pod", "holds a document of kind 'Pod'; want one InferenceService", id="a-pod"),
+        pytest.param(
+            yaml.safe_dump_all([{"kind": "ConfigMap"}, manifest()]),
+            "holds a ConfigMap without metadata.name",
+            id="no-name",
+        ),
         pytest.param("", "holds 0 documents of kind InferenceService", id="empty"),
         pytest.param(
             yaml.safe_dump(manifest(slo={"ttftMilliseconds": 0})),
@@ -248,11 +253,13 @@ def test_a_missing_file_and_a_taken_port_are_named(
     assert usage.value.code == 2
 
 
-def test_secrets_stand_beside_the_service(tmp_path: Path) -> None:
+def test_secrets_and_config_maps_stand_beside_the_service(tmp_path: Path) -> None:
     file = tmp_path / "service.yaml"
     secret = {"kind": "Secret", "metadata": {"name": "api"}, "data": {"api-keys": "c2VzYW1l"}}
-    file.write_text(yaml.safe_dump_all([secret, manifest()]))
+    config_map = {"kind": "ConfigMap", "metadata": {"name": "judge"}, "data": {"a.txt": "12 + 34"}}
+    file.write_text(yaml.safe_dump_all([secret, manifest(), config_map]))
     assert read_manifest_file(file).secrets == {"api": {"api-keys": b"sesame"}}
+    assert read_manifest_file(file).config_maps == {"judge": {"a.txt": "12 + 34"}}
     file.write_text(yaml.safe_dump_all([manifest(), manifest()]))
     with pytest.raises(SpecError, match="holds 2 documents"):
         read_manifest_file(file)

@@ -66,6 +66,17 @@ def test_a_text_its_token_ids_and_lists_of_either_give_the_same_answer(engine: E
     assert [output.outputs[0].token_ids for output in both] == [one.outputs[0].token_ids] * 3
 
 
+def test_prompts_may_be_the_dicts_that_vllm_has_for_them(engine: Engine) -> None:
+    text = "Once upon a time"
+    token_ids = engine.tokenizer.encode(text, add_special_tokens=True)
+    (want,) = generate(engine, text)
+    (alone,) = generate(engine, {"prompt_token_ids": token_ids})
+    listed = generate(engine, [{"prompt": text}, {"prompt_token_ids": token_ids, "prompt": "its name"}, text])
+    assert {one.text for one in (alone, *listed)} == {want.text}
+    assert [one.prompt for one in (alone, *listed)] == [None, text, "its name", text]
+    assert all(one.prompt_token_ids == tuple(token_ids) for one in listed)
+
+
 def test_answers_come_in_the_order_of_prompts_however_many_may_wait(engine: Engine) -> None:
     prompts = [f"The number {index} is" for index in range(40)]
     params = [SamplingParams(temperature=0, max_tokens=1 + index % 5, ignore_eos=True) for index in range(40)]
@@ -269,7 +280,10 @@ async def test_a_wrong_argument_of_a_call_is_named_and_the_engine_lives_on(
         (None, "prompts=None: want a text, a list of token ids, or a list of texts or such lists"),
         (5, "prompts=5: want a text"),
         (b"ab", "prompts=b'ab': want a text"),
-        ({"prompt": "a"}, "prompts={'prompt': 'a'}: want a text"),
+        ({"prompt": "a", "multi_modal_data": 1}, "holds 'multi_modal_data'; give 'prompt'"),
+        ({"prompt_token_ids": "abc"}, "prompt_token_ids='abc': want a list of token ids"),
+        ({"prompt": 5, "prompt_token_ids": [5]}, "prompt=5: want a text"),
+        ([{}], "prompt={}: holds nothing; give 'prompt', 'prompt_token_ids'"),
         ([None], "prompt=None: want a text or a list of token ids"),
         ([1, "a"], "prompt=[1, 'a']: want a text or a list of token ids"),
         ([True], "prompt=[True]: want a text or a list of token ids"),

@@ -263,6 +263,26 @@ def test_token_ids_come_along_if_asked_for(repeating_client: openai.OpenAI, *, i
     assert not hasattr(plain.choices[0], "token_ids")
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_each_token_id_has_its_logprob_where_a_stop_string_cut_the_text(
+    repeating_client: openai.OpenAI, *, is_streamed: bool
+) -> None:
+    options: dict[str, Any] = {"stop": ["e t"], "logprobs": 0, "max_tokens": 50, "stream": is_streamed}
+
+    def pairs(**more: Any) -> tuple[str, list[float], list[int]]:
+        answer: Any = complete(repeating_client, "one two", **options, **more)
+        parts = [part.choices[0] for part in answer] if is_streamed else [answer.choices[0]]
+        logprobs = [one for part in parts if part.logprobs for one in part.logprobs.token_logprobs]
+        ids = [one for part in parts for one in getattr(part, "token_ids", None) or ()]
+        return "".join(part.text for part in parts), logprobs, ids
+
+    text, logprobs, ids = pairs(return_token_ids=True)
+    assert (text, ids) == ("on", tokens_of(repeating_client, "one t"))
+    assert len(logprobs) == len(ids)
+    # Otherwise they go with the text.
+    assert len(pairs()[1]) == len(tokens_of(repeating_client, "on"))
+
+
 def test_a_prompt_is_truncated_from_either_side(repeating_client: openai.OpenAI) -> None:
     ids = tokens_of(repeating_client, PROMPT)
 
@@ -311,6 +331,10 @@ def test_usage_comes_at_the_end_or_with_every_chunk(repeating_client: openai.Ope
         return [chunk.usage for chunk in chunks]
 
     assert all(usage is None for usage in usages(include_usage=False))
+    # OpenAI's padding of streams may be declined, and is not to be had.
+    assert usages(include_usage=True, include_obfuscation=False)[-1] is not None
+    padded = refusal(repeating_client, stream=True, stream_options={"include_obfuscation": True})
+    assert padded.param == "stream_options.include_obfuscation"
     *during, last = usages(include_usage=True)
     assert all(usage is None for usage in during)
     assert (last.completion_tokens, last.prompt_tokens) == (

@@ -94,9 +94,9 @@ def test_sizes_are_written_as_kubernetes_does(model_folder: Path, text: str, wan
 
 def test_api_keys_come_from_flags_file_and_environment(model_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text("c\n\nd\n", encoding="utf-8")
+    path.write_text("# Anna's\nc\n\n  # Ben's\r\nd#1\r\n", encoding="utf-8-sig")
     options = parse(model_folder, "--api-key=a", "--api-key=a", f"--api-key-file={path}", HEADWAY_API_KEY="b")
-    assert options.api_keys == ("a", "b", "c", "d")
+    assert options.api_keys == ("a", "b", "c", "d#1")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_wrong_flag_is_named(model_folder: Path, arguments: list[str], want: s
 
 def test_an_api_key_file_without_keys_does_not_open_the_server(model_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text("\n \n", encoding="utf-8")
+    path.write_text("\n \n# to come\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds no key"):
         parse(model_folder, f"--api-key-file={path}")
 

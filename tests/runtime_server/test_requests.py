@@ -101,6 +101,16 @@ def test_errors_have_openais_body(fake_server: RunningServer) -> None:
         assert response.json()["error"]["message"]
 
 
+def test_a_body_in_another_form_than_json_is_refused_by_what_it_says(fake_server: RunningServer) -> None:
+    for headers in ({"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}):
+        refused = post(fake_server, "/v1/completions", COMPLETION, **headers)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (400, "unsupported_content_type")
+        assert all(word in error["message"] for word in (*headers, *map(repr, headers.values())))
+    plain = {"Content-Type": "application/JSON; charset=utf-8", "Content-Encoding": "identity"}
+    assert post(fake_server, "/v1/completions", COMPLETION, **plain).is_success
+
+
 def test_a_request_id_is_passed_on_or_made(fake_server: RunningServer) -> None:
     response = post(fake_server, "/v1/completions", COMPLETION, **{"X-Request-Id": "mine-1"})
     assert response.headers["x-request-id"] == "mine-1"
@@ -248,13 +258,17 @@ def test_what_a_gateway_waited_counts_into_the_ttft(fake_server: RunningServer) 
         fake_server, "/v1/completions", COMPLETION,
         **{"X-Headway-Waited-Milliseconds": "5000", "X-Request-Id": "waited-long"},
     )  # fmt: skip
-    assert 5000 <= fake_server.access_entry("waited-long")["ttft_milliseconds"] < 15000
+    entry = fake_server.access_entry("waited-long")
+    assert entry["waited_at_gateway_milliseconds"] == 5000
+    assert 5000 <= entry["ttft_milliseconds"] < 15000
     for nonsense in ("nan", "-1", "x", ""):
         post(
             fake_server, "/v1/completions", COMPLETION,
             **{"X-Headway-Waited-Milliseconds": nonsense, "X-Request-Id": f"waited-{nonsense}-"},
         )  # fmt: skip
-        assert fake_server.access_entry(f"waited-{nonsense}-")["ttft_milliseconds"] < 5000
+        entry = fake_server.access_entry(f"waited-{nonsense}-")
+        assert entry["ttft_milliseconds"] < 5000
+        assert "waited_at_gateway_milliseconds" not in entry, "what does not apply is left out"
 
 
 def test_only_bearers_of_a_key_may_use_the_model_and_no_key_file_means_no_admin(

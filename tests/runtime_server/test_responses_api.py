@@ -167,11 +167,13 @@ def test_a_conversation_is_sent_as_items(dump: openai.OpenAI) -> None:
     assert response.instructions == "Be brief."
 
 
-def test_an_output_is_input_again(echo: openai.OpenAI) -> None:
-    first = ask(echo, f"Let me see. {CALL}", tools=[WEATHER])
+@pytest.mark.parametrize("dumped", [lambda item: item, lambda item: item.model_dump()], ids=["item", "dump"])
+def test_an_output_is_input_again(echo: openai.OpenAI, dumped: Any) -> None:
+    wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    first = ask(echo, f"Let me see. {CALL}", tools=[WEATHER], **wanted)
     (call,) = [item for item in first.output if item.type == "function_call"]
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-    items: list[Any] = [*first.output, output]
+    items: list[Any] = [*map(dumped, first.output), output]
     tools: list[Any] = [WEATHER]
     again = echo.responses.create(model="tiny", input=items, tools=tools)
     assert again.output_text == "rain"

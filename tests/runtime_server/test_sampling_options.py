@@ -92,6 +92,17 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs(openai_client: openai.O
     assert chat_tokens(openai_client, seed=1) == chat_tokens(openai_client, seed=1)
 
 
+def test_equal_prompts_of_one_request_get_answers_of_their_own(openai_client: openai.OpenAI) -> None:
+    def answers(**options: Any) -> list[tuple[int, ...]]:
+        made = completion(openai_client, prompt=[PROMPT] * 3, temperature=2, **options)
+        return [tuple(one.token_ids) for one in made.choices]
+
+    assert len(set(answers())) == 3
+    assert len(set(answers(n=2))) == 6
+    # A seed fixes the answer to a prompt, wherever in a list that is.
+    assert set(answers(seed=4)) == {tuple(tokens(openai_client, temperature=2, seed=4))}
+
+
 def test_a_logit_bias_makes_and_unmakes_tokens(openai_client: openai.OpenAI) -> None:
     assert set(tokens(openai_client, logit_bias={ONE: 100})) == {int(ONE)}
     assert set(chat_tokens(openai_client, logit_bias={ONE: 100})) == {int(ONE)}

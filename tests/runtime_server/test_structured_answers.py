@@ -135,6 +135,14 @@ def test_what_cannot_be_enforced_is_refused_by_name(
         assert "structured_outputs" in caught.value.message
 
 
+def test_a_refused_schema_is_shown_as_it_was_sent(fake_server: Any) -> None:
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "wrong"}}}
+    client = openai.OpenAI(base_url=f"{fake_server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=HI, response_format=asked)
+    assert """response_format='{"type": "wrong"}' cannot be enforced""" in caught.value.message
+
+
 def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_goes(client: openai.OpenAI) -> None:
     schema = {**SCHEMA, "not": {"required": ["x"]}}
     asked: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}

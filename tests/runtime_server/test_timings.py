@@ -9,6 +9,10 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from headway_runtime.request import RequestOutput
+from headway_runtime.server.log import AccessEntry
+from headway_runtime.server.request_times import RequestTimes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,8 +25,12 @@ PARTS = {
     "ttft_milliseconds",
     "first_decode_milliseconds",
     "tpot_milliseconds",
+    "itl_p50_milliseconds",
+    "itl_p95_milliseconds",
+    "itl_p99_milliseconds",
     "e2e_milliseconds",
 }
+BETWEEN_TOKENS = {name for name in PARTS if name.startswith(("first_decode", "tpot", "itl"))}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +51,10 @@ def check(timings: dict[str, float]) -> None:
     assert timings["queue_milliseconds"] + timings["prefill_milliseconds"] <= timings["ttft_milliseconds"] + 1
     assert timings["ttft_milliseconds"] <= timings["e2e_milliseconds"]
     assert timings["tpot_milliseconds"] * 5 <= timings["e2e_milliseconds"] + 1
+    gaps = [timings[f"itl_p{percent}_milliseconds"] for percent in (50, 95, 99)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] <= timings["tpot_milliseconds"] * 5 / 3 + 0.01
+    assert timings["tpot_milliseconds"] - 0.01 <= gaps[-1]
 
 
 def test_usage_says_where_the_time_went_when_asked(real_server: RunningServer) -> None:
@@ -71,7 +83,31 @@ def test_the_usage_chunk_of_a_chat_says_it_through_the_openai_client(client: ope
 
 def test_one_token_has_no_gap_between_tokens(real_server: RunningServer) -> None:
     usage = post(real_server, {**BODY, "max_tokens": 1, "return_timings": True}).json()["usage"]
-    assert usage["headway"].keys() == PARTS - {"first_decode_milliseconds", "tpot_milliseconds"}
+    assert usage["headway"].keys() == PARTS - BETWEEN_TOKENS
+
+
+def test_gaps_between_tokens_are_those_of_all_answers_and_shared_by_tokens_that_come_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [10.0]
+    monkeypatch.setattr("headway_runtime.server.request_times.time.monotonic", lambda: now[0])
+    log = AccessEntry("id", "POST", "/", 200)
+    times = RequestTimes(9.0, log)
+    for request_id in ("a", "b"):
+        times.first_token(RequestOutput(request_id, (1,), queue_seconds=0.25, prefill_seconds=0.5))
+    now[0] = 10.1
+    times.later_tokens("a", 1)
+    now[0] = 10.4
+    times.later_tokens("a", 3)  # guesses that came true: 3 gaps of 0.1 s
+    times.later_tokens("a", 0)
+    now[0] = 11.0
+    times.later_tokens("b", 1)
+    times.ended("a", 5, "stop")
+    times.ended("b", 2, "stop")
+    said = times.as_usage()
+    assert said["first_decode_milliseconds"] == 1000.0
+    assert (said["itl_p50_milliseconds"], said["itl_p95_milliseconds"]) == (100.0, 1000.0)
+    assert log.itl_p99_milliseconds == 1000.0
 
 
 def test_a_stream_without_usage_cannot_say_it(real_server: RunningServer) -> None:

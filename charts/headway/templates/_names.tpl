@@ -45,13 +45,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [apps]
   resources: [deployments/scale]
   verbs: [patch]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
   verbs: [get, list, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, create, patch, delete]
-# Replicas: why one is not ready, and which one should go first.
+# Replicas: why one is not ready, and which one should go first. Evaluations: what their pods left behind.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, patch]

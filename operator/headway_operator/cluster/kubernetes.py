@@ -15,9 +15,10 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from headway_operator.cluster import kubernetes_jobs as jobs
 from headway_operator.cluster import kubernetes_pods as pods
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_events import EventRecorder
@@ -33,16 +34,18 @@ from headway_operator.names import (
     MANAGED_BY_LABEL,
     PUBLIC_KEY_FILE,
     REVISION_LABEL,
+    RUNTIME_COMPONENT,
     SERVICE_LABEL,
     memory_config_map,
     selector_text,
     service_labels,
 )
+from headway_operator.spec.quality import config_map_key
 from headway_operator.state import ChildKey, Manifest, Observed, Revision, ServiceKey, Site
 
 logger = logging.getLogger(__name__)
 
-CHILD_KINDS = ("Deployment", "Service", "ServiceAccount", "ConfigMap", "Role", "RoleBinding")
+CHILD_KINDS = ("Deployment", "Service", "ServiceAccount", "ConfigMap", "Role", "RoleBinding", "Job")
 ADMIN_FOLDER = "/etc/headway/admin"
 MEMORY_FILE = "memory.json"
 # What was applied and is still there is applied anew this often, which undoes what others changed in it.
@@ -117,7 +120,7 @@ class KubernetesCluster:
             if _owner_uid(d) == uid and not _is_gateway(d) and not d["metadata"].get("deletionTimestamp")
         ]
         live = [pod for pod in all_pods if pods.is_live(pod)]
-        runtime = [pod for pod in live if not _is_gateway(pod)]
+        runtime = [pod for pod in live if _label(pod, COMPONENT_LABEL) == RUNTIME_COMPONENT]
         replicas = [pods.replica(pod) for pod in runtime]
         for deployment in deployments:
             num_pods = sum(r.revision == _label(deployment, REVISION_LABEL) for r in replicas)
@@ -128,6 +131,11 @@ class KubernetesCluster:
             replicas=tuple(sorted(replicas, key=lambda replica: replica.name)),
             gateway=pods.gateway(pod for pod in live if _is_gateway(pod)),
             children=frozenset(child for child, owner in children.items() if owner == uid),
+            evaluations=tuple(
+                jobs.evaluation(job, all_pods)
+                for job in lists[CHILD_KINDS.index("Job")]
+                if _owner_uid(job) == uid and not job["metadata"].get("deletionTimestamp")
+            ),
             url=f"http://{key.name}.{key.namespace}.svc",
             other_scaler=_other_scaler(key, scalers, {d["metadata"]["name"] for d in deployments}),
         )
@@ -141,6 +149,18 @@ class KubernetesCluster:
             self._may_see_scalers = False
             logger.warning("Another autoscaler on a service would go unnoticed: %s", error)
             return []
+
+    async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
+        """Of keys in ConfigMaps; what lies on a claim or in a pod cannot be seen from here."""
+        places = {file: config_map_key(file) for file in files}
+        names = sorted({place[0] for place in places.values() if place is not None})
+        maps = await asyncio.gather(*(self._api.get("ConfigMap", key.namespace, name) for name in names))
+        found = dict(zip(names, maps, strict=True))
+        digests = {
+            file: "" if place is None else _digest_of(found[place[0]], place[1])
+            for file, place in places.items()
+        }
+        return {file: digest for file, digest in digests.items() if digest is not None}
 
     async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
         """Server-side apply one child. ConflictError when an object of that name belongs to someone else."""
@@ -244,6 +264,13 @@ def _owner_uid(item: Mapping[str, Any]) -> str:
     """The uid of the InferenceService that controls the object, or ""."""
     owners = item["metadata"].get("ownerReferences") or ()
     return next((str(o["uid"]) for o in owners if o["kind"] == KIND and o.get("controller")), "")
+
+
+def _digest_of(config_map: Json | None, key: str) -> str | None:
+    for part in ("data", "binaryData"):
+        if config_map is not None and key in (config_map.get(part) or {}):
+            return hashlib.sha256(str(config_map[part][key]).encode()).hexdigest()
+    return None
 
 
 def _revision(deployment: Json) -> Revision:

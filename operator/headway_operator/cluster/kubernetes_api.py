@@ -31,6 +31,7 @@ PLURALS = {
     "Role": "roles",
     "RoleBinding": "rolebindings",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
+    "Job": "jobs",
     "Lease": "leases",
     KIND: PLURAL,
 }
@@ -39,6 +40,7 @@ API_VERSIONS = {
     "Role": "rbac.authorization.k8s.io/v1",
     "RoleBinding": "rbac.authorization.k8s.io/v1",
     "HorizontalPodAutoscaler": "autoscaling/v2",
+    "Job": "batch/v1",
     "Lease": "coordination.k8s.io/v1",
     KIND: API_VERSION,
 }

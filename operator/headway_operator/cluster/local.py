@@ -1,14 +1,15 @@
 """The local world: a service's Deployments run as child processes of this one, with no Kubernetes.
 
 Owns the set of processes (how many of each Deployment, which goes first), the gateway's table of replicas and
-the gateway's fixed port. One process is `local_process`'s business; what should run is the plan's.
+the gateway's fixed port. One process is `local_process`'s business, Jobs are `local_jobs`'; what should run
+is the plan's. A little over 300 lines: every method of `Cluster` is here, and each is a few lines.
 """
 
 import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,8 @@ from typing import Any, Literal, Self
 
 import aiohttp
 
-from headway_operator.cluster.local_mounts import Secrets, materialise
+from headway_operator.cluster.local_jobs import LocalJobs
+from headway_operator.cluster.local_mounts import ConfigMaps, Secrets, file_digest, materialise
 from headway_operator.cluster.local_process import LocalProcess
 from headway_operator.cluster.local_template import ProcessTemplate, process_template
 from headway_operator.cluster.local_workspace import Workspace, write_atomically, write_backends
@@ -62,22 +64,25 @@ class LocalCluster:
         port: int,
         public_pem: str,
         secrets: Secrets | None = None,
+        config_maps: ConfigMaps | None = None,
         clock: Callable[[], float] = time.time,
         on_change: Callable[[], None] = lambda: None,
         workspace_parent: Path | None = None,
     ) -> None:
-        """port: where the gateway listens. secrets: name -> key -> value, for volumes that mount a Secret."""
+        """port: where the gateway listens. secrets, config_maps: name -> key -> value, for volumes."""
         self.port = port
         self.workspace = Workspace(workspace_parent)
         write_atomically(self.workspace.public_key_file, public_pem.encode())
         self.status: Mapping[str, Any] = {}
         self.events: list[LocalEvent] = []
-        self._secrets = secrets or {}
+        self._secrets = {} if secrets is None else secrets
+        self._config_maps = {} if config_maps is None else config_maps
         self._clock = clock
         self._on_change = on_change
         self._children: dict[ChildKey, Manifest] = {}
         self._deployments: dict[str, _Deployment] = {}
         self._tasks: dict[LocalProcess, asyncio.Task[None]] = {}
+        self._jobs = LocalJobs(self.workspace.logs, self.workspace.results, on_change)
         self._memory: Mapping[str, Any] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._is_closing = False
@@ -102,6 +107,7 @@ class LocalCluster:
         whatever a pass that is still under way applies.
         """
         self._is_closing = True
+        await self._jobs.close()
         for is_last in (False, True):
             for deployment in list(self._deployments.values()):
                 if is_last or deployment.component == GATEWAY_COMPONENT:
@@ -151,21 +157,28 @@ class LocalCluster:
             gateway=_gateway(gateways),
             children=frozenset(self._children),
             url=self.url,
+            evaluations=self._jobs.evaluations,
         )
+
+    async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
+        """Of keys in the ConfigMaps beside the service, and of files of this machine."""
+        found = {name: file_digest(name, self._config_maps) for name in files}
+        return {name: digest for name, digest in found.items() if digest is not None}
 
     async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
         """Remember the child; a Deployment also gets its processes, a changed one has them replaced."""
         child = ChildKey(manifest["kind"], manifest["metadata"]["name"])
         if child.kind == "Deployment":
             self._apply_deployment(manifest)
+        elif child.kind == "Job" and not self._is_closing:
+            self._jobs.start(manifest, self._template(manifest, None))
         self._children[child] = manifest
 
     def _apply_deployment(self, manifest: Manifest) -> None:
         name, labels = manifest["metadata"]["name"], manifest["metadata"]["labels"]
         component = labels[COMPONENT_LABEL]
         is_gateway = component == GATEWAY_COMPONENT
-        mounts = materialise(manifest, self._children, self._secrets, self.workspace.mounts)
-        template = process_template(manifest, mounts, self.port if is_gateway else None, self._secrets)
+        template = self._template(manifest, self.port if is_gateway else None)
         deployment = self._deployments.get(name)
         if deployment is None:
             revision = "" if is_gateway else labels[REVISION_LABEL]
@@ -176,6 +189,11 @@ class LocalCluster:
             deployment.template = template
             self._stop_processes(deployment, list(deployment.processes))
         self._fill(deployment)
+
+    def _template(self, manifest: Manifest, port: int | None) -> ProcessTemplate:
+        given = {ChildKey("ConfigMap", name): {"data": data} for name, data in self._config_maps.items()}
+        mounts = materialise(manifest, {**given, **self._children}, self._secrets, self.workspace.mounts)
+        return process_template(manifest, mounts, port, self._secrets)
 
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         """Start processes, or stop those that go first: not ready, lowest deletion cost, newest."""
@@ -196,6 +214,8 @@ class LocalCluster:
         """Forget the child; a Deployment's processes drain."""
         if child.kind == "Deployment" and child.name in self._deployments:
             self._remove(self._deployments[child.name])
+        if child.kind == "Job":
+            self._jobs.remove(child.name)
         self._children.pop(child, None)
 
     async def set_deletion_cost(self, key: ServiceKey, replica: str, cost: int) -> None:

@@ -1,14 +1,17 @@
-"""Gives a Deployment's volumes their counterparts on this machine: a folder for each."""
+"""Gives the volumes of a Deployment or Job their counterparts on this machine: a folder for each."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headway_operator.cluster.local_workspace import write_atomically
 from headway_operator.errors import ClusterError
+from headway_operator.spec.quality import config_map_key
 from headway_operator.state import ChildKey, Manifest
 
 Secrets = Mapping[str, Mapping[str, bytes]]
+ConfigMaps = Mapping[str, Mapping[str, str]]
 
 
 def materialise(
@@ -21,7 +24,7 @@ def materialise(
     name = deployment["metadata"]["name"]
     folders = {}
     for volume in deployment["spec"]["template"]["spec"].get("volumes", ()):
-        where = f"Deployment {name!r}: volume {volume['name']!r}"
+        where = f"{deployment['kind']} {name!r}: volume {volume['name']!r}"
         folder = root / name / volume["name"]
         if "hostPath" in volume:
             folder = Path(volume["hostPath"]["path"])
@@ -33,7 +36,10 @@ def materialise(
             source = volume["configMap"]
             child = children.get(ChildKey("ConfigMap", source["name"]))
             if child is None:
-                raise ClusterError(f"{where}: there is no ConfigMap {source['name']!r} in the local world")
+                raise ClusterError(
+                    f"{where}: there is no ConfigMap {source['name']!r}; "
+                    "put it into the same file as the InferenceService, as a document of its own"
+                )
             _write(folder, {key: text.encode() for key, text in child.get("data", {}).items()}, source, where)
         elif "secret" in volume:
             source = volume["secret"]
@@ -55,6 +61,21 @@ def materialise(
             raise ClusterError(f"{where} is a {kind}, which has no counterpart in the local world")
         folders[volume["name"]] = folder
     return folders
+
+
+def file_digest(name: str, config_maps: ConfigMaps) -> str | None:
+    """Changes when a file that `spec.quality` names does; None where its ConfigMap does not have it.
+
+    "" for what is no file of this machine under this path: a volume may have it.
+    """
+    if (place := config_map_key(name)) is not None:
+        text = config_maps.get(place[0], {}).get(place[1])
+        return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+    try:
+        found = Path(name).stat()
+    except OSError:
+        return ""
+    return f"{found.st_size} bytes of {found.st_mtime_ns}"
 
 
 def mount_paths(deployment: Manifest, volume: str) -> list[Path]:

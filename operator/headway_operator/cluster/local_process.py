@@ -122,7 +122,7 @@ class LocalProcess:
                     self._set("failed", *cause)
                 finally:
                     if process.returncode is None:
-                        _kill_group(process)
+                        kill_group(process)
                         await process.wait()
                     self.port = self.pid = None
                     self._port_path.unlink(missing_ok=True)
@@ -172,7 +172,7 @@ class LocalProcess:
         try:
             await asyncio.wait({exited, probing, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if probing.done() and not exited.done() and not stopping.done():
-                _kill_group(process)
+                kill_group(process)
                 await exited
                 return probing.result()
             return ""
@@ -254,7 +254,7 @@ class LocalProcess:
         finally:
             forced.cancel()
             if process.returncode is None:
-                _kill_group(process)
+                kill_group(process)
             await exited
 
     async def _back_off(self) -> None:
@@ -276,6 +276,7 @@ class LocalProcess:
             self._on_change()
 
 
-def _kill_group(process: asyncio.subprocess.Process) -> None:
+def kill_group(process: asyncio.subprocess.Process) -> None:
+    """Kill the process and what it started; one that has gone is as good."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

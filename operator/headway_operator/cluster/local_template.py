@@ -1,4 +1,4 @@
-"""Reads from a Deployment what a kubelet would: what to run, with which environment, grace and probes.
+"""Reads from a Deployment or Job what a kubelet would: what to run, with which environment, grace, probes.
 
 Pure. A field that changes how the process itself runs, and that cannot be honoured here, is refused by name.
 What only says where and as whom a pod runs on a cluster (placement, security contexts, image pulls, preStop)
@@ -73,7 +73,7 @@ def process_template(
     """
     template = deployment["spec"]["template"]
     pod = template["spec"]
-    where = f"Deployment {deployment['metadata']['name']!r}"
+    where = f"{deployment['kind']} {deployment['metadata']['name']!r}"
     containers = pod["containers"]
     if len(containers) != 1 or pod.get("initContainers"):
         raise ClusterError(
@@ -95,7 +95,7 @@ def process_template(
     environment = {name: _inside(value, folders) for name, value in values.items() if value is not None}
     if num_threads is not None:
         environment = {"OMP_NUM_THREADS": str(num_threads)} | environment
-        if "serve" in command and not _has_flag(command, "--num-threads"):
+        if not {"serve", "eval"}.isdisjoint(command) and not _has_flag(command, "--num-threads"):
             command = (*command, "--num-threads", str(num_threads))
     if port is not None:
         command = _with_port(command, port)

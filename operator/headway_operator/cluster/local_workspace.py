@@ -27,7 +27,7 @@ class Workspace:
         self._lock = os.open(made / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = made.rename(root / made.name.replace(NEW_PREFIX, PREFIX, 1))
-        for folder in (self.admin, self.logs, self.ports, self.mounts):
+        for folder in (self.admin, self.logs, self.ports, self.mounts, self.results):
             folder.mkdir(mode=0o700)
 
     @property
@@ -49,6 +49,11 @@ class Workspace:
     def mounts(self) -> Path:
         """What a pod would find in its volumes, one folder per volume."""
         return self.path / "mounts"
+
+    @property
+    def results(self) -> Path:
+        """What Jobs leave behind, one file per Job."""
+        return self.path / "results"
 
     @property
     def backends_file(self) -> Path:

@@ -1,6 +1,6 @@
 """What a cluster must be able to do. Two implementations: `kubernetes.py` and `local.py`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from headway_operator.state import ChildKey, Manifest, Observed, ServiceKey, Site
@@ -15,6 +15,12 @@ class Cluster(Protocol):
 
     async def observe(self, key: ServiceKey) -> Observed:
         """Read the service's children as they are now."""
+
+    async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
+        """A digest of each file that `spec.quality` names; "" where it cannot be seen from here.
+
+        A file that is known not to be there is left out.
+        """
 
     async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
         """Server-side apply one child with Headway's field manager. Never sets replicas of a revision."""

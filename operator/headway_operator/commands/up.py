@@ -156,7 +156,13 @@ async def _signalled() -> AsyncIterator[asyncio.Queue[int]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="headway up", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("-f", "--file", type=Path, required=True, help="manifest of one InferenceService, and Secrets if any")
+    add(
+        "-f",
+        "--file",
+        type=Path,
+        required=True,
+        help="manifest of one InferenceService; Secrets and ConfigMaps if any",
+    )
     add("--port", type=_port, default=DEFAULT_PORT, help="on 127.0.0.1, for clients; 0: a free one")
     add(
         "--interval-seconds", type=_positive, default=DEFAULT_INTERVAL_SECONDS, help="time between two passes"

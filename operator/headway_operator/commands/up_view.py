@@ -33,6 +33,9 @@ def table(service: LocalService) -> RenderableType:
     parts: list[RenderableType] = [title, Text(_numbers(status))]
     if service.file_error:
         parts.append(Text(f"{NOT_TAKEN_OVER}: {service.file_error}", "red"))
+    if quality := condition(status, "QualityVerified"):
+        style = {"True": "green", "False": "red"}.get(quality["status"], "yellow")
+        parts.append(Text(f"quality {status['display']['quality']}: {quality['message']}", style))
     replicas = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("replica", "phase", "port", "running", "waiting", "restarts", "cause"):
         replicas.add_column(
@@ -69,6 +72,9 @@ def line(service: LocalService) -> str:
     if limits:
         parts.append(f"max_num_seqs {limits['maxNumSeqs']}")
         parts.append(f"max_num_batched_tokens {limits['maxNumBatchedTokens']}")
+    if quality := condition(status, "QualityVerified"):
+        told = "" if quality["status"] == "Unknown" else f" ({quality['message']})"
+        parts.append(f"quality {status['display']['quality']}{told}")
     if service.file_error:
         parts.append(f"{NOT_TAKEN_OVER}: {service.file_error}")
     return ", ".join(parts)

@@ -1,9 +1,10 @@
-"""One condition and how it follows on its predecessor; times as Kubernetes writes them."""
+"""One condition and how it follows on its predecessor."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
+
+from headway_operator.times import timestamp
 
 Status = Literal["True", "False", "Unknown"]
 MAX_MESSAGE_LENGTH = 4096
@@ -17,16 +18,6 @@ class Condition:
     status: Status
     reason: str
     message: str
-
-
-def timestamp(at: float) -> str:
-    """Seconds since the epoch as RFC 3339 in UTC, whole seconds."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def seconds(text: str) -> float:
-    """The reverse of `timestamp`."""
-    return datetime.fromisoformat(text).timestamp()
 
 
 def written(

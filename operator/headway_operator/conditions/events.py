@@ -9,9 +9,20 @@ from typing import Any, Literal
 Event = tuple[Literal["Normal", "Warning"], str, str]
 
 # Conditions that are worth an event, with the status that is bad news.
-_BAD_NEWS = {"Ready": "False", "SLOMet": "False", "ScalingActive": "False", "Degraded": "True"}
+_BAD_NEWS = {
+    "Ready": "False",
+    "SLOMet": "False",
+    "ScalingActive": "False",
+    "QualityVerified": "False",
+    "Degraded": "True",
+}
 # Not ready for an everyday cause.
-_EVERYDAY = ("ReplicasStarting", "NoReplicas", "GatewayNotReady", "ScaledToZero", "FixedReplicas")
+_EVERYDAY = (
+    *("ReplicasStarting", "NoReplicas", "GatewayNotReady", "ScaledToZero", "FixedReplicas"),
+    "VerifyingQuality",
+)
+# Worth an event although it is neither good nor bad news yet.
+_BEGINNINGS = ("Verifying", "FileMissing")
 
 
 def events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
@@ -30,6 +41,9 @@ def _condition_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> li
         is_news = old.get("status") != state or (state == _BAD_NEWS.get(name) and old.get("reason") != reason)
         # The absence of trouble is no news unless there was trouble.
         is_first_good = not old and state != _BAD_NEWS.get(name) and name != "Ready"
+        if name == "QualityVerified" and reason in _BEGINNINGS and old.get("reason") != reason:
+            result.append(("Normal", reason, f"{name} is {state}: {condition['message']}"))
+            continue
         if name not in _BAD_NEWS or not is_news or is_first_good or state == "Unknown":
             continue
         # Degraded and Ready mostly have the same cause; one event tells it.
@@ -43,10 +57,16 @@ def _condition_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> li
 
 
 def _revision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
-    old, current = ((status.get("revision") or {}).get("name") for status in (previous, new))
+    old, current = (_served(status) for status in (previous, new))
     if current and current != old:
         return [("Normal", "RevisionMade", f"revision {current} replaces {old or 'nothing'}")]
     return []
+
+
+def _served(status: Mapping[str, Any]) -> str | None:
+    """The revision that status names, unless it is only waited for."""
+    name: str | None = (status.get("revision") or {}).get("name")
+    return None if name == (status.get("quality") or {}).get("withheld") else name
 
 
 def _decision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:

@@ -1,11 +1,12 @@
 """Which conditions hold, and why: one function per condition.
 
-Ready          the gateway and enough replicas serve, and none crashes
-Progressing    something is on its way: a rollout, more or fewer replicas
-SLOMet         what the evidence says about both targets
-ScalingActive  whether the controller may move replicas
-ModelAvailable whether a replica has the model loaded; said once it is known
-Degraded       something is wrong although requests may still be served
+Ready           the gateway and enough replicas serve, and none crashes
+Progressing     something is on its way: a rollout, more or fewer replicas
+SLOMet          what the evidence says about both targets
+ScalingActive   whether the controller may move replicas
+ModelAvailable  whether a replica has the model loaded; said once it is known
+Degraded        something is wrong although requests may still be served
+QualityVerified whether the model was judged, and passed; said of a service that asks for it
 """
 
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 
 from headway_operator.conditions.condition import Condition
 from headway_operator.plan import wanted_replicas
+from headway_operator.quality import Gate
 from headway_operator.spec import Service
 from headway_operator.state import Attainment, Decision, Observed, Rendered, Replica
 
@@ -20,7 +22,9 @@ from headway_operator.state import Attainment, Decision, Observed, Rendered, Rep
 INACTIVE_BLOCKERS = ("FixedReplicas", "OtherScaler", "SamplesMissing")
 
 
-def ready(service: Service, observed: Observed, decision: Decision) -> Condition:
+def ready(
+    service: Service, observed: Observed, decision: Decision, rendered: Rendered, gate: Gate | None
+) -> Condition:
     """Ready, or the real cause why not."""
     wanted = wanted_replicas(service, decision)
     floor = wanted if service.spec.replicas is not None else min(wanted, service.spec.scaling.min_replicas)
@@ -32,6 +36,9 @@ def ready(service: Service, observed: Observed, decision: Decision) -> Condition
         return Condition("Ready", "False", reason, message)
     if wanted == 0:
         return Condition("Ready", "False", "ScaledToZero", "spec.replicas is 0; raise it to serve")
+    if gate is not None and rendered.serves_nothing and not observed.replicas:
+        message = f"no replica starts before revision {rendered.withheld} is verified: {gate.message}"
+        return Condition("Ready", "False", reason_of(gate), message)
     if num_ready < floor or num_ready == 0:
         waiting = [replica for replica in observed.replicas if replica.phase != "ready"]
         reason, message = cause_of(waiting)
@@ -43,7 +50,9 @@ def ready(service: Service, observed: Observed, decision: Decision) -> Condition
     return Condition("Ready", "True", "Serving", f"{num_ready} of {wanted} replicas ready{where}")
 
 
-def progressing(service: Service, rendered: Rendered, observed: Observed, decision: Decision) -> Condition:
+def progressing(
+    service: Service, rendered: Rendered, observed: Observed, decision: Decision, gate: Gate | None
+) -> Condition:
     """Whether something is still moving towards what is wanted."""
     wanted = wanted_replicas(service, decision)
     current = [replica for replica in observed.replicas if replica.revision == rendered.revision.hash]
@@ -54,6 +63,12 @@ def progressing(service: Service, rendered: Rendered, observed: Observed, decisi
     if failing:
         reason, message = cause_of(failing)
         return Condition("Progressing", "False", reason, f"revision {name} does not come up: {message}")
+    if gate is not None and rendered.withheld:
+        serving = "" if rendered.serves_nothing else f"; revision {name} serves on"
+        message = f"revision {rendered.withheld} is withheld: {gate.message}{serving}"
+        return Condition(
+            "Progressing", "True" if gate.reason == "Verifying" else "False", reason_of(gate), message
+        )
     if others:
         message = f"revision {name} has {num_ready} of {wanted} replicas ready; {others} of older ones remain"
         return Condition("Progressing", "True", "RollingOut", message)
@@ -100,7 +115,14 @@ def model_available(observed: Observed) -> Condition | None:
     return None
 
 
-def degraded(observed: Observed, decision: Decision, problems: Sequence[str] = ()) -> Condition:
+def quality_verified(gate: Gate) -> Condition:
+    """The verdict with its numbers, or why there is none."""
+    return Condition("QualityVerified", gate.status, gate.reason, gate.message)
+
+
+def degraded(
+    observed: Observed, decision: Decision, gate: Gate | None, problems: Sequence[str] = ()
+) -> Condition:
     """Whether something is wrong, whatever still serves. problems: steps of this pass that failed."""
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -109,9 +131,16 @@ def degraded(observed: Observed, decision: Decision, problems: Sequence[str] = (
     if failing:
         reason, message = cause_of(failing)
         return Condition("Degraded", "True", reason, f"{len(failing)} replicas crash: {message}")
+    if gate is not None and gate.is_stuck:
+        return Condition("Degraded", "True", reason_of(gate), gate.message)
     if decision.blocker == "SamplesMissing":
         return Condition("Degraded", "True", "SamplesMissing", decision.message)
     return Condition("Degraded", "False", "AsExpected", "nothing is wrong")
+
+
+def reason_of(gate: Gate) -> str:
+    """The gate's reason among those of other conditions."""
+    return "VerifyingQuality" if gate.reason == "Verifying" else f"Quality{gate.reason}"
 
 
 def is_crashing(replica: Replica) -> bool:

@@ -6,14 +6,27 @@ from typing import Any
 
 from headway_operator import names
 from headway_operator.conditions import rules
-from headway_operator.conditions.condition import Condition, seconds, timestamp, written
+from headway_operator.conditions.condition import Condition, written
 from headway_operator.errors import SpecError
 from headway_operator.plan import wanted_replicas
+from headway_operator.quality import Gate
+from headway_operator.quality.judgement import as_status
 from headway_operator.spec import Manifest, Service, generation_of
 from headway_operator.state import Attainment, Decision, Limits, Observed, Rendered, Sample
+from headway_operator.times import seconds, timestamp
 
 # Numbers that move with every request are written this often; everything else at once.
 REFRESH_SECONDS = 60.0
+_QUALITY_WORDS = {
+    "Passed": "passed",
+    "NothingToJudge": "passed",
+    "Failed": "failed",
+    "TimedOut": "timed out",
+    "JobFailed": "not judged",
+    "FileMissing": "file missing",
+    "Verifying": "verifying",
+    "ScaledToZero": "waiting",
+}
 
 
 def status(
@@ -24,25 +37,29 @@ def status(
     decision: Decision,
     now: float,
     problems: Sequence[str] = (),
+    gate: Gate | None = None,
 ) -> dict[str, Any]:
     """The whole status; `service.status` is the previous one, from which transition times are kept.
 
-    problems: what failed in this pass, in words; it shows in the condition Degraded.
+    problems: what failed in this pass, in words; it shows in the condition Degraded. gate: None where the
+    service asks for no judgement.
     """
     wanted = wanted_replicas(service, decision)
     num_ready = sum(replica.phase == "ready" for replica in observed.replicas)
     revision = rendered.revision
     conditions = [
-        rules.ready(service, observed, decision),
-        rules.progressing(service, rendered, observed, decision),
+        rules.ready(service, observed, decision, rendered, gate),
+        rules.progressing(service, rendered, observed, decision, gate),
         rules.slo_met(decision),
         rules.scaling_active(decision),
         rules.model_available(observed),
-        rules.degraded(observed, decision, problems),
+        rules.degraded(observed, decision, gate, problems),
+        None if gate is None else rules.quality_verified(gate),
     ]
     limits = _applied_limits(sample, decision)
     percentile = service.spec.slo.percentile if service.spec.slo else 95
     return {
+        **({} if gate is None else {"quality": _quality(gate, rendered)}),
         "observedGeneration": service.generation,
         "conditions": written(
             [condition for condition in conditions if condition is not None],
@@ -84,6 +101,7 @@ def status(
             "replicas": f"{num_ready}/{wanted}",
             "ttft": _display(decision.ttft, percentile),
             "tpot": _display(decision.tpot, percentile),
+            **({} if gate is None else {"quality": _QUALITY_WORDS[gate.reason]}),
         },
         "updatedAt": timestamp(now),
     }
@@ -128,6 +146,17 @@ def _lasting(written_status: Mapping[str, Any]) -> dict[str, Any]:
     latencies = written_status.get("slo") or {}
     lasting["targets"] = {name: (latency or {}).get("target") for name, latency in latencies.items()}
     return lasting
+
+
+def _quality(gate: Gate, rendered: Rendered) -> dict[str, Any]:
+    """What the gate says, its numbers, and what it remembers."""
+    facts = {"reason": gate.reason, "hash": gate.hash, "job": gate.job, "withheld": rendered.withheld}
+    numbers = {} if gate.judgement is None else as_status(gate.judgement)
+    return {
+        **{name: fact for name, fact in facts.items() if fact},
+        **{name: numbers[name] for name in ("finishedAt", "checks", "text", "tasks") if name in numbers},
+        "history": [as_status(judgement) for judgement in gate.history],
+    }
 
 
 def _applied_limits(sample: Sample, decision: Decision) -> Limits:

@@ -3,7 +3,7 @@
 The algorithm:
 
 1. `spec_hash` covers what the user wrote that shapes a template (defaults left out, so that a field added by
-   a newer operator changes nothing). The SLO, replicas, scaling and the lower ends of batching are not in it.
+   a newer operator changes nothing). SLO, quality, replicas, scaling, lower ends of batching are not in it.
 2. While `spec_hash` equals the pinned one in `status.revision`, the images pinned there are used instead of
    the site's. Otherwise a new revision is made with the site's images.
 3. A template is rendered and hashed. If a newer operator renders an unchanged spec differently, the hash is
@@ -30,7 +30,7 @@ from headway_operator.spec import InferenceServiceSpec, Service
 from headway_operator.state import ChildKey, Manifest, Rendered, RevisionPin, Site
 
 # Parts of the spec that never reach a template, beside the lower ends of batching.
-LIVE_FIELDS = {"slo", "replicas", "scaling"}
+LIVE_FIELDS = {"slo", "replicas", "scaling", "quality"}
 
 
 def render(service: Service, site: Site, public_key_pem: str, existing: frozenset[ChildKey]) -> Rendered:

@@ -12,13 +12,14 @@ from headway_operator.spec.base import (
     Name,
     PodTemplateDict,
     PositiveTokens,
-    Quantity,
     SpecModel,
     rules,
     with_empty_default,
 )
 from headway_operator.spec.batching import Batching
 from headway_operator.spec.lora import Lora
+from headway_operator.spec.quality import Quality
+from headway_operator.spec.resources import Resources
 from headway_operator.spec.source import REMOTE_SCHEMES, Source, scheme_of
 
 CREDENTIALS_RULE = "!has(self.credentialsSecretRef) || self.source.matches('^(hf|s3|oci)://')"
@@ -139,30 +140,6 @@ class Scaling(SpecModel):
         return self
 
 
-class ResourceClaim(SpecModel):
-    """A claim from the pod template's resourceClaims."""
-
-    name: Name
-    """Name of the entry in template.spec.resourceClaims. No default."""
-    request: Name | None = None
-    """Request inside the claim. Default: all of it."""
-
-
-class Resources(SpecModel):
-    """What each replica asks of its node, as Kubernetes writes it (CPU in cores, memory in bytes)."""
-
-    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=32)
-    """Most that a replica may use, by resource (`cpu`, `memory`, `nvidia.com/gpu`). Default: no limits."""
-    requests: dict[str, Quantity] = Field(default_factory=dict, max_length=32)
-    """What the scheduler sets aside, by resource. Default: the limits."""
-    claims: list[ResourceClaim] = Field(
-        default_factory=list,
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-    )
-    """Dynamic resource claims used by a replica, at most 16. Default: none."""
-
-
 class SecretKeyRef(SpecModel):
     """One key of a Secret in the service's namespace."""
 
@@ -211,6 +188,9 @@ class InferenceServiceSpec(SpecModel):
     """Bounds of autoscaling."""
     batching: Batching = Batching()
     """Bounds of the live batch limits."""
+    quality: Quality | None = None
+    """Judgement before traffic: a template is served only once an evaluation has held the model against its
+    baseline and passed it. Default: none, everything is served at once."""
     kv_cache_memory: MemoryQuantity | None = None
     """Memory for the KV cache of one replica, a quantity in bytes such as 512Mi. Default: the engine
     chooses."""

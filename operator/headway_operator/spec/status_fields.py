@@ -18,7 +18,7 @@ class Condition(StatusModel):
     """One fact about the service, as Kubernetes writes conditions."""
 
     type: Annotated[str, Field(max_length=64)]
-    """Ready, Progressing, SLOMet, ScalingActive, ModelAvailable or Degraded."""
+    """Ready, Progressing, SLOMet, ScalingActive, ModelAvailable, Degraded or QualityVerified."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Field(max_length=128)]
@@ -100,6 +100,101 @@ class LastDecision(StatusModel):
     """What keeps the controller from doing more; empty when nothing does."""
 
 
+class QualityCheck(StatusModel):
+    """One number against its limit."""
+
+    name: str
+    """What was measured."""
+    limit: float
+    """The most that passes."""
+    passed: bool
+    """Whether it did."""
+    unit: Literal["nats", "share", "points"]
+    """Of value and limit; a share of 0.01 is one percent."""
+    value: float | None = None
+    """The number; absent when it was not finite."""
+    note: str | None = None
+    """What a reader should know of it."""
+
+
+class QualityText(StatusModel):
+    """What the scored text came to; numbers that were not finite are absent."""
+
+    name: str
+    """The file."""
+    tokens: int
+    """Tokens scored."""
+    perplexity: float | None = None
+    """Of the model."""
+    baseline_perplexity: float | None = None
+    """Of the baseline."""
+    mean_kl: float | None = None
+    """Mean KL divergence of next-token distributions from the baseline's, in nats."""
+    p99_kl: float | None = None
+    """Its 99th percentile."""
+    same_choice_share: float | None = None
+    """Share of positions with the same likeliest token (0 to 1)."""
+
+
+class QualityTasks(StatusModel):
+    """What one file of tasks came to."""
+
+    name: str
+    """The file."""
+    tasks: int
+    """Tasks in it."""
+    right: int
+    """Tasks that the model got right."""
+    baseline_right: int
+    """Tasks that the baseline got right."""
+    lost: int
+    """Tasks that only the baseline got right."""
+    won: int
+    """Tasks that only the model got right."""
+
+
+class QualityJudgement(StatusModel):
+    """The end of one evaluation."""
+
+    hash: str
+    """Of what was judged."""
+    reason: Literal["Passed", "Failed", "TimedOut", "JobFailed"]
+    """How it ended."""
+    message: str
+    """The numbers in words, or why there are none."""
+    finished_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    """When the operator saw it end."""
+    checks: Annotated[list[QualityCheck], Field(max_length=32)] = []
+    """Each number against its limit."""
+    text: QualityText | None = None
+    """What the text came to."""
+    tasks: Annotated[list[QualityTasks], Field(max_length=32)] = []
+    """What each file of tasks came to."""
+
+
+class QualityStatus(StatusModel):
+    """What the gate on quality says of what is asked for, and what it remembers of earlier verdicts."""
+
+    reason: str | None = None
+    """As in the condition QualityVerified."""
+    hash: str | None = None
+    """Of what is judged: model, levers, baseline, limits, files and image."""
+    job: str | None = None
+    """Name of the Job that judges it."""
+    withheld: str | None = None
+    """Name of the revision that is not served before it is verified."""
+    finished_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
+    """When the operator saw the evaluation end."""
+    checks: Annotated[list[QualityCheck], Field(max_length=32)] = []
+    """Each number against its limit."""
+    text: QualityText | None = None
+    """What the text came to."""
+    tasks: Annotated[list[QualityTasks], Field(max_length=32)] = []
+    """What each file of tasks came to."""
+    history: Annotated[list[QualityJudgement], Field(max_length=16)] = []
+    """The latest judgements, the current one first; what stands here is not judged again."""
+
+
 class Display(StatusModel):
     """Short texts for the columns of `kubectl get`."""
 
@@ -109,6 +204,8 @@ class Display(StatusModel):
     """Measured TTFT against its target."""
     tpot: str | None = None
     """Measured TPOT against its target."""
+    quality: str | None = None
+    """The verdict of spec.quality."""
 
 
 class InferenceServiceStatus(StatusModel):
@@ -140,6 +237,8 @@ class InferenceServiceStatus(StatusModel):
     """Latencies against targets."""
     revision: RevisionStatus | None = None
     """The current revision."""
+    quality: QualityStatus | None = None
+    """The verdict of spec.quality with its numbers."""
     last_decision: LastDecision | None = None
     """The controller's last decision."""
     display: Display | None = None

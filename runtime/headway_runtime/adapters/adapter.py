@@ -42,5 +42,3 @@ class AdapterEntry:
     source: str
     parent: str
     loaded_at: int
-    rank: int
-    num_bytes: int

@@ -48,7 +48,7 @@ class LoadOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """token: the caller's. replaces: whether an adapter of that name gives way to it."""
+    """One that is being read. token: the caller's."""
 
     token: object
     module: LoraModule
@@ -215,7 +215,7 @@ class AdapterService:
         self._by_name[module.name] = Adapter(slot, facts.digest, module.name)
         self._entries.pop(module.name, None)
         self._entries[module.name] = AdapterEntry(
-            module.name, module.source, module.parent, int(self._unix_clock()), facts.rank, facts.num_bytes
+            module.name, module.source, module.parent, int(self._unix_clock())
         )
         self.version += 1
         if before is not None:

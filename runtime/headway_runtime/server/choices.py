@@ -25,6 +25,8 @@ def choices_of(
         stop_token_ids=sampling.stop_token_ids,
         stop_reasons=frozenset(body.stop_token_ids or ()),
         special_tokens=body.skip_special_tokens is False or vocabulary.special_ids_of(shown_tags),
+        # Who asks for token ids pairs them with their log-probabilities.
+        keeps_cut_tokens=bool(body.return_token_ids),
     )
     details = [_details_of(body, prompt) for prompt in prepared.prompts]
     found: dict[str, Choice] = {}

@@ -114,7 +114,7 @@ def _context(scope: Scope, arrived_at: float) -> RequestContext:
         path=scope["path"],
         status=0,
         client=client[0] if client else None,
-        waited_at_gateway_milliseconds=waited_milliseconds,
+        waited_at_gateway_milliseconds=waited_milliseconds or None,
     )
     return RequestContext(request_id, is_named, arrived_at - waited_milliseconds / 1000.0, log)
 

@@ -139,6 +139,7 @@ class _Run:
         """Give up what still runs, and leave the numbers for the access log."""
         if self._stream is not None:
             self._client.abort(self._stream)
+        self._times.sum_up()
         usage, log = self._usage(), self._generation.log
         log.prompt_tokens = usage.prompt_tokens
         log.cached_tokens = usage.cached_tokens
@@ -245,8 +246,8 @@ class _Run:
         delta = choice.feed(output)
         if output.queue_seconds is not None:
             self._times.first_token(output)
-        elif self._times.awaits_second:
-            self._times.second_token(output.request_id)
+        else:
+            self._times.later_tokens(output.request_id, len(output.token_ids))
         if delta.finish_reason is not None:
             self._num_open -= 1
             if choice.is_stopped_by_text:

@@ -42,12 +42,15 @@ class AccessEntry(msgspec.Struct, omit_defaults=True):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated_tokens: int | None = None
-    waited_at_gateway_milliseconds: float = 0.0
+    waited_at_gateway_milliseconds: float | None = None
     ttft_milliseconds: float | None = None
     queue_milliseconds: float | None = None
     prefill_milliseconds: float | None = None
     first_decode_milliseconds: float | None = None
     tpot_milliseconds: float | None = None
+    itl_p50_milliseconds: float | None = None
+    itl_p95_milliseconds: float | None = None
+    itl_p99_milliseconds: float | None = None
     outcome: str | None = None
     finish_reasons: list[str] | None = None
 

@@ -124,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--port-file", metavar="PATH", help="write the port number there once it is bound")
     add("--served-model-name", action="extend", nargs="+", metavar="NAME", help="may be repeated")
     add("--api-key", action="extend", nargs="+", metavar="KEY", help=f"likewise; or ${API_KEY_VARIABLE}")
-    add("--api-key-file", metavar="PATH", help="one key per line")
+    add("--api-key-file", metavar="PATH", help="one key per line; lines that begin with # are notes")
     add("--admin-public-key-file", metavar="PATH", help="PEM, Ed25519; without it /admin is off")
     add("--admin-audience", metavar="NAMESPACE/NAME", help="the service that admin tokens must be for")
     add("--drain-timeout-seconds", type=positive, default=60.0, help="after SIGTERM (default %(default)s)")
@@ -150,12 +150,13 @@ def _api_keys(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
         keys.append(environment[API_KEY_VARIABLE])
     if arguments.api_key_file is not None:
         try:
-            lines = Path(arguments.api_key_file).read_text(encoding="utf-8").splitlines()
+            lines = Path(arguments.api_key_file).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"--api-key-file={arguments.api_key_file!r}: cannot be read ({error}); give a text file"
             ) from error
-        found = [line.strip() for line in lines if line.strip()]
+        # A note on whose the next key is must not become a key itself.
+        found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
             # Serving without any key is not what somebody who gave a file wants.
             raise ConfigError(f"--api-key-file={arguments.api_key_file!r}: holds no key; write one per line")

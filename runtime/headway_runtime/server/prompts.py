@@ -175,9 +175,6 @@ def _prepare(
 ) -> Prepared:
     answers, choices = body.n or 1, _choices_per_prompt(body)
     salt = cache_salt(arrival.tenant.key_digest, body.cache_salt)
-    seed = secrets.randbits(62) if body.seed is None else body.seed
-    # A seed fixes each choice of a request; prompts in one list share the seeds of their choices.
-    seeds = [choice_seed(seed, choice) for choice in range(choices)]
     # The best are those of the highest mean log-probability, which the engine then has to tell.
     num_logprobs = 0 if body.num_logprobs is None and choices > answers else body.num_logprobs
     requests: list[Request] = []
@@ -192,8 +189,10 @@ def _prepare(
             num_logprobs=num_logprobs,
             num_prompt_logprobs=_num_prompt_logprobs(body),
         )
-        for choice, own_seed in enumerate(seeds):
-            own = replace(sampling, seed=own_seed)
+        # A seed that was sent is every prompt's; without one, equal prompts are to get answers of their own.
+        seed = secrets.randbits(62) if body.seed is None else body.seed
+        for choice in range(choices):
+            own = replace(sampling, seed=choice_seed(seed, choice))
             if choice and prompt.echo is None:
                 # One choice's prompt is like another's; an echo needs its own with its first token.
                 own = replace(own, num_prompt_logprobs=None)

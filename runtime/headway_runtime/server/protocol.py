@@ -21,6 +21,9 @@ from headway_runtime.server.structured_fields import StructuredFields, grammar_o
 class StreamOptions(StrictBody):
     """What a stream carries besides its text."""
 
+    # OpenAI's padding against those who watch a stream's lengths, which is not served and may be declined.
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"include_obfuscation": (False,)}
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 

@@ -4,7 +4,9 @@ What the engine alone knows (waiting, prefill) comes with the first token; the r
 client's bytes are written. Of several choices the slowest counts. Knows no JSON and no metric.
 """
 
+import math
 import time
+from array import array
 
 from headway_runtime.request import RequestOutput
 from headway_runtime.server.log import AccessEntry
@@ -13,7 +15,7 @@ from headway_runtime.server.log import AccessEntry
 class RequestTimes:
     """Fills the times of `log` as outputs come and bytes go. received_at: `time.monotonic()`."""
 
-    __slots__ = ("_computed_seconds", "_first_at", "_log", "_received_at", "awaits_second")
+    __slots__ = ("_computed_seconds", "_first_at", "_gaps", "_last_at", "_log", "_received_at")
 
     def __init__(self, received_at: float, log: AccessEntry) -> None:
         self._received_at = received_at
@@ -21,7 +23,10 @@ class RequestTimes:
         # By engine request id: from receipt to the first token computed, and when that token came here.
         self._computed_seconds: dict[str, float] = {}
         self._first_at: dict[str, float] = {}
-        self.awaits_second: set[str] = set()
+        # When its last token came, and the seconds between tokens of all of them; k tokens that come together
+        # are k times a k-th of their gap.
+        self._last_at: dict[str, float] = {}
+        self._gaps = array("d")
 
     def first_token(self, output: RequestOutput) -> None:
         """The first output of a request."""
@@ -31,21 +36,27 @@ class RequestTimes:
         if output.prefill_seconds is not None:
             log.prefill_milliseconds = _slowest(log.prefill_milliseconds, output.prefill_seconds)
             self._computed_seconds[output.request_id] = output.queue_seconds + output.prefill_seconds
-        self._first_at[output.request_id] = time.monotonic()
-        self.awaits_second.add(output.request_id)
+        now = time.monotonic()
+        self._first_at[output.request_id] = self._last_at[output.request_id] = now
 
-    def second_token(self, request_id: str) -> None:
-        """An output after the first; only the next one counts."""
-        if request_id not in self.awaits_second:
+    def later_tokens(self, request_id: str, num_tokens: int) -> None:
+        """An output after the first."""
+        last_at = self._last_at.get(request_id)
+        if last_at is None or num_tokens == 0:
             return
-        self.awaits_second.remove(request_id)
-        seconds = time.monotonic() - self._first_at[request_id]
-        self._log.first_decode_milliseconds = _slowest(self._log.first_decode_milliseconds, seconds)
+        now = time.monotonic()
+        self._last_at[request_id] = now
+        seconds = now - last_at
+        if last_at == self._first_at[request_id]:
+            self._log.first_decode_milliseconds = _slowest(self._log.first_decode_milliseconds, seconds)
+        if num_tokens == 1:
+            self._gaps.append(seconds)
+        else:
+            self._gaps.extend([seconds / num_tokens] * num_tokens)
 
     def ended(self, request_id: str, num_generated: int, finish_reason: str) -> None:
         """The last output of a request."""
         log = self._log
-        self.awaits_second.discard(request_id)
         first_at = self._first_at.get(request_id)
         if first_at is not None and num_generated > 1:
             seconds = (time.monotonic() - first_at) / (num_generated - 1)
@@ -65,8 +76,19 @@ class RequestTimes:
         computed = self._computed_seconds.get(request_id)
         return None if computed is None else ttft_seconds - computed
 
+    def sum_up(self) -> None:
+        """Write what is known of all gaps so far: their percentiles, by nearest rank."""
+        if not self._gaps:
+            return
+        ordered, log = sorted(self._gaps), self._log
+        log.itl_p50_milliseconds, log.itl_p95_milliseconds, log.itl_p99_milliseconds = (
+            round(ordered[math.ceil(len(ordered) * percent / 100) - 1] * 1000.0, 3)
+            for percent in (50, 95, 99)
+        )
+
     def as_usage(self) -> dict[str, float]:
         """What `usage.headway` says, in milliseconds; what does not apply is left out."""
+        self.sum_up()
         log = self._log
         named = {
             "queue_milliseconds": log.queue_milliseconds,
@@ -74,6 +96,9 @@ class RequestTimes:
             "ttft_milliseconds": log.ttft_milliseconds,
             "first_decode_milliseconds": log.first_decode_milliseconds,
             "tpot_milliseconds": log.tpot_milliseconds,
+            "itl_p50_milliseconds": log.itl_p50_milliseconds,
+            "itl_p95_milliseconds": log.itl_p95_milliseconds,
+            "itl_p99_milliseconds": log.itl_p99_milliseconds,
             "e2e_milliseconds": round((time.monotonic() - self._received_at) * 1000.0, 3),
         }
         return {name: value for name, value in named.items() if value is not None}

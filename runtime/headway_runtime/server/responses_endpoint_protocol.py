@@ -23,10 +23,12 @@ _NO_MEDIA = "this server's models read text; send parts of type 'input_text'"
 class ItemText(StrictBody):
     """A part of a message: what a user sent, or what came back from a model before."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"annotations": ([],)}
 
     type: Literal["input_text", "output_text"]
     text: str
+    # Of a text that came out of a response with them; what the model said then is not asked again.
+    logprobs: list[Any] | None = None
 
 
 class MessageItem(StrictBody):
@@ -43,7 +45,11 @@ class MessageItem(StrictBody):
 class CallItem(StrictBody):
     """A call that a model made. arguments: JSON, as the model wrote it."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"parsed_arguments": (), "namespace": ()}
+    # `async_` is how the `openai` client dumps `async`.
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **dict.fromkeys(("async", "async_"), (False,)),
+        **dict.fromkeys(("caller", "namespace", "parsed_arguments"), ()),
+    }
 
     type: Literal["function_call"]
     call_id: str
@@ -54,6 +60,8 @@ class CallItem(StrictBody):
 
 
 class CallOutputItem(StrictBody):
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(("caller", "namespace"), ())
+
     type: Literal["function_call_output"]
     call_id: str
     output: str | Annotated[list[ItemText], FIRST_FAULT]
@@ -76,6 +84,11 @@ InputItem = Annotated[
 
 
 class FunctionTool(StrictBody):
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **dict.fromkeys(("async", "defer_loading"), (False,)),
+        **dict.fromkeys(("allowed_callers", "output_schema"), ()),
+    }
+
     type: Literal["function"]
     name: ToolName
     description: str | None = None
@@ -121,13 +134,16 @@ class ResponsesBody(SharedFields, TemplateOptions):
     """POST /v1/responses."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "access_programs": (),
         "background": (False,),
         "context_management": ([],),
         "conversation": (),
+        "image": (),
         "max_tool_calls": (),
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
+        "prompt_cache_options": (),
         "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
         "stream_options": ({}, {"include_obfuscation": False}),
         "truncation": ("disabled",),
@@ -152,6 +168,7 @@ class ResponsesBody(SharedFields, TemplateOptions):
         "max_tokens": "use max_output_tokens",
         "max_tool_calls": "send parallel_tool_calls=false for one call at most",
         "n": "a response has one answer; send the request several times, or use /v1/chat/completions",
+        "prompt_cache_options": REFUSALS["prompt_cache_options"],
         "prompt_logprobs": "use /v1/chat/completions or /v1/completions",
         "return_token_ids": "use /v1/chat/completions or /v1/completions",
         "stream_options": "the last event of a stream has the usage in any case",

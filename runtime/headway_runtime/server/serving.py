@@ -313,6 +313,12 @@ def require_json(request: Request) -> None:
             f"Content-Type={shown(content_type)} is not supported; send application/json",
             code="unsupported_content_type",
         )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise InvalidRequestError(
+            f"Content-Encoding={shown(encoding)} is not supported; send the body as it is",
+            code="unsupported_content_type",
+        )
 
 
 def _too_large(most: int) -> HttpError:

@@ -147,10 +147,20 @@ def check_grammar(grammar: Grammar) -> None:
     if problem is not None:
         param = grammar.param
         # Of a grammar that was made here, its sender knows no word.
-        given = "" if grammar.kind == "lark" or param == "tools" else f"={shown(grammar.source)}"
+        given = "" if grammar.kind == "lark" or param == "tools" else f"={_as_sent(grammar)}"
         raise InvalidRequestError(
             f"{param}{given} cannot be enforced: {problem}; correct it", param=param, code="invalid_grammar"
         )
+
+
+def _as_sent(grammar: Grammar) -> str:
+    """The grammar for a message, without the options that were put into a schema here."""
+    if grammar.kind == "json_schema":
+        with contextlib.suppress(ValueError, RecursionError):
+            schema = json.loads(grammar.source)
+            if isinstance(schema, dict):
+                return shown(json.dumps({key: one for key, one in schema.items() if key != OPTIONS_KEYWORD}))
+    return shown(grammar.source)
 
 
 def _grammar_of_outputs(asked: StructuredOutputs) -> Grammar:

@@ -1,0 +1,68 @@
+"""Reads the Jobs that judge a model: on their way, ended or out of time, and what they left behind.
+
+Pure. What an attempt left behind is its container's termination message: a verdict, or its last words.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headway_operator.cluster import kubernetes_pods
+from headway_operator.names import JOB_NAME_LABEL, RUNTIME_CONTAINER
+from headway_operator.state import Evaluation
+
+Job = Mapping[str, Any]
+DEADLINE_REASON = "DeadlineExceeded"
+
+
+def evaluation(job: Job, pods: Iterable[kubernetes_pods.Pod]) -> Evaluation:
+    """One Job with its own of the pods."""
+    name = job["metadata"]["name"]
+    own = sorted(
+        (pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_NAME_LABEL) == name),
+        key=lambda pod: (str(pod["metadata"]["creationTimestamp"]), str(pod["metadata"]["name"])),
+    )
+    newest = own[-1] if own else None
+    ended = _condition(job, "Complete") or _condition(job, "Failed")
+    if ended is None:
+        return _on_its_way(name, newest)
+    if ended.get("reason") == DEADLINE_REASON:
+        return Evaluation(name, "timed_out", str(ended.get("message", "")))
+    terminated = {} if newest is None else _terminated(newest)
+    if newest is not None and not terminated and not newest["metadata"].get("deletionTimestamp"):
+        # The pods were read a moment before the Jobs: what this one leaves behind is seen by the next pass.
+        return _on_its_way(name, newest)
+    output = str(terminated.get("message", ""))
+    return Evaluation(name, "ended", _words(job, ended, terminated, output), output)
+
+
+def _on_its_way(name: str, pod: kubernetes_pods.Pod | None) -> Evaluation:
+    if pod is None:
+        return Evaluation(name, "pending")
+    phase, reason, message = kubernetes_pods.judge(pod)
+    cause = ": ".join(part for part in (reason, message) if part)
+    is_running = phase in ("starting", "ready")
+    return Evaluation(name, "running" if is_running else "pending", cause)
+
+
+def _words(job: Job, ended: Mapping[str, Any], terminated: Mapping[str, Any], output: str) -> str:
+    if not terminated:
+        # Its pod is gone, or there never was one.
+        return str(ended.get("message", "")) if ended["type"] == "Failed" else "its pod is gone"
+    cause = f"exited with status {terminated.get('exitCode', 0)}"
+    if terminated.get("reason") == "OOMKilled":
+        cause = "killed because memory ran out"
+    attempts = int(job.get("status", {}).get("failed", 0))
+    tries = f" after {attempts} attempts" if attempts > 1 else ""
+    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+    return f"{cause}{tries}" + (f"; last line: {last}" if last else "")
+
+
+def _terminated(pod: kubernetes_pods.Pod) -> Mapping[str, Any]:
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    states = (one.get("state", {}) for one in statuses if one.get("name") == RUNTIME_CONTAINER)
+    return next((state["terminated"] for state in states if "terminated" in state), {})
+
+
+def _condition(job: Job, kind: str) -> Mapping[str, Any] | None:
+    conditions = job.get("status", {}).get("conditions") or ()
+    return next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)

@@ -1,0 +1,35 @@
+"""Names what is judged by a hash of what the user wrote, the image that runs it, and the files it is given.
+
+What changes no answer is not in it: batch limits, replicas, targets, keys, drain time, labels, resources,
+where prefixes are kept; nor adapters, which are not judged. Fields that a later version adds are, until
+somebody says otherwise: judging once too often is the smaller fault. What a newer operator renders
+differently is not either, so that an upgrade judges nothing anew.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway_operator.manifests.render import content_hash
+from headway_operator.spec import InferenceServiceSpec
+
+NOT_JUDGED: dict[str, Any] = {
+    **dict.fromkeys(("slo", "replicas", "scaling", "batching", "kv_cache_memory", "resources"), True),
+    **dict.fromkeys(("auth", "drain_timeout_seconds", "kv_offload", "lora"), True),
+    "model": {"served_name", "credentials_secret_ref"},
+    "quality": {"timeout_seconds", "resources"},
+    "template": {"metadata"},
+}
+# Levers of which none is pulled: the model is its own baseline, to the letter.
+NO_LEVER = {"quantization": "none", "kv_cache_dtype": "auto", "dtype": "auto", "speculative": None}
+
+
+def judged_hash(spec: InferenceServiceSpec, image: str, digests: Mapping[str, str]) -> str:
+    """digests: of the files that are given, by the names that the spec has for them."""
+    judged = spec.model_dump(mode="json", by_alias=True, exclude=NOT_JUDGED, exclude_defaults=True)
+    return content_hash({"spec": judged, "image": image, "files": dict(digests)})
+
+
+def has_nothing_to_judge(spec: InferenceServiceSpec) -> bool:
+    """Whether the model is held against itself: a plain checkpoint, no lever, no other baseline."""
+    is_own_baseline = spec.quality is not None and not spec.quality.baseline.model_dump(exclude_defaults=True)
+    return is_own_baseline and all(getattr(spec, name) == value for name, value in NO_LEVER.items())
