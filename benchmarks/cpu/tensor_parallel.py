@@ -3,17 +3,22 @@
     python -m benchmarks.cpu.tensor_parallel [--batch 1 4 16] [--context 160] [--rounds 30] [--ranks 2]
 
 On the model of `benchmarks.cpu.run`. The engines are there together and take turns, so that all meet the same
-machine; read bandwidth is printed beside them. Each rank has its part of the processors.
+machine; read bandwidth is printed beside them. Each rank has its part of the processors. Beside the time of a
+step stands the processor time of all threads of all ranks, which other work on the machine changes less: what
+ranks add to it is what the cut costs.
 """
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
 import time
 from array import array
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 from benchmarks.cpu.environments import cache_folder
 from benchmarks.cpu.model_folder import make_model_folder
 
@@ -77,6 +82,16 @@ def read_bandwidth() -> float:
     return numbers.nbytes / min(seconds) / 1e9
 
 
+def processor_seconds(pids: list[int]) -> float:
+    """That the threads of these processes have computed so far, all together."""
+    nanoseconds = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError, IndexError):  # it has ended
+                nanoseconds += int((task / "schedstat").read_bytes().split()[0])
+    return nanoseconds / 1e9
+
+
 def run(batches: list[int], context: int, rounds: int, ranks: int) -> None:
     import torch
 
@@ -90,17 +105,21 @@ def run(batches: list[int], context: int, rounds: int, ranks: int) -> None:
     runners: dict[str, tuple[int, Runner]] = {}
     for name, (threads, size) in kinds.items():
         runners[name] = (threads, Runner(engine_config(threads, size, most)))
+    pids = [os.getpid(), *(child.pid for child in psutil.Process().children())]
 
-    def step(name: str, batch: "Batch") -> float:
+    def step(name: str, batch: "Batch") -> tuple[float, float]:
+        """Milliseconds that it took, and those of processor time."""
         threads, runner = runners[name]
         torch.set_num_threads(threads)
-        began_at = time.perf_counter()
+        before, began_at = processor_seconds(pids), time.perf_counter()
         runner.execute(batch)
-        return time.perf_counter() - began_at
+        ended_at = time.perf_counter()
+        return (ended_at - began_at) * 1e3, (processor_seconds(pids) - before) * 1e3
 
     torch.set_num_threads(processors)
     print(f"{processors} processors, read bandwidth {read_bandwidth():.1f} GB/s")
-    print("work | " + " | ".join(f"{name}: ms" for name in kinds) + " | exchanges | KiB | ms in them")
+    print("ms: median (least), median of processor time")
+    print("work | " + " | ".join(kinds) + " | exchanges | KiB | ms in them")
     work = {f"decode of {size}": make_batch(size, context, 1) for size in batches}
     work[f"prompt of {PROMPT_TOKENS}"] = make_batch(1, 0, PROMPT_TOKENS)
     for title, batch in work.items():
@@ -109,11 +128,14 @@ def run(batches: list[int], context: int, rounds: int, ranks: int) -> None:
                 step(name, batch)
         traffic = runners[list(kinds)[-1]][1].traffic
         before = traffic.snapshot()
-        times: dict[str, list[float]] = {name: [] for name in kinds}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
         for _ in range(rounds):
             for name in kinds:
-                times[name].append(step(name, batch) * 1e3)
-        figures = [f"{statistics.median(one):.1f} ({min(one):.1f})" for one in times.values()]
+                times[name].append(step(name, batch))
+        figures = []
+        for found in times.values():
+            wall, busy = ([one[index] for one in found] for index in range(2))
+            figures.append(f"{statistics.median(wall):.1f} ({min(wall):.1f}), {statistics.median(busy):.1f}")
         figures.append(f"{(traffic.num_exchanges - before.num_exchanges) / rounds:g}")
         figures.append(f"{(traffic.num_bytes - before.num_bytes) / rounds / 1024:.0f}")
         figures.append(f"{(traffic.seconds - before.seconds) / rounds * 1e3:.1f}")

@@ -3,6 +3,8 @@
 import logging
 import sys
 
+from headway_runtime.server.lifeline import watch_lifeline
+
 from headway_eval.errors import HeadwayEvalError
 from headway_eval.flags import build_parser
 from headway_eval.options import EvalOptions, parse_options
@@ -10,7 +12,6 @@ from headway_eval.report import build_report, write_report
 from headway_eval.table import render
 from headway_eval.verdict_file import write_verdict
 from headway_runtime.errors import HeadwayRuntimeError
-from headway_runtime.server.lifeline import watch_lifeline
 from headway_runtime.sources.interrupts import InterruptedBySignal, raising_on_sigterm
 
 PASSED_STATUS, FAILED_STATUS, NOT_JUDGED_STATUS = 0, 1, 2

@@ -88,6 +88,11 @@ def open_device(config: EngineConfig, ranks: Ranks) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError("device='cuda': PyTorch finds no CUDA device; use --device cpu")
     if ranks.size > 1:
+        if ranks.local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"tensor_parallel_size={ranks.size!r}: rank {ranks.rank} needs GPU {ranks.local_rank} of "
+                f"this node, where PyTorch finds {torch.cuda.device_count()}; give each rank of it a GPU"
+            )
         torch.cuda.set_device(ranks.local_rank)
     # With an index, as tensors report it.
     return torch.device("cuda", torch.cuda.current_device())

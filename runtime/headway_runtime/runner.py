@@ -197,8 +197,8 @@ class Runner:
         logits: torch.Tensor | None = None
         if inputs.sampled:
             logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
-        if self._governor is not None and self.ranks.rank > 0:
-            self._governor.after_step(time.monotonic() - began_at)
+        if self.ranks.rank > 0:
+            self._end_step(began_at)
         return inputs, logits
 
     @on_all_ranks
@@ -211,10 +211,21 @@ class Runner:
     @torch.inference_mode()
     def all_logits(self, batch: Batch | StepBatch) -> torch.Tensor:
         """Logits [tokens, vocab_size] after each token of a batch's only chunk; no token is sampled."""
+        began_at = time.monotonic()
         (chunk,) = batch.chunks
         inputs = self._inputs.build(batch)
         hidden = self._forward(batch, inputs)
-        return self._model.logits(hidden[: chunk.num_tokens])
+        logits = self._model.logits(hidden[: chunk.num_tokens])
+        if self.ranks.rank > 0:
+            self._end_step(began_at)
+        return logits
+
+    def _end_step(self, began_at: float) -> None:
+        """On ranks that sample nothing and so never wait for the device: the next step reuses the buffers."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        if self._governor is not None:
+            self._governor.after_step(time.monotonic() - began_at)
 
     @on_all_ranks
     def begin_adapter(self, slot: int, folder: str) -> None:

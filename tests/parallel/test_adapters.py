@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.parallel.conftest import load_beside
 
 from headway_runtime.config import LoraConfig, LoraModule
 from headway_runtime.errors import ModelLoadError
-from tests.parallel.conftest import load_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable

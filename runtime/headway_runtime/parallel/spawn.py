@@ -5,14 +5,13 @@ does the rank. On Linux the kernel ends it, too, with the thread that started it
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import asdict, dataclass
 
 RANK_COMMAND: tuple[str, ...] = (sys.executable, "-m", "headway_runtime.parallel.worker")
 
@@ -50,7 +49,7 @@ def start_rank(launch: RankLaunch, environment: Mapping[str, str]) -> subprocess
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended already, which its status tells
-        os.write(process.stdin.fileno(), msgspec.json.encode(launch) + b"\n")
+        os.write(process.stdin.fileno(), json.dumps(asdict(launch)).encode() + b"\n")
     return process
 
 

@@ -9,6 +9,7 @@ started it, nor rank 0.
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import signal
@@ -18,15 +19,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.lifeline import EXIT_STATUS_ORPHANED, die_with_parent, watch_lifeline
 from headway_runtime.parallel import wire
 from headway_runtime.parallel.link import answer_pings
 from headway_runtime.parallel.messages import FAILED, Failed
 from headway_runtime.parallel.spawn import RankLaunch
-from headway_runtime.server.log import configure_logging
+from headway_runtime.process_log import configure_logging
 
 if TYPE_CHECKING:
     from headway_runtime.config import EngineConfig
@@ -56,7 +55,7 @@ def main(make: MakeRunner = make_runner) -> int:
     line = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115 - stays open for as long as this process lives
     if not line.endswith(b"\n"):
         return EXIT_STATUS_ORPHANED
-    launch = msgspec.json.decode(line, type=RankLaunch)
+    launch = RankLaunch(**json.loads(line))
     watch_lifeline(0)
     die_with_parent(launch.parent_pid)
     configure_logging(launch.log_level)

@@ -38,9 +38,9 @@ from headway_runtime.errors import (
 )
 from headway_runtime.lifeline import die_with_parent, watch_lifeline
 from headway_runtime.metrics import EngineMetrics
+from headway_runtime.process_log import configure_logging
 from headway_runtime.request import Request, RequestOutput
 from headway_runtime.server import messages
-from headway_runtime.server.log import configure_logging
 from headway_runtime.server.sample import SampleWriter
 
 if TYPE_CHECKING:
@@ -414,9 +414,11 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
 
 def _end_with_rank(message: str, is_config: bool) -> None:  # noqa: FBT001 - the type of the callback
     """End this process: whatever waits for a lost rank, a device even, may never come back."""
+    if is_config:
+        print(f"headway serve: {message}", file=sys.stderr, flush=True)
+        os._exit(messages.EXIT_STATUS_CONFIG)
     logger.error("%s", message)
-    print(f"headway serve: {message}", file=sys.stderr, flush=True)
-    os._exit(messages.EXIT_STATUS_CONFIG if is_config else 1)
+    os._exit(1)
 
 
 def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:

@@ -21,7 +21,7 @@ import msgspec
 
 from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.lifeline import EXIT_STATUS_ORPHANED
-from headway_runtime.server.log import configure_logging
+from headway_runtime.process_log import configure_logging
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions
 

@@ -1,32 +1,14 @@
-"""Logging of both processes: one line per event on standard error, and one JSON object per request.
+"""The access log: one JSON object per request.
 
 The access line is written by hand and not through a formatter of many fields, since there is one for every
 request; its fields are the ones that somebody asks for when one request was slow.
 """
 
 import logging
-import sys
-import time
 
 import msgspec
 
 access_logger = logging.getLogger("headway.access")
-
-
-def configure_logging(level: str) -> None:
-    """Send everything at `level` and above to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter(
-        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S"
-    )
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    # What uvicorn has to say about starting and stopping, this server says itself.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
 class AccessEntry(msgspec.Struct, omit_defaults=True):

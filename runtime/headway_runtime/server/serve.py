@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.lifeline import watch_lifeline
+from headway_runtime.process_log import configure_logging
 from headway_runtime.server.engine_handle import ENGINE_COMMAND, EngineHandle
-from headway_runtime.server.log import configure_logging
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions, build_parser, resolve_options
 from headway_runtime.sources.interrupts import InterruptedBySignal, raising_on_sigterm
