@@ -32,7 +32,7 @@ class ComputedRows:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """numbers: of each chunk its start, tokens, prompt tokens, whether it samples, table's length, and adapter.
+    """numbers: of each chunk its start, tokens, prompt tokens, whether it samples, table length, adapter.
 
     ahead: guesses by index of the chunk, where there are some; they are among the tokens, too.
     """
