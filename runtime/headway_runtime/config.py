@@ -148,6 +148,19 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadConfig:
+    """Where prefix blocks go that the KV cache has no room for.
+
+    host_memory_bytes: of main memory, all ranks together. disk_path: a folder for what is to outlive that
+    and the process; None: there is none. disk_bytes: what files there may take.
+    """
+
+    host_memory_bytes: int
+    disk_path: str | None = None
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine needs, resolved once (defaults applied, sources turned into folders).
 
@@ -165,6 +178,7 @@ class EngineConfig:
     structured_output_timeout_seconds: how long compiling one request's grammar may take.
     speculative: None for an engine that guesses no tokens.
     lora: None for an engine that has no adapters.
+    offload: None where what the KV cache has no room for is lost.
     parallel: the processes that share the model.
     seed: for weights of the dummy load format only; a request brings its own.
     """
@@ -187,6 +201,7 @@ class EngineConfig:
     structured_output_timeout_seconds: float = 10.0
     speculative: SpeculativeConfig | None = None
     lora: LoraConfig | None = None
+    offload: OffloadConfig | None = None
     seed: int = 0
     quantization: str = "auto"
     parallel: ParallelConfig = ParallelConfig()

@@ -12,6 +12,7 @@ Biases, penalties and grammars are left to the model that checks.
 
 import time
 from array import array
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -105,6 +106,11 @@ class DraftModel:
 
     def clear_blocks(self, blocks: Tensor) -> None:
         self._cache.clear(blocks)
+
+    def forget_blocks(self, blocks: Iterable[int]) -> None:
+        """Nothing in these is the draft's of what the model has there."""
+        for block in blocks:
+            self._num_valid[block] = 0
 
     def _catching_up(self, chunks: list[Chunk]) -> list[tuple[int, Chunk]]:
         """By index, the chunks that bring the draft up to the last known tokens, as far as there is room."""

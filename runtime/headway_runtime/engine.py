@@ -31,6 +31,8 @@ from headway_runtime.errors import (
 )
 from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
+from headway_runtime.offload.opening import open_offload
+from headway_runtime.offload.tiers import Copies, KVOffload
 from headway_runtime.parallel.open_ranks import open_ranks
 from headway_runtime.parallel.started import StartedRanks
 from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams
@@ -45,6 +47,8 @@ LONGEST_RETRY_AFTER_SECONDS = 60
 GRAMMAR_WAIT_SECONDS = 0.002
 # The same where adapters are being read.
 LOADING_WAIT_SECONDS = 0.002
+# Likewise for a disk that is read for a request.
+DISK_WAIT_SECONDS = 0.002
 NOT_FINITE = "the model's logits are not finite; check the weights, or serve it with another --dtype"
 
 
@@ -83,6 +87,7 @@ class EngineCore:
         self._clock = clock
         self._runner = Runner(config, open_ranks(config, started))
         metrics.traffic = self._runner.traffic
+        self._offload = self._open_offload()
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
             block_size=config.block_size,
@@ -94,6 +99,7 @@ class EngineCore:
             proof_reach=self._runner.proof_reach,
             draft_policy=DraftPolicy(is_adaptive=config.speculative is None or config.speculative.adaptive),
             max_adapters=0 if config.lora is None else config.lora.max_loras,
+            offload=self._offload,
         )
         # None where the engine was not told to have any.
         self.adapters = None if config.lora is None else AdapterService(config.lora, self._runner)
@@ -229,6 +235,8 @@ class EngineCore:
     def close(self) -> None:
         """End the threads and processes, if there are any. Nothing may be called afterwards."""
         self._grammars.close()
+        if self._offload is not None:
+            self._offload.close()
         self._runner.close()
 
     def step(self, now: float) -> StepOutputs:
@@ -252,12 +260,15 @@ class EngineCore:
         try:
             if schedule.blocks_to_clear:
                 self._runner.clear_blocks(array("q", schedule.blocks_to_clear))
+            if schedule.copies:
+                self._copy_blocks(schedule.copies)
             result = self._runner.execute(batch)
         except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
             if not self._runner.is_usable():
                 raise
             logger.exception("a step of %d sequences failed; their requests end", len(batch.chunks))
             self._scheduler.cache.not_cleared(schedule.blocks_to_clear)
+            self._scheduler.cache.undo(schedule.copies)
             outputs = self._fail(batch, f"{type(error).__name__}: {error}")
         else:
             outputs = self._commit(batch, result, now)
@@ -273,6 +284,8 @@ class EngineCore:
         """Nothing can run; what it is that all wait for shall go on."""
         if self._grammars:
             self._grammars.wait(GRAMMAR_WAIT_SECONDS)
+        elif self._offload is not None and self._offload.is_reading:
+            self._offload.wait(DISK_WAIT_SECONDS)
         elif self._is_loading:
             time.sleep(LOADING_WAIT_SECONDS)
 
@@ -281,6 +294,28 @@ class EngineCore:
             for output in outputs:
                 if output.finish_reason is not None:
                     self.adapters.release(output.request_id)
+
+    def _open_offload(self) -> KVOffload | None:
+        blocks, reach = self._runner.host_blocks, self._runner.proof_reach
+        if blocks is None:
+            return None
+        if reach is not None:
+            logger.warning(
+                "KV offload: of prompts longer than the model's least window, %d tokens, nothing is kept",
+                reach,
+            )
+        return open_offload(
+            self.config,
+            blocks,
+            num_slots=blocks.num_slots,
+            slot_bytes=blocks.slot_bytes,
+            kept_as=self._runner.kept_as,
+            counters=self.metrics.offload,
+        )
+
+    def _copy_blocks(self, copies: Copies) -> None:
+        assert self._offload is not None
+        self._offload.copied(copies, *self._runner.copy_blocks(copies.stores, copies.loads))
 
     def _take_grammars(self) -> list[RequestOutput]:
         """Hand over to the scheduler whose grammar is ready; refuse those who cannot have theirs."""
@@ -313,6 +348,8 @@ class EngineCore:
             batch.num_decodes,
             len(batch.chunks) - batch.num_decodes,
         )
+        if self._offload is not None:
+            self._offload.observe_step(num_prefill_tokens, ended_at - started_at)
         if self.config.speculative is not None:
             self._count_drafts(batch, result, ended_at - started_at)
         committed = self._scheduler.commit(batch, result, ended_at)

@@ -20,6 +20,7 @@ from headway_runtime.config import (
     KVCacheDtype,
     Limits,
     LoraConfig,
+    OffloadConfig,
     ParallelConfig,
     SpeculativeConfig,
     Targets,
@@ -29,6 +30,7 @@ from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_active_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.offload_options import add_offload_arguments, offload_config
 from headway_runtime.parallel.options import add_parallel_arguments, parallel_config
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
 from headway_runtime.sources.flags import add_source_arguments
@@ -67,6 +69,7 @@ class EngineOptions:
     defaults: GenerationDefaults
     speculative: SpeculativeConfig | None
     lora: LoraConfig | None
+    offload: OffloadConfig | None
     parallel: ParallelConfig
 
 
@@ -119,6 +122,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="use again what was computed for the same beginning (default: on)",
     )
+    add_offload_arguments(parser)
     add(
         "--long-prefill-share",
         type=share,
@@ -216,6 +220,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         defaults=generation_defaults(model_path, arguments.generation_config),
         speculative=None if speculative is None else speculative.config,
         lora=lora_config(arguments, getattr(arguments, "lifeline_fd", None)),
+        offload=offload_config(arguments, parallel.size),
         parallel=parallel,
     )
 

@@ -61,6 +61,9 @@ class EngineKeywords(TypedDict, total=False):
     kv_cache_memory_bytes: int | str | None
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
     enable_prefix_caching: bool
+    kv_offloading_size: float | None
+    kv_offloading_disk_path: str | None
+    kv_offloading_disk_size: float | None
     long_prefill_share: float
     priority_ageing_seconds: float
     structured_output_timeout_seconds: float

@@ -20,6 +20,7 @@ from enum import StrEnum
 from headway_runtime.config import Targets
 from headway_runtime.draft_metrics import DraftCounters, DraftSnapshot
 from headway_runtime.histograms import Histogram, HistogramSnapshot, RateWindow, SizeHistogram, SizeSnapshot
+from headway_runtime.offload.counters import OffloadCounters, OffloadSnapshot
 from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.request import FinishReason
 
@@ -66,6 +67,7 @@ class MetricsSnapshot:
     rates: dict[str, float]
     model_load_seconds: float
     drafts: DraftSnapshot
+    offload: OffloadSnapshot
     traffic: Traffic
 
 
@@ -93,6 +95,7 @@ class EngineMetrics:
         self._prompt_rate, self._generated_rate = RateWindow(clock), RateWindow(clock)
         self._model_load_seconds = 0.0
         self.drafts = DraftCounters()
+        self.offload = OffloadCounters()
         # Of the ranks that share the model; theirs to count.
         self.traffic = Traffic()
 
@@ -264,5 +267,6 @@ class EngineMetrics:
             },
             model_load_seconds=self._model_load_seconds,
             drafts=self.drafts.snapshot(),
+            offload=self.offload.snapshot(),
             traffic=self.traffic.snapshot(),
         )

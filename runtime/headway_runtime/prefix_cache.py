@@ -20,27 +20,43 @@ given back before such a sample are remembered as unproven, and the runner is to
 are written again. A sample that is not finite takes the unproven blocks of its sequence out of the cache.
 In a model whose layers have windows, a sample proves no more than the least window before it: the beginning
 of a longer prompt stays unproven.
+
+Offload. What is entered and proven goes, before it is overwritten, where `offload` keeps it, if there is one.
+`find` goes on there: such contents get a block of their own, are loaded into it before the step, and are
+entered at once, like others. `undo` takes back what a failed step may not have done.
 """
 
 from array import array
 from collections.abc import Iterable
 from hashlib import sha256
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from headway_runtime.blocks import BlockPool
+from headway_runtime.offload.tiers import Copies, KVOffload
 from headway_runtime.sequence import Sequence
+
+NO_COPIES = Copies([], [])
 
 
 class PrefixCache:
     """is_enabled: whether blocks are entered, and so found again; unproven ones are kept track of anyhow.
 
     proof_reach: how many tokens, the last ones, a finite sample proves; None: all before it.
+    offload: what keeps the contents of blocks that are overwritten; None: nobody does.
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, *, is_enabled: bool, proof_reach: int | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        is_enabled: bool,
+        proof_reach: int | None = None,
+        offload: KVOffload | None = None,
     ) -> None:
+        assert is_enabled or offload is None, "what is not entered is not kept"
         self._pool = pool
+        self._offload = offload
         self._block_size = block_size
         self._proof_reach = proof_reach
         # Whether a sample proves at least all that a block has room for.
@@ -58,19 +74,51 @@ class PrefixCache:
         return self._is_enabled and sequence.request.sampling.num_prompt_logprobs is None
 
     def find(self, sequence: Sequence) -> list[int]:
-        """The entered blocks that hold the beginning of a sequence without blocks; the last token is left."""
+        """Where the beginning of a sequence without blocks lies; the last token is left to be computed.
+
+        Of each block, the entered one that holds it, or ~slot where its contents are in host memory only.
+        """
         found: list[int] = []
         if not self.is_read_by(sequence):
             return found
         keys = sequence.block_keys
-        for index in range((len(sequence.token_ids) - 1) // self._block_size):
+        for index in range(self._num_findable(sequence)):
             if index == len(keys):
                 self.extend_keys(sequence, index + 1)
-            block = self._block_of.get(keys[index])
-            if block is None:
+            place = self._place_of(keys[index])
+            if place is None:
                 break
-            found.append(block)
+            found.append(place)
         return found
+
+    def is_awaited(self, sequence: Sequence, found: list[int], now: float) -> bool:
+        """Whether more of a sequence's beginning is being read from a disk, and worth waiting for.
+
+        The first time that a sequence without blocks is asked for, the reading begins.
+        """
+        offload, end = self._offload, self._num_findable(sequence)
+        if offload is None or not offload.has_disk or len(found) == end or not self.is_read_by(sequence):
+            return False
+        self.extend_keys(sequence, end)
+        keys = sequence.block_keys
+        if sequence.awaits_until is None:
+            within = takewhile(self._is_anywhere, keys[:end])
+            sequence.awaits_until = offload.fetch(list(within), len(found), now)
+        return now < sequence.awaits_until and offload.is_on_its_way(keys[len(found)])
+
+    def _num_findable(self, sequence: Sequence) -> int:
+        """Full blocks of a sequence's tokens, the last one left out."""
+        return (len(sequence.token_ids) - 1) // self._block_size
+
+    def _place_of(self, key: bytes) -> int | None:
+        block = self._block_of.get(key)
+        if block is not None or self._offload is None:
+            return block
+        slot = self._offload.slot_of(key)
+        return None if slot is None else ~slot
+
+    def _is_anywhere(self, key: bytes) -> bool:
+        return key in self._block_of or (self._offload is not None and key in self._offload)
 
     def keys_of_step(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
         """Keys of the blocks that a step completes if it computes `num_tokens` of a sequence."""
@@ -82,7 +130,7 @@ class PrefixCache:
 
     def num_tokens_under_way(self, sequence: Sequence, found: list[int], keys: set[bytes]) -> int:
         """How many tokens lie in blocks of these keys, from `found` on without a gap; never the last one."""
-        end = (len(sequence.token_ids) - 1) // self._block_size
+        end = self._num_findable(sequence)
         self.extend_keys(sequence, end)
         index = len(found)
         while index < end and sequence.block_keys[index] in keys:
@@ -92,17 +140,24 @@ class PrefixCache:
     def num_taken(self, sequence: Sequence, found: list[int]) -> int:
         """Free blocks that `take` would use up, some of `found` perhaps among them."""
         num_blocks = -(-len(sequence.token_ids) // self._block_size)
-        return num_blocks - sum(self._pool.num_references(block) > 0 for block in found)
+        return num_blocks - sum(place > 0 and self._pool.num_references(place) > 0 for place in found)
 
     def take(self, sequence: Sequence, found: list[int]) -> None:
         """Give a sequence without blocks those for all its known tokens; what `found` holds is computed."""
         assert not sequence.block_table
         for block in found:
-            # First, lest the blocks that are found are those handed out.
-            self.num_reusable -= self._pool.share(block)
-        sequence.block_table.extend(found)
-        self.allocate(sequence, -(-len(sequence.token_ids) // self._block_size) - len(found))
-        proven = next((index for index, block in enumerate(found) if block in self._unproven), len(found))
+            if block > 0:
+                # First, lest the blocks that are found are those handed out.
+                self.num_reusable -= self._pool.share(block)
+        if self._offload is not None:
+            self._offload.pin([sequence.block_keys[index] for index, place in enumerate(found) if place < 0])
+        num_blocks = -(-len(sequence.token_ids) // self._block_size)
+        fresh = iter(self._hand_out(num_blocks - sum(place > 0 for place in found)))
+        for index, place in enumerate(found):
+            sequence.block_table.append(place if place > 0 else self._load(sequence, index, next(fresh)))
+        sequence.block_table.extend(fresh)
+        table, unproven = sequence.block_table, self._unproven
+        proven = next((index for index in range(len(found)) if table[index] in unproven), len(found))
         sequence.num_computed = sequence.num_given = len(found) * self._block_size
         sequence.num_published = len(found)
         # What was found after a preemption is no hit, but not computed either.
@@ -113,15 +168,31 @@ class PrefixCache:
 
     def allocate(self, sequence: Sequence, count: int) -> None:
         """Append `count` blocks of unknown contents to a sequence's table."""
+        sequence.block_table.extend(self._hand_out(count))
+
+    def _hand_out(self, count: int) -> list[int]:
         blocks = self._pool.allocate(count)
         for block in blocks:
-            if self._key_of[block] is not None:
+            key = self._key_of[block]
+            if key is not None:
+                if self._offload is not None and block not in self._unproven:
+                    self._offload.keep(key, block)
                 self._forget(block)
                 self.num_reusable -= 1
             if block in self._unproven:
                 self._unproven.remove(block)
                 self._to_clear.append(block)
-        sequence.block_table.extend(blocks)
+        return blocks
+
+    def _load(self, sequence: Sequence, index: int, block: int) -> int:
+        """Have a block filled from host memory, and enter it; returns it."""
+        assert self._offload is not None
+        key = sequence.block_keys[index]
+        # What is found again after a preemption is no hit.
+        self._offload.load(key, block, is_hit=sequence.scheduled_at is None)
+        self._block_of[key] = block
+        self._key_of[block] = key
+        return block
 
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence, the last first: its head is what another one may want again."""
@@ -182,6 +253,8 @@ class PrefixCache:
         self.num_reusable = 0
         for sequence in running:
             sequence.is_cacheable = False
+        if self._offload is not None:
+            self._offload.reset()
 
     def blocks_to_clear(self) -> list[int]:
         """Blocks handed out since the last call that hold something unproven; zero them before the step."""
@@ -191,6 +264,24 @@ class PrefixCache:
     def not_cleared(self, blocks: Iterable[int]) -> None:
         """Remember blocks that could not be zeroed after all."""
         self._unproven.update(blocks)
+
+    def poll(self) -> None:
+        """Take over what a disk was read for: `find` finds it then."""
+        if self._offload is not None:
+            self._offload.poll()
+
+    def copies(self) -> Copies:
+        """What is to be copied before the step, once those blocks are zeroed; none of them is copied out."""
+        return NO_COPIES if self._offload is None else self._offload.copies()
+
+    def undo(self, copies: Copies) -> None:
+        """A step failed: these may not have been done."""
+        for _, block in copies.loads:
+            if self._key_of[block] is not None:
+                self._forget(block)
+            self._unproven.add(block)
+        if self._offload is not None:
+            self._offload.undo(copies)
 
     def extend_keys(self, sequence: Sequence, count: int) -> None:
         """Compute the keys of a sequence's first `count` blocks, as far as it has none."""
@@ -215,6 +306,8 @@ class PrefixCache:
         assert num_free == self.num_reusable, f"{num_free} free blocks entered, not {self.num_reusable}"
         for one in running:
             self._check_sequence(one)
+        if self._offload is not None:
+            self._offload.check_integrity()
 
     def _check_sequence(self, one: Sequence) -> None:
         name, size = one.request.request_id, self._block_size

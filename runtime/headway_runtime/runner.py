@@ -44,6 +44,7 @@ from headway_runtime.model_loading import (
     open_device,
     own_share,
 )
+from headway_runtime.offload.host_blocks import HostBlocks
 from headway_runtime.parallel.open_ranks import open_ranks
 from headway_runtime.parallel.ranks import Ranks, on_all_ranks
 from headway_runtime.parallel.step_batch import StepBatch, step_batch
@@ -86,6 +87,7 @@ class Runner:
         dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
         dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
+        self._host_memory_bytes = _host_memory_bytes(config, ranks)
         self._refuse_what_cannot_fit(config, quantization, dtype_name)
         self._adapters, self._bank = self._adapters_of(config, dtype)
         with torch.inference_mode():
@@ -106,11 +108,15 @@ class Runner:
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
+            self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
             self.num_blocks = ranks.agree(
                 self._choose_num_blocks(config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models))
             )
             self._cache = make_cache(self._model, own_config, config, self.num_blocks, dtype, self._device)
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
+            self.host_blocks: HostBlocks | None = None
+            if config.offload is not None:
+                self.host_blocks = HostBlocks(self._cache.data, self._host_memory_bytes)
             self._sampler = Sampler(self.vocab_size, self._device)
             self._speculator: Speculator | None = None
             if config.speculative is not None and is_first:
@@ -313,6 +319,15 @@ class Runner:
         if self._speculator is not None:
             self._speculator.clear_blocks(index)
 
+    @on_all_ranks
+    @torch.inference_mode()
+    def copy_blocks(self, stores: list[tuple[int, int]], loads: list[tuple[int, int]]) -> tuple[float, float]:
+        """Copy blocks to slots of host memory, pairs of both, and then slots to blocks; seconds that took."""
+        assert self.host_blocks is not None, "no memory was set aside"
+        if self._speculator is not None and loads:
+            self._speculator.loaded([block for _, block in loads])
+        return self.host_blocks.copy(stores, loads)
+
     def is_usable(self) -> bool:
         """Whether the device still computes after an error, and other ranks do what this one does."""
         if not self.ranks.is_usable:
@@ -337,7 +352,8 @@ class Runner:
         if self._device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._device)[0])
         # Ranks of one machine share its memory.
-        return free_memory_bytes() // self.ranks.num_local
+        free_bytes = free_memory_bytes() // self.ranks.num_local
+        return max(0, free_bytes - self._host_memory_bytes)
 
     def _adapters_bytes(self, lora: LoraConfig | None) -> int:
         if lora is None or self._bank is None:
@@ -373,3 +389,24 @@ class Runner:
             max_model_len=config.max_model_len,
             block_size=config.block_size,
         )
+
+
+def _host_memory_bytes(config: EngineConfig, ranks: Ranks) -> int:
+    """This rank's part of what is set aside for blocks that the KV cache has no room for.
+
+    ConfigError for more than there is.
+    """
+    if config.offload is None:
+        return 0
+    wanted = config.offload.host_memory_bytes // ranks.size
+    try:
+        free_bytes = free_memory_bytes() // ranks.num_local
+    except ConfigError:
+        return wanted  # a machine that does not tell
+    if wanted > free_bytes:
+        whose = f" for each of {ranks.size} ranks" if ranks.size > 1 else ""
+        raise ConfigError(
+            f"--kv-offloading-size={config.offload.host_memory_bytes / 2**30:g}: {wanted} bytes{whose} "
+            f"are more than the {free_bytes} of main memory that are free{whose}; lower it"
+        )
+    return wanted

@@ -13,10 +13,11 @@ is spent:
    gets no more than what others of its kind have left of that share.
 3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
    plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
-   for blocks. Nobody overtakes one that waits for blocks. Three wait for less and are overtaken: a long
-   prompt when the share for such is spent, a sequence of whose tokens this very step computes, for another
-   one, at least half of what it could compute itself, and one whose adapter would be one more than may be in
-   a step (`adapters.admission`).
+   for blocks. Nobody overtakes one that waits for blocks. Four wait for less and are overtaken: a long
+   prompt when the share for such is spent; a sequence of whose tokens this very step computes, for another
+   one, at least half of what it could compute itself; one whose adapter would be one more than may be in a
+   step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is being read
+   from a disk.
 4. What is left goes to the prompts that were cut short, by rank.
 5. What is left then goes to guesses for the decodes, by rank: as many tokens as `DraftPolicy` finds worth it
    and the request can still take, in blocks that are free beyond one for each running sequence. Guesses never
@@ -49,6 +50,7 @@ from headway_runtime.batch import Batch, Chunk, Sample, StepResult, Verified
 from headway_runtime.blocks import BlockPool
 from headway_runtime.config import Limits
 from headway_runtime.draft_policy import DraftPolicy
+from headway_runtime.offload.tiers import Copies, KVOffload
 from headway_runtime.prefix_cache import PrefixCache
 from headway_runtime.request import FinishReason, Request
 from headway_runtime.sequence import Sequence
@@ -69,12 +71,14 @@ class Schedule:
     batch: the work; without chunks when nothing can run.
     admitted: sequences scheduled for the first time. preempted: sequences that lost their blocks.
     blocks_to_clear: blocks to be zeroed before the step is computed.
+    copies: of blocks to and from host memory, to be made after that and before the step.
     """
 
     batch: Batch
     admitted: list[Sequence]
     preempted: list[Sequence]
     blocks_to_clear: list[int]
+    copies: Copies
 
 
 @dataclass(slots=True)
@@ -158,6 +162,7 @@ class Scheduler:
         proof_reach: int | None = None,
         draft_policy: DraftPolicy | None = None,
         max_adapters: int = 0,
+        offload: KVOffload | None = None,
     ) -> None:
         assert num_blocks * block_size >= max_model_len, "a sequence alone must fit"
         self.block_size = block_size
@@ -165,7 +170,11 @@ class Scheduler:
         self.limits = limits
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(
-            self.pool, block_size, is_enabled=enable_prefix_caching, proof_reach=proof_reach
+            self.pool,
+            block_size,
+            is_enabled=enable_prefix_caching,
+            proof_reach=proof_reach,
+            offload=offload,
         )
         self.draft_policy = draft_policy or DraftPolicy()
         self._max_adapters = max_adapters
@@ -252,7 +261,8 @@ class Scheduler:
         self._spend_rest(draft)
         if self.limits.num_speculative_tokens and draft.budget > 0 and draft.shares:
             self._give_drafts(draft)
-        return Schedule(self._batch(draft), draft.admitted, draft.preempted, self.cache.blocks_to_clear())
+        to_clear, copies = self.cache.blocks_to_clear(), self.cache.copies()
+        return Schedule(self._batch(draft), draft.admitted, draft.preempted, to_clear, copies)
 
     def commit(self, batch: Batch, result: StepResult, now: float) -> Committed:
         """Take over what a step computed, at `now`. Sequences removed meanwhile are passed over."""
@@ -403,6 +413,7 @@ class Scheduler:
 
     def _admit(self, draft: _Draft, now: float) -> None:
         """Admit from the queue, by rank; see the header for who may be overtaken."""
+        self.cache.poll()
         under_way: set[bytes] = set()
         for sequence in draft.prompts:
             under_way.update(self.cache.keys_of_step(sequence, draft.shares.get(sequence, 0)))
@@ -416,7 +427,9 @@ class Scheduler:
                 position += 1
                 continue
             found = self.cache.find(sequence)
-            if self._is_overtaken(sequence, found, under_way, draft):
+            if self._is_overtaken(sequence, found, under_way, draft) or self.cache.is_awaited(
+                sequence, found, now
+            ):
                 position += 1
                 continue
             if self.cache.num_taken(sequence, found) + len(self._running) > self.pool.num_free:

@@ -27,6 +27,7 @@ class Sequence:
     block_keys: keys of the first blocks of token_ids, as many as were needed so far.
     is_cacheable: whether its blocks may be entered into the prefix cache.
     num_cached: prompt tokens found in the prefix cache when it was first scheduled.
+    awaits_until: when it stops waiting for its beginning to be read from a disk; None before it is asked for.
     num_prompt_counted: prompt tokens ever computed or found; a recomputed one is not counted again.
     scheduled_at, first_token_at, last_token_at: seconds, None before it happens.
     matcher: where the generated tokens stand in the request's grammar; None if it has none.
@@ -40,6 +41,7 @@ class Sequence:
         "acceptance",
         "adapter",
         "arrival",
+        "awaits_until",
         "block_keys",
         "block_table",
         "first_token_at",
@@ -106,6 +108,7 @@ class Sequence:
         """Start again: none of the known tokens is computed."""
         self.num_computed = self.num_given = self.num_proven = self.num_published = 0
         self.is_cacheable = True
+        self.awaits_until: float | None = None
 
     def count_prompt_tokens(self) -> int:
         """Count the computed prompt tokens that were not counted yet; say how many these are."""

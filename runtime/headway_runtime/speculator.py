@@ -1,6 +1,7 @@
 """Guessing as the runner sees it: guesses for a batch, and word of what became of them."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -109,6 +110,11 @@ class Speculator:
         self._draft_model.computed(batch)
         for index, one in verified.items():
             self._draft_model.accepted(batch.chunks[index], len(one.samples))
+
+    def loaded(self, blocks: Iterable[int]) -> None:
+        """The model's KV of these blocks was brought back from elsewhere; no draft's is kept there."""
+        if self._draft_model is not None:
+            self._draft_model.forget_blocks(blocks)
 
     def clear_blocks(self, blocks: Tensor) -> None:
         """Zero what lies in these blocks."""

@@ -35,6 +35,7 @@ FULL: dict[str, Any] = {
     },
     "kvCacheMemory": "64Mi",
     "kvCacheDtype": "int8",
+    "kvOffload": {"hostMemory": "1500Mi", "disk": {"size": 10**9}},
     "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1, "memory": "2Gi"}},
     "drainTimeoutSeconds": 45,
     "speculative": {"draft": {"source": "bundled://headway-tiny-draft"}, "numSpeculativeTokens": 3},
@@ -90,6 +91,9 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
     )
     assert engine.kv_cache_memory_bytes == 64 * 2**20
     assert engine.kv_cache_dtype == "int8"
+    assert engine.offload is not None
+    assert (engine.offload.host_memory_bytes, engine.offload.disk_bytes) == (1500 * 2**20, 10**9)
+    assert engine.offload.disk_path == "/var/cache/headway/kv-offload"
 
 
 def test_prompt_lookup_needs_no_draft() -> None:

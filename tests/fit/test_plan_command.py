@@ -122,6 +122,25 @@ def test_a_draft_takes_its_share(plan: Any, fixture_folder: Any) -> None:
     assert sum(one["num_weights"] for one in got["draft_weights"]) == 1_235_814_400
 
 
+def test_host_memory_for_prefixes_is_a_cpus_own_and_none_of_a_gpus(plan: Any) -> None:
+    _, without = plan("llama-3.1-8b", "--gpu", "h100-80g")
+    _, got = plan("llama-3.1-8b", "--gpu", "h100-80g", "--kv-offloading-size", "64")
+    assert got["kv_offloading_bytes"] == 64 * GIB
+    assert got["offloaded_tokens"] == 64 * GIB // 131072
+    assert got["total_bytes"] == without["total_bytes"]
+    on_cpu = ("llama-3.1-8b", "--device", "cpu", "--memory", "64Gi", "--max-model-len", "4096")
+    _, without = plan(*on_cpu)
+    status, got = plan(*on_cpu, "--kv-offloading-size", "8")
+    assert status == 0
+    assert got["total_bytes"] == without["total_bytes"] + 8 * GIB
+    status, got = plan(*on_cpu, "--kv-offloading-size", "60")
+    assert status == 1
+    (first, *_) = got["changes"]
+    assert first["flags"].startswith("--kv-offloading-size ")
+    status, _ = plan(*on_cpu, *first["flags"].partition(" --kv-cache-memory")[0].split())
+    assert status == 0
+
+
 def test_the_arithmetic_is_shown_line_by_line(
     fixture_folder: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

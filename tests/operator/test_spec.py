@@ -102,6 +102,18 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
             {"kvCacheMemory": "12Q"}, "spec.kvCacheMemory", "'12Q' is not a Kubernetes", id="not a quantity"
         ),
         pytest.param({"kvCacheMemory": 0}, "spec.kvCacheMemory", "less than one byte", id="no memory"),
+        pytest.param(
+            {"kvOffload": {"disk": {"size": "1Gi"}}},
+            "spec.kvOffload.hostMemory",
+            "is required",
+            id="a disk without the memory above it",
+        ),
+        pytest.param(
+            {"kvOffload": {"hostMemory": "1Gi", "disk": {"size": "1Gib"}}},
+            "spec.kvOffload.disk.size",
+            "'1Gib' is not a Kubernetes",
+            id="no size of a disk",
+        ),
         pytest.param({"replicas": -1}, "spec.replicas", "got -1", id="negative replicas"),
         pytest.param(
             {"speculative": {}}, "spec.speculative", "set speculative.draft.source", id="nobody guesses"

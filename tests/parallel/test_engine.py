@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway_runtime.config import Envelope, Limits, SpeculativeConfig
+from headway_runtime.config import Envelope, Limits, OffloadConfig, SpeculativeConfig
 from headway_runtime.errors import HeadwayRuntimeError, RankDiedError
 from headway_runtime.parallel.messages import Call
 from headway_runtime.parallel.ranks import serves_call
@@ -63,6 +63,19 @@ def test_prefix_cache(checkpoint: Any, single_driver: Any, pair_driver: Any, ran
     assert answers(two, prompts) == answers(one, prompts)
     counted = "cached_tokens"
     assert two.counter(counted) == one.counter(counted) > 0
+
+
+def test_offload(checkpoint: Any, single_driver: Any, pair_driver: Any, random_prompts: Any) -> None:
+    """Each rank keeps its own part of what leaves the KV cache."""
+    reference = checkpoint("llama")
+    prompts = random_prompts(6, [150] * 4) * 2
+    shared = {"block_size": 4, "max_model_len": 200, "offload": OffloadConfig(reference.kv_bytes(400, 4))}
+    one = single_driver(reference.folder, kv_cache_memory_bytes=reference.kv_bytes(65, 4), **shared)
+    two = pair_driver(reference.folder, kv_cache_memory_bytes=reference.kv_bytes(65, 4) // 2, **shared)
+    assert answers(two, prompts) == answers(one, prompts)
+    found = [driver.metrics.snapshot().offload for driver in (one, two)]
+    assert found[0].host.hit_tokens == found[1].host.hit_tokens > 300
+    assert [one.host.limit_bytes for one in found] == [reference.kv_bytes(400, 4), reference.kv_bytes(200, 4)]
 
 
 def test_prompt_logprobs(checkpoint: Any, single_driver: Any, pair_driver: Any, random_prompts: Any) -> None:

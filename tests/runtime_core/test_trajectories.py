@@ -2,14 +2,15 @@
 
 The runner here keeps in each slot a checksum of all tokens up to it, read from the slot before, as KV
 depends on all that came before: a block shared wrongly, or too early, changes the tokens that follow. Token 7
-makes its slot and all that depend on it "not a number", which also spreads from the tail of a block.
+makes its slot and all that depend on it "not a number", which also spreads from the tail of a block. What it
+copies to host memory, and what a disk holds of that, is judged likewise.
 
 HEADWAY_TRAJECTORIES sets how many trajectories run; then they are drawn anew each time.
 """
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,9 @@ from headway_runtime import scheduler as scheduler_module
 from headway_runtime.batch import Batch, Chunk, Sample, StepResult, Verified
 from headway_runtime.config import Limits
 from headway_runtime.draft_policy import DraftPolicy
+from headway_runtime.offload.counters import OffloadCounters
+from headway_runtime.offload.disk_tier import Read
+from headway_runtime.offload.tiers import Copies, KVOffload
 from headway_runtime.prefix_cache import root_key
 from headway_runtime.request import FinishReason, Request, SamplingParams
 from headway_runtime.scheduler import Progress, Schedule, Scheduler
@@ -46,14 +50,25 @@ def next_token(last: int, seed: int) -> int:
 
 @dataclass
 class ChainRunner:
-    """Stands in for the model. slots: by block id * BLOCK_SIZE + offset; untouched ones are missing."""
+    """Stands in for the model. slots: by block id * BLOCK_SIZE + offset; untouched ones are missing.
+
+    host: what slots of host memory hold.
+    """
 
     slots: dict[int, int | None] = field(default_factory=dict)
+    host: dict[int, list[int | None]] = field(default_factory=dict)
     num_accepted: int = 0
 
     def clear(self, blocks: list[int]) -> None:
         for block in blocks:
             self.slots.update(dict.fromkeys(range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE), 0))
+
+    def copy(self, copies: Copies) -> None:
+        for block, slot in copies.stores:
+            self.host[slot] = [self.slots[block * BLOCK_SIZE + offset] for offset in range(BLOCK_SIZE)]
+        for slot, block in copies.loads:
+            for offset, value in enumerate(self.host[slot]):
+                self.slots[block * BLOCK_SIZE + offset] = value
 
     def execute(self, batch: Batch) -> StepResult:
         assert batch.num_drafts == sum(chunk.num_drafts for chunk in batch.chunks)
@@ -123,6 +138,75 @@ class ChainRunner:
         return Sample(None) if want is None else Sample(next_token(want, chunk.sampling.seed))
 
 
+@dataclass
+class SlowDisk:
+    """Stands in for a disk and its thread: each call that looks for results lets it do one thing.
+
+    What is being read is garbage until it is done. Some files turn out to be damaged.
+    """
+
+    host: dict[int, list[int | None]]
+    files: dict[bytes, list[int | None]] = field(default_factory=dict)
+    writes: dict[int, bytes] = field(default_factory=dict)
+    reads: list[tuple[bytes, int, bool]] = field(default_factory=list)
+    num_read: int = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.files
+
+    def write(self, key: bytes, slot: int) -> None:
+        self.writes[slot] = key
+
+    def read(self, key: bytes, slot: int) -> None:
+        self.host[slot] = [None] * BLOCK_SIZE
+        self.reads.append((key, slot, True))
+
+    def let_go(self, slot: int) -> bool:
+        if slot in self.writes and slot % 3 == 0:
+            return False  # is being written
+        self.writes.pop(slot, None)
+        return True
+
+    def work(self) -> None:
+        for slot in [*self.writes][:2]:
+            key = self.writes.pop(slot)
+            self.files[key] = self.host[slot]
+
+    def completed(self) -> list[Read]:
+        if not self.reads:
+            return []
+        key, slot, is_good = self.reads.pop(0)
+        contents = self.files.get(key)
+        if key[0] % 8 == 0:
+            contents = self.files.pop(key, None) and None
+        if contents is None or not is_good:
+            return [Read(key, slot, is_good=False)]
+        self.host[slot] = contents
+        self.num_read += 1
+        return [Read(key, slot, is_good=True)]
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def seconds_to_read(self, count: int) -> float | None:
+        return 0.1 * count
+
+    def forget_slowness(self, share: float) -> None:
+        pass
+
+    def reset(self) -> None:
+        self.files.clear()
+        self.writes.clear()
+        self.reads = [(key, slot, False) for key, slot, _ in self.reads]
+
+    def close(self) -> None:
+        pass
+
+    def check_integrity(self, slot_of: Callable[[bytes], int | None]) -> None:
+        for slot, key in self.writes.items():
+            assert slot_of(key) == slot
+
+
 def run_alone(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
     """What a request gets when nothing else is there."""
     last: int | None = 0
@@ -162,7 +246,9 @@ class Step:
 
 @dataclass(frozen=True)
 class FailedStep:
-    """The runner raises, having written what is not finite."""
+    """The runner raises, having written what is not finite; before or after all copies were made."""
+
+    is_copied: bool
 
 
 @dataclass(frozen=True)
@@ -193,6 +279,8 @@ class Shape:
     ageing_seconds: float
     enable_prefix_caching: bool
     num_speculative_tokens: int = 0
+    num_slots: int = 0
+    has_disk: bool = False
 
 
 PREFIXES = tuple(tuple((3 * start + 5 * index) % 6 for index in range(64)) for start in range(3))
@@ -212,7 +300,9 @@ LIMITS = st.integers(1, 8).flatmap(
         SetLimits, st.just(num_seqs), st.integers(num_seqs, 32), st.sampled_from([0, 1, 3, 6])
     )
 )
-RARE = st.one_of(LIMITS, st.builds(Abort, st.integers(0, 30)), st.just(FailedStep()), st.just(Reset()))
+RARE = st.one_of(
+    LIMITS, st.builds(Abort, st.integers(0, 30)), st.builds(FailedStep, st.booleans()), st.just(Reset())
+)
 EVENTS = st.lists(st.one_of(ADDS, ADDS, STEPS, STEPS, STEPS, STEPS, RARE), min_size=20, max_size=80)
 SHAPES = st.builds(
     Shape,
@@ -222,6 +312,8 @@ SHAPES = st.builds(
     ageing_seconds=st.sampled_from([0.0, 5.0, 60.0]),
     enable_prefix_caching=st.sampled_from([True] * 5 + [False]),
     num_speculative_tokens=st.sampled_from([0, 0, 1, 3, 6]),
+    num_slots=st.sampled_from([0, 1, 4, 12, 40]),
+    has_disk=st.booleans(),
 )
 
 
@@ -230,6 +322,19 @@ class Trajectory:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
+        self.runner = ChainRunner()
+        self.counters = OffloadCounters()
+        self.disk = SlowDisk(self.runner.host) if shape.has_disk else None
+        self.offload: KVOffload | None = None
+        if shape.num_slots and shape.enable_prefix_caching:
+            self.offload = KVOffload(
+                num_slots=shape.num_slots,
+                slot_bytes=1,
+                block_size=BLOCK_SIZE,
+                counters=self.counters,
+                disk=self.disk,
+            )
+            self.offload.observe_step(100, 50.0)
         self.scheduler = Scheduler(
             num_blocks=-(-shape.max_model_len // BLOCK_SIZE) + shape.num_spare_blocks,
             block_size=BLOCK_SIZE,
@@ -239,8 +344,8 @@ class Trajectory:
             priority_ageing_seconds=shape.ageing_seconds,
             enable_prefix_caching=shape.enable_prefix_caching,
             draft_policy=DraftPolicy(is_adaptive=False),
+            offload=self.offload,
         )
-        self.runner = ChainRunner()
         self.now = 0.0
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -255,7 +360,7 @@ class Trajectory:
             case Step():
                 self.step(event.removed)
             case FailedStep():
-                self.fail_step()
+                self.fail_step(is_copied=event.is_copied)
             case Abort():
                 live = [name for name in self.requests if name not in self.ended]
                 if live:
@@ -300,6 +405,8 @@ class Trajectory:
         self.scheduler.check_integrity()
         assert schedule.batch.num_tokens <= self.scheduler.limits.max_num_batched_tokens
         assert all(chunk.num_tokens > 0 for chunk in schedule.batch.chunks)
+        assert not {block for block, _ in schedule.copies.stores}.intersection(schedule.blocks_to_clear)
+        assert schedule.batch.chunks or not schedule.copies
         self.num_preempted += len(schedule.preempted)
         for sequence in schedule.admitted:
             assert sequence.num_cached % BLOCK_SIZE == 0
@@ -312,6 +419,11 @@ class Trajectory:
         schedule = self.schedule()
         batch = schedule.batch
         self.runner.clear(schedule.blocks_to_clear)
+        if self.offload is not None:
+            self.runner.copy(schedule.copies)
+            self.offload.copied(schedule.copies, 0.0, 0.0)
+        if self.disk is not None:
+            self.disk.work()
         result = self.runner.execute(batch)
         if removed is not None and removed < len(batch.chunks):
             self.take_out(batch.chunks[removed].request_id)
@@ -319,13 +431,22 @@ class Trajectory:
             self._note(one)
         return schedule
 
-    def fail_step(self) -> None:
+    def fail_step(self, *, is_copied: bool) -> None:
         schedule = self.schedule()
+        if is_copied and self.offload is not None:
+            self.runner.copy(schedule.copies)
+            self.offload.copied(schedule.copies, 0.0, 0.0)
         for chunk in schedule.batch.chunks:
             for position in range(chunk.start, chunk.start + chunk.num_tokens + chunk.num_drafts):
                 slot = chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
                 self.runner.slots[slot] = None
+        for _, filled in schedule.copies.stores if not is_copied else ():
+            self.runner.host[filled] = [None] * BLOCK_SIZE
+        for _, block in schedule.copies.loads:
+            for offset in range(BLOCK_SIZE):
+                self.runner.slots[block * BLOCK_SIZE + offset] = None
         self.scheduler.cache.not_cleared(schedule.blocks_to_clear)
+        self.scheduler.cache.undo(schedule.copies)
         for chunk in schedule.batch.chunks:
             self.take_out(chunk.request_id)
 
@@ -352,12 +473,18 @@ class Trajectory:
             held = [self.runner.slots[block * BLOCK_SIZE + offset] for offset in range(BLOCK_SIZE)]
             assert held == self.contents[key], f"block {block} does not hold what its key says"
             assert None not in held or block in cache._unproven, f"block {block} is shared and not finite"
+        if self.offload is not None:
+            for key, slot in self.offload._index._slot_of.items():
+                values = self.runner.host[slot]
+                assert values == self.contents[key], f"slot {slot} does not hold what its key says"
+                assert None not in values, f"slot {slot} holds what was never proven"
 
     def finish(self) -> None:
         """Run to the end, and compare with each request alone."""
         num_steps = 0
         while self.scheduler.num_running + self.scheduler.num_waiting:
-            assert self.step().batch.chunks, "live requests, but a step without work"
+            is_waiting = self.offload is not None and self.offload.is_reading
+            assert self.step().batch.chunks or is_waiting, "live requests, but a step without work"
             self.check()
             num_steps += 1
             assert num_steps < 200 * (1 + len(self.requests)), "not finished in time"
@@ -427,6 +554,35 @@ def test_trajectories_with_guesses_accept_and_preempt() -> None:
     trajectory.finish()
     assert trajectory.num_preempted >= 5
     assert trajectory.runner.num_accepted >= 100
+
+
+def run_tenants(trajectory: Trajectory) -> OffloadCounters:
+    """Nine beginnings by turns, more than the blocks hold."""
+    for turn in range(12):
+        for prefix in range(3):
+            tenant = f"tenant {turn % 3}"
+            trajectory.apply(Add((prefix, 27), (turn % 5,), tenant, 0, 6, 0, wants_prompt_logprobs=False))
+        for _ in range(8):
+            trajectory.apply(Step())
+    trajectory.finish()
+    return trajectory.counters
+
+
+def test_trajectories_with_host_memory_find_there_what_blocks_lost() -> None:
+    counters = run_tenants(busy(num_slots=70))
+    transfers = counters.snapshot().transfers
+    assert transfers["device_to_host"].num_blocks >= 50
+    assert transfers["host_to_device"].num_blocks >= 50
+    assert counters.host.hit_tokens >= 100
+
+
+def test_trajectories_with_a_disk_find_there_what_host_memory_lost() -> None:
+    trajectory = busy(num_slots=16, has_disk=True)
+    counters = run_tenants(trajectory)
+    assert counters.host.evicted_blocks >= 50
+    assert trajectory.disk is not None
+    assert trajectory.disk.num_read >= 20
+    assert counters.disk.hit_tokens >= 50
 
 
 def test_wrong_sharing_would_show() -> None:

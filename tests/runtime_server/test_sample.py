@@ -11,6 +11,7 @@ from headway_runtime.config import Envelope, Limits, Targets
 from headway_runtime.draft_metrics import DraftSnapshot
 from headway_runtime.histograms import NUM_EDGES, HistogramSnapshot
 from headway_runtime.metrics import HISTOGRAM_NAMES, MetricsSnapshot
+from headway_runtime.offload.counters import OffloadSnapshot
 from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.server.messages import EngineState
 from headway_runtime.server.sample import COUNTERS, MAX_SAMPLE_BYTES, SampleWriter
@@ -32,6 +33,7 @@ def state(count: int, *, epoch: int = 1, counts: tuple[int, ...] | None = None) 
         rates={},
         model_load_seconds=0.0,
         drafts=DraftSnapshot(),
+        offload=OffloadSnapshot(),
         traffic=Traffic(),
     )
     return EngineState(

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway_operator import names
 from headway_operator.errors import SpecError
-from headway_operator.manifests import model_source, pod
+from headway_operator.manifests import kv_offload, model_source, pod
 from headway_operator.manifests.strategic_merge import merge
 from headway_operator.spec import (
     GPU_RESOURCE,
@@ -48,6 +48,7 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
                 *pod.volumes(service),
                 *_api_key_volumes(spec),
                 *model_source.volumes(spec),
+                *kv_offload.volumes(spec),
                 *([SHARED_MEMORY_VOLUME] if _shares_memory(spec, site) else []),
             ],
         },
@@ -95,6 +96,7 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
             *pod.volume_mounts(site),
             *(api_key_mounts if spec.auth else []),
             *model_source.volume_mounts(spec),
+            *kv_offload.volume_mounts(spec),
             *([SHARED_MEMORY_MOUNT] if _shares_memory(spec, site) else []),
         ],
     }
@@ -146,6 +148,7 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
         arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
     if spec.kv_cache_memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
+    arguments += kv_offload.arguments(spec)
     if spec.speculative is not None:
         arguments += ["--speculative-config", _speculative_config(spec, spec.speculative)]
     if spec.lora is not None:

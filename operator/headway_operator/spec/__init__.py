@@ -4,7 +4,7 @@
 manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantities. Knows nothing of clusters.
 """
 
-from headway_operator.spec.fields import InferenceServiceSpec, Speculative
+from headway_operator.spec.fields import InferenceServiceSpec, KVOffload, Speculative
 from headway_operator.spec.lora import Lora
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.service import GPU_RESOURCE, Manifest, Service, generation_of, key_of, parse
@@ -14,6 +14,7 @@ __all__ = [
     "GPU_RESOURCE",
     "InferenceServiceSpec",
     "InferenceServiceStatus",
+    "KVOffload",
     "Lora",
     "Manifest",
     "Service",

@@ -107,6 +107,24 @@ class Speculative(SpecModel):
         return self
 
 
+class OffloadDisk(SpecModel):
+    """A disk of the node's, below host memory."""
+
+    size: MemoryQuantity
+    """What files there may take, a quantity in bytes such as 50Gi. They live as long as the pod. No
+    default."""
+
+
+class KVOffload(SpecModel):
+    """Where prefixes go that the KV cache has no room for. It changes no answer."""
+
+    host_memory: MemoryQuantity
+    """Main memory of each replica, a quantity in bytes such as 8Gi; resources must leave room for it. No
+    default."""
+    disk: OffloadDisk | None = None
+    """A disk that gets what is in that memory, too, and keeps it for longer. Default: none."""
+
+
 class Slo(SpecModel):
     """The latency promise. Editing it never restarts a pod."""
 
@@ -175,6 +193,8 @@ class InferenceServiceSpec(SpecModel):
     """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
     per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as
     dtype."""
+    kv_offload: KVOffload | None = None
+    """Where prefixes go that the KV cache has no room for. Default: nowhere, they are lost."""
     speculative: Speculative | None = None
     """Speculative decoding. Default: none."""
     lora: Lora | None = None

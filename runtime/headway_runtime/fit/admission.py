@@ -122,6 +122,8 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     ranks = config.parallel.size
     whose = f" for each of {ranks} ranks" if ranks > 1 else ""
     free = f"{told_bytes(room.free_bytes)} of memory are free on device {config.device!r}{whose}"
+    if config.offload is not None and config.device == "cpu":
+        free += f" beside the {told_bytes(config.offload.host_memory_bytes)} of --kv-offloading-size"
     if needed <= room.free_bytes and room.kv_cache_memory_bytes is not None:
         beside = max(0, room.free_bytes - fit.loaded_bytes)
         return (

@@ -16,8 +16,10 @@ LEAST_CONTEXT = 512
 LEAST_SHARE = 16
 RANKS = (2, 4, 8)
 MOST_GPU_KINDS = 2
+OFFLOAD_STEP_BYTES = 2**26
 # What costs more stands further down.
 COSTS = {
+    "kv_offloading_size": (0, "fewer prefixes kept outside of the KV cache"),
     "max_num_seqs": (0, "fewer sequences at once: others wait"),
     "kv_cache_dtype": (1, "keys and values rounded to 8 bits"),
     "fp8": (2, "weights rounded to 8 bits"),
@@ -85,6 +87,9 @@ def _single(question: Question, holds: Holds) -> Iterator[_Candidate]:
     fewer = _fewer_sequences(question, holds)
     if fewer is not None:
         yield fewer
+    smaller = _smaller_offload(question, holds)
+    if smaller is not None:
+        yield smaller
     yield from _coded(question)
     shorter = _shorter(question, holds)
     if shorter is not None:
@@ -144,6 +149,22 @@ def _fewer_sequences(question: Question, holds: Holds) -> _Candidate | None:
     if most is None:
         return None
     return _Candidate(("max_num_seqs",), f"--max-num-seqs {most}", with_number(most))
+
+
+def _smaller_offload(question: Question, holds: Holds) -> _Candidate | None:
+    """Less host memory for prefixes, where that is the device's own."""
+    if not question.placement.is_cpu:
+        return None
+
+    def with_steps(steps: int) -> Question:
+        return replace(question, offload_bytes=steps * OFFLOAD_STEP_BYTES)
+
+    steps = -(-question.offload_bytes // OFFLOAD_STEP_BYTES) - 1
+    most = _largest(1, steps, lambda number: holds(assess(with_steps(number))))
+    if most is None:
+        return None
+    flags = f"--kv-offloading-size {most * OFFLOAD_STEP_BYTES / 2**30:g}"
+    return _Candidate(("kv_offloading_size",), flags, with_steps(most))
 
 
 def _shorter(question: Question, holds: Holds) -> _Candidate | None:

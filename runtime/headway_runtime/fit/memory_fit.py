@@ -37,7 +37,8 @@ class Question:
     num_sequences: to be held at once, each of `context` tokens. max_num_seqs: the most that a step samples.
     num_adapters, adapter_rank: LoRA adapters that may be loaded, and their largest rank.
     draft: the model that guesses; all of it is on each rank. memory_bytes: of one device.
-    overhead_bytes: that others of the process take of it.
+    overhead_bytes: that others of the process take of it. offload_bytes: of main memory, all ranks together,
+    for what the KV cache has no room for.
     """
 
     model: LoadedModel
@@ -56,6 +57,7 @@ class Question:
     draft: LoadedModel | None = None
     num_adapters: int = 0
     adapter_rank: int = 0
+    offload_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,20 @@ class Fit:
     @property
     def other_bytes(self) -> int:
         """All but the KV cache."""
-        return self.loaded_bytes + self.step.peak + self.step.kept + self.question.overhead_bytes
+        own = self.loaded_bytes + self.step.peak + self.step.kept + self.question.overhead_bytes
+        return own + self.offload_bytes
+
+    @property
+    def offload_bytes(self) -> int:
+        """Of the device: a GPU's is not what blocks are offloaded to."""
+        return self.question.offload_bytes if self.question.placement.is_cpu else 0
+
+    @property
+    def offloaded_tokens(self) -> int:
+        """Tokens whose KV main memory has room for, in whole blocks; a draft's is not kept."""
+        size = self.question.block_size
+        blocks = self.question.offload_bytes // self.question.num_ranks // (size * self.kv_bytes_per_token)
+        return blocks * size
 
     @property
     def total_bytes(self) -> int:
@@ -136,7 +151,8 @@ class Fit:
     def default_kv_bytes(self) -> int:
         """What an engine gives its KV cache unless told: a fraction of what weights leave free."""
         fraction = CPU_FRACTION if self.question.placement.is_cpu else CUDA_FRACTION
-        free = self.question.memory_bytes - self.question.overhead_bytes - self.loaded_bytes
+        question = self.question
+        free = question.memory_bytes - question.overhead_bytes - self.loaded_bytes - self.offload_bytes
         full = self.kv_bytes(self.question.max_num_seqs, self.question.max_model_len)
         return max(0, min(int(free * fraction), full))
 

@@ -12,7 +12,7 @@ from typing import NoReturn, get_args
 
 from headway_runtime.adapters.options import MOST_LORAS, lora_bounds
 from headway_runtime.adapters.peft_config import MAX_RANK
-from headway_runtime.argument_types import integer, not_negative, share, size
+from headway_runtime.argument_types import integer, not_negative, positive, share, size
 from headway_runtime.config import KVCacheDtype
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
@@ -32,6 +32,7 @@ from headway_runtime.fit.placement import Placement, this_processor
 from headway_runtime.fit.report import Answer, Speed, as_json, text
 from headway_runtime.memory import free_memory_bytes
 from headway_runtime.model_config import STORED_DTYPES, StoredDtype, read_model_config
+from headway_runtime.offload_options import GIB
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
 from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
@@ -97,6 +98,12 @@ def _parser() -> _Parser:
         ("--max-lora-rank", MAX_RANK),
     ):
         add(name, type=integer(1, most), metavar="N", help="likewise")
+    add(
+        "--kv-offloading-size",
+        type=positive,
+        metavar="GIB",
+        help="as of headway serve: main memory, which is the device's own on a CPU",
+    )
     add("--context", type=integer(1), metavar="TOKENS", help="of each sequence (default: --max-model-len)")
     add(
         "--concurrency",
@@ -188,6 +195,7 @@ def _question(
         draft=_draft(speculative),
         num_adapters=0 if lora is None else lora.max_cpu_loras,
         adapter_rank=0 if lora is None else lora.max_lora_rank,
+        offload_bytes=int((arguments.kv_offloading_size or 0) * GIB),
     )
 
 

@@ -94,6 +94,7 @@ def _arithmetic(fit: Fit) -> list[str]:
         *lines,
         _sum("KV cache", fit.wanted_kv_bytes),
         "",
+        *_offload(fit),
         f"largest step: {step.num_tokens:,} tokens, its peak in {step.stage}",
         _line("attention", step.attention),
         _line("feed-forward", step.feed_forward),
@@ -104,6 +105,18 @@ def _arithmetic(fit: Fit) -> list[str]:
         _sum("runtime overhead, a constant (docs/plan.md)", question.overhead_bytes),
         _sum("in all", fit.total_bytes),
         _sum("left", fit.left_bytes),
+        "",
+    ]
+
+
+def _offload(fit: Fit) -> list[str]:
+    question = fit.question
+    if not question.offload_bytes:
+        return []
+    where = "" if fit.offload_bytes else ", of the machine's memory and not of the GPU's"
+    return [
+        _sum("KV offload, host memory" + where, question.offload_bytes),
+        f"  room for blocks of {fit.offloaded_tokens:,} tokens",
         "",
     ]
 
@@ -224,6 +237,8 @@ def as_json(answer: Answer) -> dict[str, object]:
         "max_model_len": question.max_model_len,
         "context": question.context,
         "num_sequences": question.num_sequences,
+        "kv_offloading_bytes": question.offload_bytes,
+        "offloaded_tokens": fit.offloaded_tokens,
         "least_kv_bytes": fit.least_kv_bytes,
         "kv_bytes": fit.wanted_kv_bytes,
         "step": asdict(fit.step),

@@ -25,6 +25,7 @@ from headway_runtime.adapters.metrics import AdapterSnapshot
 from headway_runtime.draft_metrics import DraftSnapshot
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.histograms import EDGES_MILLISECONDS, SIZE_EDGES, HistogramSnapshot, SizeSnapshot
+from headway_runtime.offload.counters import OffloadSnapshot
 from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.server.messages import EngineState
 
@@ -75,6 +76,7 @@ class _Page(Collector):
         yield from self._counters()
         yield from _draft_counters(self._state.metrics.drafts)
         yield from _adapter_metrics(self._state.adapters)
+        yield from _offload_numbers(self._state.metrics.offload)
         yield from _rank_counters(self._state.metrics.traffic)
         for name, (metric, text) in _HISTOGRAMS.items():
             yield _histogram(metric, text, self._state.metrics.histograms[name])
@@ -173,7 +175,7 @@ class _Page(Collector):
 
 
 def _labelled(
-    name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], int]]
+    name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]
 ) -> CounterMetricFamily:
     family = CounterMetricFamily(name, text, labels=labels)
     for label_values, value in values:
@@ -250,6 +252,53 @@ def _adapter_metrics(adapters: AdapterSnapshot) -> Iterator[Metric]:
         ((("loaded",), adapters.num_loaded), (("failed",), adapters.num_failed)),
     )
     yield CounterMetricFamily("headway_lora_unloads", "Adapters that were unloaded.", adapters.num_unloaded)
+
+
+def _offload_numbers(offload: OffloadSnapshot) -> Iterator[Metric]:
+    tiers = {"host": offload.host, "disk": offload.disk}
+    for name, text, attribute in (
+        ("held_blocks", "KV blocks kept outside of the KV cache.", "held_blocks"),
+        ("held_bytes", "What they take.", "held_bytes"),
+        ("limit_bytes", "What they may take.", "limit_bytes"),
+    ):
+        gauge = GaugeMetricFamily(f"headway_kv_offload_{name}", text, labels=["tier"])
+        for tier, one in tiers.items():
+            gauge.add_metric([tier], getattr(one, attribute))
+        yield gauge
+    yield _labelled(
+        "headway_kv_offload_hit_tokens",
+        "Prompt tokens found there, among those found in the prefix cache.",
+        ("tier",),
+        (((tier,), one.hit_tokens) for tier, one in tiers.items()),
+    )
+    yield _labelled(
+        "headway_kv_offload_evicted_blocks",
+        "KV blocks given up there for others.",
+        ("tier",),
+        (((tier,), one.evicted_blocks) for tier, one in tiers.items()),
+    )
+    yield _labelled(
+        "headway_kv_offload_missed_blocks",
+        "KV blocks that were not kept, or not used, and why.",
+        ("reason",),
+        (
+            (("lost",), offload.lost_blocks),
+            (("unwritten",), offload.unwritten_blocks),
+            (("unread",), offload.unread_blocks),
+            (("corrupt",), offload.corrupt_blocks),
+        ),
+    )
+    for name, text, attribute in (
+        ("copied_blocks", "KV blocks copied from one tier to another.", "num_blocks"),
+        ("bytes", "What they held.", "num_bytes"),
+        ("seconds", "What copying them took.", "seconds"),
+    ):
+        yield _labelled(
+            f"headway_kv_offload_{name}",
+            text,
+            ("transfer_type",),
+            (((kind,), getattr(one, attribute)) for kind, one in offload.transfers.items()),
+        )
 
 
 def _histogram(name: str, text: str, histogram: HistogramSnapshot) -> HistogramMetricFamily:
