@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 from benchmarks.front.model_folder import NUM_STEP_TOKENS, step_token_ids
 
+from headway_runtime.adapters.metrics import AdapterSnapshot
 from headway_runtime.config import EngineConfig, Limits
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.metrics import EngineMetrics
@@ -68,6 +69,7 @@ class MeteredEngine:
         self.max_model_len = options.max_model_len
         self.num_kv_tokens = 1 << 30
         self.kv_dtype = "bfloat16"
+        self.adapters = None
         self.kv_blocks_total = self.num_kv_tokens // 16
         self.kv_blocks_used = self.kv_blocks_cached = 0
         self.kv_wasted_share = 0.0
@@ -101,6 +103,9 @@ class MeteredEngine:
 
     def set_limits(self, limits: Limits) -> None:
         self.limits = limits
+
+    def adapter_snapshot(self) -> AdapterSnapshot:
+        return AdapterSnapshot()
 
     def close(self) -> None:
         """There is nothing to end."""

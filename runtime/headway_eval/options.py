@@ -88,7 +88,14 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
     try:
         if is_same:
             choose_quantization(of_baseline["quantization"], model.folder)
-        return model, make_side(source, of_baseline)
+        baseline = make_side(source, of_baseline)
+        for side in (model, baseline):
+            if side.options.lora is not None:
+                raise OptionsError(
+                    "--enable-lora: models are judged without adapters; merge the adapter into the model "
+                    "(PEFT's merge_and_unload) and name its folder"
+                )
+        return model, baseline
     except ConfigError as error:
         remedy = (
             "; the baseline is the model itself without its levers: name another one with --against, or "

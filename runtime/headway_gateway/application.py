@@ -18,6 +18,9 @@ from headway_gateway.pool import BackendPool
 from headway_gateway.proxy import Proxy
 from headway_gateway.upstream import Upstream
 
+# What a replica would do for itself alone.
+OF_ONE_REPLICA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
 
 class Application:
     """One gateway: its pool, its counts and its handler of requests. Make it inside the running loop."""
@@ -57,7 +60,14 @@ class Application:
         if is_proxied(path):
             return await self.proxy.handle(request)
         own = self._own_paths.get(path)
-        if own is None:
+        if path in OF_ONE_REPLICA:
+            response = replies.error_response(
+                403,
+                f"{path} changes one replica, and a gateway has several: list the adapters in "
+                "spec.lora.adapters, or ask each replica",
+                code="of_one_replica",
+            )
+        elif own is None:
             response = replies.error_response(404, f"path {path!r} does not exist", code="not_found")
         elif request.method not in ("GET", "HEAD"):
             response = replies.error_response(
@@ -109,6 +119,8 @@ class Application:
 
 def is_proxied(path: str) -> bool:
     """Whether a decoded path belongs to the replicas' public API; a path that climbs with `..` never does."""
+    if path in OF_ONE_REPLICA:
+        return False
     if path.startswith("/v1/"):
         return ".." not in path.split("/")
     return path in ("/tokenize", "/detokenize", "/openapi.json")

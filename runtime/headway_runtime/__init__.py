@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headway_runtime.adapters.lora_request import LoRARequest
     from headway_runtime.generation_output import CompletionOutput, GenerationOutput, Timings
     from headway_runtime.inprocess import Engine
     from headway_runtime.request import Grammar, TokenLogprobs
@@ -18,6 +19,7 @@ _MODULES = {
     "Engine": "inprocess",
     "GenerationOutput": "generation_output",
     "Grammar": "request",
+    "LoRARequest": "adapters.lora_request",
     "SamplingParams": "sampling_params",
     "Timings": "generation_output",
     "TokenLogprobs": "request",
@@ -28,6 +30,7 @@ __all__ = [
     "Engine",
     "GenerationOutput",
     "Grammar",
+    "LoRARequest",
     "SamplingParams",
     "Timings",
     "TokenLogprobs",

@@ -30,6 +30,7 @@ class Chunk:
     num_drafts: how many tokens may be guessed to follow the last known one, and computed with it; the block
         table has room for them.
     ahead: tokens guessed to follow token_ids, which count as known and generated here.
+    adapter: the slot of the adapter that its tokens are computed with; 0: none.
     matcher: where the generated tokens stand in the grammar that they must match; None if there is none.
     """
 
@@ -44,6 +45,7 @@ class Chunk:
     matcher: "TokenMatcher | None" = None
     num_drafts: int = 0
     ahead: tuple[int, ...] = ()
+    adapter: int = 0
 
     @property
     def num_known(self) -> int:

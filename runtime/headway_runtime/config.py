@@ -75,6 +75,37 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraModule:
+    """An adapter to load. source: as the user named it; folder: where it lies on this machine.
+
+    parent: the name of the model that it changes; "" for the first one that is served.
+    """
+
+    name: str
+    source: str
+    folder: str
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Which LoRA adapters an engine can have.
+
+    max_loras: different ones in one step. max_cpu_loras: loaded at once, those included that were unloaded
+    and are still in use. max_lora_rank: the largest rank. modules: those to load at the start.
+    """
+
+    max_loras: int
+    max_cpu_loras: int
+    max_lora_rank: int
+    modules: tuple[LoraModule, ...] = ()
+
+    @property
+    def num_slots(self) -> int:
+        return self.max_cpu_loras
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelConfig:
     """How many processes (ranks) share each layer of one model, and on how many nodes.
 
@@ -146,6 +177,7 @@ class EngineConfig:
     enable_prefix_caching: whether requests use KV that others computed for the same beginning.
     structured_output_timeout_seconds: how long compiling one request's grammar may take.
     speculative: None for an engine that guesses no tokens.
+    lora: None for an engine that has no adapters.
     offload: None where what the KV cache has no room for is lost.
     parallel: the processes that share the model.
     seed: for weights of the dummy load format only; a request brings its own.
@@ -168,6 +200,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     structured_output_timeout_seconds: float = 10.0
     speculative: SpeculativeConfig | None = None
+    lora: LoraConfig | None = None
     offload: OffloadConfig | None = None
     seed: int = 0
     quantization: str = "auto"

@@ -17,10 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter
+from headway_runtime.adapters.metrics import AdapterSnapshot
+from headway_runtime.adapters.service import AdapterService
 from headway_runtime.batch import Batch, StepResult
 from headway_runtime.config import EngineConfig, Limits, Targets
 from headway_runtime.draft_policy import DraftPolicy
-from headway_runtime.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from headway_runtime.errors import (
+    AdapterNotFoundError,
+    ContextLengthError,
+    InvalidRequestError,
+    QueueFullError,
+)
 from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
 from headway_runtime.offload.opening import open_offload
@@ -37,6 +45,8 @@ logger = logging.getLogger(__name__)
 LONGEST_RETRY_AFTER_SECONDS = 60
 # How long a step with nothing to compute waits for a grammar; aborts and new requests wait as long.
 GRAMMAR_WAIT_SECONDS = 0.002
+# The same where adapters are being read.
+LOADING_WAIT_SECONDS = 0.002
 # Likewise for a disk that is read for a request.
 DISK_WAIT_SECONDS = 0.002
 NOT_FINITE = "the model's logits are not finite; check the weights, or serve it with another --dtype"
@@ -88,8 +98,14 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             proof_reach=self._runner.proof_reach,
             draft_policy=DraftPolicy(is_adaptive=config.speculative is None or config.speculative.adaptive),
+            max_adapters=0 if config.lora is None else config.lora.max_loras,
             offload=self._offload,
         )
+        # None where the engine was not told to have any.
+        self.adapters = None if config.lora is None else AdapterService(config.lora, self._runner)
+        for module in () if config.lora is None else config.lora.modules:
+            assert self.adapters is not None
+            self.adapters.load_now(module)
         self._grammars = GrammarQueue(
             Path(config.model_path), self._runner.vocab_size, config.structured_output_timeout_seconds
         )
@@ -126,7 +142,12 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.num_running + self.num_waiting > 0
+        """Whether a step, or several, would do something; while an adapter is loaded, they let it go on."""
+        return self.num_running + self.num_waiting > 0 or self._is_loading
+
+    @property
+    def _is_loading(self) -> bool:
+        return self.adapters is not None and self.adapters.is_loading
 
     @property
     def kv_blocks_total(self) -> int:
@@ -162,8 +183,17 @@ class EngineCore:
         return max(0.0, now - min((one for one in oldest if one is not None), default=now))
 
     def check_integrity(self) -> None:
-        """AssertionError if a KV block or a sequence is lost or held twice."""
+        """AssertionError if a KV block, a sequence or an adapter's slot is lost or held twice."""
         self._scheduler.check_integrity()
+        if self.adapters is not None:
+            self.adapters.check_integrity()
+
+    def adapter_snapshot(self) -> AdapterSnapshot:
+        """What is loaded, and what of it is used."""
+        if self.adapters is None:
+            return AdapterSnapshot()
+        running, waiting = self._scheduler.adapters_in_use()
+        return self.adapters.snapshot(running, [*waiting, *self._grammars.adapters()])
 
     def reset_prefix_cache(self) -> None:
         """Let no request that starts from now on use KV that was computed before; running ones go on."""
@@ -174,8 +204,13 @@ class EngineCore:
         self.metrics.received()
         try:
             self._check(request, now)
+            if self.adapters is not None:
+                self.adapters.acquire(request.adapter, request.request_id)
         except ContextLengthError:
             self.metrics.rejected(RejectReason.CONTEXT_LENGTH)
+            raise
+        except AdapterNotFoundError:
+            self.metrics.rejected(RejectReason.MODEL_NOT_FOUND)
             raise
         except InvalidRequestError:
             self.metrics.rejected(RejectReason.INVALID)
@@ -185,7 +220,7 @@ class EngineCore:
             raise
         grammar = request.sampling.grammar
         if grammar is None:
-            self._scheduler.add(request)
+            self._scheduler.add(request, adapter=self._adapter_of(request))
         else:
             self._grammars.add(request, grammar)
 
@@ -219,10 +254,8 @@ class EngineCore:
             self.metrics.preempted()
         batch = schedule.batch
         if not batch.chunks:
-            if self._grammars and not refused:
-                self._grammars.wait(GRAMMAR_WAIT_SECONDS)
-            elif self._offload is not None and self._offload.is_reading:
-                self._offload.wait(DISK_WAIT_SECONDS)
+            if not refused:
+                self._wait()
             return StepOutputs(refused, num_preempted=len(schedule.preempted))
         try:
             if schedule.blocks_to_clear:
@@ -239,12 +272,28 @@ class EngineCore:
             outputs = self._fail(batch, f"{type(error).__name__}: {error}")
         else:
             outputs = self._commit(batch, result, now)
+        self._release_adapters(outputs)
         return StepOutputs(
             refused + outputs,
             batch.num_tokens - batch.num_decodes - batch.num_drafts,
             batch.num_decodes,
             len(schedule.preempted),
         )
+
+    def _wait(self) -> None:
+        """Nothing can run; what it is that all wait for shall go on."""
+        if self._grammars:
+            self._grammars.wait(GRAMMAR_WAIT_SECONDS)
+        elif self._offload is not None and self._offload.is_reading:
+            self._offload.wait(DISK_WAIT_SECONDS)
+        elif self._is_loading:
+            time.sleep(LOADING_WAIT_SECONDS)
+
+    def _release_adapters(self, outputs: list[RequestOutput]) -> None:
+        if self.adapters is not None:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self.adapters.release(output.request_id)
 
     def _open_offload(self) -> KVOffload | None:
         blocks, reach = self._runner.host_blocks, self._runner.proof_reach
@@ -272,7 +321,7 @@ class EngineCore:
         """Hand over to the scheduler whose grammar is ready; refuse those who cannot have theirs."""
         ready, unusable = self._grammars.take()
         for request, matcher in ready:
-            self._scheduler.add(request, matcher)
+            self._scheduler.add(request, matcher, self._adapter_of(request))
         outputs = []
         for one in unusable:
             self.metrics.rejected(RejectReason.INVALID)
@@ -287,6 +336,7 @@ class EngineCore:
                     error_param=grammar.param,
                 )
             )
+        self._release_adapters(outputs)
         return outputs
 
     def _commit(self, batch: Batch, result: StepResult, started_at: float) -> list[RequestOutput]:
@@ -387,7 +437,12 @@ class EngineCore:
             RequestOutput(chunk.request_id, (), FinishReason.ERROR, error=error) for chunk in batch.chunks
         ]
 
+    def _adapter_of(self, request: Request) -> Adapter:
+        return NO_ADAPTER if self.adapters is None else self.adapters.of(request.request_id)
+
     def _take_out(self, request_id: str, reason: FinishReason, now: float) -> bool:
+        if self.adapters is not None:
+            self.adapters.release(request_id)
         request = self._grammars.remove(request_id)
         if request is not None:
             self.metrics.sizes(len(request.prompt_token_ids), 0)
@@ -421,6 +476,8 @@ class EngineCore:
                 param="prompt",
             )
         vocab_size = self._runner.vocab_size
+        if request.adapter and self.adapters is None:
+            raise AdapterNotFoundError(request.adapter)
         if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab_size:
             raise InvalidRequestError(
                 f"prompt holds a token id outside [0, {vocab_size - 1}]; use this model's tokenizer",

@@ -38,6 +38,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         enable_prefix_caching=options.enable_prefix_caching,
         structured_output_timeout_seconds=options.structured_output_timeout_seconds,
         speculative=options.speculative,
+        lora=options.lora,
         offload=options.offload,
         seed=options.seed,
         parallel=options.parallel,

@@ -13,11 +13,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import get_args
 
+from headway_runtime.adapters.options import add_lora_arguments, lora_config
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
 from headway_runtime.config import (
     Envelope,
     KVCacheDtype,
     Limits,
+    LoraConfig,
     OffloadConfig,
     ParallelConfig,
     SpeculativeConfig,
@@ -66,6 +68,7 @@ class EngineOptions:
     structured_output_timeout_seconds: float
     defaults: GenerationDefaults
     speculative: SpeculativeConfig | None
+    lora: LoraConfig | None
     offload: OffloadConfig | None
     parallel: ParallelConfig
 
@@ -155,6 +158,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=integer(0, MOST_SPECULATIVE_TOKENS),
         help="live limit at start (default: what --speculative-config says)",
     )
+    add_lora_arguments(parser)
     add_parallel_arguments(parser)
     add("--seed", type=integer(0), default=0, help="of dummy weights")
     add(
@@ -215,6 +219,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,
         defaults=generation_defaults(model_path, arguments.generation_config),
         speculative=None if speculative is None else speculative.config,
+        lora=lora_config(arguments, getattr(arguments, "lifeline_fd", None)),
         offload=offload_config(arguments, parallel.size),
         parallel=parallel,
     )

@@ -13,16 +13,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeVar, cast
 
-from headway_runtime.config import EngineConfig
-from headway_runtime.errors import EngineDeadError, InvalidRequestError, RankDiedError
+from headway_runtime.adapters.adapter import AdapterEntry
+from headway_runtime.adapters.service import AdapterService
+from headway_runtime.config import EngineConfig, LoraModule
+from headway_runtime.errors import (
+    AdapterRefusedError,
+    EngineDeadError,
+    HeadwayRuntimeError,
+    InvalidRequestError,
+    ModelLoadError,
+    RankDiedError,
+)
 from headway_runtime.metrics import EngineMetrics, MetricsSnapshot
 from headway_runtime.request import Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
 Event = RequestOutput | InvalidRequestError | EngineDeadError
+Answer = TypeVar("Answer")
 Sink = Callable[[str, Event], None]
 
 
@@ -44,6 +55,8 @@ class CoreLike(Protocol):
     def abort(self, request_id: str, now: float) -> bool: ...
     def finish(self, request_id: str, now: float) -> bool: ...
     def step(self, now: float) -> StepResult: ...
+    @property
+    def adapters(self) -> AdapterService | None: ...
     def close(self) -> None: ...
 
 
@@ -61,6 +74,7 @@ class EngineThread:
         # Touched by the thread alone.
         self._backlog: deque[Request] = deque()
         self._sinks: dict[str, Sink] = {}
+        self._loads: set[Future[None]] = set()
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
         self._thread.start()
 
@@ -75,6 +89,64 @@ class EngineThread:
     def finish(self, request_id: str) -> None:
         """End a request normally: its answer is complete."""
         self._leave((request_id,), self._core.finish)
+
+    def load_adapter(self, module: LoraModule, *, in_place: bool) -> None:
+        """Load an adapter, and wait for it, while requests go on.
+
+        AdapterRefusedError or ModelLoadError if that cannot be; EngineDeadError.
+        """
+        done: Future[None] = Future()
+
+        def begin() -> None:
+            self._loads.add(done)
+            try:
+                self._adapters.begin(module, token=done, in_place=in_place)
+            except HeadwayRuntimeError as error:
+                self._loaded(done, error)
+
+        self._command(begin)
+        done.result()
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, once its requests have ended. AdapterNotFoundError; EngineDeadError."""
+        self._ask(lambda: self._adapters.unload(name))
+
+    def adapter_entries(self) -> list[AdapterEntry]:
+        """Those that requests may name. EngineDeadError."""
+        return self._ask(lambda: self._adapters.entries)
+
+    @property
+    def _adapters(self) -> AdapterService:
+        if self._core.adapters is None:
+            raise AdapterRefusedError("this engine has no LoRA adapters; make it with enable_lora=True")
+        return self._core.adapters
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        """What it comes to between two steps."""
+        done: Future[Answer] = Future()
+
+        def ask() -> None:
+            try:
+                done.set_result(question())
+            except HeadwayRuntimeError as error:
+                done.set_exception(error)
+
+        self._command(ask)
+        return done.result()
+
+    def _loaded(self, done: Future[None], error: HeadwayRuntimeError | None) -> None:
+        self._loads.discard(done)
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def _poll_loads(self) -> None:
+        if self._core.adapters is None or not self._core.adapters.is_loading:
+            return
+        for one in self._core.adapters.poll():
+            error = None if one.error is None else ModelLoadError(one.error)
+            self._loaded(cast("Future[None]", one.token), error)
 
     def snapshot(self) -> MetricsSnapshot:
         """The counters, between two steps."""
@@ -138,6 +210,7 @@ class EngineThread:
                 if self._core.has_work:
                     for output in self._core.step(time.monotonic()).outputs:
                         self._deliver(output)
+                self._poll_loads()
         except (EngineDeadError, RankDiedError) as error:
             logger.error("the engine cannot go on: %s", error)
             reason = f"the engine cannot go on: {error}"
@@ -150,6 +223,8 @@ class EngineThread:
             commands, self._commands = self._commands, []
         for command in commands:
             command()  # who asked between the last step and now gets the same end
+        for load in list(self._loads):
+            self._loaded(load, EngineDeadError(reason))
         sinks, self._sinks = self._sinks, {}
         for request_id, sink in sinks.items():
             sink(request_id, EngineDeadError(reason))

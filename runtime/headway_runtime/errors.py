@@ -5,7 +5,9 @@
     ├── ModelLoadError            the model's files are missing, damaged or of an unknown architecture
     ├── ModelFetchError           the model's files cannot be brought to this machine
     ├── InvalidRequestError       the client's fault: becomes HTTP 400 with `param`
-    │   └── ContextLengthError    prompt (plus one token) can never fit
+    │   ├── ContextLengthError    prompt (plus one token) can never fit
+    │   └── AdapterNotFoundError  no adapter has that name (any more): HTTP 404
+    ├── AdapterRefusedError       an adapter cannot be loaded now: HTTP 400
     ├── LimitRangeError           an admin change outside the envelope: HTTP 422
     ├── QueueFullError            the bound on waiting requests is reached: HTTP 503 with Retry-After
     ├── RankDiedError             a process that holds a share of the model has ended or hangs
@@ -32,6 +34,7 @@ RequestCode = Literal[
     "invalid_value",
     "missing_mutually_exclusive_parameters",
     "missing_required_parameter",
+    "model_not_found",
     "mutually_exclusive_parameters",
     "object_above_max_properties",
     "string_above_max_length",
@@ -73,6 +76,22 @@ class ContextLengthError(InvalidRequestError):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class AdapterNotFoundError(InvalidRequestError):
+    """No LoRA adapter of that name is loaded: there never was one, or it was unloaded."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the LoRA adapter {name!r} cannot be found; load it, or use one that /v1/models lists",
+            param="model",
+            code="model_not_found",
+        )
+        self.name = name
+
+
+class AdapterRefusedError(HeadwayRuntimeError):
+    """An adapter's name is taken, or there is no room for it."""
 
 
 class LimitRangeError(HeadwayRuntimeError):

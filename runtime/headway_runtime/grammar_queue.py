@@ -52,6 +52,10 @@ class GrammarQueue:
         """When the longest waiting request was received; None if there is none."""
         return min((request.received_at for request, _, _ in self._waiting.values()), default=None)
 
+    def adapters(self) -> list[str]:
+        """Names of the adapters of those that wait here; "" for none."""
+        return [request.adapter for request, _, _ in self._waiting.values()]
+
     def add(self, request: Request, grammar: Grammar) -> None:
         """Begin to compile, or find, the grammar of a request."""
         if self._compiler is None:

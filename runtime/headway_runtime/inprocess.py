@@ -20,6 +20,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self, TypedDict, Unpack
 
+from headway_runtime.adapters.inprocess_adapters import InprocessAdapters, LoraRequests
+from headway_runtime.adapters.lora_request import LoRARequest
 from headway_runtime.answer_assembly import Assembly, Prompt
 from headway_runtime.call_arguments import check_call, params_of_each
 from headway_runtime.engine_options import keyword_options
@@ -70,6 +72,11 @@ class EngineKeywords(TypedDict, total=False):
     tpot_target_milliseconds: float | None
     speculative_config: dict[str, object] | str | None
     initial_num_speculative_tokens: int | None
+    enable_lora: bool
+    lora_modules: list[str | dict[str, str]] | None
+    max_loras: int
+    max_cpu_loras: int | None
+    max_lora_rank: int
     seed: int
     num_threads: int | None
     tensor_parallel_size: int
@@ -118,6 +125,7 @@ class Engine:
         metrics.model_loaded(time.monotonic() - began_at)
         self._max_tokens_in_all = min(core.max_model_len, core.num_kv_tokens)
         self._thread = EngineThread(core, metrics)
+        self._adapters = InprocessAdapters(self._thread, options.get("download_dir"))
         if started is not None:
             _end_with_ranks(self._thread, started.watch)
         # Also when the process ends, before the interpreter takes the thread's ground away.
@@ -140,6 +148,18 @@ class Engine:
         """Everything counted so far: the numbers of a server's /metrics page."""
         return self._thread.snapshot()
 
+    def load_adapter(self, name: str, source: str, *, in_place: bool = False) -> None:
+        """Load a LoRA adapter while requests go on; in_place: one of that name gives way to it."""
+        self._adapters.load(name, source, in_place=in_place)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter: requests that have it go on, new ones find it no more."""
+        self._adapters.unload(name)
+
+    def list_adapters(self) -> list[str]:
+        """Names of the LoRA adapters that are loaded."""
+        return [one.name for one in self._adapters.entries()]
+
     def close(self) -> None:
         """End the engine; what still runs gets EngineDeadError. Again does nothing."""
         self._close()
@@ -160,19 +180,22 @@ class Engine:
         use_tqdm: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        lora_request: LoraRequests = None,
     ) -> list[GenerationOutput]:
         """Answer all prompts; one output per prompt, in their order.
 
         prompts: a text, token ids, or a list of either. sampling_params: for all of them, or one each;
         without, the model's own defaults. use_tqdm: show a progress bar. priority: the lower is served first;
         from -100 to 100. cache_salt: prompts share what was computed for the same beginning only with others
-        of the same salt.
+        of the same salt. lora_request: the adapter to answer with, for all or one each, which is loaded when
+        first asked for (ConfigError, ModelFetchError, ModelLoadError or AdapterRefusedError if it cannot be).
         InvalidRequestError (ContextLengthError) before anything runs if one of them cannot be answered. An
         answer that fails by the engine's fault has the finish reason "error".
         """
         check_call(priority, cache_salt)
         encoded = self._encoder.encode_all(prompts)
-        return self._run(encoded, sampling_params, priority, cache_salt, use_tqdm=use_tqdm)
+        names = self._adapters.names_of(lora_request, len(encoded))
+        return self._run(encoded, sampling_params, priority, cache_salt, names, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -182,12 +205,14 @@ class Engine:
         use_tqdm: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        lora_request: LoraRequests = None,
         add_generation_prompt: bool = True,
     ) -> list[GenerationOutput]:
         """The same for chats, by the model's own template: one conversation, or a list of them."""
         check_call(priority, cache_salt)
         encoded = self._encoder.encode_chats(messages, add_generation_prompt=add_generation_prompt)
-        return self._run(encoded, sampling_params, priority, cache_salt, use_tqdm=use_tqdm)
+        names = self._adapters.names_of(lora_request, len(encoded))
+        return self._run(encoded, sampling_params, priority, cache_salt, names, use_tqdm=use_tqdm)
 
     async def generate_async(
         self,
@@ -196,6 +221,7 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[GenerationOutput, None]:
         """Answer one prompt, and give what there is each time more has come; the last output is finished.
 
@@ -203,7 +229,8 @@ class Engine:
         """
         check_call(priority, cache_salt)
         encoded = await asyncio.to_thread(self._encoder.encode, prompt)
-        async for output in self._stream(encoded, sampling_params, priority, cache_salt):
+        (name,) = await asyncio.to_thread(self._adapters.names_of, lora_request, 1)
+        async for output in self._stream(encoded, sampling_params, priority, cache_salt, name):
             yield output
 
     async def chat_async(
@@ -213,6 +240,7 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
         add_generation_prompt: bool = True,
     ) -> AsyncGenerator[GenerationOutput, None]:
         """The same for one chat."""
@@ -220,7 +248,8 @@ class Engine:
         encoded = await asyncio.to_thread(
             self._encoder.encode_chat, messages, add_generation_prompt=add_generation_prompt
         )
-        async for output in self._stream(encoded, sampling_params, priority, cache_salt):
+        (name,) = await asyncio.to_thread(self._adapters.names_of, lora_request, 1)
+        async for output in self._stream(encoded, sampling_params, priority, cache_salt, name):
             yield output
 
     def _run(
@@ -229,6 +258,7 @@ class Engine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int,
         cache_salt: str,
+        adapters: list[str],
         *,
         use_tqdm: bool,
     ) -> list[GenerationOutput]:
@@ -236,8 +266,8 @@ class Engine:
         received_at = time.monotonic()
         params = params_of_each(sampling_params, len(prompts), self._default_params)
         assemblies = [
-            self._assembly(prompt, one, priority, cache_salt, received_at)
-            for prompt, one in zip(prompts, params, strict=True)
+            self._assembly(prompt, one, priority, cache_salt, adapter, received_at)
+            for prompt, one, adapter in zip(prompts, params, adapters, strict=True)
         ]
         by_request = {one.request_id: assembly for assembly in assemblies for one in assembly.requests}
         with progress_bar(len(prompts), is_shown=use_tqdm) as progress:
@@ -258,10 +288,15 @@ class Engine:
         return [one.output() for one in assemblies]
 
     async def _stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None, priority: int, cache_salt: str
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        priority: int,
+        cache_salt: str,
+        adapter: str,
     ) -> AsyncGenerator[GenerationOutput, None]:
         (params,) = params_of_each(sampling_params, 1, self._default_params)
-        assembly = self._assembly(prompt, params, priority, cache_salt, time.monotonic())
+        assembly = self._assembly(prompt, params, priority, cache_salt, adapter, time.monotonic())
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[str, Event]] = asyncio.Queue()
 
@@ -290,7 +325,13 @@ class Engine:
         return assembly.finished
 
     def _assembly(
-        self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str, received_at: float
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str,
+        adapter: str,
+        received_at: float,
     ) -> Assembly:
         room = self._max_tokens_in_all - len(prompt.token_ids)
         if room < 1:
@@ -316,7 +357,13 @@ class Engine:
                 own = replace(own, num_prompt_logprobs=None)
             requests.append(
                 Request(
-                    f"{prompt.request_id}-{choice}", prompt.token_ids, own, received_at, priority, cache_salt
+                    f"{prompt.request_id}-{choice}",
+                    prompt.token_ids,
+                    own,
+                    received_at,
+                    priority,
+                    cache_salt,
+                    adapter,
                 )
             )
         return Assembly(prompt, requests, params, self.tokenizer.vocabulary, received_at)

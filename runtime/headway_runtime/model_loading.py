@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from headway_runtime.adapters.adapted_linear import AdapterBank, base_of
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.placement import one_rank
@@ -30,13 +31,17 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     group: TensorGroup = ALONE,
+    adapters: AdapterBank | None = None,
 ) -> Model:
-    """This rank's share of it. ModelLoadError if the checkpoint does not fit its config."""
+    """This rank's share of it. ModelLoadError if the checkpoint does not fit its config.
+
+    adapters: takes the products that they can change.
+    """
     weights: Weights
     if config.load_format == "dummy":
-        weights = DummyWeights(config.seed, dtype, device, quantization)
+        weights = DummyWeights(config.seed, dtype, device, quantization, adapters)
     else:
-        weights = CheckpointWeights(folder, dtype, device, quantization)
+        weights = CheckpointWeights(folder, dtype, device, quantization, adapters)
     num_positions = min(config.max_model_len, model_config.longest_context)
     return Decoder(model_config, weights, num_positions, dtype, device, group)
 
@@ -71,7 +76,7 @@ def make_inputs(
     model: Model, config: EngineConfig, cache: KVCache, dtype: torch.dtype, device: torch.device
 ) -> StepInputBuilder:
     """What turns batches into that model's tensors."""
-    rounds = any(isinstance(linear, PackedLinear) for linear in model.linears)
+    rounds = any(isinstance(base_of(linear), PackedLinear) for linear in model.linears)
     return StepInputBuilder(config, cache, dtype, device, rounds=rounds)
 
 

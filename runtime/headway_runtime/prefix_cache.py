@@ -4,8 +4,9 @@ Owns the keys of blocks and, through the pool, their references. Knows no queue 
 sequence is written by the runner, and this module is told when a step has done so.
 
 Keys. A full block's key is sha256 over its predecessor's key and its own token ids; before the first block
-stands a hash of the cache salt. A key thus names everything that the KV in the block depends on, and only
-sequences of one salt can ever agree on one. Each key is computed once per sequence, when it is first needed.
+stands a hash of the cache salt and of the adapter's contents. A key thus names everything that the KV in the
+block depends on, and only sequences of one salt and one adapter, whatever its name, can ever agree on one.
+Each key is computed once per sequence, when it is first needed.
 
 Life of a block. `publish` enters a block under its key once a step has computed its last token, be it of a
 prompt or of an answer; of equal blocks the first one stays entered. `take` gives a new sequence the entered
@@ -288,7 +289,7 @@ class PrefixCache:
         if len(keys) >= count:
             return
         first = len(keys)
-        key = keys[-1] if keys else root_key(sequence.request.cache_salt)
+        key = keys[-1] if keys else root_key(sequence.request.cache_salt, sequence.adapter.digest)
         text = array("I", sequence.token_ids[first * size : count * size]).tobytes()
         width = len(text) // (count - first)
         for start in range(0, len(text), width):
@@ -312,7 +313,7 @@ class PrefixCache:
         name, size = one.request.request_id, self._block_size
         assert 0 <= one.num_proven <= one.num_computed <= one.num_given, name
         assert one.num_published == one.num_computed // size, f"{name}: a full block is not entered"
-        want = [root_key(one.request.cache_salt)]
+        want = [root_key(one.request.cache_salt, one.adapter.digest)]
         for start, end in pairwise(range(0, one.num_published * size + 1, size)):
             want.append(sha256(want[-1] + array("I", one.token_ids[start:end]).tobytes()).digest())
         for index, block in enumerate(one.block_table):
@@ -330,6 +331,7 @@ class PrefixCache:
         self._key_of[block] = None
 
 
-def root_key(cache_salt: str) -> bytes:
-    """What stands for the predecessor of a sequence's first block."""
-    return sha256(b"headway prefix " + cache_salt.encode("utf-8", "surrogatepass")).digest()
+def root_key(cache_salt: str, adapter_digest: bytes = b"") -> bytes:
+    """What stands for the predecessor of a sequence's first block. adapter_digest: empty, or 32 bytes."""
+    purpose = b"headway adapter prefix " if adapter_digest else b"headway prefix "
+    return sha256(purpose + adapter_digest + cache_salt.encode("utf-8", "surrogatepass")).digest()

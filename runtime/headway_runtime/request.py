@@ -95,6 +95,7 @@ class Request:
     received_at: when the first byte of the request was read, less what a gateway says it waited before.
     priority: the lower is served first; equals in order of arrival. At most MAX_PRIORITY either way.
     cache_salt: sequences share cached prefixes only with those of the same salt.
+    adapter: name of the LoRA adapter to answer with; "": the model itself.
     """
 
     request_id: str
@@ -103,6 +104,7 @@ class Request:
     received_at: float
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,12 @@ from pathlib import Path
 import torch
 
 from headway_runtime import cleared_memory
+from headway_runtime.adapters.adapted_linear import AdapterBank
+from headway_runtime.adapters.adapter import AdapterFacts
+from headway_runtime.adapters.adapter_rows import rows_of
+from headway_runtime.adapters.loading import AdapterLoading
 from headway_runtime.batch import Batch, Sample, StepResult, Verified
-from headway_runtime.config import EngineConfig
+from headway_runtime.config import EngineConfig, LoraConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
 from headway_runtime.logprobs import prompt_logprobs
@@ -85,9 +89,17 @@ class Runner:
         quantization = choose_quantization(config.quantization, folder)
         self._host_memory_bytes = _host_memory_bytes(config, ranks)
         self._refuse_what_cannot_fit(config, quantization, dtype_name)
+        self._adapters, self._bank = self._adapters_of(config, dtype)
         with torch.inference_mode():
             self._model = load_model(
-                folder, self._model_config, config, quantization, dtype, self._device, self._group
+                folder,
+                self._model_config,
+                config,
+                quantization,
+                dtype,
+                self._device,
+                self._group,
+                self._bank,
             )
             is_first = ranks.rank == 0
             draft = load_draft(config, dtype, self._device) if is_first else None
@@ -186,7 +198,7 @@ class Runner:
         """Compute all chunks; logits where tokens are to be sampled, if they are anywhere."""
         began_at = time.monotonic()
         inputs = self._inputs.build(batch)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        hidden = self._forward(batch, inputs)
         self._hidden = hidden
         logits: torch.Tensor | None = None
         if inputs.sampled:
@@ -208,7 +220,7 @@ class Runner:
         began_at = time.monotonic()
         (chunk,) = batch.chunks
         inputs = self._inputs.build(batch)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        hidden = self._forward(batch, inputs)
         logits = self._model.logits(hidden[: chunk.num_tokens])
         if self.ranks.rank > 0:
             self._end_step(began_at)
@@ -220,6 +232,47 @@ class Runner:
             torch.cuda.synchronize(self._device)
         if self._governor is not None:
             self._governor.after_step(time.monotonic() - began_at)
+
+    @on_all_ranks
+    def begin_adapter(self, slot: int, folder: str) -> None:
+        """Begin to read an adapter's files, beside the steps."""
+        self._loading.begin(slot, folder)
+
+    def is_adapter_read(self, slot: int) -> bool:
+        """Whether this rank has read it, or failed to."""
+        return self._loading.is_read(slot)
+
+    @on_all_ranks(confirmed=True)
+    def finish_adapter(self, slot: int) -> AdapterFacts:
+        """Use the adapter in the next step's chunks of that slot. ModelLoadError if it does not fit."""
+        return self._loading.finish(slot)
+
+    @on_all_ranks
+    def drop_adapter(self, slot: int) -> None:
+        """Forget an adapter that no chunk names any more."""
+        self._loading.drop(slot)
+
+    @property
+    def _loading(self) -> AdapterLoading:
+        assert self._adapters is not None, "an engine without adapters is never asked for one"
+        return self._adapters
+
+    def _forward(self, batch: Batch | StepBatch, inputs: StepInputs) -> torch.Tensor:
+        if self._bank is not None:
+            chunks = [batch.chunks[index] for index in inputs.order]
+            self._bank.rows = rows_of(
+                [(one.adapter, one.num_tokens) for one in chunks], len(inputs.token_ids), self._device
+            )
+        return self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+
+    def _adapters_of(
+        self, config: EngineConfig, dtype: torch.dtype
+    ) -> tuple[AdapterLoading | None, AdapterBank | None]:
+        if config.lora is None:
+            return None, None
+        bank = AdapterBank(config.lora.num_slots, dtype, self._device)
+        prefixes = self._model_config.tensor_prefixes
+        return AdapterLoading(bank, prefixes, config.lora.max_lora_rank), bank
 
     def close(self) -> None:
         """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""
@@ -302,6 +355,11 @@ class Runner:
         free_bytes = free_memory_bytes() // self.ranks.num_local
         return max(0, free_bytes - self._host_memory_bytes)
 
+    def _adapters_bytes(self, lora: LoraConfig | None) -> int:
+        if lora is None or self._bank is None:
+            return 0
+        return lora.max_cpu_loras * self._bank.num_bytes(lora.max_lora_rank)
+
     def _choose_num_blocks(self, config: EngineConfig, bytes_per_token: int) -> int:
         memory_bytes = config.kv_cache_memory_bytes
         is_cuda = self._device.type == "cuda"
@@ -312,6 +370,9 @@ class Runner:
             if memory_bytes is None:
                 raise
             free_bytes = memory_bytes
+        else:
+            # Adapters come when the cache has taken its share.
+            free_bytes = max(0, free_bytes - self._adapters_bytes(config.lora))
         if memory_bytes is None:
             memory_bytes = default_kv_cache_memory_bytes(
                 bytes_per_token=bytes_per_token,

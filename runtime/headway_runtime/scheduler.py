@@ -13,10 +13,11 @@ is spent:
    gets no more than what others of its kind have left of that share.
 3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
    plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
-   for blocks. Nobody overtakes one that waits for blocks. Three wait for less and are overtaken: a long
+   for blocks. Nobody overtakes one that waits for blocks. Four wait for less and are overtaken: a long
    prompt when the share for such is spent; a sequence of whose tokens this very step computes, for another
-   one, at least half of what it could compute itself; and, once and no longer than `awaits_until`, one whose
-   beginning is being read from a disk.
+   one, at least half of what it could compute itself; one whose adapter would be one more than may be in a
+   step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is being read
+   from a disk.
 4. What is left goes to the prompts that were cut short, by rank.
 5. What is left then goes to guesses for the decodes, by rank: as many tokens as `DraftPolicy` finds worth it
    and the request can still take, in blocks that are free beyond one for each running sequence. Guesses never
@@ -29,7 +30,8 @@ becomes the first in rank of all, unless it ends before. The first, once running
 token or a part of its prompt in every step in which fewer tokens than the budget go to decodes, and so ends.
 While it waits for blocks or a place, nobody is admitted, and those who run go on until there is room, because
 the first of them in rank is not preempted either. While it is overtaken, prompts under way get shorter in
-every step, or its own beginning gets into the cache.
+every step, or its own beginning gets into the cache, or it is overtaken one time less of those that it can
+be before adapters make room.
 
 Lowering a limit drains: max_num_seqs only stops admissions; a lower token budget is kept at the next step,
 and running decodes beyond it pause, the last in rank first, with their blocks kept.
@@ -42,6 +44,8 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
+from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter
+from headway_runtime.adapters.admission import AdapterAdmission
 from headway_runtime.batch import Batch, Chunk, Sample, StepResult, Verified
 from headway_runtime.blocks import BlockPool
 from headway_runtime.config import Limits
@@ -142,7 +146,7 @@ class Scheduler:
     """Owns every live sequence and the KV blocks.
 
     limits: may be replaced between steps by any value inside the envelope that the caller keeps.
-    long_prefill_share: above 0, at most 1.
+    long_prefill_share: above 0, at most 1. max_adapters: different ones in a step.
     """
 
     def __init__(
@@ -157,6 +161,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         proof_reach: int | None = None,
         draft_policy: DraftPolicy | None = None,
+        max_adapters: int = 0,
         offload: KVOffload | None = None,
     ) -> None:
         assert num_blocks * block_size >= max_model_len, "a sequence alone must fit"
@@ -172,6 +177,7 @@ class Scheduler:
             offload=offload,
         )
         self.draft_policy = draft_policy or DraftPolicy()
+        self._max_adapters = max_adapters
         self._long_prefill_share = long_prefill_share
         self._priority_ageing_seconds = priority_ageing_seconds
         self._sequences: dict[str, Sequence] = {}
@@ -198,14 +204,16 @@ class Scheduler:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
 
-    def add(self, request: Request, matcher: "TokenMatcher | None" = None) -> None:
+    def add(
+        self, request: Request, matcher: "TokenMatcher | None" = None, adapter: Adapter = NO_ADAPTER
+    ) -> None:
         """Queue a request. Its prompt leaves room for a token, its id is new."""
         assert 0 < len(request.prompt_token_ids) < self.max_model_len
         assert request.request_id not in self._sequences
         # Not before those that are here: of equal priority, nobody overtakes by a clock that was set back.
         self._latest_received_at = max(self._latest_received_at, request.received_at)
         served_as_of = self._latest_received_at + request.priority * self._priority_ageing_seconds
-        sequence = Sequence(request, self._num_arrived, served_as_of, matcher)
+        sequence = Sequence(request, self._num_arrived, served_as_of, matcher, adapter)
         self._num_arrived += 1
         self._sequences[request.request_id] = sequence
         self._unscheduled[request.request_id] = sequence
@@ -221,6 +229,11 @@ class Scheduler:
             _take_out(self._running, sequence)
             self.cache.release(sequence)
         return sequence
+
+    def adapters_in_use(self) -> tuple[list[str], list[str]]:
+        """Names of the adapters of sequences that run, and of those that wait; "" for none."""
+        running, waiting = ([one.adapter.name for one in some] for some in (self._running, self._queue))
+        return running, waiting
 
     def reset_prefix_cache(self) -> None:
         """Let no request that is admitted from now on use what was computed before."""
@@ -404,11 +417,15 @@ class Scheduler:
         under_way: set[bytes] = set()
         for sequence in draft.prompts:
             under_way.update(self.cache.keys_of_step(sequence, draft.shares.get(sequence, 0)))
+        adapters = AdapterAdmission(self._max_adapters, self._running) if self._max_adapters else None
         position = 0
         while draft.budget > 0 and len(self._running) < self.limits.max_num_seqs:
             if position == min(len(self._queue), MAX_OVERTAKEN):
                 return
             sequence = self._queue[position]
+            if adapters is not None and adapters.holds_back(sequence):
+                position += 1
+                continue
             found = self.cache.find(sequence)
             if self._is_overtaken(sequence, found, under_way, draft) or self.cache.is_awaited(
                 sequence, found, now
@@ -419,6 +436,8 @@ class Scheduler:
                 return
             del self._queue[position]
             self._start(sequence, found, draft, now)
+            if adapters is not None:
+                adapters.admitted(sequence)
             under_way.update(self.cache.keys_of_step(sequence, draft.shares[sequence]))
 
     def _is_overtaken(
@@ -467,6 +486,7 @@ class Scheduler:
                     sequence.request.sampling,
                     sequence.matcher,
                     num_drafts,
+                    adapter=sequence.adapter.slot,
                 )
             )
         num_tokens = self.limits.max_num_batched_tokens - draft.budget

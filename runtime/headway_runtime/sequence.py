@@ -7,6 +7,7 @@ with its known tokens, be it by a chunk of a prompt, by one decoded token, or ag
 from array import array
 from typing import TYPE_CHECKING
 
+from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter
 from headway_runtime.draft_policy import Acceptance
 from headway_runtime.request import FinishReason, Request, TokenLogprobs
 
@@ -30,6 +31,7 @@ class Sequence:
     num_prompt_counted: prompt tokens ever computed or found; a recomputed one is not counted again.
     scheduled_at, first_token_at, last_token_at: seconds, None before it happens.
     matcher: where the generated tokens stand in the request's grammar; None if it has none.
+    adapter: what it is computed with. num_overtaken: see `adapters.admission`.
     acceptance: how often guesses for it came true.
     prompt_logprobs: of the prompt tokens from the second on, as far as they are computed; stays empty unless
         they are asked for.
@@ -37,6 +39,7 @@ class Sequence:
 
     __slots__ = (
         "acceptance",
+        "adapter",
         "arrival",
         "awaits_until",
         "block_keys",
@@ -48,6 +51,7 @@ class Sequence:
         "num_cached",
         "num_computed",
         "num_given",
+        "num_overtaken",
         "num_prompt",
         "num_prompt_counted",
         "num_proven",
@@ -65,8 +69,11 @@ class Sequence:
         arrival: int,
         served_as_of: float = 0.0,
         matcher: "TokenMatcher | None" = None,
+        adapter: Adapter = NO_ADAPTER,
     ) -> None:
         self.request = request
+        self.adapter = adapter
+        self.num_overtaken = 0
         self.matcher = matcher
         self.acceptance = Acceptance()
         self.prompt_logprobs: list[TokenLogprobs] = []

@@ -13,7 +13,7 @@ from headway_operator.manifests import render
 from headway_operator.manifests.evaluation_job import evaluation_job
 from headway_operator.spec import InferenceServiceSpec, parse
 from headway_operator.state import Site
-from headway_runtime.config import Envelope, Limits, SpeculativeConfig
+from headway_runtime.config import Envelope, Limits, LoraConfig, LoraModule, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.server.options import parse_options
 from headway_runtime.sources import resolve
@@ -101,6 +101,17 @@ def test_prompt_lookup_needs_no_draft() -> None:
     engine = parse_options(arguments(spec, SITES["local"])["serve"], environment={}).engine
     assert engine.speculative == SpeculativeConfig("ngram", adaptive=False)
     assert engine.limits.num_speculative_tokens == 4
+
+
+def test_adapters_arrive_at_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 32}')
+    adapters = [{"name": name, "source": f"file://{tmp_path}"} for name in ("sql", "a=b")]
+    spec = BARE | {"lora": {"adapters": adapters, "maxLoras": 3, "maxCpuLoras": 5, "maxLoraRank": 32}}
+    lora = parse_options(arguments(spec, SITES["kubernetes"])["serve"], environment={}).engine.lora
+    modules = tuple(LoraModule(name, f"file://{tmp_path}", str(tmp_path)) for name in ("sql", "a=b"))
+    assert lora == LoraConfig(3, 5, 32, modules)
+    bare = parse_options(arguments(BARE | {"lora": {}}, SITES["local"])["serve"], environment={}).engine.lora
+    assert bare == LoraConfig(8, 8, 16)
 
 
 def test_the_service_name_is_the_model_name_where_none_is_given() -> None:

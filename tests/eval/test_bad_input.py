@@ -135,3 +135,8 @@ def test_a_fault_of_the_program_is_no_verdict(
 
     monkeypatch.setattr("headway_eval.session.score", broken)
     assert "could not judge: RuntimeError: out of memory" in refusal(MODEL)
+
+
+@pytest.mark.parametrize("flag", ["--enable-lora", "--baseline-enable-lora"])
+def test_adapters_are_refused_as_they_would_not_be_judged(refusal: Callable[..., str], flag: str) -> None:
+    assert "--enable-lora: models are judged without adapters; merge the adapter" in refusal(MODEL, flag)

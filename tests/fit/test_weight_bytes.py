@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway_runtime.config import Envelope, Limits, SpeculativeConfig
+from headway_runtime.config import Envelope, Limits, LoraConfig, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import TOLERANCE
 from headway_runtime.fit.memory_fit import LoadedModel, Question, assess
@@ -89,6 +89,18 @@ def test_a_draft_takes_weights_and_kv_of_its_own(
     assert models == pytest.approx(fit.weight_bytes, rel=TOLERANCE / 5)
     caches = held_bytes((runner._cache.data, speculator._draft_model._cache.data))
     assert caches == fit.kv_bytes(2, 512)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rank", [5, 16])
+def test_adapters_take_what_is_predicted(
+    any_shape: str, dtype: StoredDtype, rank: int, write_model: Any, start_runner: Any
+) -> None:
+    folder = write_model(any_shape, dtype)
+    runner = start_runner(folder, lora=LoraConfig(3, 7, rank), kv_cache_memory_bytes=None)
+    fit = assess(question(folder, dtype, num_adapters=7, adapter_rank=rank))
+    assert fit.adapter_bytes == 7 * runner._bank.num_bytes(rank) > 0
+    assert fit.total_bytes == assess(question(folder, dtype)).total_bytes + fit.adapter_bytes
 
 
 W8A8 = {

@@ -46,6 +46,20 @@ def key_file(tmp_path: Path) -> Path:
     return tmp_path / "public.pem"
 
 
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_what_would_change_one_replica_of_several_reaches_none(
+    path: str, start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    replica = await start_replica("a")
+    gateway = await start_gateway()
+    gateway.application.pool.update([replica.entry()])
+    async with client.post(gateway.url + path, json={"lora_name": "a"}) as response:
+        assert response.status == 403
+        error = (await response.json())["error"]
+    assert error["code"] == "of_one_replica"
+    assert "spec.lora.adapters" in error["message"]
+
+
 async def test_health_ready_and_version(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:

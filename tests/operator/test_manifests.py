@@ -3,6 +3,7 @@
 After a wanted change: HEADWAY_UPDATE_GOLDEN=1 pytest tests/operator/test_manifests.py, then read the diff.
 """
 
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -41,6 +42,12 @@ FULL_SPEC = {
     "auth": {"apiKeysSecretRef": {"name": "keys"}},
     "drainTimeoutSeconds": 120,
     "speculative": {"method": "ngram", "numSpeculativeTokens": 6},
+    "lora": {
+        "adapters": [{"name": "sql", "source": "hf://org/sql"}, {"name": "law=2", "source": "file:///law"}],
+        "maxLoras": 4,
+        "maxCpuLoras": 6,
+        "maxLoraRank": 64,
+    },
     "template": {
         "metadata": {"labels": {"team": "a", names.SERVICE_LABEL: "stolen"}, "annotations": {"note": "x"}},
         "spec": {
@@ -446,3 +453,29 @@ def test_a_gateway_still_takes_connections_while_nodes_learn_that_it_ends(build:
     drain = container["args"][container["args"].index("--drain-timeout-seconds") + 1]
     assert (sleep, int(seconds) >= 5) == ("sleep", True)
     assert pod["terminationGracePeriodSeconds"] >= int(seconds) + int(drain) + 5
+
+
+def test_adapters_may_lie_on_claims_too(build: Any) -> None:
+    sources = ["pvc://a/x", "pvc://b/y/z", "pvc://b", "hf://o/n"]
+    spec = {
+        "model": {"source": "pvc://a/model"},
+        "lora": {"adapters": [{"name": str(n), "source": one} for n, one in enumerate(sources)]},
+    }
+    result = rendered(build, spec)
+    container = runtime(result)
+    arguments = container["args"]
+    found = [
+        json.loads(value)["path"] for flag, value in itertools.pairwise(arguments) if flag == "--lora-modules"
+    ]
+    assert found == ["/mnt/models/x", "/mnt/lora-adapters/1/y/z", "/mnt/lora-adapters/1", "hf://o/n"]
+    pod = child(result, "Deployment", result.revision.name)["spec"]["template"]["spec"]
+    claims = {
+        one["name"]: one["persistentVolumeClaim"]["claimName"]
+        for one in pod["volumes"]
+        if "persistentVolumeClaim" in one
+    }
+    assert claims == {"model": "a", "lora-adapters-1": "b"}
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert mounts["lora-adapters-1"] == "/mnt/lora-adapters/1"
+    # An adapter that is fetched takes as long as a model that is.
+    assert container["startupProbe"]["failureThreshold"] == 7200

@@ -57,7 +57,7 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
             id="credentials of a claim",
         ),
         pytest.param({"modle": 1}, "spec.modle", "did you mean model?", id="misspelt field"),
-        pytest.param({"colour": 1}, "spec.colour", "unknown field; remove it", id="unknown field"),
+        pytest.param({"height": 1}, "spec.height", "unknown field; remove it", id="unknown field"),
         pytest.param(
             {"slo": {"ttftMilisec": 1}}, "spec.slo.ttftMilisec", "did you mean ttft", id="misspelt deep down"
         ),
@@ -123,6 +123,47 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
             "spec.speculative",
             "remove speculative.draft",
             id="a draft for lookup",
+        ),
+        pytest.param(
+            {"lora": {"adapters": [{"name": "a", "source": "bundled://x"}]}},
+            "spec.lora.adapters[0]",
+            "no adapters are bundled",
+            id="a bundled adapter",
+        ),
+        pytest.param(
+            {"lora": {"adapters": [{"name": "a", "source": "nowhere"}]}},
+            "spec.lora.adapters[0].source",
+            "source must be",
+            id="an adapter's source of no form",
+        ),
+        pytest.param(
+            {"lora": {"adapters": [{"name": "a b", "source": "hf://o/n"}]}},
+            "spec.lora.adapters[0].name",
+            "name",
+            id="an adapter's name with a space",
+        ),
+        pytest.param(
+            {"lora": {"adapters": [{"name": "a", "source": "hf://o/n"}] * 2}},
+            "spec.lora",
+            "name 'a' twice",
+            id="two adapters of one name",
+        ),
+        pytest.param(
+            {"lora": {"maxLoras": 4, "maxCpuLoras": 3}},
+            "spec.lora",
+            "raise lora.maxCpuLoras or lower lora.maxLoras",
+            id="fewer adapters than in a step",
+        ),
+        pytest.param(
+            {
+                "lora": {
+                    "maxCpuLoras": 1,
+                    "adapters": [{"name": name, "source": "hf://o/n"} for name in "ab"],
+                }
+            },
+            "spec.lora",
+            "not be less than the number of adapters",
+            id="no room for the adapters",
         ),
     ],
 )

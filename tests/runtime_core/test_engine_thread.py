@@ -70,6 +70,8 @@ class FakeCore:
 
     finish = abort
 
+    adapters = None
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headway_runtime.adapters.metrics import AdapterSnapshot
 from headway_runtime.config import EngineConfig, Limits
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import QueueFullError
@@ -70,6 +71,7 @@ class FakeEngine:
         self.max_model_len = options.max_model_len
         self.num_kv_tokens = NUM_BLOCKS * BLOCK_SIZE
         self.kv_dtype = "bfloat16"
+        self.adapters = None
         self.kv_blocks_total = NUM_BLOCKS
         self.kv_blocks_cached = 0
         self.kv_wasted_share = 0.0
@@ -101,6 +103,9 @@ class FakeEngine:
     def set_limits(self, limits: Limits) -> None:
         self.config.envelope.check(limits)
         self.limits = limits
+
+    def adapter_snapshot(self) -> AdapterSnapshot:
+        return AdapterSnapshot()
 
     def close(self) -> None:
         """There is nothing to end."""

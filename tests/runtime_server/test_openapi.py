@@ -43,7 +43,8 @@ def test_the_document_has_every_path_of_the_server_and_no_other(fake_server: Run
     assert httpx.get(f"{fake_server.url}/openapi.json").json() == DOCUMENT
 
     # The routes are made, and none of them is called.
-    guards = dict.fromkeys(("require_api_key", "require_operator", "require_sole_user"), lambda: None)
+    names = ("require_api_key", "require_operator", "require_sole_user", "require_adapter_manager")
+    guards = dict.fromkeys(names, lambda: None)
     options = SimpleNamespace(cors=CorsOptions())
     serving = SimpleNamespace(**guards, options=options, lifecycle=None, tracer=None)
     edge = build_app(cast("Serving", serving))

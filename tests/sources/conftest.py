@@ -595,3 +595,12 @@ def token_registry() -> Iterator[TokenRegistry]:
     server = TokenRegistry()
     yield server
     server.close()
+
+
+@pytest.fixture
+def adapter_files() -> dict[str, bytes]:
+    """A LoRA adapter's, as PEFT saves it."""
+    return {
+        "adapter_config.json": json.dumps({"peft_type": "LORA", "r": 4}).encode(),
+        "adapter_model.safetensors": os.urandom(100_000),
+    }

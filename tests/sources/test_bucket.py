@@ -13,6 +13,7 @@ import pytest
 from botocore.config import Config
 
 from headway_runtime.errors import ModelFetchError
+from headway_runtime.sources import resolve_adapter
 from headway_runtime.sources.bucket import Bucket
 from headway_runtime.sources.cache_folders import store_of
 from headway_runtime.sources.fetch import fetch
@@ -88,6 +89,15 @@ def test_fetches_what_lies_right_below_the_prefix(
     # Again: asked what there is, and nothing else.
     assert fetched(model) == folder
     assert watcher.arrived_bytes == watcher.expected
+
+
+@pytest.mark.usefixtures("user")
+def test_an_adapter_lies_in_a_bucket_as_models_do(
+    upload: Any, adapter_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    model = upload({**adapter_files, "optimizer.pt": b"x"})
+    folder = resolve_adapter(str(model), download_dir=str(tmp_path / "cache"))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == adapter_files
 
 
 @pytest.mark.usefixtures("user")

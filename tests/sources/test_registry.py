@@ -20,6 +20,7 @@ import pytest
 import zstandard
 
 from headway_runtime.errors import ModelFetchError
+from headway_runtime.sources import resolve_adapter
 from headway_runtime.sources.cache_folders import store_of
 from headway_runtime.sources.fetch import fetch
 from headway_runtime.sources.fetch_process import check_config
@@ -153,6 +154,19 @@ def test_an_image_gives_the_model_in_its_models_folder(
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("blobs/*")) == sum(
         path.stat().st_size for path in folder.iterdir()
     )
+
+
+@pytest.mark.parametrize("is_image", [True, False])
+def test_an_adapter_lies_in_a_registry_as_models_do(
+    pusher: Pusher,
+    adapter_files: dict[str, bytes],
+    tmp_path: Path,
+    is_image: bool,  # noqa: FBT001 - a row of a table
+) -> None:
+    layers = [Layer(tar_of(in_models(adapter_files)))] if is_image else artifact(adapter_files)
+    model = pusher.push([*layers, *artifact({"README.md": b"x"})] if not is_image else layers)
+    folder = resolve_adapter(str(model), download_dir=str(tmp_path / "cache"))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == adapter_files
 
 
 def test_upper_layers_win_and_what_they_remove_is_gone(

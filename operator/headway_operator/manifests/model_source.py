@@ -9,9 +9,10 @@ from typing import Any
 from headway_operator.spec import InferenceServiceSpec
 from headway_operator.spec.source import REMOTE_SCHEMES, scheme_of
 
-# Of the model's claim; a draft's own claim, if it has another one, is mounted beside it.
+# Of the model's claim; those of a draft and of adapters, if they have other ones, are mounted beside it.
 MODEL_MOUNT = ("model", "/mnt/models")
 DRAFT_MOUNT = ("draft-model", "/mnt/draft-models")
+ADAPTERS_MOUNT = ("lora-adapters-{}", "/mnt/lora-adapters/{}")
 LOGIN_VOLUME = "model-credentials"
 LOGIN_FOLDER = "/etc/headway/model-credentials"
 DOCKER_LOGIN_KEY = ".dockerconfigjson"
@@ -38,7 +39,7 @@ def served_source(spec: InferenceServiceSpec, source: str) -> str:
 
 def has_to_be_fetched(spec: InferenceServiceSpec) -> bool:
     """Whether a replica downloads a model before it can load it."""
-    return any(scheme_of(source) in REMOTE_SCHEMES for source in _sources(spec))
+    return any(scheme_of(source) in REMOTE_SCHEMES for source, _ in _sources(spec))
 
 
 def volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
@@ -81,15 +82,21 @@ def _key(secret: str, key: str, *, is_optional: bool) -> dict[str, Any]:
     return {**reference, "optional": True} if is_optional else reference
 
 
-def _sources(spec: InferenceServiceSpec) -> list[str]:
-    draft = spec.speculative.draft if spec.speculative is not None else None
-    return [spec.model.source, *([draft.source] if draft is not None else [])]
+def _sources(spec: InferenceServiceSpec) -> list[tuple[str, tuple[str, str]]]:
+    """Each source, and how its claim would be mounted."""
+    found = [(spec.model.source, MODEL_MOUNT)]
+    if spec.speculative is not None and spec.speculative.draft is not None:
+        found.append((spec.speculative.draft.source, DRAFT_MOUNT))
+    for index, adapter in enumerate(spec.lora.adapters if spec.lora is not None else ()):
+        volume, path = (text.format(index) for text in ADAPTERS_MOUNT)
+        found.append((adapter.source, (volume, path)))
+    return found
 
 
 def _claims(spec: InferenceServiceSpec) -> dict[str, tuple[str, str]]:
     """Claim -> the names of its volume and mount, for every claim that a source names."""
     claims: dict[str, tuple[str, str]] = {}
-    for source, mount in zip(_sources(spec), (MODEL_MOUNT, DRAFT_MOUNT), strict=False):
+    for source, mount in _sources(spec):
         if scheme_of(source) == "pvc":
             claims.setdefault(_claim_and_path(source)[0], mount)
     return claims

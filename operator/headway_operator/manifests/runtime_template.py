@@ -11,7 +11,14 @@ from headway_operator import names
 from headway_operator.errors import SpecError
 from headway_operator.manifests import kv_offload, model_source, pod
 from headway_operator.manifests.strategic_merge import merge
-from headway_operator.spec import GPU_RESOURCE, InferenceServiceSpec, Service, Speculative, parse_quantity
+from headway_operator.spec import (
+    GPU_RESOURCE,
+    InferenceServiceSpec,
+    Lora,
+    Service,
+    Speculative,
+    parse_quantity,
+)
 from headway_operator.state import Site
 
 API_KEYS_VOLUME = "api-keys"
@@ -144,6 +151,8 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     arguments += kv_offload.arguments(spec)
     if spec.speculative is not None:
         arguments += ["--speculative-config", _speculative_config(spec, spec.speculative)]
+    if spec.lora is not None:
+        arguments += _lora_arguments(spec, spec.lora)
     if spec.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_FOLDER}/{spec.auth.api_keys_secret_ref.key}"]
     arguments += ["--drain-timeout-seconds", str(spec.drain_timeout_seconds)]
@@ -159,6 +168,22 @@ def _speculative_config(spec: InferenceServiceSpec, speculative: Speculative) ->
     if not speculative.adaptive:
         config["adaptive"] = False
     return json.dumps(config)
+
+
+def _lora_arguments(spec: InferenceServiceSpec, lora: Lora) -> list[str]:
+    """Adapters as JSON, which any name fits into."""
+    arguments = ["--enable-lora"]
+    for flag, value in (
+        ("--max-loras", lora.max_loras),
+        ("--max-cpu-loras", lora.max_cpu_loras),
+        ("--max-lora-rank", lora.max_lora_rank),
+    ):
+        if value is not None:
+            arguments += [flag, str(value)]
+    for adapter in lora.adapters:
+        source = model_source.served_source(spec, adapter.source)
+        arguments += ["--lora-modules", json.dumps({"name": adapter.name, "path": source})]
+    return arguments
 
 
 def _api_key_volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantiti
 """
 
 from headway_operator.spec.fields import InferenceServiceSpec, KVOffload, Speculative
+from headway_operator.spec.lora import Lora
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.service import GPU_RESOURCE, Manifest, Service, generation_of, key_of, parse
 from headway_operator.spec.status_fields import InferenceServiceStatus
@@ -14,6 +15,7 @@ __all__ = [
     "InferenceServiceSpec",
     "InferenceServiceStatus",
     "KVOffload",
+    "Lora",
     "Manifest",
     "Service",
     "Speculative",

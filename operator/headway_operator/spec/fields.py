@@ -17,6 +17,7 @@ from headway_operator.spec.base import (
     with_empty_default,
 )
 from headway_operator.spec.batching import Batching
+from headway_operator.spec.lora import Lora
 from headway_operator.spec.quality import Quality
 from headway_operator.spec.resources import Resources
 from headway_operator.spec.source import REMOTE_SCHEMES, Source, scheme_of
@@ -196,6 +197,8 @@ class InferenceServiceSpec(SpecModel):
     """Where prefixes go that the KV cache has no room for. Default: nowhere, they are lost."""
     speculative: Speculative | None = None
     """Speculative decoding. Default: none."""
+    lora: Lora | None = None
+    """LoRA adapters. Default: none."""
     slo: Slo | None = None
     """The latency promise. Default: none, which needs a fixed number of replicas."""
     replicas: Annotated[int, Field(ge=0, le=1000)] | None = None

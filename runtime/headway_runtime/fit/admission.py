@@ -31,15 +31,15 @@ class _Room:
     kv_cache_memory_bytes: int | None
     fraction: float
 
-    def kv_bytes(self, weight_bytes: float) -> float:
-        """For the KV cache, once weights of that size are loaded."""
-        free = self.free_bytes - weight_bytes
+    def kv_bytes(self, loaded_bytes: float) -> float:
+        """For the KV cache, once weights and adapters of that size are loaded."""
+        free = self.free_bytes - loaded_bytes
         if self.kv_cache_memory_bytes is None:
             return free * self.fraction
         return self.kv_cache_memory_bytes if self.kv_cache_memory_bytes <= free else -1
 
     def holds(self, fit: Fit, tolerance: float = 0.0) -> bool:
-        return self.kv_bytes(fit.weight_bytes * (1 - tolerance)) >= fit.least_kv_bytes
+        return self.kv_bytes(fit.weight_bytes * (1 - tolerance) + fit.adapter_bytes) >= fit.least_kv_bytes
 
 
 def refuse_what_cannot_fit(
@@ -89,6 +89,8 @@ def _question(
         num_ranks=config.parallel.size,
         num_speculative_tokens=config.envelope.num_speculative_tokens,
         draft=draft,
+        num_adapters=0 if config.lora is None else config.lora.max_cpu_loras,
+        adapter_rank=0 if config.lora is None else config.lora.max_lora_rank,
     )
 
 
@@ -104,10 +106,15 @@ def _loaded(
 
 def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     """One line: it may be the last one that is seen of a pod."""
-    needed = fit.weight_bytes + fit.least_kv_bytes
+    needed = fit.loaded_bytes + fit.least_kv_bytes
     question = fit.question
     name = question.model.quantization.name
     weights = f"weights {told_bytes(fit.weight_bytes)} ({question.placement.dtype}, quantization {name})"
+    if fit.adapter_bytes:
+        weights += (
+            f" + {question.num_adapters} LoRA adapters of rank {question.adapter_rank} "
+            f"{told_bytes(fit.adapter_bytes)} (--max-cpu-loras, --max-lora-rank)"
+        )
     least = (
         f"the least KV cache, one sequence of {config.max_model_len} tokens x {fit.token_bytes} B "
         f"({fit.kv_dtype}), {told_bytes(fit.least_kv_bytes)}"
@@ -118,7 +125,7 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     if config.offload is not None and config.device == "cpu":
         free += f" beside the {told_bytes(config.offload.host_memory_bytes)} of --kv-offloading-size"
     if needed <= room.free_bytes and room.kv_cache_memory_bytes is not None:
-        beside = max(0, room.free_bytes - fit.weight_bytes)
+        beside = max(0, room.free_bytes - fit.loaded_bytes)
         return (
             f"kv_cache_memory_bytes={room.kv_cache_memory_bytes!r} is more than the {beside} bytes that "
             f"will be free beside {weights}: {free}; lower --kv-cache-memory-bytes, to no less than "
@@ -128,7 +135,7 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     if needed > room.free_bytes:
         told = f"the model does not fit: {weights} + {least} = {told_bytes(needed)}, and {free}"
     else:
-        share = told_bytes(max(0.0, room.kv_bytes(fit.weight_bytes)))
+        share = told_bytes(max(0.0, room.kv_bytes(fit.loaded_bytes)))
         told = (
             f"the KV cache does not fit: {weights}, {free}, of what is left the KV cache gets "
             f"{room.fraction:.0%}, {share}, less than {least}"

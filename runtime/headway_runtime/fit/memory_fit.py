@@ -4,6 +4,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from headway_runtime.config import KVCacheDtype
+from headway_runtime.fit.adapter_bytes import adapter_bytes
 from headway_runtime.fit.placement import Placement, one_rank
 from headway_runtime.fit.step_bytes import Step, StepBytes, step_bytes
 from headway_runtime.fit.weight_bytes import PartBytes, total_bytes, weight_bytes
@@ -34,6 +35,7 @@ class Question:
     """What is to fit, and where.
 
     num_sequences: to be held at once, each of `context` tokens. max_num_seqs: the most that a step samples.
+    num_adapters, adapter_rank: LoRA adapters that may be loaded, and their largest rank.
     draft: the model that guesses; all of it is on each rank. memory_bytes: of one device.
     overhead_bytes: that others of the process take of it. offload_bytes: of main memory, all ranks together,
     for what the KV cache has no room for.
@@ -53,12 +55,14 @@ class Question:
     num_ranks: int = 1
     num_speculative_tokens: int = 0
     draft: LoadedModel | None = None
+    num_adapters: int = 0
+    adapter_rank: int = 0
     offload_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The answer, for one device of `question.num_ranks`. model: its share."""
+    """The answer, for one device of `question.num_ranks`. model: its share; adapter_bytes: of all of them."""
 
     question: Question
     model: ModelConfig
@@ -68,6 +72,12 @@ class Fit:
     kv_bytes_per_token: int
     draft_kv_bytes_per_token: int
     step: StepBytes
+    adapter_bytes: int = 0
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Weights, and what is kept for adapters."""
+        return self.weight_bytes + self.adapter_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -96,7 +106,7 @@ class Fit:
     @property
     def other_bytes(self) -> int:
         """All but the KV cache."""
-        own = self.weight_bytes + self.step.peak + self.step.kept + self.question.overhead_bytes
+        own = self.loaded_bytes + self.step.peak + self.step.kept + self.question.overhead_bytes
         return own + self.offload_bytes
 
     @property
@@ -142,7 +152,7 @@ class Fit:
         """What an engine gives its KV cache unless told: a fraction of what weights leave free."""
         fraction = CPU_FRACTION if self.question.placement.is_cpu else CUDA_FRACTION
         question = self.question
-        free = question.memory_bytes - question.overhead_bytes - self.weight_bytes - self.offload_bytes
+        free = question.memory_bytes - question.overhead_bytes - self.loaded_bytes - self.offload_bytes
         full = self.kv_bytes(self.question.max_num_seqs, self.question.max_model_len)
         return max(0, min(int(free * fraction), full))
 
@@ -172,6 +182,7 @@ def assess(question: Question) -> Fit:
         kv_bytes_per_token(model, kv_dtype),
         0 if draft is None else kv_bytes_per_token(draft.config, kv_dtype),
         step_bytes(model, question.placement, step),
+        question.num_adapters * adapter_bytes(model, question.adapter_rank, question.placement),
     )
 
 

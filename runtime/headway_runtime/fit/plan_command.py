@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn, get_args
 
+from headway_runtime.adapters.options import MOST_LORAS, lora_bounds
+from headway_runtime.adapters.peft_config import MAX_RANK
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
 from headway_runtime.config import KVCacheDtype
 from headway_runtime.cpus import usable_cpus
@@ -89,6 +91,13 @@ def _parser() -> _Parser:
     add("--max-num-batched-tokens", type=integer(1), default=DEFAULT_MAX_NUM_BATCHED_TOKENS, metavar="N")
     add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
     add("--speculative-config", metavar="JSON", help="as of headway serve: a draft takes memory, too")
+    add("--enable-lora", action="store_true", help="as of headway serve: room for adapters")
+    for name, most in (
+        ("--max-loras", MOST_LORAS),
+        ("--max-cpu-loras", MOST_LORAS),
+        ("--max-lora-rank", MAX_RANK),
+    ):
+        add(name, type=integer(1, most), metavar="N", help="likewise")
     add(
         "--kv-offloading-size",
         type=positive,
@@ -165,6 +174,7 @@ def _question(
     ranks = arguments.num_ranks
     memory = arguments.memory or (free_memory_bytes() // ranks if kind is None else kind.memory_bytes)
     speculative = speculative_options(arguments.speculative_config, folder, arguments.download_dir)
+    lora = lora_bounds(arguments)
     most = arguments.max_num_seqs
     return Question(
         model=loaded,
@@ -183,6 +193,8 @@ def _question(
         num_ranks=ranks,
         num_speculative_tokens=0 if speculative is None else speculative.num_speculative_tokens,
         draft=_draft(speculative),
+        num_adapters=0 if lora is None else lora.max_cpu_loras,
+        adapter_rank=0 if lora is None else lora.max_lora_rank,
         offload_bytes=int((arguments.kv_offloading_size or 0) * GIB),
     )
 

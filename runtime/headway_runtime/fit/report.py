@@ -66,7 +66,11 @@ def _arithmetic(fit: Fit) -> list[str]:
     lines += [_part(one) for one in fit.weights]
     if fit.draft_weights:
         lines += ["weights of the draft", *(_part(one) for one in fit.draft_weights)]
-    lines += [_sum("weights", fit.weight_bytes), "", "KV cache"]
+    lines.append(_sum("weights", fit.weight_bytes))
+    if question.num_adapters:
+        told = f"LoRA adapters: {question.num_adapters:,} of rank {question.adapter_rank}"
+        lines += ["", _sum(told, fit.adapter_bytes)]
+    lines += ["", "KV cache"]
     number_bytes, scale_bytes = KV_BYTES[fit.kv_dtype]
     model = fit.model
     scales = f" + {scale_bytes} B scale" if scale_bytes else ""
@@ -226,6 +230,7 @@ def as_json(answer: Answer) -> dict[str, object]:
         "weights": [asdict(one) for one in fit.weights],
         "draft_weights": [asdict(one) for one in fit.draft_weights],
         "weight_bytes": fit.weight_bytes,
+        "adapter_bytes": fit.adapter_bytes,
         "kv_cache_dtype": fit.kv_dtype,
         "kv_bytes_per_token": fit.kv_bytes_per_token,
         "draft_kv_bytes_per_token": fit.draft_kv_bytes_per_token,

@@ -23,6 +23,7 @@ from headway_runtime.layers.quantized_weights import (
 from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
+    from headway_runtime.kernels.cpu.adapter_products import AdapterProducts
     from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
     from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
     from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
@@ -214,3 +215,15 @@ def weighted_sum(size: int, count: int, dtype: torch.dtype, device: torch.device
     from headway_runtime.kernels.cpu.weighted_sum import WeightedSum
 
     return WeightedSum(size, count, dtype, width)
+
+
+def adapter_products(
+    num_inputs: int, sizes: Sequence[int], num_slots: int, dtype: torch.dtype, device: torch.device
+) -> "AdapterProducts | None":
+    """What adapters add to a product. sizes: outputs of its parts."""
+    width = _fitting_width(device, num_inputs, *sizes)
+    if width is None:
+        return None
+    from headway_runtime.kernels.cpu.adapter_products import AdapterProducts
+
+    return AdapterProducts(num_inputs, sizes, num_slots, dtype, width)

@@ -15,13 +15,20 @@ from torch import Tensor
 from headway_runtime.layers.cpu_kernels import pairs_linear
 
 if TYPE_CHECKING:
+    from headway_runtime.adapters.adapted_linear import AdaptedLinear
     from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
     from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
     from headway_runtime.layers.quantized_linear import QuantizedLinear
 
 AnyLinear: TypeAlias = Union[
-    "Linear", "PackedLinear", "PairsLinear", "GroupedLinear", "IntegerLinear", "QuantizedLinear"
+    "Linear",
+    "PackedLinear",
+    "PairsLinear",
+    "GroupedLinear",
+    "IntegerLinear",
+    "QuantizedLinear",
+    "AdaptedLinear",
 ]
 
 # The batch size that the packed layout is chosen for; it then serves all of them.

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from headway_runtime.adapters.adapted_linear import AdapterBank
 from headway_runtime.checkpoint_files import checkpoint_files
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.layers.quantized_weights import QuantizedWeight
@@ -49,6 +50,10 @@ class Weights(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Of the model's arithmetic, and of all tensors that are not quantized."""
+
+    @property
+    def adapters(self) -> AdapterBank | None:
+        """What products are put into to which LoRA adapters can be added; None if there are to be none."""
 
     def names(self) -> Set[str]:
         """Of the tensors that are there and not yet taken; none where they are made up as they are taken."""
@@ -83,8 +88,10 @@ class CheckpointWeights:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = UNQUANTIZED,
+        adapters: AdapterBank | None = None,
     ) -> None:
         self.dtype = dtype
+        self.adapters = adapters
         self._quantization = quantization
         self._files = ExitStack()
         self._where: dict[str, Path] = {}
@@ -227,9 +234,11 @@ class DummyWeights:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = UNQUANTIZED,
+        adapters: AdapterBank | None = None,
     ) -> None:
         self._seed = seed
         self.dtype = dtype
+        self.adapters = adapters
         self._device = device
         self._quantization = quantization
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from headway_runtime.batch import Batch
 
+CHUNK_NUMBERS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
@@ -22,6 +24,7 @@ class ComputedRows:
     block_table: "array[int]"
     own_tokens: list[int]
     ahead: tuple[int, ...]
+    adapter: int
 
     def tokens(self) -> list[int]:
         return self.own_tokens
@@ -29,7 +32,7 @@ class ComputedRows:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """numbers: of each chunk its start, tokens, prompt tokens, whether it samples, and length of its table.
+    """numbers: of each chunk its start, tokens, prompt tokens, whether it samples, table length, adapter.
 
     ahead: guesses by index of the chunk, where there are some; they are among the tokens, too.
     """
@@ -43,8 +46,9 @@ class StepBatch:
     @property
     def chunks(self) -> Sequence[ComputedRows]:
         found, token, entry = [], 0, 0
-        for index in range(len(self.numbers) // 5):
-            start, count, prompt, samples, length = self.numbers[5 * index : 5 * index + 5]
+        for index in range(len(self.numbers) // CHUNK_NUMBERS):
+            own = self.numbers[CHUNK_NUMBERS * index : CHUNK_NUMBERS * (index + 1)]
+            start, count, prompt, samples, length, adapter = own
             found.append(
                 ComputedRows(
                     start,
@@ -54,6 +58,7 @@ class StepBatch:
                     self.tables[entry : entry + length],
                     self.tokens[token : token + count].tolist(),
                     self.ahead.get(index, ()),
+                    adapter,
                 )
             )
             token, entry = token + count, entry + length
@@ -67,7 +72,16 @@ def step_batch(batch: Batch, block_size: int) -> StepBatch:
     ahead = {}
     for index, chunk in enumerate(batch.chunks):
         length = -(-(chunk.start + chunk.num_tokens) // block_size)
-        numbers.extend((chunk.start, chunk.num_tokens, chunk.num_prompt_tokens, int(chunk.samples), length))
+        numbers.extend(
+            (
+                chunk.start,
+                chunk.num_tokens,
+                chunk.num_prompt_tokens,
+                int(chunk.samples),
+                length,
+                chunk.adapter,
+            )
+        )
         tokens.extend(chunk.tokens())
         tables.extend(chunk.block_table[:length])
         if chunk.ahead:

@@ -173,5 +173,6 @@ ANSWERS: Mapping[str, Schema] = {
     "Status": _members({"status": _STRING}),
     "Version": _members({"version": _STRING}),
     "Metrics": _STRING,
+    "Message": _STRING,
     "Document": {"type": "object"},
 }

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from headway import __version__
 from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.metrics import RejectReason
+from headway_runtime.server.adapter_routes import adapter_routes
 from headway_runtime.server.admin import admin_routes, cache_routes
 from headway_runtime.server.completions import completion_routes
 from headway_runtime.server.cors_options import CorsOptions
@@ -38,6 +39,7 @@ def build_app(serving: Serving) -> Edge:
     app.include_router(completion_routes(serving))
     app.include_router(responses_routes(serving))
     app.include_router(tokenize_routes(serving))
+    app.include_router(adapter_routes(serving))
     app.include_router(admin_routes(serving))
     app.include_router(cache_routes(serving))
     _add_status_routes(app, serving)

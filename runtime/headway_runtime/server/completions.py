@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from headway_runtime.adapters.adapter import AdapterEntry
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.metrics import RejectReason
 from headway_runtime.server.body import parse_body
@@ -52,14 +53,19 @@ def completion_routes(serving: Serving) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        return json_response(
-            {"object": "list", "data": [_model_entry(serving, name) for name in _names(serving)]}
-        )
+        await serving.hear_of_adapters()
+        served = [_model_entry(serving, name) for name in serving.options.served_model_names]
+        adapters = [_adapter_entry(serving, one) for one in serving.client.adapters]
+        return json_response({"object": "list", "data": served + adapters})
 
     @router.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         if not name:
             raise no_such_path(request)  # the list's path with a slash too many
+        await serving.hear_of_adapters()
+        for one in serving.client.adapters:
+            if one.name == name:
+                return json_response(_adapter_entry(serving, one))
         return json_response(_model_entry(serving, serving.served_name(name)))
 
     return router
@@ -137,7 +143,7 @@ def head_of(serving: Serving, request: Request, body: GenerationBody, id_prefix:
 def _read_chat(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[ChatBody, Prepared]:
     body = parse_body(raw, ChatBody)
     desk.served_name(body.model)
-    prepared = prepare_chat(body, desk.model(), arrival)
+    prepared = prepare_chat(body, desk.model_for(body.model), arrival)
     check_form(body, prepared)
     return without_spent(body), prepared
 
@@ -145,13 +151,9 @@ def _read_chat(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[ChatBody, Prep
 def _read_completion(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[CompletionBody, Prepared]:
     body = parse_body(raw, CompletionBody)
     desk.served_name(body.model)
-    prepared = prepare_completion(body, desk.model(), arrival)
+    prepared = prepare_completion(body, desk.model_for(body.model), arrival)
     check_form(body, prepared)
     return without_spent(body), prepared
-
-
-def _names(serving: Serving) -> tuple[str, ...]:
-    return serving.options.served_model_names
 
 
 def _model_entry(serving: Serving, name: str) -> dict[str, object]:
@@ -164,3 +166,13 @@ def _model_entry(serving: Serving, name: str) -> dict[str, object]:
         "parent": None,
         "max_model_len": serving.options.engine.max_model_len,
     }
+
+
+def _adapter_entry(serving: Serving, adapter: AdapterEntry) -> dict[str, object]:
+    own = {
+        "id": adapter.name,
+        "created": adapter.loaded_at,
+        "root": adapter.source,
+        "parent": adapter.parent or serving.options.served_model_names[0],
+    }
+    return _model_entry(serving, adapter.name) | own

@@ -4,7 +4,7 @@ The HTTP process has one, and so has each process that reads large bodies for it
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -40,6 +40,7 @@ class Desk(Protocol):
     """What functions that read bodies are given."""
 
     def model(self) -> ServedModel: ...
+    def model_for(self, wanted: str | None) -> ServedModel: ...
     def served_name(self, wanted: str | None) -> str: ...
 
 
@@ -79,6 +80,13 @@ def served_model(
         trusts_request_templates=options.chat.trust_request_chat_template,
         defaults=options.engine.defaults,
     )
+
+
+def with_adapter(model: ServedModel, wanted: str | None, served_names: Sequence[str]) -> ServedModel:
+    """The model, for a request that names it, or one of its adapters. The name has been checked."""
+    if wanted is None or wanted in served_names:
+        return model
+    return replace(model, adapter=wanted)
 
 
 def name_of(names: Sequence[str], wanted: str | None) -> str:

@@ -17,6 +17,8 @@ from typing import Literal
 import msgspec
 import zmq
 
+from headway_runtime.adapters.adapter import AdapterEntry
+from headway_runtime.config import LoraModule
 from headway_runtime.errors import EngineDeadError
 from headway_runtime.metrics import RejectReason
 from headway_runtime.request import Request, RequestOutput
@@ -28,6 +30,8 @@ CONNECT_MILLISECONDS = 10
 # What is handled of the engine's messages before the loop goes round.
 LONGEST_READ_SECONDS = 0.003
 QUERY_TIMEOUT_SECONDS = 10.0
+# Reading an adapter's files, which may lie on a slow volume.
+LOADING_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,8 @@ class EngineClient:
         self._socket.reconnect_ivl = CONNECT_MILLISECONDS
         self._socket.connect(address)
         self._is_reading_soon = False
+        # The LoRA adapters that requests may name, as far as this process has heard.
+        self.adapters: tuple[AdapterEntry, ...] = ()
         # How many messages have come from the engine.
         self.num_heard = 0
         self._loop.add_reader(self._socket.fileno(), self._read)
@@ -180,6 +186,27 @@ class EngineClient:
     async def reset_prefix_cache(self) -> None:
         """From now on, let no request use what was computed for earlier ones; errors as for `state`."""
         await self._ask(messages.ResetPrefixCache(self._next_query()))
+
+    async def load_adapter(self, module: LoraModule, *, in_place: bool) -> messages.AdapterAnswer:
+        """Load a LoRA adapter, whose files are on this machine; errors as for `state`."""
+        question = messages.LoadAdapter(self._next_query(), module, in_place)
+        return await self._ask_for_adapters(question, LOADING_TIMEOUT_SECONDS)
+
+    async def unload_adapter(self, name: str) -> messages.AdapterAnswer:
+        """Forget a LoRA adapter, once its requests have ended; errors as for `state`."""
+        return await self._ask_for_adapters(messages.UnloadAdapter(self._next_query(), name))
+
+    async def latest_adapters(self) -> tuple[AdapterEntry, ...]:
+        """The LoRA adapters as the engine has them now; errors as for `state`."""
+        await self._ask_for_adapters(messages.GetAdapters(self._next_query()))
+        return self.adapters
+
+    async def _ask_for_adapters(
+        self, question: messages.AdapterQuestion, timeout_seconds: float = QUERY_TIMEOUT_SECONDS
+    ) -> messages.AdapterAnswer:
+        answer = await self._ask(question, timeout_seconds)
+        assert isinstance(answer, messages.AdapterAnswer)
+        return answer
 
     async def sample(self, *, is_draining: bool) -> bytes:
         """The body of `/admin/sample`; errors as for `state`."""
@@ -269,11 +296,16 @@ class EngineClient:
                     self._deliver(output.request_id, output, is_last=output.finish_reason is not None)
             case messages.Refused():
                 self._deliver(message.request_id, message, is_last=True)
-            case messages.State() | messages.Sample() | messages.PatchRefused():
+            case messages.State() | messages.Sample() | messages.PatchRefused() | messages.AdapterAnswer():
+                if isinstance(message, messages.AdapterAnswer):
+                    self.adapters = tuple(message.adapters)
                 query = self._queries.get(message.query_id)
                 if query is not None and not query.done():
                     query.set_result(message)
+            case messages.AdapterList():
+                self.adapters = tuple(message.adapters)
             case messages.Ready():
+                self.adapters = tuple(message.adapters)
                 if not self.ready.done():
                     self.ready.set_result(message)
             case messages.Pong():
@@ -306,7 +338,9 @@ class EngineClient:
         if stream is not None:
             stream.push(event)
 
-    async def _ask(self, question: messages.Question) -> messages.Answer:
+    async def _ask(
+        self, question: messages.Question, timeout_seconds: float = QUERY_TIMEOUT_SECONDS
+    ) -> messages.Answer:
         self._check_alive()
         # What was seen before the question belongs into its answer.
         self._send_report()
@@ -314,7 +348,7 @@ class EngineClient:
         self._queries[question.query_id] = answer
         try:
             self._send(question)
-            async with asyncio.timeout(QUERY_TIMEOUT_SECONDS):
+            async with asyncio.timeout(timeout_seconds):
                 return await answer
         finally:
             del self._queries[question.query_id]

@@ -18,13 +18,18 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never, cast
 
 import msgspec
 import zmq
 
+from headway_runtime.adapters.adapter import AdapterEntry
+from headway_runtime.adapters.metrics import AdapterSnapshot
+from headway_runtime.adapters.service import AdapterService
 from headway_runtime.config import EngineConfig, Limits
 from headway_runtime.errors import (
+    AdapterNotFoundError,
+    AdapterRefusedError,
     ConfigError,
     HeadwayRuntimeError,
     InvalidRequestError,
@@ -66,6 +71,8 @@ class EngineLike(Protocol):
     @property
     def kv_dtype(self) -> str: ...
     @property
+    def adapters(self) -> AdapterService | None: ...
+    @property
     def has_work(self) -> bool: ...
     @property
     def num_running(self) -> int: ...
@@ -82,6 +89,7 @@ class EngineLike(Protocol):
     def oldest_waiting_seconds(self, now: float) -> float: ...
     def set_limits(self, limits: Limits) -> None: ...
     def reset_prefix_cache(self) -> None: ...
+    def adapter_snapshot(self) -> AdapterSnapshot: ...
     def add_request(self, request: Request, now: float) -> None: ...
     def abort(self, request_id: str, now: float) -> bool: ...
     def finish(self, request_id: str, now: float) -> bool: ...
@@ -138,6 +146,8 @@ class EngineLoop:
                 return
             if engine.has_work and (outputs := engine.step(time.monotonic()).outputs):
                 self._send_outputs(outputs)
+            if engine.adapters is not None and engine.adapters.is_loading:
+                self._tell_of_loads(engine.adapters)
 
     def _drain(self, *, wait: bool) -> bool:
         """Handle every message that has come, waiting for the first one if asked. False at Shutdown."""
@@ -167,8 +177,17 @@ class EngineLoop:
                 self._engine.finish(message.request_id, now)
             case messages.Report():
                 self._count(message)
-            case messages.GetState() | messages.GetSample() | messages.Patch() | messages.ResetPrefixCache():
+            case (
+                messages.GetState()
+                | messages.GetSample()
+                | messages.Patch()
+                | messages.ResetPrefixCache()
+                | messages.UnloadAdapter()
+                | messages.GetAdapters()
+            ):
                 self._send(front, self._answer(message))
+            case messages.LoadAdapter():
+                self._load_adapter(front, message)
             case messages.Ping():
                 self._send(front, messages.Pong())
             case messages.Hello():
@@ -178,7 +197,7 @@ class EngineLoop:
             case _:
                 assert_never(message)
 
-    def _answer(self, question: messages.Question) -> messages.Answer:
+    def _answer(self, question: messages.AnsweredAtOnce) -> messages.Answer:
         match question:
             case messages.GetState():
                 return messages.State(question.query_id, self._state())
@@ -191,6 +210,54 @@ class EngineLoop:
                 self._engine.reset_prefix_cache()
                 logger.info("the prefix cache was reset")
                 return messages.State(question.query_id, self._state())
+            case messages.UnloadAdapter():
+                return self._unload_adapter(question)
+            case messages.GetAdapters():
+                return messages.AdapterAnswer(question.query_id, self._adapter_entries())
+
+    def _adapter_entries(self) -> list[AdapterEntry]:
+        return [] if self._engine.adapters is None else self._engine.adapters.entries
+
+    def _load_adapter(self, front: bytes, question: messages.LoadAdapter) -> None:
+        """Begin to; the answer follows when it is known what came of it."""
+        error = "this engine has no LoRA adapters; start the server with --enable-lora"
+        if self._engine.adapters is not None:
+            try:
+                self._engine.adapters.begin(
+                    question.module, token=(front, question.query_id), in_place=question.in_place
+                )
+            except AdapterRefusedError as refusal:
+                error = str(refusal)
+            else:
+                return
+        self._send(front, messages.AdapterAnswer(question.query_id, self._adapter_entries(), error))
+
+    def _tell_of_loads(self, adapters: AdapterService) -> None:
+        """Every front hears of a new adapter before anybody is told that it is there."""
+        outcomes = adapters.poll()
+        if any(one.error is None for one in outcomes):
+            self._announce_adapters()
+        for one in outcomes:
+            front, query_id = cast("tuple[bytes, int]", one.token)
+            logger.info("LoRA adapter %r: %s", one.module.name, one.error or "loaded")
+            self._send(front, messages.AdapterAnswer(query_id, adapters.entries, one.error))
+
+    def _unload_adapter(self, question: messages.UnloadAdapter) -> messages.AdapterAnswer:
+        try:
+            if self._engine.adapters is None:
+                raise AdapterNotFoundError(question.name)
+            self._engine.adapters.unload(question.name)
+        except AdapterNotFoundError as error:
+            return messages.AdapterAnswer(
+                question.query_id, self._adapter_entries(), str(error), is_unknown=True
+            )
+        logger.info("LoRA adapter %r: unloaded", question.name)
+        self._announce_adapters()
+        return messages.AdapterAnswer(question.query_id, self._adapter_entries())
+
+    def _announce_adapters(self) -> None:
+        for identity in self._identities.values():
+            self._send(identity, messages.AdapterList(self._adapter_entries()))
 
     def _welcome(self, front: bytes, number: int, now: float) -> None:
         """Say that requests may come; drop those of a front that died under this number."""
@@ -210,6 +277,7 @@ class EngineLoop:
                 engine.config.device,
                 engine.kv_dtype,
                 self._timeline,
+                self._adapter_entries(),
             ),
         )
 
@@ -222,7 +290,8 @@ class EngineLoop:
         try:
             self._engine.add_request(request, now)
         except InvalidRequestError as error:
-            self._send(front, messages.Refused(request_id, 400, str(error), error.param, error.code))
+            status = 404 if isinstance(error, AdapterNotFoundError) else 400
+            self._send(front, messages.Refused(request_id, status, str(error), error.param, error.code))
         except QueueFullError as error:
             seconds = error.retry_after_seconds
             self._send(
@@ -308,6 +377,7 @@ class EngineLoop:
             kv_blocks_total=engine.kv_blocks_total,
             kv_blocks_cached=engine.kv_blocks_cached,
             kv_wasted_share=engine.kv_wasted_share,
+            adapters=engine.adapter_snapshot(),
         )
 
     def _send(self, front: bytes, message: messages.FromEngine) -> None:

@@ -7,6 +7,8 @@ from headway_runtime.errors import RequestCode
 HttpCode = (
     RequestCode
     | Literal[
+        "adapter_not_found",
+        "adapter_not_usable",
         "admin_disabled",
         "body_not_read",
         "body_too_large",
@@ -21,8 +23,9 @@ HttpCode = (
         "invalid_admin_token",
         "invalid_api_key",
         "invalid_http",
+        "lora_disabled",
+        "lora_updating_disabled",
         "method_not_supported",
-        "model_not_found",
         "not_ready",
         "not_the_operator",
         "out_of_range",

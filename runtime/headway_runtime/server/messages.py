@@ -6,12 +6,14 @@ Requests and outputs cross as the engine's own dataclasses, but for what almost 
 and nothing else.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headway_runtime.config import Envelope, Limits
+from headway_runtime.adapters.adapter import AdapterEntry
+from headway_runtime.adapters.metrics import AdapterSnapshot
+from headway_runtime.config import Envelope, Limits, LoraModule
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.metrics import MetricsSnapshot
 from headway_runtime.request import Request, RequestOutput
@@ -142,11 +144,37 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
     query_id: int
 
 
+class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
+    """Load a LoRA adapter. Answered by `AdapterAnswer` when it can be used, or cannot.
+
+    in_place: one of that name, if there is one, gives way to it.
+    """
+
+    query_id: int
+    module: LoraModule
+    in_place: bool
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
+    """Forget a LoRA adapter, once its requests have ended. Answered by `AdapterAnswer`, at once."""
+
+    query_id: int
+    name: str
+
+
+class GetAdapters(msgspec.Struct, tag="get_adapters", frozen=True):
+    """Answered by `AdapterAnswer`."""
+
+    query_id: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """End the process with status 0."""
 
 
-Question = GetState | GetSample | Patch | ResetPrefixCache
+AdapterQuestion = LoadAdapter | UnloadAdapter | GetAdapters
+AnsweredAtOnce = GetState | GetSample | Patch | ResetPrefixCache | UnloadAdapter | GetAdapters
+Question = AnsweredAtOnce | LoadAdapter
 ToEngine = Hello | AddRequests | Abort | Finish | Report | Ping | Question | Shutdown
 
 
@@ -157,6 +185,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The model is loaded.
 
     kv_dtype: how keys and values are kept. timeline: seconds from the server's start to each stage, in order.
+    adapters: as `AdapterList` has them.
     """
 
     max_model_len: int
@@ -164,6 +193,13 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     device: str
     kv_dtype: str
     timeline: dict[str, float]
+    adapters: list[AdapterEntry] = []
+
+
+class AdapterList(msgspec.Struct, tag="adapter_list", frozen=True):
+    """The LoRA adapters that requests may name; to every front whenever they change."""
+
+    adapters: list[AdapterEntry]
 
 
 class Outputs(msgspec.Struct, tag="outputs", frozen=True):
@@ -196,7 +232,7 @@ class Pong(msgspec.Struct, tag="pong", frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """A request was not accepted. status 503 has retry_after_seconds; status 400 has param and code."""
+    """A request was not accepted. status 503 has retry_after_seconds; 400 and 404 have param and code."""
 
     request_id: str
     status: int
@@ -222,6 +258,7 @@ class EngineState:
     kv_blocks_total: int
     kv_blocks_cached: int
     kv_wasted_share: float
+    adapters: AdapterSnapshot = field(default_factory=AdapterSnapshot)
 
 
 class State(msgspec.Struct, tag="state", frozen=True):
@@ -247,5 +284,17 @@ class PatchRefused(msgspec.Struct, tag="patch_refused", frozen=True):
     high: float
 
 
-Answer = State | Sample | PatchRefused
-FromEngine = Ready | Outputs | Refused | Pong | Answer
+class AdapterAnswer(msgspec.Struct, tag="adapter_answer", frozen=True):
+    """What has become of a question about adapters. error: why it was refused. adapters: as they are now.
+
+    is_unknown: whether that is because there is none of the name.
+    """
+
+    query_id: int
+    adapters: list[AdapterEntry]
+    error: str | None = None
+    is_unknown: bool = False
+
+
+Answer = State | Sample | PatchRefused | AdapterAnswer
+FromEngine = Ready | Outputs | Refused | Pong | AdapterList | Answer

@@ -5,6 +5,7 @@ as Prometheus wants them, in the same buckets as everywhere else. Every name on 
 of `docs/metrics.md`, and every name of that table on the page: a test compares the two.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from itertools import accumulate
@@ -20,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from headway_runtime.adapters.metrics import AdapterSnapshot
 from headway_runtime.draft_metrics import DraftSnapshot
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.histograms import EDGES_MILLISECONDS, SIZE_EDGES, HistogramSnapshot, SizeSnapshot
@@ -73,6 +75,7 @@ class _Page(Collector):
         yield from self._gauges()
         yield from self._counters()
         yield from _draft_counters(self._state.metrics.drafts)
+        yield from _adapter_metrics(self._state.adapters)
         yield from _offload_numbers(self._state.metrics.offload)
         yield from _rank_counters(self._state.metrics.traffic)
         for name, (metric, text) in _HISTOGRAMS.items():
@@ -220,6 +223,35 @@ def _draft_counters(drafts: DraftSnapshot) -> Iterator[Metric]:
         "What the same tokens would have taken without guesses.",
         drafts.plain_seconds,
     )
+
+
+def _adapter_metrics(adapters: AdapterSnapshot) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        "headway_lora_requests_info",
+        "Adapters whose requests run or wait, between commas; the value is the time in seconds since 1970.",
+        labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    )
+    info.add_metric(
+        [str(adapters.max_loras), ",".join(adapters.running), ",".join(adapters.waiting)], time.time()
+    )
+    yield info
+    loaded = GaugeMetricFamily(
+        "headway_lora_loaded", "1 for each adapter that is loaded.", labels=("adapter",)
+    )
+    for name in adapters.names:
+        loaded.add_metric([name], 1)
+    yield loaded
+    yield GaugeMetricFamily(
+        "headway_lora_leaving", "Unloaded adapters that requests still use.", adapters.num_leaving
+    )
+    yield GaugeMetricFamily("headway_lora_memory_bytes", "Weights of all adapters.", adapters.num_bytes)
+    yield _labelled(
+        "headway_lora_loads",
+        "Adapters that were loaded, or could not be.",
+        ("result",),
+        ((("loaded",), adapters.num_loaded), (("failed",), adapters.num_failed)),
+    )
+    yield CounterMetricFamily("headway_lora_unloads", "Adapters that were unloaded.", adapters.num_unloaded)
 
 
 def _offload_numbers(offload: OffloadSnapshot) -> Iterator[Metric]:

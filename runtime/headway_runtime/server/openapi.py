@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 
 from headway import __version__
 from headway_runtime.server import answer_schemas
+from headway_runtime.server.adapter_bodies import LoadAdapterBody, UnloadAdapterBody
 from headway_runtime.server.body import StrictBody
 from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.protocol import CompletionBody
@@ -40,6 +41,7 @@ class Operation:
 
 
 _MODEL_WORK = (400, 401, 404, 408, 413, 500, 503)
+_ADAPTER_WORK = (400, 401, 403, 404, 408, 413, 503)
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a chat", "ChatCompletion", ChatBody, True, _MODEL_WORK),
     Operation("post", "/v1/completions", "Continue texts", "Completion", CompletionBody, True, _MODEL_WORK),
@@ -50,6 +52,17 @@ OPERATIONS = (
     Operation("get", "/v1/models/{name}", "Describe one model", "Model", errors=(401, 404)),
     Operation("post", "/tokenize", "Encode a text or a chat", "Tokens", TokenizeBody, errors=_MODEL_WORK),
     Operation("post", "/detokenize", "Decode token ids", "Text", DetokenizeBody, errors=_MODEL_WORK),
+    Operation(
+        "post",
+        "/v1/load_lora_adapter",
+        "Load a LoRA adapter",
+        "Message",
+        LoadAdapterBody,
+        errors=_ADAPTER_WORK,
+    ),
+    Operation(
+        "post", "/v1/unload_lora_adapter", "Unload one", "Message", UnloadAdapterBody, errors=_ADAPTER_WORK
+    ),
     Operation(
         "post", "/reset_prefix_cache", "Forget what prompts have in common", "Status", errors=(401, 403, 503)
     ),
@@ -65,7 +78,7 @@ _MEANINGS: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field",
     401: "The API key is missing or wrong",
     403: "Only the operator may, as others share what is to be changed",
-    404: "No such model",
+    404: "No such model, or adapter",
     408: "The request did not arrive in time",
     413: "The body is too long",
     431: "The headers are too long or too many",
@@ -96,11 +109,11 @@ def _document() -> dict[str, Any]:
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    is_text = operation.answer == "Metrics"
+    is_text = operation.answer in ("Metrics", "Message")
     content: dict[str, Any] = {
         "text/plain" if is_text else "application/json": {"schema": _reference(operation.answer)}
     }
-    if is_text:
+    if operation.answer == "Metrics":
         content["application/openmetrics-text"] = {"schema": _reference(operation.answer)}
     if operation.can_stream:
         content["text/event-stream"] = {"schema": _reference("Events")}

@@ -1,6 +1,6 @@
 """The command line of `headway serve`: parsed, checked and resolved once into `ServeOptions`.
 
-Runs before anything heavy is imported: reads flags, two environment variables, the model's config.json and
+Runs before anything heavy is imported: reads flags, a few environment variables, the model's config.json and
 generation_config.json, and nothing else. What only the engine process can know (which device there is) stays
 "auto".
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from headway_runtime.argument_types import integer, positive
+from headway_runtime.config import LoraConfig
 from headway_runtime.engine_options import EngineOptions, add_engine_arguments, engine_options
 from headway_runtime.errors import ConfigError
 from headway_runtime.model_config import read_model_config
@@ -26,6 +27,7 @@ from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
+LORA_UPDATING_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -51,6 +53,8 @@ class ServeOptions:
     lifeline_fd: int | None
     log_level: str
     tracing: TracingOptions
+    allows_runtime_lora_updating: bool = False
+    download_dir: str | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,6 +78,8 @@ def resolve_options(arguments: argparse.Namespace, environment: Mapping[str, str
     )
     model = read_model_config(model_path)
     engine = engine_options(arguments, model_path, model)
+    served_model_names = tuple(arguments.served_model_name or [arguments.model])
+    _check_adapter_names(engine.lora, served_model_names)
     if arguments.headless and engine.parallel.node_rank == 0:
         raise ConfigError(
             "--headless is for nodes that compute for node 0; give this one a --node-rank above 0"
@@ -87,7 +93,7 @@ def resolve_options(arguments: argparse.Namespace, environment: Mapping[str, str
         model=arguments.model,
         host=arguments.host,
         port=arguments.port,
-        served_model_names=tuple(arguments.served_model_name or [arguments.model]),
+        served_model_names=served_model_names,
         api_keys=_api_keys(arguments, environment),
         admin_public_key_file=arguments.admin_public_key_file,
         admin_audience=_admin_audience(arguments),
@@ -97,6 +103,8 @@ def resolve_options(arguments: argparse.Namespace, environment: Mapping[str, str
         lifeline_fd=arguments.lifeline_fd,
         log_level=arguments.log_level,
         tracing=tracing_options(arguments, environment),
+        download_dir=arguments.download_dir,
+        allows_runtime_lora_updating=_allows_lora_updating(arguments, environment),
     )
 
 
@@ -120,6 +128,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--admin-public-key-file", metavar="PATH", help="PEM, Ed25519; without it /admin is off")
     add("--admin-audience", metavar="NAMESPACE/NAME", help="the service that admin tokens must be for")
     add("--drain-timeout-seconds", type=positive, default=60.0, help="after SIGTERM (default %(default)s)")
+    add(
+        "--allow-runtime-lora-updating",
+        action="store_true",
+        help="let whoever has the only API key load and unload adapters, as the operator may anyway; or "
+        f"${LORA_UPDATING_VARIABLE}=1, as for vLLM",
+    )
     add_http_arguments(parser)
     add_tls_arguments(parser)
     add_cors_arguments(parser)
@@ -152,6 +166,25 @@ def _api_keys(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
             f"--api-key=''/${API_KEY_VARIABLE}='': an empty key lets everyone in; set a real one"
         )
     return tuple(dict.fromkeys(keys))
+
+
+def _allows_lora_updating(arguments: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    told = environment.get(LORA_UPDATING_VARIABLE, "").strip().lower()
+    return bool(arguments.allow_runtime_lora_updating) or told in ("1", "true")
+
+
+def _check_adapter_names(lora: LoraConfig | None, served_model_names: Sequence[str]) -> None:
+    for module in () if lora is None else lora.modules:
+        if module.name in served_model_names:
+            raise ConfigError(
+                f"--lora-modules: name={module.name!r} is the model's own (--served-model-name); choose "
+                "another"
+            )
+        if module.parent and module.parent not in served_model_names:
+            raise ConfigError(
+                f"--lora-modules: base_model_name={module.parent!r} is not served here; want "
+                f"{' or '.join(map(repr, served_model_names))}, or leave it out"
+            )
 
 
 def _admin_audience(arguments: argparse.Namespace) -> str | None:

@@ -37,6 +37,7 @@ class ServedModel:
     tool_calls: how it writes calls of tools, if that is known.
     trusts_request_templates: whether requests may bring chat templates.
     defaults: what a request that leaves a field of sampling out is given.
+    adapter: name of the LoRA adapter that a request asks for; "": none.
     """
 
     tokenizer: Tokenizer
@@ -48,6 +49,7 @@ class ServedModel:
     tool_calls: ToolCallFormat | None = None
     trusts_request_templates: bool = False
     defaults: GenerationDefaults = NO_DEFAULTS
+    adapter: str = ""
 
     @property
     def template_variables(self) -> Mapping[str, str]:
@@ -202,6 +204,7 @@ def _prepare(
                     arrival.received_at,
                     priority=body.priority or 0,
                     cache_salt=salt,
+                    adapter=model.adapter,
                 )
             )
     return Prepared(requests, prompts, choices, answers)

@@ -38,14 +38,20 @@ class ReadingPool:
         self._all: set[_Process] = set()
         self._is_closed = False
 
-    def read(self, read: Callable[..., Any], raw: bytes, arguments: tuple[Any, ...]) -> Any:
-        """What `read` returns or raises in a process of its own."""
+    def read(
+        self,
+        read: Callable[..., Any],
+        raw: bytes,
+        arguments: tuple[Any, ...],
+        adapters: tuple[str, ...] = (),
+    ) -> Any:
+        """What `read` returns or raises in a process of its own. adapters: names of those there are."""
         process = self._take()
         timer = threading.Timer(READING_SECONDS, process.kill)
         timer.daemon = True
         timer.start()
         try:
-            answer = process.ask(Job(read, arguments), raw)
+            answer = process.ask(Job(read, arguments, adapters), raw)
         except (OSError, EOFError) as error:
             self._end(process)
             raise HttpError(

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.lifeline import die_with_parent
-from headway_runtime.server.desk import load_model_files, name_of, served_model
+from headway_runtime.server.desk import load_model_files, name_of, served_model, with_adapter
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.prompts import ServedModel
 
@@ -39,10 +39,14 @@ class ReadingLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """read: a function of a module, called with this process' desk, the body and `arguments`."""
+    """read: a function of a module, called with this process' desk, the body and `arguments`.
+
+    adapters: names of the LoRA adapters that there are now.
+    """
 
     read: Callable[..., Any]
     arguments: tuple[Any, ...]
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,16 @@ class _Desk:
         files = load_model_files(launch.options)
         self._model = served_model(files, launch.options, launch.max_model_len, launch.num_kv_tokens)
         self._names = launch.options.served_model_names
+        self.adapters: tuple[str, ...] = ()
 
     def model(self) -> ServedModel:
         return self._model
 
+    def model_for(self, wanted: str | None) -> ServedModel:
+        return with_adapter(self._model, wanted, self._names)
+
     def served_name(self, wanted: str | None) -> str:
-        return name_of(self._names, wanted)
+        return name_of((*self._names, *self.adapters), wanted)
 
 
 def send(file: BinaryIO, data: bytes) -> None:
@@ -107,6 +115,7 @@ def _read(file: BinaryIO, length: int) -> bytearray:
 
 
 def _answer(desk: _Desk, job: Job, raw: bytes) -> Answer:
+    desk.adapters = job.adapters
     try:
         return Answer(job.read(desk, raw, *job.arguments))
     except HeadwayRuntimeError as error:

@@ -55,7 +55,7 @@ def _read(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[tuple[ChatBody, Res
     desk.served_name(body.model)
     try:
         chat = chat_of(body)
-        prepared = prepare_chat(chat, desk.model(), arrival)
+        prepared = prepare_chat(chat, desk.model_for(body.model), arrival)
         check_form(chat, prepared)
     except InvalidRequestError as error:
         raise in_own_words(error) from error

@@ -25,7 +25,7 @@ from headway_runtime.errors import InvalidRequestError
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.admin_tokens import AdminTokens
 from headway_runtime.server.api_keys import ApiKeys, Tenant
-from headway_runtime.server.desk import Desk, load_model_files, name_of, served_model
+from headway_runtime.server.desk import Desk, load_model_files, name_of, served_model, with_adapter
 from headway_runtime.server.edge import CONTEXT_KEY, RequestContext
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.engine_watch import EngineWatch
@@ -149,6 +149,32 @@ class Serving:
                 code="not_the_operator",
             )
 
+    async def require_adapter_manager(self, request: Request) -> None:
+        """A dependency of what loads and unloads LoRA adapters: it reads files, fetches, and takes memory.
+
+        For the operator; and, if the server was started so, for its sole user.
+        """
+        if self.options.engine.lora is None:
+            raise HttpError(
+                403,
+                "this server has no LoRA adapters; start it with --enable-lora",
+                code="lora_disabled",
+            )
+        if self._admin_tokens is not None:
+            authorization = request.headers.get("authorization")
+            if self._admin_tokens.refusal(authorization) is None:
+                return
+        if self.options.allows_runtime_lora_updating:
+            await self.require_sole_user(request)
+            return
+        await self.require_api_key(request)
+        raise HttpError(
+            403,
+            "adapters are loaded and unloaded by the operator alone; ask with its token, or start the server "
+            "with --allow-runtime-lora-updating",
+            code="lora_updating_disabled",
+        )
+
     async def require_operator(self, request: Request) -> None:
         """A dependency of the admin routes."""
         if self._admin_tokens is None:
@@ -163,7 +189,25 @@ class Serving:
 
     def served_name(self, wanted: str | None) -> str:
         """The name that the answer carries. 404 for a model that is not served here."""
-        return name_of(self.options.served_model_names, wanted)
+        return name_of((*self.options.served_model_names, *self._adapter_names), wanted)
+
+    def model_for(self, wanted: str | None) -> ServedModel:
+        """The model for a request that names it or one of its adapters, by a name that was checked."""
+        return with_adapter(self.model(), wanted, self.options.served_model_names)
+
+    @property
+    def _adapter_names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.client.adapters)
+
+    async def hear_of_adapters(self) -> bool:
+        """Ask the engine which adapters there are; whether that is news to this process.
+
+        A client may name one that another process of this server has loaded a moment ago.
+        """
+        if self.options.engine.lora is None or not self.client.is_ready:
+            return False
+        before = self.client.adapters
+        return await self.client.latest_adapters() != before
 
     async def read_body(self, request: Request) -> bytes:
         """The whole body, within its limits of size and time."""
@@ -204,11 +248,24 @@ class Serving:
         read: a function of a module, as it may be called in another process; arguments go by position.
         """
         self.require_engine()
+        try:
+            return await self._read(read, raw, *arguments)
+        except HttpError as error:
+            if error.code != "model_not_found" or not await self.hear_of_adapters():
+                raise
+        return await self._read(read, raw, *arguments)
+
+    async def _read(
+        self,
+        read: Callable[[Desk, bytes, *Arguments], Result],
+        raw: bytes,
+        *arguments: *Arguments,
+    ) -> Result:
         if len(raw) <= INLINE_BODY_BYTES and not any(word in raw for word in SLOW_WORDS):
             return read(self, raw, *arguments)
         if len(raw) <= THREAD_BODY_BYTES:
             return await self.compute_in_thread(partial(read, self, raw, *arguments))
-        work = partial(self._reading.read, read, raw, arguments)
+        work = partial(self._reading.read, read, raw, arguments, self._adapter_names)
         return cast("Result", await asyncio.get_running_loop().run_in_executor(self._reading.threads, work))
 
     async def compute_in_thread(self, work: Callable[[], Result]) -> Result:

@@ -23,6 +23,7 @@ from headway_runtime.sources.reference import (
 
 BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 # Uses what is cached and asks nobody; the Hub's own variables do so for hf:// alone.
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 OFFLINE_VARIABLE = "HEADWAY_OFFLINE"
 HUB_OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 TRUE_VALUES = ("1", "ON", "YES", "TRUE")
@@ -50,11 +51,36 @@ def resolve(
         case ClaimModel():
             raise ConfigError(
                 f"model source {source!r}: a PersistentVolumeClaim can be read by pods alone; write it as "
-                "spec.model.source of an InferenceService, whose pods mount it, or give the folder where "
-                "this machine has the volume"
+                "spec.model.source of an InferenceService, whose pods mount it, or give the "
+                "folder where this machine has the volume"
             )
         case HubModel() | BucketModel() | RegistryModel():
             return _remote(source, reference, revision, download_dir, lifeline_fd)
+
+
+def resolve_adapter(source: str, *, download_dir: str | None = None, lifeline_fd: int | None = None) -> Path:
+    """The folder of a LoRA adapter, likewise; a revision is written into the source."""
+    reference = parse(source)
+    match reference:
+        case BundledModel():
+            raise ConfigError(
+                f"adapter source {source!r}: no adapters are bundled; give a folder or a remote one"
+            )
+        case FolderModel():
+            if not (reference.path / ADAPTER_CONFIG_FILE).is_file():
+                raise ConfigError(
+                    f"adapter source {source!r}: no {ADAPTER_CONFIG_FILE} is in {str(reference.path)!r}; "
+                    "give the folder of a LoRA adapter as PEFT saves it"
+                )
+            return reference.path.absolute()
+        case ClaimModel():
+            raise ConfigError(
+                f"adapter source {source!r}: a PersistentVolumeClaim can be read by pods alone; write it "
+                "into spec.lora.adapters of an InferenceService, whose pods mount it, or give the "
+                "folder where this machine has the volume"
+            )
+        case HubModel() | BucketModel() | RegistryModel():
+            return _remote(source, reference, None, download_dir, lifeline_fd, is_adapter=True)
 
 
 def bundled_names() -> list[str]:
@@ -74,18 +100,21 @@ def _remote(
     revision: str | None,
     download_dir: str | None,
     lifeline_fd: int | None,
+    *,
+    is_adapter: bool = False,
 ) -> Path:
     # Only now: a folder of this machine needs none of it.
     from headway_runtime.sources.cache_folders import store_of
     from headway_runtime.sources.fetch_task import Task
     from headway_runtime.sources.fetching import fetch_apart
+    from headway_runtime.sources.wanted import ADAPTER, MODEL
 
-    store = store_of(reference, download_dir, os.environ)
+    store = store_of(reference, download_dir, os.environ, ADAPTER if is_adapter else MODEL)
     offline = is_offline(reference, os.environ)
     identity = reference.pinned or (store.known(reference.ref) if offline else None)
     if identity is not None and (folder := store.complete(identity)) is not None:
         return folder
-    return fetch_apart(Task(source, revision, download_dir, offline, lifeline_fd))
+    return fetch_apart(Task(source, revision, download_dir, offline, lifeline_fd, is_adapter))
 
 
 def _checked(source: str, folder: Path) -> Path:

@@ -22,12 +22,12 @@ from headway_runtime.sources.transfer import READ_BYTES, Watcher
 logger = logging.getLogger(__name__)
 
 
-def offline(model: RemoteModel, store: Store, watcher: Watcher) -> Path:
+def offline(model: RemoteModel, store: Store, watcher: Watcher, kind: wanted.Kind = wanted.MODEL) -> Path:
     """What is cached of `model`, complete. ModelFetchError where it is not all there, or not right."""
     identity = model.pinned or store.known(model.ref)
     folder = store.complete(identity) if identity else None
     if folder is None and identity and isinstance(model, HubModel) and store.snapshot(identity).is_dir():
-        folder = _adopt(model, identity, store, watcher)
+        folder = _adopt(model, identity, store, watcher, kind)
     if folder is None:
         raise ModelFetchError(
             f"{model}: is not in {str(store.path)!r}, and this process is told to stay offline; fetch it "
@@ -36,12 +36,13 @@ def offline(model: RemoteModel, store: Store, watcher: Watcher) -> Path:
     return folder
 
 
-def _adopt(model: HubModel, identity: str, store: Store, watcher: Watcher) -> Path:
+def _adopt(model: HubModel, identity: str, store: Store, watcher: Watcher, kind: wanted.Kind) -> Path:
     what, folder = str(model), store.snapshot(identity)
     names = {path.name: path for path in folder.iterdir() if path.is_file()}
-    small = wanted.small_files(names, what)
-    index = names[INDEX_FILE].read_bytes() if INDEX_FILE in names else None
-    files = {name: _described(names[name]) for name in (*small, *wanted.weight_files(names, index, what))}
+    small = wanted.small_files(names, what, kind)
+    index = names[INDEX_FILE].read_bytes() if INDEX_FILE in small else None
+    weights = wanted.weight_files(names, index, what, kind)
+    files = {name: _described(names[name]) for name in (*small, *weights)}
     _compare(files, names, what, watcher)
     try:
         for file in files.values():

@@ -12,13 +12,16 @@ from pathlib import Path
 
 from headway_runtime.sources.reference import BucketModel, HubModel, RemoteModel
 from headway_runtime.sources.store import Store
+from headway_runtime.sources.wanted import MODEL, Kind
 
 _OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 80
 
 
-def store_of(model: RemoteModel, download_dir: str | None, environment: Mapping[str, str]) -> Store:
-    """The store of a model. download_dir: the flag of that name."""
+def store_of(
+    model: RemoteModel, download_dir: str | None, environment: Mapping[str, str], kind: Kind = MODEL
+) -> Store:
+    """The store of a model, or of an adapter. download_dir: the flag of that name."""
     if download_dir is not None:
         root, remedy = Path(download_dir).expanduser(), "choose another folder with --download-dir"
     elif isinstance(model, HubModel):
@@ -27,7 +30,7 @@ def store_of(model: RemoteModel, download_dir: str | None, environment: Mapping[
     else:
         root = _cache_home(environment) / "headway" / "models"
         remedy = "choose another folder with --download-dir or XDG_CACHE_HOME"
-    return Store(root.absolute() / _name(model, environment), f"free some of it, or {remedy}")
+    return Store(root.absolute() / _name(model, environment), f"free some of it, or {remedy}", kind.suffix)
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:

@@ -34,7 +34,13 @@ TRIES_WITH_CACHE = 3
 
 
 def fetch(
-    model: RemoteModel, remote: Remote, store: Store, patience: Patience, watcher: Watcher, check: Check
+    model: RemoteModel,
+    remote: Remote,
+    store: Store,
+    patience: Patience,
+    watcher: Watcher,
+    check: Check,
+    kind: wanted.Kind = wanted.MODEL,
 ) -> Path:
     """The folder of `model`, complete and checked. ModelFetchError, or what `check` raises."""
     what = str(model)
@@ -58,7 +64,7 @@ def fetch(
             folder = store.complete(identity)
             if folder is None:
                 folder = _Fetching(
-                    what, listing, store, Transfer(remote, store, patience, watcher), check
+                    what, listing, store, Transfer(remote, store, patience, watcher), check, kind
                 ).run()
     store.remember(model.ref, identity)
     return folder
@@ -67,7 +73,16 @@ def fetch(
 class _Fetching:
     """One fetch of one listing. The store's lock is held."""
 
-    def __init__(self, what: str, listing: Listing, store: Store, transfer: Transfer, check: Check) -> None:
+    def __init__(
+        self,
+        what: str,
+        listing: Listing,
+        store: Store,
+        transfer: Transfer,
+        check: Check,
+        kind: wanted.Kind,
+    ) -> None:
+        self._kind = kind
         self._what = what
         self._listing = listing
         self._store = store
@@ -79,14 +94,18 @@ class _Fetching:
         files = self._unpacked() | {file.path: file for file in self._listing.files}
         below = self._listing.below
         if self._listing.is_nested:
-            below = wanted.model_root((path for path in files if is_below(path, below)), self._what)
+            below = wanted.model_root(
+                (path for path in files if is_below(path, below)), self._what, self._kind
+            )
         prefix = f"{below}/" if below else ""
         by_name = {path.removeprefix(prefix): file for path, file in files.items() if path.startswith(prefix)}
-        small = {name: by_name[name] for name in wanted.small_files(by_name, self._what)}
+        small = {name: by_name[name] for name in wanted.small_files(by_name, self._what, self._kind)}
         self._transfer.bring(list(small.values()), self._what)
         self._look_at(small)
         index = self._store.blob(small[INDEX_FILE].key).read_bytes() if INDEX_FILE in small else None
-        weights = {name: by_name[name] for name in wanted.weight_files(by_name, index, self._what)}
+        weights = {
+            name: by_name[name] for name in wanted.weight_files(by_name, index, self._what, self._kind)
+        }
         self._transfer.bring(list(weights.values()), self._what)
         folder = self._store.publish(self._listing.identity, self._what, small | weights)
         # What archives were good for: their files have names of their own now.

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headway_runtime.adapters.peft_config import read_peft_config
 from headway_runtime.errors import HeadwayRuntimeError, ModelFetchError
 from headway_runtime.model_config import read_model_config
 from headway_runtime.sources.adopt import offline
@@ -26,6 +27,7 @@ from headway_runtime.sources.fetch_task import Task, decoded
 from headway_runtime.sources.patience import Patience
 from headway_runtime.sources.reference import BucketModel, HubModel, RemoteModel, parse
 from headway_runtime.sources.remote import Remote
+from headway_runtime.sources.wanted import ADAPTER, MODEL
 
 EXIT_STATUS_ORPHANED = 1
 TELL_SECONDS = 0.1
@@ -91,16 +93,23 @@ def run(task: Task, teller: Teller) -> Path:
     """Fetch, or find what is cached. Raises HeadwayRuntimeError."""
     model = parse(task.source, task.revision)
     assert isinstance(model, RemoteModel), "the parent resolves the others itself"
-    store = store_of(model, task.download_dir, os.environ)
+    kind = ADAPTER if task.is_adapter else MODEL
+    check = check_adapter_config if task.is_adapter else check_config
+    store = store_of(model, task.download_dir, os.environ, kind)
     if task.is_offline:
-        return offline(model, store, teller)
+        return offline(model, store, teller, kind)
     with contextlib.closing(remote_of(model)) as remote:
-        return fetch(model, remote, store, Patience(), teller, check_config)
+        return fetch(model, remote, store, Patience(), teller, check, kind)
 
 
 def check_config(folder: Path) -> None:
     """Refuse a model that this engine does not have, while only its small files have been fetched."""
     read_model_config(folder)
+
+
+def check_adapter_config(folder: Path) -> None:
+    """Refuse an adapter that this engine cannot have, likewise."""
+    read_peft_config(folder)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,13 +9,17 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to fetch. lifeline_fd: a pipe whose end is the end of the process, if there is one."""
+    """What to fetch. lifeline_fd: a pipe whose end is the end of the process, if there is one.
+
+    is_adapter: whether a LoRA adapter, not a model.
+    """
 
     source: str
     revision: str | None = None
     download_dir: str | None = None
     is_offline: bool = False
     lifeline_fd: int | None = None
+    is_adapter: bool = False
 
 
 def encoded(task: Task) -> str:

@@ -37,10 +37,14 @@ WAITING_LOG_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The folder at `path`; `remedy` is what to do where it cannot be written."""
+    """The folder at `path`; `remedy` is what to do where it cannot be written.
+
+    suffix: of the names of manifests, for what is no model.
+    """
 
     path: Path
     remedy: str
+    suffix: str = ""
 
     def partial(self, key: str) -> Path:
         return self.path / "blobs" / f"{key}{PARTIAL_SUFFIX}"
@@ -185,7 +189,7 @@ class Store:
         os.replace(aside, target)
 
     def _manifest(self, identity: str) -> Path:
-        return self.path / OWN_FOLDER / f"{identity}.json"
+        return self.path / OWN_FOLDER / f"{identity}{self.suffix}.json"
 
     def _checked(self, key: str) -> Path:
         return self.path / OWN_FOLDER / "checked" / key

@@ -1,4 +1,5 @@
-"""Which of a source's files make a model that this engine reads: configuration, tokenizer, safetensors.
+"""Which of a source's files make a model that this engine reads, or an adapter: configuration, tokenizer,
+safetensors.
 
 Code, pickles and other formats are never among them, whatever a repository holds. Pure: knows names and the
 text of an index, nothing of where they come from.
@@ -7,6 +8,7 @@ text of an index, nothing of where they come from.
 import json
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from headway_runtime.checkpoint_files import INDEX_FILE, SINGLE_FILE
@@ -33,6 +35,31 @@ SMALL_FILES = frozenset(
         INDEX_FILE,
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is to be fetched. noun: what it is called. config_file: without which it is none of these.
+
+    suffix: of what the cache notes of one, as a source may be both.
+    """
+
+    noun: str
+    config_file: str
+    small_files: frozenset[str]
+    single_file: str
+    suffix: str = ""
+
+
+MODEL = Kind("a model in Hugging Face layout", CONFIG_FILE, SMALL_FILES, SINGLE_FILE)
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER = Kind(
+    "a LoRA adapter as PEFT saves it",
+    ADAPTER_CONFIG_FILE,
+    frozenset({ADAPTER_CONFIG_FILE}),
+    "adapter_model.safetensors",
+    "-adapter",
+)
 _SHARD = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 # The folder of a model in an image, as KServe's modelcars have it.
@@ -42,29 +69,32 @@ IMAGE_ROOT = "models"
 def may_be_wanted(path: str) -> bool:
     """Whether a file of that name could belong to a model, in whichever folder it lies."""
     name = PurePosixPath(path).name
-    return name in SMALL_FILES or bool(_SHARD.fullmatch(name))
+    return name in SMALL_FILES | ADAPTER.small_files or bool(_SHARD.fullmatch(name))
 
 
-def small_files(names: Iterable[str], where: str) -> list[str]:
+def small_files(names: Iterable[str], where: str, kind: Kind = MODEL) -> list[str]:
     """Those that are fetched first. ModelFetchError if there can be no model."""
     known = set(names)
-    if CONFIG_FILE not in known:
-        raise ModelFetchError(
-            f"{where}: there is no {CONFIG_FILE}; name the place of a model in Hugging Face layout"
-        )
-    return sorted(known & SMALL_FILES)
+    if kind.config_file not in known:
+        raise ModelFetchError(f"{where}: there is no {kind.config_file}; name the place of {kind.noun}")
+    return sorted(known & kind.small_files)
 
 
-def weight_files(names: Collection[str], index: bytes | None, where: str) -> list[str]:
+def weight_files(names: Collection[str], index: bytes | None, where: str, kind: Kind = MODEL) -> list[str]:
     """The shards that `index` (the text of model.safetensors.index.json) names, or the one file.
 
     ModelFetchError if they are not there.
     """
     if index is None:
-        if SINGLE_FILE in names:
-            return [SINGLE_FILE]
+        if kind.single_file in names:
+            return [kind.single_file]
         others = sorted(name for name in names if name.endswith(_OTHER_WEIGHTS))
         found = f" (there is {others[0]!r}, which is never fetched)" if others else ""
+        if kind is ADAPTER:
+            raise ModelFetchError(
+                f"{where}: holds no {kind.single_file}{found}; only safetensors are read, so save the "
+                "adapter with safe_serialization=True"
+            )
         raise ModelFetchError(
             f"{where}: holds neither {SINGLE_FILE} nor {INDEX_FILE}{found}; only safetensors checkpoints are "
             "served, so convert it or choose a repository that has them"
@@ -84,15 +114,17 @@ def weight_files(names: Collection[str], index: bytes | None, where: str) -> lis
     return sorted(shards)
 
 
-def model_root(paths: Iterable[str], where: str) -> str:
-    """The folder that holds config.json, "" being the top; an image's own folder for models comes first."""
-    roots = {str(PurePosixPath(path).parent) for path in paths if PurePosixPath(path).name == CONFIG_FILE}
+def model_root(paths: Iterable[str], where: str, kind: Kind = MODEL) -> str:
+    """The folder that holds the config, "" being the top; an image's own folder for models comes first."""
+    roots = {
+        str(PurePosixPath(path).parent) for path in paths if PurePosixPath(path).name == kind.config_file
+    }
     if IMAGE_ROOT in roots or len(roots) == 1:
         root = IMAGE_ROOT if IMAGE_ROOT in roots else roots.pop()
         return "" if root == "." else root
     if not roots:
         raise ModelFetchError(
-            f"{where}: none of its layers holds a {CONFIG_FILE}; push a model in Hugging Face layout, in "
+            f"{where}: none of its layers holds a {kind.config_file}; push {kind.noun}, in "
             f"/{IMAGE_ROOT} of an image or as files of an artifact"
         )
     raise ModelFetchError(

@@ -1,0 +1,89 @@
+"""Adapters of the engine in the user's own process, asked for as in vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headway_runtime import Engine, LoRARequest, SamplingParams
+from headway_runtime.errors import (
+    AdapterNotFoundError,
+    AdapterRefusedError,
+    InvalidRequestError,
+    ModelLoadError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.adapters.conftest import Checkpoint
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["Once upon a time", "What is 12 + 30?", "one two three"]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine("bundled://headway-tiny", dtype="float32", enable_lora=True, num_threads=1) as one:
+        yield one
+
+
+def want(bundled: Checkpoint, engine: Engine, name: str, prompt: str) -> tuple[int, ...]:
+    return tuple(bundled.greedy(name, engine.tokenizer.encode(prompt, add_special_tokens=True), 12))
+
+
+def test_a_request_loads_its_adapter_and_each_prompt_has_its_own(engine: Engine, bundled: Checkpoint) -> None:
+    one = LoRARequest("one", 1, str(bundled.adapters["one"]))
+    two = LoRARequest("two", lora_path=str(bundled.adapters["two"]))
+    outputs = engine.generate(PROMPTS, PARAMS, lora_request=[one, None, two], use_tqdm=False)
+    for name, prompt, output in zip(("one", "", "two"), PROMPTS, outputs, strict=True):
+        assert output.outputs[0].token_ids == want(bundled, engine, name, prompt)
+    (again,) = engine.generate(PROMPTS[2], PARAMS, lora_request=LoRARequest("one", 1), use_tqdm=False)
+    assert again.outputs[0].token_ids == want(bundled, engine, "one", PROMPTS[2])
+    assert engine.list_adapters() == ["one", "two"]
+
+
+async def test_streams_and_chats_have_adapters_too(engine: Engine, bundled: Checkpoint) -> None:
+    two = LoRARequest("two", lora_path=str(bundled.adapters["two"]))
+    outputs = [one async for one in engine.generate_async(PROMPTS[0], PARAMS, lora_request=two)]
+    assert outputs[-1].outputs[0].token_ids == want(bundled, engine, "two", PROMPTS[0])
+    messages: Any = [{"role": "user", "content": PROMPTS[0]}]
+    (whole,) = engine.chat(messages, PARAMS, lora_request=two, use_tqdm=False)
+    streamed = [one async for one in engine.chat_async(messages, PARAMS, lora_request=two)]
+    assert streamed[-1].outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+def test_adapters_are_loaded_and_unloaded_by_name(engine: Engine, bundled: Checkpoint) -> None:
+    engine.load_adapter("third", str(bundled.adapters["one"]))
+    with pytest.raises(AdapterRefusedError, match="'third' has already been loaded"):
+        engine.load_adapter("third", str(bundled.adapters["one"]))
+    engine.load_adapter("third", str(bundled.adapters["two"]), in_place=True)
+    (output,) = engine.generate(PROMPTS[0], PARAMS, lora_request=LoRARequest("third"), use_tqdm=False)
+    assert output.outputs[0].token_ids == want(bundled, engine, "two", PROMPTS[0])
+    engine.unload_adapter("third")
+    with pytest.raises(AdapterNotFoundError, match="'third' cannot be found"):
+        engine.unload_adapter("third")
+    with pytest.raises(AdapterNotFoundError, match="'third' cannot be found"):
+        engine.generate(PROMPTS[0], PARAMS, lora_request=LoRARequest("third"), use_tqdm=False)
+
+
+def test_what_cannot_be_asked_for_is_named(
+    engine: Engine, bundled: Checkpoint, checkpoint: Callable[..., Checkpoint]
+) -> None:
+    path = str(bundled.adapters["one"])
+    engine.generate("x", PARAMS, lora_request=LoRARequest("seven", 7, path), use_tqdm=False)
+    for request, message in [
+        (LoRARequest("eight", 7, path), "lora_int_id=7 is 'seven' already, and not 'eight'"),
+        (LoRARequest("seven", 7, path + "/../two"), "'seven' was loaded from"),
+        ([None, None], "lora_request has 2 entries for 1 prompts"),
+        ("seven", "want LoRARequest"),
+    ]:
+        with pytest.raises(InvalidRequestError, match=message):
+            engine.generate("x", PARAMS, lora_request=request, use_tqdm=False)  # type: ignore[arg-type]
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
+        engine.load_adapter("foreign", str(checkpoint().adapters["one"]))
+    with Engine("bundled://headway-tiny", num_threads=1) as plain:
+        with pytest.raises(AdapterRefusedError, match="make it with enable_lora=True"):
+            plain.generate("x", PARAMS, lora_request=LoRARequest("one", 1, path), use_tqdm=False)
