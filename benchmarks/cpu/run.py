@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from benchmarks.cpu.workload import FULL, OUTPUT_TOKENS, PROMPT_TOKENS, QUICK, P
 
 # Slow ones answer a batch of 64 as well, but once is enough.
 ONE_ROUND = ("transformers generate", "transformers continuous")
+TERMINATED_STATUS = 143
 MACHINE_TIMEOUT_SECONDS = 120.0
 NAMES = (*SERVED, *IN_PROCESS)
 VISITS = ("headway", "vllm", *LEVERS, "headway", "vllm", *IN_PROCESS)
@@ -124,6 +126,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write all numbers there as JSON")
     parser.add_argument("--markdown", type=Path, help="write the table there, as a page")
     arguments = parser.parse_args()
+    # So that whoever ends this ends its servers, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED_STATUS))
     for name in arguments.only:
         if not name.startswith("headway"):
             try:

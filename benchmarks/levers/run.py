@@ -15,6 +15,7 @@ judged. On a GPU give `--model` and `--draft`; with random weights the share of 
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ from benchmarks.levers.rows import CPU, GPU, Row, Sizes, rows
 from headway_bench.tokenizer import LocalTokenizer
 from headway_runtime.config import KVCacheDtype
 
+TERMINATED_STATUS = 143
 RECALL_CONTEXTS = (1000, 2000, 3500)
 RECALL_DTYPES: tuple[KVCacheDtype, ...] = ("bfloat16", "int8", "fp8")
 
@@ -67,10 +69,13 @@ class Study:
                 if not self._measure(url, row, number).is_within(self._sizes):
                     return max(one for one in users if one < number)
             return users[-1]
-        for number in reversed([number for number in users if number < target]):
+        # What one user cannot have, more cannot: that spares what lies between.
+        if not self._measure(url, row, users[0]).is_within(self._sizes):
+            return 0
+        for number in reversed([number for number in users if users[0] < number < target]):
             if self._measure(url, row, number).is_within(self._sizes):
                 return number
-        return 0
+        return users[0]
 
     def chunks(self, row: Row) -> list[tuple[int, Point]]:
         """A row with other sizes of a step, at the target."""
@@ -171,6 +176,8 @@ def main() -> int:
     parser.add_argument("--from-json", type=Path, help="measure nothing: make the page of this file")
     parser.add_argument("--page", type=Path, help="replace the results in this page, and the plot beside it")
     options = parser.parse_args()
+    # So that whoever ends this ends its servers, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED_STATUS))
     if options.from_json is not None:
         found = json.loads(options.from_json.read_text(encoding="utf-8"))
     else:

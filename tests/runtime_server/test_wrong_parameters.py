@@ -23,7 +23,7 @@ from headway_runtime.server.openapi import openapi_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.runtime_server.conftest import RunningServer
+    from tests.runtime_server.conftest import RunningServer, StartServer
 
 DOCUMENT: Any = json.loads(openapi_json())
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
@@ -41,6 +41,9 @@ OUTPUT_ITEM = {"type": "function_call_output", "call_id": "c", "output": "rain"}
 ITEM_TOOL = {"type": "function", **FUNCTION}
 NAMED = {"type": "function", "function": {"name": "f"}}
 TEXT_FORMAT = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+
+# A name of what is not there, which no schema can know.
+ABSENT = {"model_not_found", "adapter_not_found", "adapter_not_usable"}
 
 Path = tuple[str | int, ...]
 
@@ -62,6 +65,8 @@ PLACES = [
     Place("/tokenize", {"prompt": "one"}, (), "TokenizeBody"),
     Place("/tokenize", {"messages": [USER]}, (), "TokenizeBody"),
     Place("/detokenize", {"tokens": [40]}, (), "DetokenizeBody"),
+    Place("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/nowhere"}, (), "LoadAdapterBody"),
+    Place("/v1/unload_lora_adapter", {"lora_name": "a"}, (), "UnloadAdapterBody"),
     Place(COMPLETION, {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}},
           ("stream_options",), "StreamOptions"),
     Place(COMPLETION, {"prompt": "a", "response_format": SCHEMA_FORMAT},
@@ -127,8 +132,9 @@ OF_EVERY_TYPE: tuple[Any, ...] = (
 
 
 @pytest.fixture(scope="module")
-def client(fake_server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake_server.url, timeout=30) as one:
+def client(start_shared_server: StartServer) -> Iterator[httpx.Client]:
+    server = start_shared_server("--enable-lora", "--allow-runtime-lora-updating")
+    with httpx.Client(base_url=server.url, timeout=30) as one:
         yield one
 
 
@@ -269,7 +275,7 @@ def test_a_parameter_at_a_value_that_it_may_not_have_is_refused_by_name(
             assert response.status_code in (200, 400, 404), what
             if response.status_code != 200:
                 assert response.json()["error"]["param"], what
-                assert response.json()["error"]["code"] in {*get_args(RequestCode), "model_not_found"}, what
+                assert response.json()["error"]["code"] in {*get_args(RequestCode), *ABSENT}, what
             continue
         num_refused += 1
         deeper = isinstance(value, dict) or (isinstance(value, list) and value)
