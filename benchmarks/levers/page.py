@@ -10,15 +10,13 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 def render_page(found: dict[str, Any], sizes: Sizes, page: Path | None) -> None:
     """Print the tables; with a page, put them between its two marks and draw the plot beside it."""
-    text = "\n\n".join(
-        [
-            _conditions(found, sizes),
-            _ladder(found, sizes),
-            _chunks(found),
-            _speculation(found),
-            _recall(found),
-        ]
-    ).strip()
+    makers = {"ladder": _ladder, "chunks": _chunks, "speculation": _speculation, "recall": _recall}
+    parts = [
+        f"{make(found[name]['rows'], sizes)}\n\n{_conditions(found[name]['conditions'], name)}"
+        for name, make in makers.items()
+        if name in found and found[name]["rows"]
+    ]
+    text = "\n\n".join([_workload(sizes), *parts])
     print(text)
     if page is None:
         return
@@ -28,9 +26,10 @@ def render_page(found: dict[str, Any], sizes: Sizes, page: Path | None) -> None:
     _, mark, after = rest.partition(END)
     if not mark:
         raise SystemExit(f"--page {str(page)!r}: the marks {BEGIN} and {END} are not there")
-    picture = f"![Latency and users by row]({plot.name})"
-    page.write_text(f"{before}{BEGIN}\n{text}\n\n{picture}\n{END}{after}", encoding="utf-8")
-    _draw(found, sizes, plot)
+    if "ladder" in found:
+        _draw(found["ladder"]["rows"], sizes, plot)
+        text += f"\n\n![Latency and users by row]({plot.name})"
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def _table(header: list[str], lines: list[list[str]]) -> str:
@@ -38,16 +37,20 @@ def _table(header: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, aligned, *lines))
 
 
-def _conditions(found: dict[str, Any], sizes: Sizes) -> str:
-    where = found["conditions"]
+def _workload(sizes: Sizes) -> str:
     return (
-        f"`make bench-levers` at commit {where['commit']}: {where['model']}, {where['processor']}, "
-        f"{where['cpus']} CPUs, load average {where['load_average']:.1f} at the end, "
-        f"{where['seconds'] / 60:.0f} minutes. "
         f"Documents of {sizes.prefix_tokens:,} tokens, answers of {sizes.answer_tokens} (uncapped "
-        f"{sizes.uncapped_tokens[0]} to {sizes.uncapped_tokens[1]}), "
-        f"{sizes.kv_cache_memory} of KV cache; latencies at {sizes.target_users} users. Within the SLO: P95 "
-        f"of TTFT at most {sizes.ttft_milliseconds:,.0f} ms, P99 of ITL {sizes.itl_milliseconds:,.0f} ms."
+        f"{sizes.uncapped_tokens[0]} to {sizes.uncapped_tokens[1]}), {sizes.kv_cache_memory} of KV cache; "
+        f"latencies at {sizes.target_users} users. Within the SLO: P95 of TTFT at most "
+        f"{sizes.ttft_milliseconds:,.0f} ms, P99 of ITL {sizes.itl_milliseconds:,.0f} ms."
+    )
+
+
+def _conditions(where: dict[str, Any], part: str) -> str:
+    return (
+        f"*`benchmarks.levers.run --part {part}` at commit {where['commit']}: {where['model']}, "
+        f"{where['processor']}, {where['cpus']} CPUs, load average {where['load_average_before']:.1f} "
+        f"before, {where['seconds'] / 60:.0f} minutes.*"
     )
 
 
@@ -64,11 +67,11 @@ def _triple(latency: dict[str, float] | None) -> str:
     return "-" if latency is None else f"{_pair(latency)} / {latency['p99']:,.0f}"
 
 
-def _ladder(found: dict[str, Any], sizes: Sizes) -> str:
+def _ladder(rows: list[dict[str, Any]], sizes: Sizes) -> str:
     header = ["each row adds", "TTFT P50 / P95, ms", "ITL P50 / P95 / P99, ms", "end to end P50 / P95, ms"]
     header += ["output tokens/s", "prompt from cache", "right", "users within the SLO"]
     lines = []
-    for row in found["rows"]:
+    for row in rows:
         point = _at_target(row, sizes)
         cells = [row["name"], _pair(point["ttft"]), _triple(point["itl"]), _pair(point["e2e"])]
         cells += [f"{point['output_tokens_per_second']:.0f}", f"{point['cached_share']:.0%}"]
@@ -78,7 +81,7 @@ def _ladder(found: dict[str, Any], sizes: Sizes) -> str:
     return _table(header, lines)
 
 
-def _chunks(found: dict[str, Any]) -> str:
+def _chunks(rows: list[dict[str, Any]], sizes: Sizes) -> str:
     header = ["tokens a step", "TTFT P50 / P95, ms", "ITL P50 / P95 / P99, ms", "output tokens/s"]
     lines = [
         [
@@ -87,15 +90,18 @@ def _chunks(found: dict[str, Any]) -> str:
             _triple(one["itl"]),
             f"{one['output_tokens_per_second']:.0f}",
         ]
-        for one in found["chunks"]
+        for one in rows
     ]
-    return "Chunk sizes, with all levers up to quantized weights:\n\n" + _table(header, lines)
+    return (
+        f"Chunk sizes at {sizes.target_users} users, with all levers up to quantized weights:\n\n"
+        + _table(header, lines)
+    )
 
 
-def _speculation(found: dict[str, Any]) -> str:
+def _speculation(rows: list[dict[str, Any]], _: Sizes) -> str:
     header = ["users", "output tokens/s without", "with", "ratio", "ITL P50 without, ms", "with"]
     lines = []
-    for one in found["speculation"]:
+    for one in rows:
         without, guessing = one["without"], one["with"]
         rates = without["output_tokens_per_second"], guessing["output_tokens_per_second"]
         lines.append(
@@ -111,27 +117,25 @@ def _speculation(found: dict[str, Any]) -> str:
     return "Speculation by users, the last two rows side by side:\n\n" + _table(header, lines)
 
 
-def _recall(found: dict[str, Any]) -> str:
-    if "recall" not in found:
-        return ""
-    types = [name for name in found["recall"][0] if name not in ("task", "context", "count")]
+def _recall(rows: list[dict[str, Any]], _: Sizes) -> str:
+    types = [name for name in rows[0] if name not in ("task", "context", "count")]
     header = ["tokens of the document", *(f"{name}: right, as {types[0]}" for name in types)]
     lines = [
         [f"{row['context']:,}", *(f"{row[name]['right']:.0%}, {row[name]['same']:.0%}" for name in types)]
-        for row in found["recall"]
+        for row in rows
     ]
-    count = found["recall"][0]["count"]
+    count = rows[0]["count"]
     return f"The type of the KV by recall, {count} questions each:\n\n" + _table(header, lines)
 
 
-def _draw(found: dict[str, Any], sizes: Sizes, path: Path) -> None:
+def _draw(rows: list[dict[str, Any]], sizes: Sizes, path: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     # The same numbers make the same file.
     mpl.rcParams["svg.hashsalt"] = "headway"
-    names = [row["name"] for row in found["rows"]]
-    points = [_at_target(row, sizes) for row in found["rows"]]
+    names = [row["name"] for row in rows]
+    points = [_at_target(row, sizes) for row in rows]
     places = range(len(names))
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     axes = list(figure.subplots(1, 3, sharey=True))
@@ -146,7 +150,7 @@ def _draw(found: dict[str, Any], sizes: Sizes, path: Path) -> None:
         axis.axvline(slo, color="black", linestyle=":", label="SLO")
         axis.set(title=f"{name.upper()} at {sizes.target_users} users, ms")
         axis.legend()
-    axes[2].barh(places, [row["users_within_slo"] for row in found["rows"]], height=0.8, color="tab:green")
+    axes[2].barh(places, [row["users_within_slo"] for row in rows], height=0.8, color="tab:green")
     axes[2].set(title="Users within the SLO")
     axes[0].set_yticks(
         list(places), [name if not number else f"+ {name}" for number, name in enumerate(names)]

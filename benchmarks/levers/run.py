@@ -1,6 +1,6 @@
 """What each lever brings, one added to the last, on one workload: questions about documents.
 
-    python -m benchmarks.levers.run [--device cpu] [--quick] [--json FILE] [--page docs/levers.md]
+    python -m benchmarks.levers.run [--part ladder ...] [--quick] [--json FILE] [--page docs/levers.md]
 
 Most prompts begin, or could begin, with the same long document; each row of the table pulls one lever more
 and starts a server of its own. Users are a closed loop: each asks again when answered. A row is measured at
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cpu.environments import cache_folder
 from benchmarks.cpu.speculation import DRAFT, NUM_GUESSES, make_heavy, processor_name
@@ -33,6 +34,7 @@ from headway_bench.tokenizer import LocalTokenizer
 from headway_runtime.config import KVCacheDtype
 
 TERMINATED_STATUS = 143
+PARTS = ("ladder", "chunks", "speculation", "recall")
 RECALL_CONTEXTS = (1000, 2000, 3500)
 RECALL_DTYPES: tuple[KVCacheDtype, ...] = ("bfloat16", "int8", "fp8")
 
@@ -50,13 +52,17 @@ class Study:
         self._num_runs = 0
         self.points: list[Point] = []
 
-    def ladder(self, all_rows: list[Row]) -> dict[str, int]:
-        """Each row at the target and around it. Users within the SLO, by row."""
-        within = {}
+    def ladder(self, all_rows: list[Row]) -> list[dict[str, Any]]:
+        """Each row at the target and around it, with the users that it can carry within the SLO."""
+        found = []
         for row in all_rows:
+            first = len(self.points)
             with serving(row, self._sizes, self._model, self._device, self._log_file) as url:
-                within[row.name] = self._climb(url, row)
-        return within
+                within = self._climb(url, row)
+            points = [point.to_json() for point in self.points[first:]]
+            fields = {"name": row.name, "flags": dict(row.flags), "users_within_slo": within}
+            found.append({**fields, "points": points})
+        return found
 
     def _climb(self, url: str, row: Row) -> int:
         """The target's number of users, then others until the most that are within the SLO are known."""
@@ -77,16 +83,17 @@ class Study:
                 return number
         return users[0]
 
-    def chunks(self, row: Row) -> list[tuple[int, Point]]:
+    def chunks(self, row: Row) -> list[dict[str, Any]]:
         """A row with other sizes of a step, at the target."""
         found = []
         for size in self._sizes.chunk_sizes[:: 4 if self._is_quick else 1]:
             other = row.then(f"{size} tokens a step", max_num_batched_tokens=str(size))
             with serving(other, self._sizes, self._model, self._device, self._log_file) as url:
-                found.append((size, self._measure(url, other, self._sizes.target_users)))
+                point = self._measure(url, other, self._sizes.target_users)
+            found.append({"tokens": size, **point.to_json()})
         return found
 
-    def compare(self, plain: Row, guessing: Row) -> list[tuple[int, Point, Point]]:
+    def compare(self, plain: Row, guessing: Row) -> list[dict[str, Any]]:
         """Two rows side by side, by the number of users."""
         found = []
         with (
@@ -94,10 +101,11 @@ class Study:
             serving(guessing, self._sizes, self._model, self._device, self._log_file) as other,
         ):
             most = 2 * self._sizes.target_users
-            wanted = [number for number in self._sizes.users if number <= most]
+            # Powers of two.
+            wanted = [number for number in self._sizes.users if number <= most and not number & (number - 1)]
             for users in wanted[:: 4 if self._is_quick else 1]:
-                points = self._measure(one, plain, users), self._measure(other, guessing, users)
-                found.append((users, *points))
+                without, guessed = self._measure(one, plain, users), self._measure(other, guessing, users)
+                found.append({"users": users, "without": without.to_json(), "with": guessed.to_json()})
         return found
 
     def _measure(self, url: str, row: Row, users: int) -> Point:
@@ -114,8 +122,8 @@ class Study:
         return point
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Everything, as the page needs it."""
+def run(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
+    """The parts that are asked for, each put into `found` with its conditions as soon as it is there."""
     sizes = GPU if arguments.device == "cuda" else CPU
     model, draft = arguments.model, arguments.draft
     if model is None:
@@ -124,43 +132,33 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         model, draft = str(folder), DRAFT
     speculative = {"model": draft, "num_speculative_tokens": NUM_GUESSES} if draft else {"method": "ngram"}
     all_rows = rows(sizes, json.dumps({"num_speculative_tokens": NUM_GUESSES, **speculative}))
-    started_at = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="headway-levers-") as folder_name:
-        log_file = Path(folder_name) / "log"
-        study = Study(sizes, model, arguments.device, is_quick=arguments.quick, log_file=log_file)
-        within = study.ladder(all_rows)
-        quantized, kv, speculation = all_rows[-4], all_rows[-2], all_rows[-1]
-        chunks = study.chunks(quantized)
-        guesses = study.compare(kv, speculation)
-    found: dict[str, object] = {
-        "conditions": {
+    quantized, kv, speculation = all_rows[-4], all_rows[-2], all_rows[-1]
+    for part in arguments.part:
+        began_at, load_before = time.monotonic(), os.getloadavg()[0]
+        with tempfile.TemporaryDirectory(prefix="headway-levers-") as folder_name:
+            log_file = Path(folder_name) / "log"
+            study = Study(sizes, model, arguments.device, is_quick=arguments.quick, log_file=log_file)
+            part_rows: list[dict[str, Any]] = []
+            if part == "ladder":
+                part_rows = study.ladder(all_rows)
+            elif part == "chunks":
+                part_rows = study.chunks(quantized)
+            elif part == "speculation":
+                part_rows = study.compare(kv, speculation)
+            elif arguments.model is None:
+                part_rows = recall("recall", RECALL_DTYPES, RECALL_CONTEXTS, 10 if arguments.quick else 40)
+        conditions = {
             "commit": commit(),
             "processor": processor_name(),
             "cpus": len(os.sched_getaffinity(0)),
             "device": arguments.device,
             "model": "headway-tiny made heavy" if arguments.model is None else arguments.model,
-            "load_average": os.getloadavg()[0],
-            "seconds": time.monotonic() - started_at,
-        },
-        "rows": [
-            {
-                "name": row.name,
-                "flags": dict(row.flags),
-                "users_within_slo": within[row.name],
-                "points": [point.to_json() for point in study.points if point.row == row.name],
-            }
-            for row in all_rows
-        ],
-        "chunks": [{"tokens": size, **point.to_json()} for size, point in chunks],
-        "speculation": [
-            {"users": users, "without": plain.to_json(), "with": guessing.to_json()}
-            for users, plain, guessing in guesses
-        ],
-    }
-    if arguments.model is None:
-        count = 10 if arguments.quick else 40
-        found["recall"] = recall("recall", RECALL_DTYPES, RECALL_CONTEXTS, count)
-    return found
+            "load_average_before": load_before,
+            "seconds": time.monotonic() - began_at,
+        }
+        found[part] = {"conditions": conditions, "rows": part_rows}
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -172,19 +170,19 @@ def main() -> int:
     parser.add_argument("--model", help="a folder; default: the bundled model made heavy")
     parser.add_argument("--draft", help="of the same vocabulary; default with --model: prompt lookup")
     parser.add_argument("--quick", action="store_true", help="few points: shows that everything works")
-    parser.add_argument("--json", type=Path, help="write what was found there; --page reads it back")
-    parser.add_argument("--from-json", type=Path, help="measure nothing: make the page of this file")
+    parser.add_argument(
+        "--part", nargs="*", choices=PARTS, default=list(PARTS), help="others stay as the JSON file has them"
+    )
+    parser.add_argument("--json", type=Path, help="what was found, part by part")
     parser.add_argument("--page", type=Path, help="replace the results in this page, and the plot beside it")
     options = parser.parse_args()
     # So that whoever ends this ends its servers, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED_STATUS))
-    if options.from_json is not None:
-        found = json.loads(options.from_json.read_text(encoding="utf-8"))
-    else:
-        found = run(options)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    render_page(found, GPU if found["conditions"]["device"] == "cuda" else CPU, options.page)
+    found: dict[str, Any] = {}
+    if options.json is not None and options.json.exists():
+        found = json.loads(options.json.read_text(encoding="utf-8"))
+    run(options, found)
+    render_page(found, GPU if options.device == "cuda" else CPU, options.page)
     return 0
 
 

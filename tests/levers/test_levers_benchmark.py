@@ -79,7 +79,12 @@ def test_questions_are_the_same_every_time_and_of_the_lengths_asked(model: Path)
 def test_a_row_is_climbed_to_the_most_users_within_the_slo(model: Path, tmp_path: Path) -> None:
     every = rows(SMALL, GUESSES)
     study = Study(SMALL, str(model), "cpu", is_quick=False, log_file=tmp_path / "log")
-    assert study.ladder([every[0], every[-1]]) == {every[0].name: 2, every[-1].name: 2}
+    found = study.ladder([every[0], every[-1]])
+    assert [(row["name"], row["users_within_slo"]) for row in found] == [
+        (every[0].name, 2),
+        (every[-1].name, 2),
+    ]
+    assert [len(row["points"]) for row in found] == [1, 1]
     whole, streamed = study.points
     assert (whole.row, whole.users, whole.num_failed, whole.itl) == (every[0].name, 2, 0, None)
     assert whole.ttft == whole.e2e
@@ -95,7 +100,8 @@ def test_a_row_that_misses_the_slo_is_tried_with_fewer_users(model: Path, tmp_pa
     hopeless = replace(SMALL, ttft_milliseconds=0.001)
     study = Study(hopeless, str(model), "cpu", is_quick=False, log_file=tmp_path / "log")
     (row, *_) = rows(hopeless, GUESSES)
-    assert study.ladder([row]) == {row.name: 0}
+    (found,) = study.ladder([row])
+    assert found["users_within_slo"] == 0
     assert [point.users for point in study.points] == [2, 1]
 
 
@@ -112,6 +118,9 @@ def test_the_page_gets_what_was_found_between_its_marks(tmp_path: Path) -> None:
     assert "| 8 | 100 | 150 | 1.50 | 20 | 20 |" in text
     assert "90%, 100%" in text
     assert (tmp_path / "levers.svg").read_text(encoding="utf-8").startswith("<?xml")
+    only_recall = {"recall": made_up()["recall"]}
+    render_page(only_recall, CPU, page)
+    assert "Speculation by users" not in page.read_text(encoding="utf-8")
     page.write_text("no marks", encoding="utf-8")
     with pytest.raises(SystemExit, match=r"levers\.md.*marks"):
         render_page(made_up(), CPU, page)
@@ -132,27 +141,23 @@ def made_up() -> dict[str, Any]:
             "output_tokens_per_second": rate,
         }
 
-    every = rows(CPU, GUESSES)
-    return {
-        "conditions": {
-            "commit": "abc",
-            "processor": "any",
-            "cpus": 2,
-            "device": "cpu",
-            "model": "tiny",
-            "load_average": 0.0,
-            "seconds": 60.0,
-        },
-        "rows": [{"name": row.name, "users_within_slo": 8, "points": [point(row.name)]} for row in every],
+    conditions = {
+        "commit": "abc",
+        "processor": "any",
+        "cpus": 2,
+        "device": "cpu",
+        "model": "tiny",
+        "load_average_before": 0.0,
+        "seconds": 60.0,
+    }
+    share = {"right": 0.9, "same": 1.0}
+    parts: dict[str, list[dict[str, Any]]] = {
+        "ladder": [
+            {"name": row.name, "users_within_slo": 8, "points": [point(row.name)]}
+            for row in rows(CPU, GUESSES)
+        ],
         "chunks": [{"tokens": 64, **point("64")}],
         "speculation": [{"users": 8, "without": point("a"), "with": point("b", 150.0)}],
-        "recall": [
-            {
-                "task": "recall",
-                "context": 1000,
-                "count": 10,
-                "bfloat16": {"right": 0.9, "same": 1.0},
-                "int8": {"right": 0.9, "same": 1.0},
-            }
-        ],
+        "recall": [{"task": "recall", "context": 1000, "count": 10, "bfloat16": share, "int8": share}],
     }
+    return {name: {"conditions": conditions, "rows": found} for name, found in parts.items()}

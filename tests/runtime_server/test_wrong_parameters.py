@@ -23,7 +23,7 @@ from headway_runtime.server.openapi import openapi_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.runtime_server.conftest import RunningServer, StartServer
+    from tests.runtime_server.conftest import StartServer
 
 DOCUMENT: Any = json.loads(openapi_json())
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
