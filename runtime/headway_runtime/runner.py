@@ -109,6 +109,8 @@ class Runner:
             models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
             self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
+            if any(rope.goes_by_length for rope in self._model_config.ropes):
+                self.kept_as["max_model_len"] = str(config.max_model_len)
             self.num_blocks = ranks.agree(
                 self._choose_num_blocks(config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models))
             )
