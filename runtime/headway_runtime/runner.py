@@ -261,7 +261,8 @@ class Runner:
 
     def _forward(self, batch: Batch | StepBatch, inputs: StepInputs) -> torch.Tensor:
         if self._bank is not None:
-            chunks = [batch.chunks[index] for index in inputs.order]
+            all_chunks = batch.chunks  # which a StepBatch makes each time
+            chunks = [all_chunks[index] for index in inputs.order]
             self._bank.rows = rows_of(
                 [(one.adapter, one.num_tokens) for one in chunks], len(inputs.token_ids), self._device
             )
