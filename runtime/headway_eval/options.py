@@ -90,6 +90,11 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
             choose_quantization(of_baseline["quantization"], model.folder)
         baseline = make_side(source, of_baseline)
         for side in (model, baseline):
+            if (num_nodes := side.options.parallel.num_nodes) > 1:
+                raise OptionsError(
+                    f"--nnodes={num_nodes}: models are judged on one node, one engine after the other; leave "
+                    "it out, and give --tensor-parallel-size what this node has"
+                )
             if side.options.lora is not None:
                 raise OptionsError(
                     "--enable-lora: models are judged without adapters; merge the adapter into the model "

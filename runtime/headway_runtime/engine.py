@@ -86,7 +86,17 @@ class EngineCore:
         self.metrics = metrics
         self._clock = clock
         self._runner = Runner(config, open_ranks(config, started))
-        metrics.traffic = self._runner.traffic
+        self._offload: KVOffload | None = None
+        try:
+            self._begin()
+        except BaseException:
+            self._release()
+            raise
+
+    def _begin(self) -> None:
+        """All that stands on the runner."""
+        config = self.config
+        self.metrics.traffic = self._runner.traffic
         self._offload = self._open_offload()
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
@@ -235,6 +245,9 @@ class EngineCore:
     def close(self) -> None:
         """End the threads and processes, if there are any. Nothing may be called afterwards."""
         self._grammars.close()
+        self._release()
+
+    def _release(self) -> None:
         if self._offload is not None:
             self._offload.close()
         self._runner.close()

@@ -113,6 +113,11 @@ class Rope:
     theta: float
     scaling: RopeScaling | None
 
+    @property
+    def goes_by_length(self) -> bool:
+        """Whether a token's keys depend on how long a sequence may become."""
+        return isinstance(self.scaling, DynamicRope | LongRope)
+
     def longest_context(self, max_position_embeddings: int) -> int:
         """How many positions it reaches, where the field may be the length before scaling."""
         match self.scaling:

@@ -109,6 +109,8 @@ class Runner:
             models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
             self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
+            if any(rope.goes_by_length for rope in self._model_config.ropes):
+                self.kept_as["max_model_len"] = str(config.max_model_len)
             self.num_blocks = ranks.agree(
                 self._choose_num_blocks(config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models))
             )
@@ -259,7 +261,8 @@ class Runner:
 
     def _forward(self, batch: Batch | StepBatch, inputs: StepInputs) -> torch.Tensor:
         if self._bank is not None:
-            chunks = [batch.chunks[index] for index in inputs.order]
+            all_chunks = batch.chunks  # which a StepBatch makes each time
+            chunks = [all_chunks[index] for index in inputs.order]
             self._bank.rows = rows_of(
                 [(one.adapter, one.num_tokens) for one in chunks], len(inputs.token_ids), self._device
             )

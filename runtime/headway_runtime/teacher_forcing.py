@@ -31,6 +31,7 @@ class TeacherForcing:
                 limits=Limits(1, chunk_tokens),
                 kv_cache_memory_bytes=None,
                 speculative=None,
+                offload=None,
             )
         )
 

@@ -84,6 +84,13 @@ def test_what_cannot_be_asked_for_is_named(
             engine.generate("x", PARAMS, lora_request=request, use_tqdm=False)  # type: ignore[arg-type]
     with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
         engine.load_adapter("foreign", str(checkpoint().adapters["one"]))
+    foreign = LoRARequest("foreign", 9, str(checkpoint().adapters["one"]))
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
+        engine.generate("x", PARAMS, lora_request=foreign, use_tqdm=False)
+    # What could not be loaded has not taken the number; what was unloaded gives it back.
+    for name in ("eight", "nine"):
+        engine.generate("x", PARAMS, lora_request=LoRARequest(name, 9, path), use_tqdm=False)
+        engine.unload_adapter(name)
     with Engine("bundled://headway-tiny", num_threads=1) as plain:
         with pytest.raises(AdapterRefusedError, match="make it with enable_lora=True"):
             plain.generate("x", PARAMS, lora_request=LoRARequest("one", 1, path), use_tqdm=False)

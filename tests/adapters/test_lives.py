@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import shutil
+import threading
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headway_runtime.config import Limits
+from headway_runtime.config import Envelope, Limits, LoraModule, OffloadConfig, SpeculativeConfig
 from headway_runtime.errors import AdapterNotFoundError, AdapterRefusedError, ModelLoadError
 
 if TYPE_CHECKING:
@@ -197,3 +199,87 @@ def test_an_adapter_that_does_not_fit_keeps_the_engine_from_starting(
     one, other = checkpoint(), checkpoint("qwen3")
     with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
         start_engine(one.folder, {"foreign": other.adapters["one"]})
+
+
+def test_an_engine_that_does_not_start_because_of_an_adapter_leaves_no_thread_behind(
+    checkpoint: Callable[..., Checkpoint], start_engine: StartEngine, tmp_path: Path
+) -> None:
+    one, other = checkpoint(), checkpoint("qwen3")
+    before = set(threading.enumerate())
+    offload = OffloadConfig(2**20, str(tmp_path), 2**20)
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
+        start_engine(one.folder, {"foreign": other.adapters["one"]}, offload=offload)
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not left & {"headway-kv-read", "headway-kv-write"}
+
+
+def test_want_of_memory_for_an_adapter_is_told_and_ends_nothing(
+    checkpoint: Callable[..., Checkpoint],
+    start_engine: StartEngine,
+    random_prompts: Callable[..., list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = checkpoint()
+    driver = start_engine(one.folder, {"one": one.adapters["one"]})
+    adapters, bank = driver.engine.adapters, driver.engine._runner._bank
+    assert adapters is not None
+    (prompt,) = random_prompts(37, (20,))
+    driver.add("before", prompt, "one", max_tokens=20)
+    driver.step()
+
+    def full(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bank, "made", full)
+        adapters.begin(LoraModule("two", "two", str(one.adapters["two"])), token="it")
+        outcomes = []
+        while not outcomes:
+            driver.engine.step(time.monotonic())
+            outcomes = adapters.poll()
+    assert "cannot be taken into memory (RuntimeError: out of memory); unload" in (outcomes[0].error or "")
+    driver.load("two", one.adapters["two"])
+    driver.add("after", prompt, "two", max_tokens=8)
+    driver.run()
+    assert driver.tokens("after") == one.greedy("two", prompt, 8)
+
+
+@pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
+def test_offload_keeps_adapters_prefixes_apart_and_guesses_change_nothing(
+    method: Any,
+    checkpoint: Callable[..., Checkpoint],
+    start_engine: StartEngine,
+    random_prompts: Callable[..., list[list[int]]],
+    tmp_path: Path,
+) -> None:
+    """The KV cache has room for three prompts, host memory for all; engines share a disk."""
+    one = checkpoint()
+    block_bytes = 2 * 3 * 2 * 16 * 4 * 16
+    changes: dict[str, Any] = {
+        "max_model_len": 128,
+        "offload": OffloadConfig(100 * block_bytes, str(tmp_path), 2**30),
+    }
+    num_cached_blocks = 18
+    if method is not None:
+        draft = str(one.folder) if method == "draft_model" else None
+        changes["speculative"] = SpeculativeConfig(method, draft, 1, 3, adaptive=False)
+        changes |= {"limits": Limits(16, 256, 3), "envelope": Envelope(16, 256, 3)}
+        # A draft has KV of its own in the same blocks.
+        num_cached_blocks *= 2 if method == "draft_model" else 1
+    memory_bytes = block_bytes * (num_cached_blocks + (2 if method == "draft_model" else 1))
+    prompts = random_prompts(41, (80, 80))
+    jobs = [(prompt, name) for prompt in prompts for name in ("", "one", "two")]
+    for turn in range(2):
+        driver = start_engine(one.folder, one.adapters, kv_cache_memory_bytes=memory_bytes, **changes)
+        for again in range(2):
+            for number, (prompt, name) in enumerate(jobs):
+                request_id = f"{again} {number}"
+                driver.add(request_id, prompt, name, max_tokens=12)
+                driver.run()
+                assert driver.tokens(request_id) == one.greedy(name, prompt, 12), (turn, request_id)
+                if again:
+                    assert driver.outputs[request_id][0].num_cached_tokens == 64
+        assert driver.metrics.snapshot().offload.host.hit_tokens > 0
+        if method == "draft_model":
+            assert driver.metrics.snapshot().drafts.num_accepted > 0
+        driver.engine.close()

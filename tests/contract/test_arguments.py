@@ -96,6 +96,14 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
     assert engine.offload.disk_path == "/var/cache/headway/kv-offload"
 
 
+def test_several_processes_arrive_at_the_engine_and_at_what_judges_it() -> None:
+    spec = FULL | {"tensorParallelSize": 2, "kvOffload": {"hostMemory": "1Gi"}, "quality": {}}
+    engine = parse_options(arguments(spec, SITES["kubernetes"])["serve"], environment={}).engine
+    assert (engine.parallel.size, engine.parallel.num_nodes) == (2, 1)
+    judged = parse_eval_options(evaluation_arguments(spec))
+    assert judged.model.options.parallel.size == judged.baseline.options.parallel.size == 2
+
+
 def test_prompt_lookup_needs_no_draft() -> None:
     spec = BARE | {"speculative": {"method": "ngram", "adaptive": False}}
     engine = parse_options(arguments(spec, SITES["local"])["serve"], environment={}).engine

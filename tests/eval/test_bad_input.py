@@ -140,3 +140,8 @@ def test_a_fault_of_the_program_is_no_verdict(
 @pytest.mark.parametrize("flag", ["--enable-lora", "--baseline-enable-lora"])
 def test_adapters_are_refused_as_they_would_not_be_judged(refusal: Callable[..., str], flag: str) -> None:
     assert "--enable-lora: models are judged without adapters; merge the adapter" in refusal(MODEL, flag)
+
+
+def test_several_nodes_are_refused_as_none_of_them_would_come_twice(refusal: Callable[..., str]) -> None:
+    flags = ("--tensor-parallel-size", "2", "--nnodes", "2")
+    assert "--nnodes=2: models are judged on one node" in refusal(MODEL, *flags)

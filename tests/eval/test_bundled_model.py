@@ -55,6 +55,16 @@ def test_speculation_quantized_weights_and_kv_together_pass(run_eval: Callable[.
     }
 
 
+def test_scoring_text_takes_no_memory_for_offloaded_prefixes(
+    run_eval: Callable[..., Any], tmp_path: Path
+) -> None:
+    """More than any machine has, which serving would refuse."""
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a kite. " * 20)
+    judged = run_eval(MODEL, "--text", str(text), "--tasks", "none", "--kv-offloading-size", "1000000")
+    assert judged.status == 0
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_model_against_itself_differs_in_nothing(run_eval: Callable[..., Any], dtype: str) -> None:
     judged = run_eval(MODEL, "--dtype", dtype, "--baseline-dtype", dtype, "--tasks", "none")

@@ -68,6 +68,14 @@ def window_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def dynamic_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rotated by how long a sequence may become: up to 256 tokens, four times the length before scaling."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+    folder = tmp_path_factory.mktemp("dynamic")
+    return save_checkpoint(folder, 5, max_position_embeddings=64, rope_parameters=rope)
+
+
+@pytest.fixture(scope="session")
 def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("draft"), 3, num_hidden_layers=1)
 

@@ -181,6 +181,22 @@ def test_an_engine_of_other_weights_does_not_read_what_this_one_wrote(
     assert other.ask(prompts[0]) == want
 
 
+def test_keys_that_were_rotated_for_another_length_are_not_read(
+    start_engine: StartEngine, random_prompts: RandomPrompts, tmp_path: Path, dynamic_folder: Path
+) -> None:
+    prompts = random_prompts(8, [200] * 3)
+    model = {"model_path": str(dynamic_folder)}
+    want = start_engine(0, **model).ask(prompts[0])
+    driver = start_engine(80, tmp_path, max_model_len=220, **model)
+    own = answers(driver, prompts)
+    driver.engine.close()
+    longer, same = (start_engine(80, tmp_path, max_model_len=length, **model) for length in (256, 220))
+    longer.flush()
+    assert longer.ask(prompts[0]) == want
+    same.flush()
+    assert same.ask(prompts[0]) == (own[0], 192)
+
+
 def test_damaged_files_change_no_answer(
     start_engine: StartEngine, random_prompts: RandomPrompts, tmp_path: Path
 ) -> None:

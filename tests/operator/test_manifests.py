@@ -35,7 +35,7 @@ FULL_SPEC = {
     },
     "kvCacheMemory": "1Gi",
     "kvCacheDtype": "fp8",
-    "kvOffload": {"hostMemory": "8Gi", "disk": {"size": "50Gi"}},
+    "kvOffload": {"hostMemory": "8Gi"},
     "tensorParallelSize": 2,
     "device": "cuda",
     "resources": {"limits": {"nvidia.com/gpu": 2, "cpu": "4"}, "requests": {"memory": "8Gi"}},

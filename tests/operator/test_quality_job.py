@@ -100,6 +100,17 @@ def test_it_has_the_replicas_resources_unless_told(build: Any) -> None:
     assert container["resources"] == {"limits": {"cpu": "4"}}
 
 
+def test_each_process_that_is_judged_gets_a_gpu_whatever_else_is_asked_for(build: Any) -> None:
+    spec = {
+        "device": "cuda",
+        "tensorParallelSize": 2,
+        "quantization": "int8",
+        "quality": {"resources": {"limits": {"memory": "64Gi"}}},
+    }
+    (container,) = job(build, spec)["spec"]["template"]["spec"]["containers"]
+    assert container["resources"] == {"limits": {"memory": "64Gi", "nvidia.com/gpu": "2"}}
+
+
 def test_the_longest_name_leaves_room_for_its_pods() -> None:
     longest = names.evaluation("a" * names.MAX_NAME_LENGTH, "1" * names.HASH_LENGTH)
     assert len(longest) + len("-x1y2z") <= 63

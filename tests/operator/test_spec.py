@@ -184,6 +184,10 @@ def test_refuses_with_field_value_and_remedy(
             {"tensorParallelSize": 4, "resources": {"limits": {"nvidia.com/gpu": "2"}}},
             "spec.resources.limits[nvidia.com/gpu]",
         ),
+        (
+            {"tensorParallelSize": 4, "quality": {"resources": {"limits": {"nvidia.com/gpu": "2"}}}},
+            "spec.quality.resources.limits[nvidia.com/gpu]",
+        ),
     ],
 )
 def test_fewer_gpus_than_processes_are_refused_by_name(build: Any, spec: dict[str, Any], field: str) -> None:
@@ -191,6 +195,26 @@ def test_fewer_gpus_than_processes_are_refused_by_name(build: Any, spec: dict[st
         parse(build.manifest(spec))
     assert caught.value.field == field
     assert parse(build.manifest(spec | {"device": "cpu"})).spec.tensor_parallel_size == 4
+
+
+def test_a_disk_for_several_processes_is_refused_as_the_engine_refuses_it(build: Any) -> None:
+    spec = {"tensorParallelSize": 2, "kvOffload": {"hostMemory": "1Gi", "disk": {"size": "1Gi"}}}
+    with pytest.raises(SpecError, match=r"the 2 processes .*; remove disk, or set") as caught:
+        parse(build.manifest(spec))
+    assert caught.value.field == "spec.kvOffload.disk"
+    parse(build.manifest(spec | {"tensorParallelSize": 1}))
+    parse(build.manifest(spec | {"kvOffload": {"hostMemory": "1Gi"}}))
+
+
+@pytest.mark.parametrize(("model", "name"), [({}, "demo"), ({"servedName": "base"}, "base")])
+def test_an_adapter_of_the_models_own_name_is_refused(build: Any, model: dict[str, str], name: str) -> None:
+    spec = {
+        "model": {"source": "/model"} | model,
+        "lora": {"adapters": [{"name": "law", "source": "/law"}, {"name": name, "source": "/sql"}]},
+    }
+    with pytest.raises(SpecError, match=f"'{name}' is what the model itself is served as") as caught:
+        parse(build.manifest(spec))
+    assert caught.value.field == "spec.lora.adapters[1].name"
 
 
 @pytest.mark.parametrize("name", ["", "9lives", "demo\n", "Demo", "demo-", "de.mo", "d" * 38])

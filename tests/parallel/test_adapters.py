@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from array import array
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.parallel.conftest import load_beside
 
+from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import LoraConfig, LoraModule
 from headway_runtime.errors import ModelLoadError
+from headway_runtime.parallel.step_batch import StepBatch, step_batch
+from headway_runtime.request import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from headway_runtime.parallel.step_batch import ComputedRows
 
 adapters = load_beside("../adapters/conftest.py", "parallel_adapters")
 checkpoint = adapters.checkpoint
@@ -62,8 +68,36 @@ def test_adapters_come_and_go_on_both_ranks(
         assert driver.engine.adapter_snapshot().num_bytes == 0
 
 
+def test_a_step_that_was_told_is_taken_apart_a_few_times_not_once_for_each_sequence(
+    checkpoint: Callable[..., Any],
+    single_driver: Callable[..., Any],
+    random_prompts: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = checkpoint("llama")
+    runner = single_driver(made.folder, lora=lora(made)).engine._runner
+    chunks = tuple(
+        Chunk(str(index), prompt, 0, 3, array("q", [index + 1]), 0, True, SamplingParams(), adapter=index % 3)
+        for index, prompt in enumerate(random_prompts(5, [3] * 12))
+    )
+    told = step_batch(Batch(chunks, 0, 36), 16)
+    taken_apart = vars(StepBatch)["chunks"].fget
+    times = []
+
+    def count(batch: StepBatch) -> Sequence[ComputedRows]:
+        times.append(batch)
+        found: Sequence[ComputedRows] = taken_apart(batch)
+        return found
+
+    monkeypatch.setattr(StepBatch, "chunks", property(count))
+    _, logits = runner._compute(told)
+    assert logits is not None
+    assert len(logits) == len(chunks)
+    assert len(times) <= 3
+
+
 def add(driver: Any, request_id: str, prompt: list[int], name: str, num_tokens: int) -> None:
-    from headway_runtime.request import Request, SamplingParams
+    from headway_runtime.request import Request
 
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens)
     driver.engine.add_request(Request(request_id, tuple(prompt), sampling, 0.0, adapter=name), 0.0)

@@ -11,7 +11,7 @@ from typing import Any
 from headway_operator import names
 from headway_operator.manifests import pod
 from headway_operator.manifests.metadata import metadata
-from headway_operator.manifests.runtime_template import API_KEYS_VOLUME, runtime_template
+from headway_operator.manifests.runtime_template import API_KEYS_VOLUME, runtime_template, with_gpus
 from headway_operator.spec import Service
 from headway_operator.spec.quality import Quality
 from headway_operator.state import Manifest, Site
@@ -78,8 +78,7 @@ def _template(
     container["args"] = evaluation_arguments(quality, runtime["args"])
     container["terminationMessagePath"] = TERMINATION_LOG
     if quality.resources is not None:
-        resources = quality.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        container["resources"] = resources
+        container["resources"] = with_gpus(quality.resources, service.spec, site)
     volumes, mounts = _volumes(quality)
     container["volumeMounts"] = _without_servers(container.get("volumeMounts") or []) + mounts
     return {

@@ -19,6 +19,7 @@ from headway_operator.spec import (
     Speculative,
     parse_quantity,
 )
+from headway_operator.spec.resources import Resources
 from headway_operator.state import Site
 
 API_KEYS_VOLUME = "api-keys"
@@ -106,15 +107,15 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
         environment = [{"name": "HOME", "value": pod.TEMPORARY_PATH}, *environment]
     if environment:
         container["env"] = environment
-    resources = _resources(spec, site)
+    resources = with_gpus(spec.resources, spec, site)
     return container | ({"resources": resources} if resources else {})
 
 
-def _resources(spec: InferenceServiceSpec, site: Site) -> dict[str, Any]:
+def with_gpus(told: Resources, spec: InferenceServiceSpec, site: Site) -> dict[str, Any]:
     """What the user says; and a GPU for each process, where that is sure to be wanted and is not said."""
-    resources: dict[str, Any] = spec.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    named = {*spec.resources.limits, *spec.resources.requests}
-    is_said = GPU_RESOURCE in named or spec.resources.claims
+    resources: dict[str, Any] = told.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    named = {*told.limits, *told.requests}
+    is_said = GPU_RESOURCE in named or told.claims
     if site.kind == "kubernetes" and spec.tensor_parallel_size > 1 and spec.device == "cuda" and not is_said:
         limits = {**resources.get("limits", {}), GPU_RESOURCE: str(spec.tensor_parallel_size)}
         resources = {**resources, "limits": limits}

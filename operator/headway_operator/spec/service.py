@@ -74,6 +74,8 @@ def parse(manifest: Manifest) -> Service:
     except ValidationError as error:
         raise _spec_error(error) from error
     _check_gpus(spec)
+    _check_offload(spec)
+    _check_adapter_names(key.name, spec)
     return Service(
         key=key,
         uid=str(manifest["metadata"].get("uid") or ""),
@@ -112,11 +114,37 @@ def _nearest(location: tuple[int | str, ...]) -> str:
 
 
 def _check_gpus(spec: InferenceServiceSpec) -> None:
-    """Where GPUs are asked for, each process of a replica must get one."""
-    asked = spec.resources.limits.get(GPU_RESOURCE)
-    if asked is not None and spec.device != "cpu" and parse_quantity(asked) < spec.tensor_parallel_size:
+    """Where GPUs are asked for, each process of a replica, or of its evaluation, must get one."""
+    told = [("spec.resources", spec.resources)]
+    if spec.quality is not None and spec.quality.resources is not None:
+        told.append(("spec.quality.resources", spec.quality.resources))
+    for field, resources in told:
+        asked, wanted = resources.limits.get(GPU_RESOURCE), spec.tensor_parallel_size
+        if asked is not None and spec.device != "cpu" and parse_quantity(asked) < wanted:
+            raise SpecError(
+                f"{field}.limits[{GPU_RESOURCE}]",
+                f"{asked!r} is less than spec.tensorParallelSize={wanted}, and each process needs a GPU of "
+                "its own; write as many, or leave it out",
+            )
+
+
+def _check_offload(spec: InferenceServiceSpec) -> None:
+    """Files of a disk are one process' alone."""
+    if spec.tensor_parallel_size > 1 and spec.kv_offload is not None and spec.kv_offload.disk is not None:
         raise SpecError(
-            f"spec.resources.limits[{GPU_RESOURCE}]",
-            f"{asked!r} is less than spec.tensorParallelSize={spec.tensor_parallel_size}, and each process "
-            "needs a GPU of its own; write as many, or leave it out",
+            "spec.kvOffload.disk",
+            f"the {spec.tensor_parallel_size} processes of spec.tensorParallelSize could lose different "
+            "files of one block; remove disk, or set tensorParallelSize to 1",
         )
+
+
+def _check_adapter_names(service_name: str, spec: InferenceServiceSpec) -> None:
+    """A request's `model` names the model or an adapter."""
+    served_name = spec.model.served_name or service_name
+    for index, adapter in enumerate(() if spec.lora is None else spec.lora.adapters):
+        if adapter.name == served_name:
+            raise SpecError(
+                f"spec.lora.adapters[{index}].name",
+                f"{adapter.name!r} is what the model itself is served as (spec.model.servedName, else "
+                "metadata.name); choose another",
+            )

@@ -29,6 +29,8 @@ class InprocessAdapters:
 
     def unload(self, name: str) -> None:
         self._thread.unload_adapter(name)
+        with self._lock:
+            self._names = {number: one for number, one in self._names.items() if one != name}
 
     def entries(self) -> list[AdapterEntry]:
         return self._thread.adapter_entries()
@@ -56,7 +58,7 @@ class InprocessAdapters:
     def _name_of(self, request: LoRARequest) -> str:
         name, number, path = request.lora_name, request.lora_int_id, request.lora_path
         with self._lock:
-            if number and self._names.setdefault(number, name) != name:
+            if number and self._names.get(number, name) != name:
                 raise InvalidRequestError(
                     f"lora_int_id={number} is {self._names[number]!r} already, and not {name!r}; give each "
                     "adapter a number of its own, or 0",
@@ -71,4 +73,7 @@ class InprocessAdapters:
                 )
             if name not in known and path:
                 self.load(name, path)
+            if number:
+                # Not before: what could not be loaded has taken no number.
+                self._names[number] = name
         return name

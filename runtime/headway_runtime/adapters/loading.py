@@ -11,6 +11,7 @@ import torch
 from headway_runtime.adapters.adapted_linear import AdapterBank, AnyDelta
 from headway_runtime.adapters.adapter import AdapterFacts
 from headway_runtime.adapters.adapter_file import read_adapter
+from headway_runtime.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,14 @@ class AdapterLoading:
 
     def _read(self, folder: Path) -> _Read:
         with torch.inference_mode():
-            found = read_adapter(folder, self._bank.layers, self._prefixes, self._max_rank)
-            deltas = self._bank.made(found.deltas)
+            try:
+                found = read_adapter(folder, self._bank.layers, self._prefixes, self._max_rank)
+                deltas = self._bank.made(found.deltas)
+            except (MemoryError, RuntimeError) as error:  # PyTorch's for want of memory is the latter
+                raise ModelLoadError(
+                    f"{folder}: cannot be taken into memory ({type(error).__name__}: {error}); unload another "
+                    "adapter, or lower --kv-cache-memory-bytes"
+                ) from error
         facts = AdapterFacts(
             digest=found.digest,
             rank=found.rank,

@@ -88,7 +88,8 @@ class Gathering:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hello.role != "calls":
                 wire.send(connection, Accepted())
-        except (OSError, EOFError, wire.BadMessageError) as error:
+        except (OSError, EOFError, wire.BadMessageError, AttributeError, TypeError) as error:
+            # The last two: a Hello without some of its fields, or with others' types in them.
             logger.warning("somebody connected who is no rank of this engine: %s", error)
             connection.close()
             return
