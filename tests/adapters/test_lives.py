@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.adapters.conftest import Checkpoint, StartEngine
 
+    from headway_runtime.adapters.service import LoadOutcome
+
 
 def test_adapters_share_no_cached_prefixes_with_others_and_do_with_their_own(
     checkpoint: Callable[..., Checkpoint],
@@ -233,7 +235,7 @@ def test_want_of_memory_for_an_adapter_is_told_and_ends_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(bank, "made", full)
         adapters.begin(LoraModule("two", "two", str(one.adapters["two"])), token="it")
-        outcomes = []
+        outcomes: list[LoadOutcome] = []
         while not outcomes:
             driver.engine.step(time.monotonic())
             outcomes = adapters.poll()

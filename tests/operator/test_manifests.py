@@ -112,6 +112,7 @@ def keys(result: Rendered) -> frozenset[ChildKey]:
         ("smallest", {}, {}),
         ("full", FULL_SPEC, {}),
         ("claim", {"model": {"source": "pvc://weights/llama/8b/"}}, {}),
+        ("offload", {"kvOffload": {"hostMemory": "8Gi", "disk": {"size": "50Gi"}}}, {}),
         ("hub", {"model": {"source": "hf://org/name@v1", "credentialsSecretRef": {"name": "token"}}}, {}),
         ("bucket", {"model": {"source": "s3://models/llama", "credentialsSecretRef": {"name": "keys"}}}, {}),
         (

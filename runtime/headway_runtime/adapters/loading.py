@@ -56,8 +56,8 @@ class AdapterLoading:
                 deltas = self._bank.made(found.deltas)
             except (MemoryError, RuntimeError) as error:  # PyTorch's for want of memory is the latter
                 raise ModelLoadError(
-                    f"{folder}: cannot be taken into memory ({type(error).__name__}: {error}); unload another "
-                    "adapter, or lower --kv-cache-memory-bytes"
+                    f"{folder}: cannot be taken into memory ({type(error).__name__}: {error}); unload "
+                    "another adapter, or lower --kv-cache-memory-bytes"
                 ) from error
         facts = AdapterFacts(
             digest=found.digest,
