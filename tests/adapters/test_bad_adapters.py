@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headway_runtime.adapters import adapter_file
 from headway_runtime.adapters.adapter_file import LayerShape, read_adapter
 from headway_runtime.adapters.options import lora_module
 from headway_runtime.errors import ConfigError, ModelFetchError, ModelLoadError
@@ -172,6 +173,25 @@ def test_what_is_broken_or_missing_is_named(adapter: Path) -> None:
     assert refusal(adapter).endswith("adapter_config.json: holds no JSON object; copy the adapter again")
     (adapter / "adapter_config.json").unlink()
     assert "there is no such file; give the folder of an adapter as PEFT saves it" in refusal(adapter)
+
+
+def test_an_adapter_that_changes_while_it_is_read_is_refused(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = adapter / "adapter_model.safetensors"
+    others = {name: one + 1.0 for name, one in load_file(path).items()}
+    delta = adapter_file._delta
+
+    def written_anew(*arguments: Any) -> Any:
+        found = delta(*arguments)
+        path.unlink()
+        save_file(others, path)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter_file, "_delta", written_anew)
+        assert "changed while it was read" in refusal(adapter)
+    assert read(adapter).digest != b""
 
 
 def test_a_rank_above_the_flag_names_the_flag(adapter: Path) -> None:

@@ -84,6 +84,9 @@ def read_adapter(
                 f"{path}: has no tensors for {module!r}, which {CONFIG_FILE} names in target_modules"
                 f"{_of_base(config)}; the adapter is of another base model, or incomplete"
             )
+    # What is read must be what the digest names: KV is kept under it, on a disk for longer than this process.
+    if _digest(folder / CONFIG_FILE, path) != digest:
+        raise ModelLoadError(f"{path}: changed while it was read; load it again once it is written whole")
     return AdapterFile(config, digest, deltas)
 
 
