@@ -83,6 +83,8 @@ class RankWatch:
         else:
             connection.setblocking(False)
             self._new.put(_Peer(hello, connection))
+            if not self._thread.is_alive():
+                self._let_go_of_new()  # it came while this was closed
 
     def close(self) -> None:
         """End all ranks in good order; again does nothing."""
@@ -91,6 +93,14 @@ class RankWatch:
         self._is_closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(2 * END_SECONDS)
+            if not self._thread.is_alive():
+                self._let_go_of_new()
+
+    def _let_go_of_new(self) -> None:
+        """Close the connections of those that nobody will watch any more."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._new.get_nowait().connection.close()
 
     def _run(self) -> None:
         try:
