@@ -13,7 +13,7 @@ from headway_runtime.config import EngineConfig, Envelope, Limits, ParallelConfi
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.placement import one_rank
 from headway_runtime.parallel import wire
-from headway_runtime.parallel.messages import Accepted, Call
+from headway_runtime.parallel.messages import Accepted, Call, Hello
 from headway_runtime.parallel.share import Range, Share, vocabulary_rows
 from headway_runtime.parallel.step_batch import step_batch
 from headway_runtime.request import SamplingParams
@@ -51,6 +51,27 @@ def test_data_of_this_package_comes_through() -> None:
 def test_anything_else_is_refused_before_it_is_called(message: object) -> None:
     with pytest.raises(wire.BadMessageError, match="is no data of this package"):
         through(message)
+
+
+def test_a_stranger_can_say_hello_and_have_nothing_imported() -> None:
+    module = "headway_runtime.layers.no_such_module"
+    named = f"c{module}\nThing\n.".encode()
+    for body, complaint in (
+        (pickle.dumps(Limits(4, 64)), r"headway_runtime\.config\.Limits, which is no data"),
+        (named, r"no_such_module\.Thing, which is no data"),
+    ):
+        left, right = socket.socketpair()
+        with left, right:
+            left.sendall(wire.LENGTH.pack(len(body)) + body)
+            with pytest.raises(wire.BadMessageError, match=complaint):
+                wire.receive_first(right)
+    left, right = socket.socketpair()
+    with left, right:
+        wire.send(left, hello := Hello("node", 1, 1, 5, agreed={"--max-model-len": 64, "nodes": ["a"]}))
+        assert wire.receive_first(right) == hello
+        wire.send(left, b"x" * wire.MOST_HELLO_BYTES)
+        with pytest.raises(wire.BadMessageError, match="want at most"):
+            wire.receive_first(right)
 
 
 def test_nonsense_is_refused() -> None:

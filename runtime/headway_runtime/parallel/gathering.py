@@ -77,7 +77,7 @@ class Gathering:
     def _welcome(self, connection: socket.socket) -> None:
         connection.settimeout(HELLO_SECONDS)
         try:
-            hello = wire.receive(connection, wire.MOST_HELLO_BYTES)
+            hello = wire.receive_first(connection)
             refusal = self._refusal(hello)
             if refusal is not None:
                 logger.warning("refused: %s", refusal)

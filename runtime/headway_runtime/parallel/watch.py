@@ -170,7 +170,7 @@ class RankWatch:
             got = peer.connection.recv(1)
             if got in (FAILED, RANK_ENDED):
                 peer.connection.settimeout(LAST_WORDS_SECONDS)
-                self._hear(wire.receive(peer.connection, wire.MOST_HELLO_BYTES))
+                self._hear(wire.receive_first(peer.connection))
                 peer.connection.setblocking(False)
         except BlockingIOError:
             return

@@ -1,7 +1,8 @@
 """Messages between ranks over a stream socket: a length of four bytes, then a pickle that holds data alone.
 
 A pickle may name any function of any module, to be called where it is read. Here only data classes and
-enumerations of this package, and arrays of numbers, are known, so a message can make values and do nothing.
+enumerations of this package, and arrays of numbers, are known. Of a stranger, `receive_first` takes those of
+`messages` alone, so that nobody can even have a module imported.
 """
 
 import array
@@ -22,6 +23,7 @@ MOST_BYTES = 1 << 28
 # Before it is known who speaks.
 MOST_HELLO_BYTES = 1 << 16
 ARRAYS = {("array", "_array_reconstructor"), ("array", "array")}
+FIRST_MODULES = frozenset({f"{PACKAGE}parallel.messages"})
 
 
 class BadMessageError(HeadwayRuntimeError):
@@ -29,10 +31,17 @@ class BadMessageError(HeadwayRuntimeError):
 
 
 class _DataUnpickler(pickle.Unpickler):
+    """modules: whose classes are known; None: all of this package's."""
+
+    def __init__(self, body: bytes, modules: frozenset[str] | None) -> None:
+        super().__init__(io.BytesIO(body))
+        self._modules = modules
+
     def find_class(self, module: str, name: str) -> object:
         if (module, name) in ARRAYS:
             return getattr(array, name)
-        if module.startswith(PACKAGE) and "." not in name:
+        is_known = module.startswith(PACKAGE) if self._modules is None else module in self._modules
+        if is_known and "." not in name:
             found = getattr(importlib.import_module(module), name, None)
             if isinstance(found, type) and (is_dataclass(found) or issubclass(found, enum.Enum)):
                 return found
@@ -45,10 +54,10 @@ def encode(message: object) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def decode(body: bytes) -> object:
-    """BadMessageError for what is no message."""
+def decode(body: bytes, modules: frozenset[str] | None = None) -> object:
+    """BadMessageError for what is no message. modules: of whose classes alone it may be."""
     try:
-        return _DataUnpickler(io.BytesIO(body)).load()
+        return _DataUnpickler(body, modules).load()
     except BadMessageError:
         raise
     except Exception as error:
@@ -60,12 +69,21 @@ def send(connection: socket.socket, message: object) -> None:
     connection.sendall(encode(message))
 
 
-def receive(connection: socket.socket, most_bytes: int = MOST_BYTES) -> object:
+def receive(connection: socket.socket) -> object:
     """The next message; waits for it. EOFError or another OSError when the other side is gone."""
+    return decode(_body(connection, MOST_BYTES))
+
+
+def receive_first(connection: socket.socket) -> object:
+    """The same for a message of who is not known yet, or has little to say: short, and one of `messages`."""
+    return decode(_body(connection, MOST_HELLO_BYTES), FIRST_MODULES)
+
+
+def _body(connection: socket.socket, most_bytes: int) -> bytes:
     (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
     if length > most_bytes:
         raise BadMessageError(f"a message of {length} bytes; want at most {most_bytes}")
-    return decode(_exactly(connection, length))
+    return _exactly(connection, length)
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
