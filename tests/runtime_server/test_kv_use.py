@@ -17,6 +17,7 @@ NUM_TOKENS = 4096
 # `model_folder`.
 BYTES_PER_TOKEN = {"float32": 2 * 2 * 2 * 16 * 4, "int8": 2 * 2 * 2 * (16 + 4)}
 BLOCK = 16
+MAX_ROUNDS = 6
 
 
 def gauges(url: str) -> dict[str, float]:
@@ -56,15 +57,19 @@ def test_a_full_cache_holds_tokens_in_95_percent_of_its_configured_memory(
         return int(answer.json()["usage"]["completion_tokens"])
 
     fullest = 0.0
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        asked = [pool.submit(ask, number) for number in range(32)]
-        while not all(one.done() for one in asked):
-            page = gauges(server.url)
-            assert page["headway_kv_blocks_used"] <= page["headway_kv_blocks_total"] == total
-            # Every sequence that runs wastes the rest of one block, or of a prompt that is under way.
-            share = page["headway_kv_blocks_used"] / total - page["headway_kv_wasted_ratio"]
-            fullest = max(fullest, share * total * BLOCK / slots_paid_for)
-        assert [one.result() for one in asked] == [400] * 32
+    # The page is read between steps of the server, so a short peak can pass unseen: then the users ask again.
+    for _ in range(MAX_ROUNDS):
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            asked = [pool.submit(ask, number) for number in range(32)]
+            while not all(one.done() for one in asked):
+                page = gauges(server.url)
+                assert page["headway_kv_blocks_used"] <= page["headway_kv_blocks_total"] == total
+                # Every sequence that runs wastes the rest of one block, or of a prompt that is under way.
+                share = page["headway_kv_blocks_used"] / total - page["headway_kv_wasted_ratio"]
+                fullest = max(fullest, share * total * BLOCK / slots_paid_for)
+            assert [one.result() for one in asked] == [400] * 32
+        if fullest >= 0.95:
+            break
     assert fullest >= 0.95, fullest
     page = gauges(server.url)
     assert page["headway_kv_blocks_used"] == page["headway_kv_wasted_ratio"] == 0
