@@ -21,7 +21,7 @@ def _choice() -> Choice:
     told = os.environ.get(VARIABLE) or "auto"
     if told not in get_args(Choice):
         raise ConfigError(f"{VARIABLE}={told!r} is not known; use one of {', '.join(get_args(Choice))}")
-    return cast(Choice, told)
+    return cast("Choice", told)
 
 
 def uses_triton(device: torch.device) -> bool:

@@ -59,7 +59,11 @@ def test_codes_say_the_numbers(activation: Activation, codes: torch.dtype) -> No
     ids=str,
 )
 def test_products_are_gated_as_by_torch(
-    count: int, size: int, num_inputs: int, with_bias: bool, dtype: torch.dtype  # noqa: FBT001
+    count: int,
+    size: int,
+    num_inputs: int,
+    with_bias: bool,  # noqa: FBT001
+    dtype: torch.dtype,
 ) -> None:
     x = torch.randn(count, num_inputs).to(dtype)
     weight = (torch.randn(2 * size, num_inputs) / num_inputs**0.5).to(dtype)

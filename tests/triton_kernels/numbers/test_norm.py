@@ -25,7 +25,9 @@ def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize(
-    ("count", "size"), [(0, 64), (1, 64), (5, 100), (2, 1), (3, 4096)], ids=["empty", "one", "odd", "1", "4096"]
+    ("count", "size"),
+    [(0, 64), (1, 64), (5, 100), (2, 1), (3, 4096)],
+    ids=["empty", "one", "odd", "1", "4096"],
 )
 def test_rows_are_normed_as_by_torch(count: int, size: int, dtype: torch.dtype) -> None:
     x, weight = rows(count, size, dtype, 3.0), rows(1, size, dtype)[0]
@@ -63,7 +65,9 @@ def test_the_norm_of_a_delta_is_added_as_gemma_does(dtype: torch.dtype) -> None:
 
     assert isinstance(want, Tensor)
     assert_close(x, want_x, dtype)
-    torch.testing.assert_close(got.float(), want.float(), rtol=4 * TOLERANCES[dtype], atol=8 * TOLERANCES[dtype])
+    torch.testing.assert_close(
+        got.float(), want.float(), rtol=4 * TOLERANCES[dtype], atol=8 * TOLERANCES[dtype]
+    )
     assert torch.equal(delta, given)
 
 
@@ -76,9 +80,7 @@ def test_codes_are_those_of_the_rounded_norm(codes: torch.dtype, with_delta: boo
     if delta is not None:
         delta[2] = 0.0
     plain = Norm(200, EPSILON)
-    as_numbers = (
-        plain.norm(x, weight) if delta is None else plain.add_and_norm(x.clone(), delta, weight)
-    )
+    as_numbers = plain.norm(x, weight) if delta is None else plain.add_and_norm(x.clone(), delta, weight)
 
     got = plain.codes(x, delta, None, weight, codes)
 
@@ -87,6 +89,8 @@ def test_codes_are_those_of_the_rounded_norm(codes: torch.dtype, with_delta: boo
     # That reference norms once more; codes of a row are the same whatever it is multiplied by.
     numbers = got.codes.float() * got.scales[:, None]
     error = (numbers - as_numbers.float()).abs()
-    step = got.scales[:, None] if codes == torch.int8 else numbers.abs().clamp(min=2**-6 * got.scales.max()) / 8
+    step = (
+        got.scales[:, None] if codes == torch.int8 else numbers.abs().clamp(min=2**-6 * got.scales.max()) / 8
+    )
     assert (error <= 0.51 * step + 1e-12).all()
     assert (got.codes[2].float() == 0.0).all()

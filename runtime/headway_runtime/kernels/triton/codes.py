@@ -1,9 +1,9 @@
-"""Numbers as codes of one byte and a float32 scale, as kernels make them: of rows, and of heads in the KV cache.
+"""Numbers as codes of one byte and a float32 scale, as kernels make them: of rows, and of heads in the cache.
 
 Rounds exactly as `layers/kv_numbers.py` does, whose `to_codes` is the reference: the largest magnitude gets
-the largest code. GPUs before capability 8.9 convert no 8-bit floats, nor does the interpreter in a way to rely
-on; there the bits are made of integers. Kernels that use this are compiled without contraction of products and
-sums (`EXACT`): it would round once where the reference rounds twice.
+the largest code. GPUs before capability 8.9 convert no 8-bit floats, nor does the interpreter in a way to
+rely on; there the bits are made of integers. Kernels that use this are compiled without contraction of
+products and sums (`EXACT`): it would round once where the reference rounds twice.
 
 Knows nothing of where numbers come from or go to.
 """
@@ -55,27 +55,29 @@ def kept_as(dtype: torch.dtype | None, gpu: Gpu) -> Kept:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Not every operator, and not every version of Triton, knows 8-bit floats; to be stored they are bytes."""
+    """Not every operator, nor every version of Triton, knows 8-bit floats; to be stored they are bytes."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def magnitude_bits(x):  # type: ignore[no-untyped-def]
+def magnitude_bits(x):
     """The bits of |x|, float32, as integers that are ordered alike; what is no number is above all."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def inverse_and_scale(largest_bits, KEPT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def inverse_and_scale(largest_bits, KEPT: tl.constexpr):
     """What numbers are multiplied by to be codes, and codes to be numbers."""
     largest_code: tl.constexpr = 127.0 if KEPT == "int8" else 448.0
     largest = largest_bits.to(tl.float32, bitcast=True)
     divisor = tl.where(largest < _LEAST_MAGNITUDE, _LEAST_MAGNITUDE, largest)
-    return tl.div_rn(tl.full(divisor.shape, largest_code, tl.float32), divisor), largest * (1.0 / largest_code)
+    return tl.div_rn(tl.full(divisor.shape, largest_code, tl.float32), divisor), largest * (
+        1.0 / largest_code
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def codes_of(x, KEPT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def codes_of(x, KEPT: tl.constexpr):
     """x: float32, multiplied already. int8, or the bytes of 8-bit floats."""
     if KEPT == "int8":
         # Adding and taking off 1.5 * 2**23 leaves no bits below 1: rounded, halves to even numbers.
@@ -97,7 +99,7 @@ def codes_of(x, KEPT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N8
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def numbers_of(codes, KEPT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def numbers_of(codes, KEPT: tl.constexpr):
     """float32, of what `codes_of` returned."""
     if KEPT == "int8":
         number = codes.to(tl.float32)

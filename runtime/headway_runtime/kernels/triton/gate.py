@@ -49,13 +49,13 @@ _HALF_ROOT: tl.constexpr = tl.constexpr(math.sqrt(0.5))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x):
     """Bounded where e**-x would be infinite, of which the interpreter warns: 1e-38 instead of 0."""
     return 1.0 / (1.0 + tl.exp(tl.minimum(-x, 88.0)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def activated(x, ACTIVATION: tl.constexpr):
     """x: float32. GELU's form with tanh is a sigmoid too: (1 + tanh(u)) / 2 = 1 / (1 + e**-2u)."""
     if ACTIVATION == "silu":
         return x * sigmoid(x)
@@ -65,12 +65,12 @@ def activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]  # n
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gate_kernel(  # type: ignore[no-untyped-def]
+def gate_kernel(
     gate_up_pointer,
     out_pointer,
-    SIZE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ACTIVATION: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
     """One program per piece of a row."""
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -84,14 +84,14 @@ def gate_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gate_codes_kernel(  # type: ignore[no-untyped-def]
+def gate_codes_kernel(
     gate_up_pointer,
     out_pointer,
     scale_pointer,
-    SIZE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ACTIVATION: tl.constexpr,  # noqa: N803
-    KEPT: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
     """One program per row."""
     columns = tl.arange(0, BLOCK)

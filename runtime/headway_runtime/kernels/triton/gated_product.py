@@ -3,13 +3,13 @@
 At decode the weights are all there is to read: 2 * size * inputs * 2 bytes of bfloat16 (235 MB for a layer of
 Llama-3.1-8B, 49 us at an H200's 4.8 TB/s), against which rows and results are nothing. So the product is as
 fast as the weights come, whatever multiplies, and that both halves of the merged weight are read by the same
-program makes the activation free: a launch and a trip through memory less per layer, out of ten launches.
+program makes the activation free: of ten launches of a layer, one with its trip through memory less.
 
-A program has a few outputs: their rows of both halves, tile by tile over all inputs, each tile of BLOCK_INPUTS
-numbers (256 bytes of a row in one piece). `num_stages` tiles are on their way at once, copied to shared memory
-behind the products: 2 * 32 rows * 256 bytes * 3 = 48 KB and more per program, 2 programs on a multiprocessor,
-where 4.8 TB/s * 0.7 us / 132 = 25 KB would do. Rows beyond the real ones are zeros: the tensor cores have time
-for 16 in any case.
+A program has a few outputs: their rows of both halves, tile by tile over all inputs, each tile of
+BLOCK_INPUTS numbers (256 bytes of a row in one piece). `num_stages` tiles are on their way at once, copied to
+shared memory behind the products: 2 * 32 rows * 256 bytes * 3 = 48 KB and more per program, 2 programs on a
+multiprocessor, where 4.8 TB/s * 0.7 us / 132 = 25 KB would do. Rows beyond the real ones are zeros: the
+tensor cores have time for 16 in any case.
 
 Expected on an H200: 85% of copy bandwidth up to 16 rows (448 programs of Llama-3.1-8B fill the 264 places for
 them less than twice, which costs most of what is missing), 80% to 64. Above that, where arithmetic begins to
@@ -38,7 +38,7 @@ MOST_ROWS = 64
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gated_product_kernel(  # type: ignore[no-untyped-def]
+def gated_product_kernel(
     x_pointer,
     weight_pointer,
     bias_pointer,
@@ -46,12 +46,12 @@ def gated_product_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     size,
     num_inputs,
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    FITS: tl.constexpr,  # noqa: N803
-    ACTIVATION: tl.constexpr,  # noqa: N803
-    BLOCK_ROWS: tl.constexpr,  # noqa: N803
-    BLOCK_OUTPUTS: tl.constexpr,  # noqa: N803
-    BLOCK_INPUTS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,
+    FITS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
 ):
     """Programs: (tile of outputs, tile of rows). FITS: BLOCK_INPUTS divides the inputs."""
     rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -87,10 +87,11 @@ def gated_product_kernel(  # type: ignore[no-untyped-def]
 class GatedProduct:
     """The launcher for one activation."""
 
-    __slots__ = ("_activation",)
+    __slots__ = ("_activation", "most_rows")
 
     def __init__(self, activation: Activation) -> None:
         self._activation = activation
+        self.most_rows = MOST_ROWS
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x: contiguous [rows, inputs], up to MOST_ROWS. weight: [2 * size, inputs]. Returns [rows, size]."""

@@ -7,10 +7,10 @@ What it does to a row, of which all but the norm itself may be left out:
           -> norm of the sum
           -> codes of one byte and a scale per row, for a product of 8-bit numbers
 
-Bytes, of one row of n bfloat16: 2n each for delta and hidden states read, hidden states and norm written: 8n
-(7n with codes), where separate kernels move 12n (and 5n more for the codes). The weight, 2n or 4n, is the same
-for all rows and stays in the L2 cache. One program has a row, in registers: its three loads of 16 bytes per
-thread go out before the first is needed, and no barrier but one reduction follows.
+Bytes, of one row of n bfloat16: 2n each for delta and hidden states read, hidden states and norm written:
+8n (7n with codes), where separate kernels move 12n (and 5n more for the codes). The weight, 2n or 4n, is the
+same for all rows and stays in the L2 cache. One program has a row, in registers: its three loads of 16 bytes
+per thread go out before the first is needed, and no barrier but one reduction follows.
 
 Expected on an H200: from about 1,000 rows of 4096 on, 90% of copy bandwidth (8 warps, 8 rows at once on a
 multiprocessor are 190 KB in flight there, several times what latency asks for). At decode (1 to 128 rows) all
@@ -50,7 +50,7 @@ MOST_NUMBERS = 32768
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def norm_kernel(  # type: ignore[no-untyped-def]
+def norm_kernel(
     hidden_pointer,
     delta_pointer,
     delta_weight_pointer,
@@ -58,11 +58,11 @@ def norm_kernel(  # type: ignore[no-untyped-def]
     out_pointer,
     scale_pointer,
     epsilon,
-    SIZE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ADDS: tl.constexpr,  # noqa: N803
-    NORMS_DELTA: tl.constexpr,  # noqa: N803
-    KEPT: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDS: tl.constexpr,
+    NORMS_DELTA: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
     """One program per row. Without ADDS: the norm of the row of hidden states, which stays as it is."""
     columns = tl.arange(0, BLOCK)

@@ -2,11 +2,11 @@
 
 Of each row of [query heads | key heads | value heads], each of head_dim numbers:
 
-    queries and keys -> norm of each head (Qwen 3, Gemma 3), if the model has it -> rotated (halves of a head
-                        are pairs; cosines and sines are those of the row, so that every scaling is the table's)
+    queries and keys -> norm of each head (Qwen 3, Gemma 3), if the model has it -> rotated (halves of a
+                        head are pairs; cosines and sines are the row's, so that any scaling is the table's)
     queries          -> back into the row
-    keys and values  -> into the cache at the row's slot, as they are or as codes with a scale per token and head
-                        (see `codes.py`), and back into the row as they will be read, if that is asked for
+    keys and values  -> into the cache at the row's slot, as they are or as codes with a scale per token and
+                        head (see `codes.py`), and back into the row as they will be read, if asked for
 
 Bytes, of one row with q query and k KV heads of d bfloat16: 2d(q + 2k) read, 2dq + 2dk (dk as codes) * 2
 written, 4d of cosines and sines (from the L1 cache for all tiles of a row but one). Separate kernels (norm,
@@ -18,8 +18,6 @@ Expected on an H200: 85% of copy bandwidth for prefill (16 programs of 4 warps, 
 multiprocessor); at decode the time of a launch, about 2 us. The writes into blocks are of head_dim numbers
 in one piece (256 bytes), rows of one sequence next to each other.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
@@ -48,11 +46,12 @@ from headway_runtime.kernels.triton.launch import (
 )
 from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.layers.kv_numbers import LayerKV
+from headway_runtime.layers.norm import HeadWeights
 from headway_runtime.layers.rotary import rotate_
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rotate_and_store_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
+def rotate_and_store_kernel(
     qkv_pointer,
     cosine_pointer,
     sine_pointer,
@@ -64,15 +63,15 @@ def rotate_and_store_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     epsilon,
     block_stride,
     scale_block_stride,
-    QUERY_HEADS: tl.constexpr,  # noqa: N803
-    KV_HEADS: tl.constexpr,  # noqa: N803
-    HEAD_DIM: tl.constexpr,  # noqa: N803
-    BLOCK_SIZE: tl.constexpr,  # noqa: N803
-    NORMS: tl.constexpr,  # noqa: N803
-    KEPT: tl.constexpr,  # noqa: N803
-    WRITES_BACK: tl.constexpr,  # noqa: N803
-    HEADS: tl.constexpr,  # noqa: N803
-    HALF: tl.constexpr,  # noqa: N803
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NORMS: tl.constexpr,
+    KEPT: tl.constexpr,
+    WRITES_BACK: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
 ):
     """Programs: (row, tile of HEADS heads). HALF: a power of two of at least half a head."""
     half_size: tl.constexpr = HEAD_DIM // 2
@@ -148,16 +147,8 @@ def rotate_and_store_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         tl.store(qkv_pointer + places + half_size, second, mask=is_real & is_query)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadWeights:
-    """Norms of heads: float32 [2, head_dim], of queries and of keys."""
-
-    weights: Tensor
-    epsilon: float
-
-
 class RotateAndStore:
-    """The launcher for one shape of heads. writes_back: whether keys and values are read from the rows, too."""
+    """The launcher for one shape of heads. writes_back: whether keys and values are read in their rows."""
 
     __slots__ = ("_block_size", "_head_dim", "_num_kv_heads", "_num_query_heads", "_writes_back")
 
@@ -178,7 +169,7 @@ class RotateAndStore:
         kv: LayerKV,
         norms: HeadWeights | None = None,
     ) -> None:
-        """qkv: contiguous [rows, all heads * head_dim]; changed. rotation: from `RotaryTable.at`, of the rows.
+        """qkv: contiguous [rows, all heads * head_dim]; changed. rotation: what `RotaryTable.at` gave.
 
         slots: int64, block * block_size + offset; rows without one, and those of a negative one, are stored
         nowhere.
@@ -220,7 +211,7 @@ class RotateAndStore:
 
 def _heads_of_tile(tile: int, half: int, num_heads: int) -> int:
     """How many heads a program has, of which `tile` numbers are first halves; no more than there are."""
-    return max(1, min(tile // half, triton.next_power_of_2(num_heads)))
+    return max(1, min(tile // half, int(triton.next_power_of_2(num_heads))))
 
 
 def rotate_and_store_by_torch(
