@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway_runtime.draws import LOWEST_TEMPERATURE, MASK_64, Drawer, _block_size, _split_mix
+from headway_runtime.draws import LOWEST_TEMPERATURE, MASK_64, Drawer, block_size_of, split_mix
 from headway_runtime.kernels.triton.draw import DrawParameters, draw
 from headway_runtime.kernels.triton.vocabulary import block_numbers, block_numbers_by_torch
 from headway_runtime.request import SamplingParams
@@ -35,7 +35,7 @@ def parameters_of(
     def floats(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32)
 
-    seeds = numpy.array([_split_mix(one.seed & MASK_64) for one in params], dtype=numpy.uint64)
+    seeds = numpy.array([split_mix(one.seed & MASK_64) for one in params], dtype=numpy.uint64)
     return DrawParameters(
         places,
         floats([one.temperature for one in params]),
@@ -50,7 +50,7 @@ def parameters_of(
 def by_kernel(logits: Tensor, params: list[SamplingParams], positions: list[int]) -> list[int]:
     tokens = torch.full((len(logits),), -7)
     found = parameters_of(params, positions, None)
-    draw(logits, found, tokens, _block_size(logits.shape[1]), reads_places=False)
+    draw(logits, found, tokens, block_size_of(logits.shape[1]), reads_places=False)
     listed: list[int] = tokens.tolist()
     return listed
 
@@ -106,7 +106,7 @@ def test_each_row_is_read_and_written_at_its_place() -> None:
     places = torch.tensor([5, 1], dtype=torch.int32)
     tokens = torch.full((7,), -7)
 
-    draw(logits, parameters_of(params, positions, places), tokens, _block_size(60), reads_places=True)
+    draw(logits, parameters_of(params, positions, places), tokens, block_size_of(60), reads_places=True)
 
     want = by_drawer(logits[[5, 1]], params, positions)
     assert tokens.tolist() == [-7, want[1], -7, -7, -7, want[0], -7]

@@ -59,7 +59,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def magnitude_bits(x):
     """The bits of |x|, float32, as integers that are ordered alike; what is no number is above all."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF

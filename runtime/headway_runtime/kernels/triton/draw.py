@@ -1,4 +1,4 @@
-"""One token of each row of logits: the likeliest, or a draw by seed and position, the same as `draws.py` draws.
+"""One token of each row of logits: the likeliest, or a draw by seed and position, that of `draws.py`.
 
 What is drawn, and why it is right, stands there. Here a program has a row, and what it needs of the row are
 its blocks' numbers (see `vocabulary.py`), in registers; logits are read again only where they decide:
@@ -8,14 +8,16 @@ its blocks' numbers (see `vocabulary.py`), in registers; logits are read again o
   what is left is read, and the sums of its blocks are kept in `kept_pointer`.
 - top-k: the k-th largest of the blocks' largest logits is a bound that at least k tokens reach. Those that do
   are written side by side, few more than k, and of these the k-th is found bit by bit, without sorting. Where
-  they are more than fit (k above the number of blocks, or rows of equals) bits are found by passes over the row.
+  they are more than fit (k above the number of blocks, or rows of equals) bits are found by passes over the
+  row.
 
-Filters and parameters are each row's own and looked up on the device, so that one captured launch serves every
-mixture of requests, greedy ones as well.
+Filters and parameters are each row's own and looked up on the device, so that one captured launch serves
+every mixture of requests, greedy ones as well.
 
 Expected on an H200: 4 us for greedy rows and draws without filters, 6 to 12 us with top-k or top-p on
-distributions of language models (a check of 84 tiles, a few of them read; 1.3 attempts on average), up to 30 us
-an attempt where nearly all tokens are equally likely; the same for 1 row as for 132, one to a multiprocessor.
+distributions of language models (a check of all tiles, a few of them read; 1.3 attempts on average), up to 30
+us an attempt where nearly all tokens are equally likely; the same for 1 row as for 132, one to a
+multiprocessor.
 """
 
 from dataclasses import dataclass
@@ -50,20 +52,20 @@ from headway_runtime.kernels.triton.vocabulary import (
 NUM_CANDIDATES = 4096
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def ordered(x):
     """uint32 that are ordered as float32 are."""
     bits = x.to(tl.uint32, bitcast=True)
     return tl.where(x < 0.0, ~bits, bits | 0x80000000)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def from_ordered(keys):
     bits = tl.where(keys >= 0x80000000, keys ^ 0x80000000, ~keys)
     return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def kth_largest(x, k):
     """The k-th largest of a block of float32, bit by bit: [1]."""
     keys = ordered(x)
@@ -169,7 +171,7 @@ def keep_sums(
     TILE_BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Leaves each block's sum of the weights of logits not below `floor` and above `pivot`; returns their sum."""
+    """Leaves the sums of blocks' weights of logits from `floor` on and above `pivot`; returns their sum."""
     total = 0.0
     for first in range(0, NUM_BLOCKS, TILE_BLOCKS):
         blocks = first + tl.arange(0, TILE_BLOCKS)
@@ -303,7 +305,7 @@ def draw_kernel(
         total = tl.sum(sums, 0)
         wanted = top_p * total
         attempt, is_drawing = 0, True
-        # Before the first attempt what the bounds keep is summed up, after it what is likelier than its token.
+        # Before the first attempt what bounds keep is summed up, after it what is likelier than its token.
         has_bound = (floor > float("-inf")) & (told >= 1e-5)
         while is_drawing:
             if has_bound:
@@ -347,7 +349,7 @@ def draw_kernel(
                 is_drawing = top_p < 1.0
             else:
                 is_drawing = False
-    tl.store(token_pointer + place, token.to(tl.int64))
+    tl.store(token_pointer + place, token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +357,7 @@ class DrawParameters:
     """Of each row that is chosen from, on the device.
 
     places: int32, where in the batch they belong; None: in order. temperatures: float32, below 1e-5 greedy.
-    top_k: int32, 0 for all. top_p, min_p: float32. seeds: int64, `draws._split_mix` of the requests' seeds.
+    top_k: int32, 0 for all. top_p, min_p: float32. seeds: int64, `draws.split_mix` of the requests' seeds.
     positions: int64, of the tokens to be drawn.
     """
 
@@ -371,10 +373,10 @@ class DrawParameters:
 def draw(
     logits: Tensor, parameters: DrawParameters, tokens: Tensor, block_size: int, *, reads_places: bool
 ) -> BlockNumbers:
-    """Writes one token of each row to its place in `tokens` (int64), -1 where logits are not finite.
+    """Writes a token of each row to its place in `tokens` (int64), -1 where logits are not finite.
 
-    logits: [rows, vocabulary], not changed. reads_places: whether they are found at the places of tokens; else
-    they are in the order of the parameters. block_size: that of `draws.Drawer`.
+    logits: [rows, vocabulary], not changed. reads_places: whether they are found at the places of tokens;
+    else they are in the order of the parameters. block_size: that of `draws.Drawer`.
     """
     rows = parameters.places if reads_places else None
     numbers = block_numbers(logits, rows, parameters.temperatures, block_size)

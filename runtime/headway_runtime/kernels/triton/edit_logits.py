@@ -1,17 +1,18 @@
 """What requests do to the model's logits, in one pass: biases, penalties, and what is forbidden.
 
 What is done, and in which order, is said in `logit_edits.py`. Rows that are edited are copied to float32; all
-others are left where they are. Of a copied row most numbers only meet the mask, a bit per token; the few tokens
-with a bias or a penalty follow as entries, each token once, and replace what was copied:
+others are left where they are. Of a copied row most numbers only meet the mask, a bit per token; the few
+tokens with a bias or a penalty follow as entries, each token once, and replace what was copied:
 
     v = logit + bias;  v / repetition if v > 0 else v * repetition;  v - count * frequency;  v - presence
 
-the last three of tokens that occur (count >= 0), the very last of those in the answer (count > 0). A stop token
-that is forbidden for now has a bias of -inf.
+the last three of tokens that occur (count >= 0), the very last of those in the answer (count > 0). A stop
+token that is forbidden for now has a bias of -inf.
 
 Bytes: a row of n bfloat16, 2n + n / 8 read and 4n written, 0.8 MB for 128,256 tokens, 0.2 us of an H200's
-bandwidth; a program has 4,096 tokens and looks through the row's entries (12 bytes each, mostly in the L2 cache)
-for its own. Expected: 4 us for one row with some hundred entries, 70 us for 256 rows, 80% of copy bandwidth.
+bandwidth; a program has 4,096 tokens and looks through the row's entries (12 bytes each, mostly in the L2
+cache) for its own. Expected: 4 us for one row with some hundred entries, 70 us for 256 rows, 80% of copy
+bandwidth.
 """
 
 from dataclasses import dataclass
@@ -32,11 +33,13 @@ from headway_runtime.kernels.triton.launch import (
 )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def is_allowed(mask_pointer, mask_row, tokens, is_real, words):
     """Bits of a row of the mask, lowest first in words of 32; all set for rows without one."""
     has_mask = (mask_row + tl.zeros_like(tokens)) >= 0
-    word = tl.load(mask_pointer + mask_row.to(tl.int64) * words + (tokens >> 5), mask=is_real & has_mask, other=-1)
+    word = tl.load(
+        mask_pointer + mask_row.to(tl.int64) * words + (tokens >> 5), mask=is_real & has_mask, other=-1
+    )
     return ((word >> (tokens & 31)) & 1) != 0
 
 
@@ -67,8 +70,8 @@ def edit_kernel(
     tokens = first_token + tl.arange(0, BLOCK)
     is_real = tokens < vocab_size
     x = tl.load(source + tokens, mask=is_real, other=0.0).to(tl.float32)
-    allowed = is_allowed(mask_pointer, mask_row, tokens, is_real, words)
-    tl.store(target + tokens, tl.where(allowed, x, float("-inf")), mask=is_real)
+    is_free = is_allowed(mask_pointer, mask_row, tokens, is_real, words)
+    tl.store(target + tokens, tl.where(is_free, x, float("-inf")), mask=is_real)
     # What follows replaces what other threads have stored.
     tl.debug_barrier()
     repetition = tl.load(penalty_pointer + 3 * row)
@@ -95,8 +98,9 @@ def edit_kernel(
 class EditedRows:
     """What is done to some rows, on the device; all of 32 bits.
 
-    places: int32 [rows], of the logits that are copied. mask_rows: int32 [rows], the row of `masks`, -1: none.
-    masks: int32 [masks, words]. starts: int32 [rows + 1], of each row's entries, and their end.
+    places: int32 [rows], of the logits that are copied.
+    mask_rows: int32 [rows], the row of `masks`, -1: none. masks: int32 [masks, words].
+    starts: int32 [rows + 1], of each row's entries, and their end.
     tokens: int32. biases, counts: float32, of each entry; a count below 0: not penalized.
     penalties: float32 [rows, 3], repetition, frequency, presence.
     """
@@ -162,15 +166,19 @@ def _cases() -> list[CompileCase]:
     cases = []
     for one in configurations("edit_logits"):
         constants, options = split_options(one.values)
-        pointers = {"place": "*i32", "mask_row": "*i32", "mask": "*i32", "start": "*i32", "entry_token": "*i32"}
+        pointers = {
+            "place": "*i32",
+            "mask_row": "*i32",
+            "mask": "*i32",
+            "start": "*i32",
+            "entry_token": "*i32",
+        }
         pointers |= {"entry_bias": "*fp32", "entry_count": "*fp32", "penalty": "*fp32"}
         pointers |= {"logits": "*bf16", "out": "*fp32"}
         signature = {f"{name}_pointer": kind for name, kind in pointers.items()}
         signature |= {"row_stride": "i32:16", "vocab_size": "i32:16", "words": "i32"}
         cases.append(
-            CompileCase(
-                one.label, edit_kernel, signature, constants, {**options, **EXACT}, one.capabilities
-            )
+            CompileCase(one.label, edit_kernel, signature, constants, {**options, **EXACT}, one.capabilities)
         )
     return cases
 

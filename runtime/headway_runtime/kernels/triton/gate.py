@@ -48,7 +48,7 @@ _TWICE: tl.constexpr = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _HALF_ROOT: tl.constexpr = tl.constexpr(math.sqrt(0.5))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def sigmoid(x):
     """Bounded where e**-x would be infinite, of which the interpreter warns: 1e-38 instead of 0."""
     return 1.0 / (1.0 + tl.exp(tl.minimum(-x, 88.0)))

@@ -1,12 +1,13 @@
 """Log-probabilities of tokens, their ranks, and the likeliest tokens' of each row, without sorting it.
 
 Natural logarithms of softmax(logits), of the model's own distribution. A program has a row and its blocks'
-numbers (see `vocabulary.py`): the normalizer follows from those, the token's own logit is one number, and each
-of the likeliest tokens is the first with the largest logit of the block with the largest logits; that block is
-then read again for the largest of what it has left. A rank is counted in the blocks that reach the logit.
+numbers (see `vocabulary.py`): the normalizer follows from those, the token's own logit is one number, and
+each of the likeliest tokens is the first with the largest logit of the block with the largest logits; that
+block is then read again for the largest of what it has left. A rank is counted in the blocks that reach the
+logit.
 
-Bytes: once the row, by the kernel of blocks, then 0.8 KB per token that is asked for. Expected on an H200: 5 us
-without likeliest tokens, 1 us more for each of them (at most 20), whatever the number of rows up to 132.
+Bytes: once the row, by the kernel of blocks, then 0.8 KB per token that is asked for. Expected on an H200:
+5 us without likeliest tokens, 1 us more for each of them (at most 20), whatever the rows are up to 132.
 """
 
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def logprob_kernel(
             tl.store(rank_pointer + index, rank)
         # In the order of logits, equals by tokens, all up to the last one are taken.
         last, last_token = float("inf"), -1
-        for place in range(0, num_top):
+        for place in range(num_top):
             block = tl.argmax(tops, 0)
             last, last_token = largest_left(source, block, last, last_token, NUM_BLOCKS, BLOCK_SIZE, TILE)
             tl.store(top_logprob_pointer + index * num_top + place, last - normalizer)

@@ -1,9 +1,9 @@
 """Rows of logits by blocks: what every choice among them starts from, and the hashes that decide draws.
 
-A row is cut into `num_blocks` blocks of `block_size` tokens, as `draws.py` cuts it. One kernel reads all logits
-once, wherever they lie, and leaves two numbers per block: its largest logit, and the sum of exp(logit - that).
-From those alone follow the row's maximum, the normalizer, the race between blocks, and which blocks any bound
-leaves out; whoever chooses afterwards reads single blocks.
+A row is cut into `num_blocks` blocks of `block_size` tokens, as `draws.py` cuts it. One kernel reads all
+logits once, wherever they lie, and leaves two numbers per block: its largest logit, and the sum of all exp of
+logits less that one. From those alone follow the row's maximum, the normalizer, the race between blocks, and
+which blocks any bound leaves out; whoever chooses afterwards reads single blocks.
 
 Bytes: a row of 128,256 bfloat16 is 257 KB, and 2.7 KB of results: 60 ns of an H200's bandwidth, so up to 32
 rows it is a launch and a trip to memory, 3 us; at 256 rows 15 us, at 85% of copy bandwidth (programs of 4 KB,
@@ -30,7 +30,7 @@ from headway_runtime.kernels.triton.launch import (
 )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def mixed(values):
     """`draws._mix`, of blocks of uint32 (the interpreter warns where a single number wraps around)."""
     values ^= values >> 16
@@ -41,24 +41,24 @@ def mixed(values):
     return values
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def hashes_of(numbers):
     """The hashes of tokens, or of blocks counted on behind them: int32 to uint32."""
     return mixed(numbers.to(tl.uint32, bitcast=True) * 0x1E3779B1 + tl.zeros_like(numbers).to(tl.uint32))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def split_mixed(values):
-    """`draws._split_mix`, of a block of uint64."""
+    """`draws.split_mix`, of a block of uint64."""
     values += 0x9E3779B97F4A7C15
     values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
     values = (values ^ (values >> 27)) * 0x94D049BB133111EB
     return values ^ (values >> 31)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def exponentials(hashes):
-    """`draws._exponentials`: -log(1 - u) with all digits also of small u, which the logarithm alone has not."""
+    """`draws._exponentials`: -log(1 - u), to the last digits for small u as well."""
     uniform = ((mixed(hashes) & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 2147483648.0)
     uniform = tl.minimum(uniform, 1.0 - 1.0 / 16777216.0)
     # What is really taken off 1, after rounding: the logarithm is of that, and stretched to u.
@@ -78,13 +78,13 @@ def scaled(row_pointer, blocks, columns, temperature, NUM_BLOCKS: tl.constexpr, 
     return tl.div_rn(x, temperature + tl.zeros_like(x))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def divisor(temperature):
     """Greedy rows are not divided."""
     return tl.where(temperature < 1e-5, 1.0, temperature)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def weights_of(x, top):
     """exp(x - top), 0 for -inf whatever the top is."""
     base = tl.where(tl.abs(top) == float("inf"), 0.0, top)
@@ -144,8 +144,8 @@ def tile_of(block_size: int, tile: int) -> tuple[int, int]:
 def block_numbers(
     logits: Tensor, rows: Tensor | None, temperatures: Tensor | None, block_size: int
 ) -> BlockNumbers:
-    """logits: [rows, vocabulary]. rows: int32, which of them; None: all. temperatures: float32, of each of those
-    rows, below 1e-5 as 1; None: 1. block_size: a divisor of the vocabulary's size."""
+    """logits: [rows, vocabulary]. rows: int32, which of them; None: all. temperatures: float32, of each of
+    those rows, below 1e-5 as 1; None: 1. block_size: a divisor of the vocabulary's size."""
     num_rows = len(logits) if rows is None else len(rows)
     num_blocks = logits.shape[1] // block_size
     assert logits.stride(1) == 1
