@@ -1,4 +1,4 @@
-"""Whose kernels layers get on a device: Triton's on a GPU and our CPU kernels on a CPU, unless told otherwise.
+"""Whose kernels layers get: Triton's on a GPU and our CPU kernels on a CPU, unless told otherwise.
 
 HEADWAY_KERNELS says otherwise, for all devices: "torch" leaves everything to PyTorch's operators, "triton"
 asks for Triton's also on a CPU, where they are interpreted, which is slow and for tests. It is read once.
@@ -21,7 +21,7 @@ def _choice() -> Choice:
     told = os.environ.get(VARIABLE) or "auto"
     if told not in get_args(Choice):
         raise ConfigError(f"{VARIABLE}={told!r} is not known; use one of {', '.join(get_args(Choice))}")
-    return cast(Choice, told)
+    return cast("Choice", told)
 
 
 def uses_triton(device: torch.device) -> bool:
