@@ -78,7 +78,9 @@ def make_paged_case(device: torch.device, generator: torch.Generator) -> Callabl
             num_blocks, 2 * num_kv_heads, block_size, head_dim, device=device, generator=generator
         )
         # Heads and tokens of unlike size, as models have them.
-        wide *= torch.rand(num_blocks, 2 * num_kv_heads, block_size, 1, device=device, generator=generator) * 3
+        wide *= (
+            torch.rand(num_blocks, 2 * num_kv_heads, block_size, 1, device=device, generator=generator) * 3
+        )
         scales = None
         if kept in LARGEST_CODES:
             numbers, scales = to_codes(wide, kept)
