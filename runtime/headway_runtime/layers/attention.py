@@ -1,5 +1,7 @@
 """Attention of one step's tokens over a paged KV cache, for CPU and CUDA alike.
 
+- On a GPU two kernels of our own read the blocks where they lie: one call is for all sequences with few
+  tokens, decodes and guesses that are checked, one for all with many. The rest of this is for other devices.
 - Decodes (one token each) are attended together. On a CPU a kernel of our own reads the blocks where they
   lie; elsewhere they are gathered, padded to the longest of the group, for scaled_dot_product_attention.
 - Generated tokens that are computed several at a time (because their sequence lost its KV, or because they
@@ -11,10 +13,12 @@
 What a step needs for all its layers alike (`AttentionInputs`) is made once per step by the runner.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from headway_runtime.kernels.triton.paged_rows import PagedRows
 from headway_runtime.layers.attention_layer import AttentionLayer
 from headway_runtime.layers.chunk_products import (
     attend_chunk_by_products,
@@ -36,6 +40,7 @@ __all__ = [
     "KVCache",
     "KVShape",
     "LaterChunk",
+    "Paged",
     "attend",
 ]
 
@@ -96,6 +101,15 @@ class DecodesAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class Paged:
+    """Rows [start, end) of the step, of any sequences, which GPU kernels attend to."""
+
+    start: int
+    end: int
+    which: PagedRows
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """One step's attention work.
 
@@ -107,7 +121,7 @@ class AttentionInputs:
 
     slots: Tensor
     place: tuple[Tensor, Tensor] | None
-    calls: list[Decodes | FirstChunk | LaterChunk | DecodesAgain]
+    calls: Sequence[Decodes | FirstChunk | LaterChunk | DecodesAgain | Paged]
     num_decodes: int
     num_padding: int = 0
 
@@ -135,6 +149,10 @@ def attend(
     for call in inputs.calls:
         rows = slice(call.start, call.end)
         match call:
+            case Paged():
+                assert cache.gpu_kernels is not None
+                attend_paged = cache.gpu_kernels.attend
+                attend_paged(layer.index, qkv[rows], kv.numbers, kv.scales, call.which, out[rows])
             case Decodes() if kernels is not None:
                 kernels.attend_decodes[layer.index](
                     qkv[rows],
@@ -175,7 +193,8 @@ def _store(
         assert inputs.place is not None
         own = heads[:tokens, num_query_heads:]
         as_read = kv.store(inputs.place, own)
-        if cache.rounds:
+        # GPU kernels read also what is of this step from the cache.
+        if cache.rounds and cache.gpu_kernels is None:
             own.copy_(as_read)
     elif tokens > inputs.num_decodes:
         rows = slice(inputs.num_decodes, tokens)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from headway_runtime.kernels.triton.attention_tiles import PagedRows
+    from headway_runtime.kernels.triton.paged_rows import PagedRows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -64,7 +64,7 @@ def make_paged_case(device: torch.device, generator: torch.Generator) -> Callabl
         num_free_rows: int = 0,
     ) -> PagedCase:
         """lengths: of each sequence's rows and whole context. num_free_rows: behind the last sequence's."""
-        from headway_runtime.kernels.triton.attention_tiles import PagedRows
+        from headway_runtime.kernels.triton.paged_rows import PagedRows
         from headway_runtime.layers.kv_numbers import LARGEST_CODES, to_codes
 
         kept = dtype if kept is None else kept

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from headway_runtime.kernels.triton.attention_reference import reference_attention
-from headway_runtime.kernels.triton.attention_tiles import Scoring
-from headway_runtime.kernels.triton.paged_decode import make_workspace, paged_decode, rows_for
 from headway_runtime.kernels.triton.attention_tiles import HeadShape
+from headway_runtime.kernels.triton.paged_decode import make_workspace, paged_decode
+from headway_runtime.kernels.triton.paged_rows import Scoring, rows_for
 
 # Of numbers of about one, against a reference of the same inputs: the rounding of weights and of the output.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from headway_runtime.kernels.triton.attention_reference import reference_attention
-from headway_runtime.kernels.triton.attention_tiles import Scoring
 from headway_runtime.kernels.triton.paged_prefill import paged_prefill
+from headway_runtime.kernels.triton.paged_rows import Scoring
 
 # Of numbers of about one, against a reference of the same inputs: the rounding of weights and of the output.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}

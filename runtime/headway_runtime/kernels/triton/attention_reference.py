@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from headway_runtime.kernels.triton.attention_tiles import PagedRows, Scoring
+from headway_runtime.kernels.triton.paged_rows import PagedRows, Scoring
 
 
 def reference_attention(
@@ -16,7 +16,7 @@ def reference_attention(
     scoring: Scoring,
     num_groups: int,
 ) -> Tensor:
-    """Arguments as `paged_decode` has them. Returns float32 [rows, heads * head_dim]; rows of nobody are 0."""
+    """Arguments as `paged_decode` has them. Returns float32 [rows, heads * head_dim]; 0 for nobody's."""
     _, num_planes, block_size, head_dim = numbers.shape
     num_kv_heads = num_planes // 2
     num_heads = num_kv_heads * num_groups

@@ -1,4 +1,4 @@
-"""What both attention kernels do with a tile of keys and values, and how they are told what to attend to.
+"""What both attention kernels do with a tile of keys and values, and the types they are compiled for.
 
 Owns the online softmax (arXiv 1805.02867, 2205.14135) over paged tiles: maxima, sums and weighted values are
 float32; exponents are to base 2. Masked keys are not read, so that nothing stale can show.
@@ -9,7 +9,7 @@ multiplied by their scales over the tile's largest, so that float16 holds them w
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 import triton
@@ -17,63 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.launch import DEFAULT, INTERPRETED, Gpu, dot
+from headway_runtime.kernels.triton.paged_rows import SEQUENCE_CAPACITIES
 
-LOG2_E = 1.4426950408889634
 LEAST_SCALE: tl.constexpr = tl.constexpr(1e-30)
-# Numbers of sequences that kernels are compiled for; each is scanned whole by every program.
-SEQUENCE_CAPACITIES = (16, 128, 1024, 8192)
 TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 # How the cache keeps numbers: as they are, or as codes. "fp8_bits" is for GPUs that convert none themselves.
 Coding = Literal["none", "int8", "fp8", "fp8_bits"]
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How a layer attends; see layers/attention_layer.py."""
-
-    scale: float
-    window: int | None = None
-    soft_cap: float | None = None
-
-    def arguments(self) -> dict[str, Any]:
-        """The kernels' arguments: what products of queries and keys are multiplied by, and masks."""
-        has_soft_cap = self.soft_cap is not None
-        cap = self.soft_cap if self.soft_cap is not None else 1.0
-        factor = 2 * self.scale / cap if has_soft_cap else self.scale
-        return {
-            "score_factor": factor * LOG2_E,
-            "soft_cap": cap * LOG2_E,
-            "window": self.window or 0,
-            "has_window": self.window is not None,
-            "has_soft_cap": has_soft_cap,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class PagedRows:
-    """Rows of a step whose sequences' keys and values are all in the cache, their own included.
-
-    query_starts: int32 [sequences + 1], the first row of each, within the rows. A sequence may have none.
-    context_lengths: int32 [sequences], tokens of each up to its last row's. 0: its rows get zeros.
-    tables: int32 [sequences, blocks], ids of its blocks; what is behind its last is not read.
-    num_rows: of all sequences, at most. max_queries: of one sequence, at most.
-    """
-
-    query_starts: Tensor
-    context_lengths: Tensor
-    tables: Tensor
-    num_rows: int
-    max_queries: int
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.context_lengths)
-
-    @property
-    def sequence_capacity(self) -> int:
-        return next(size for size in SEQUENCE_CAPACITIES if size >= self.num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +36,7 @@ class HeadShape:
 
     @property
     def padded_dim(self) -> int:
-        return max(16, triton.next_power_of_2(self.head_dim))
+        return max(16, 1 << (self.head_dim - 1).bit_length())
 
 
 def coding_of(kept: torch.dtype, gpu: Gpu) -> Coding:
@@ -126,7 +77,10 @@ def compiled_types(name: str, capability: int) -> tuple[dict[str, str], dict[str
         coding = "fp8_bits"
     numbers = {"none": short, "int8": "i8"}.get(coding, "u8")
     signature = {
-        **{"query": f"*{short}", "out": f"*{short}", "numbers": f"*{numbers}", "scales": "*fp32"},
+        "query": f"*{short}",
+        "out": f"*{short}",
+        "numbers": f"*{numbers}",
+        "scales": "*fp32",
         **dict.fromkeys(("tables", "context_lengths", "query_starts"), "*i32"),
         **dict.fromkeys(("query_stride", "out_stride", "block_stride"), "i32:16"),
         **dict.fromkeys(("scale_block_stride", "table_stride", "num_sequences", "window"), "i32"),

@@ -5,12 +5,12 @@ Keys and values are each read once, so time is their bytes over bandwidth:
 and output are nothing beside it. Batch 32 at 8,192 tokens, 8 heads of 128 in bfloat16: 1.07 GB, 0.25 ms at
 the 4.3 TB/s that a copy reaches on an H200. Expected: 85-90% of that, less the start and end of the one wave.
 
-How it gets there. All tiles of all (sequence, head) pairs stand in one line, which is cut into equal stretches,
-one for each program of a grid that is as large as the GPU: whatever the lengths are, all multiprocessors are
-busy to the end, and the grid is the same at every step, as a CUDA graph needs it. A pair that lies in several
-stretches is put together by the program that finishes its part last; the others leave maxima, totals and
-sums in a workspace. So there is one launch and no second kernel, nobody waits, and as parts are added in
-their order, the same step gives the same numbers.
+How it gets there. All tiles of all (sequence, head) pairs stand in one line, which is cut into equal
+stretches, one for each program of a grid that is as large as the GPU: whatever the lengths are, all
+multiprocessors are busy to the end, and the grid is the same at every step, as a CUDA graph needs it. A pair
+that lies in several stretches is put together by the program that finishes its part last; the others leave
+maxima, totals and sums in a workspace. So there is one launch and no second kernel, nobody waits, and as parts
+are added in their order, the same step gives the same numbers.
 
 The query heads that share a KV head are rows of one product, with all tokens of the sequence: 16 rows at
 least, whose products take a quarter of the time that the tile takes to come. A tile is `keys` tokens; with
@@ -30,8 +30,6 @@ from torch import Tensor
 from headway_runtime.kernels.triton.attention_tiles import (
     TRITON_TYPES,
     HeadShape,
-    PagedRows,
-    Scoring,
     as_loaded,
     attend_tile,
     coding_of,
@@ -46,11 +44,9 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.paged_rows import LEAST_ROWS, MOST_ROWS, PagedRows, Scoring, rows_for
 
 KERNEL = "paged_decode"
-LEAST_ROWS = 16
-# Of query heads to a KV head times tokens of a sequence; more are a prefill.
-MOST_ROWS = 64
 
 # What benchmarks/gpu/tune.py tries.
 CANDIDATES = [
@@ -246,12 +242,6 @@ def _cases() -> Iterator[CompileCase]:
 COMPILED = list(_cases())
 
 
-def rows_for(max_queries: int, num_groups: int) -> int | None:
-    """Of a product, for so many tokens of a sequence; None where they are too many for this kernel."""
-    rows = max(LEAST_ROWS, triton.next_power_of_2(max_queries * num_groups))
-    return rows if rows <= MOST_ROWS or max_queries == 1 else None
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
     """What programs leave for each other; one serves all layers, as they run one after the other.
@@ -267,10 +257,8 @@ class DecodeWorkspace:
 def make_workspace(
     shape: HeadShape, max_queries: int, max_sequences: int, device: torch.device
 ) -> DecodeWorkspace:
-    """For any configuration of the tables."""
-    rows = rows_for(max_queries, shape.num_groups)
-    if rows is None:
-        rows = MOST_ROWS
+    """For any configuration of the tables. max_queries: of a sequence."""
+    rows = rows_for(max_queries, shape.num_groups) or MOST_ROWS
     programs = gpu_of(device).num_multiprocessors * max(
         one.values["programs_per_multiprocessor"] for one in configurations(KERNEL)
     )

@@ -24,8 +24,6 @@ from torch import Tensor
 from headway_runtime.kernels.triton.attention_tiles import (
     TRITON_TYPES,
     HeadShape,
-    PagedRows,
-    Scoring,
     as_loaded,
     attend_tile,
     coding_of,
@@ -40,6 +38,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.paged_rows import PagedRows, Scoring
 
 KERNEL = "paged_prefill"
 
