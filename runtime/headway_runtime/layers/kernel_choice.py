@@ -24,6 +24,11 @@ def _choice() -> Choice:
     return cast("Choice", told)
 
 
+def forget_choice() -> None:
+    """Have it read again: for tests that compare."""
+    _choice.cache_clear()
+
+
 def uses_triton(device: torch.device) -> bool:
     """ConfigError if they are asked for on a CPU and Triton does not interpret."""
     if device.type == "cuda":
