@@ -65,7 +65,7 @@ def magnitude_bits(x):
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def inverse_and_scale(largest_bits, KEPT: tl.constexpr):
     """What numbers are multiplied by to be codes, and codes to be numbers."""
     largest_code: tl.constexpr = 127.0 if KEPT == "int8" else 448.0
@@ -76,7 +76,7 @@ def inverse_and_scale(largest_bits, KEPT: tl.constexpr):
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def codes_of(x, KEPT: tl.constexpr):
     """x: float32, multiplied already. int8, or the bytes of 8-bit floats."""
     if KEPT == "int8":

@@ -78,7 +78,7 @@ def kth_largest(x, k):
     return from_ordered(found)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def count_at_least(
     row_pointer,
     tops_pointer,
@@ -102,7 +102,7 @@ def count_at_least(
     return count
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def kth_largest_of_row(
     row_pointer,
     tops_pointer,
@@ -157,7 +157,7 @@ def kth_largest_of_row(
     return bound
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def keep_sums(
     row_pointer,
     tops_pointer,
@@ -191,7 +191,7 @@ def keep_sums(
     return total
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def first_in_block(
     row_pointer,
     block,
@@ -228,7 +228,7 @@ def first_in_block(
     return winner, winner_logit
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def draw_kernel(
     logits_pointer,
     place_pointer,

@@ -43,7 +43,7 @@ def is_allowed(mask_pointer, mask_row, tokens, is_real, words):
     return ((word >> (tokens & 31)) & 1) != 0
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def edit_kernel(
     logits_pointer,
     out_pointer,

@@ -49,7 +49,7 @@ from headway_runtime.layers.norm import HeadWeights
 from headway_runtime.layers.rotary import rotate_
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def rotate_and_store_kernel(
     qkv_pointer,
     cosine_pointer,

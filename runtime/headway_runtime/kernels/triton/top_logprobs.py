@@ -28,7 +28,7 @@ from headway_runtime.kernels.triton.launch import (
 from headway_runtime.kernels.triton.vocabulary import block_numbers, scaled, tile_of, weights_of
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def largest_left(
     row_pointer,
     block,
@@ -55,7 +55,7 @@ def largest_left(
     return best, best_token
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def logprob_kernel(
     logits_pointer,
     row_pointer,

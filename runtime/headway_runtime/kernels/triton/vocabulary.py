@@ -68,7 +68,7 @@ def exponentials(hashes):
     return tl.where(is_none, uniform, -tl.log(left) * (uniform / tl.where(is_none, 1.0, taken)))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def scaled(row_pointer, blocks, columns, temperature, NUM_BLOCKS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Logits over temperature of some tokens of some blocks, float32 [blocks, columns]; -inf for none."""
     is_real = (blocks < NUM_BLOCKS)[:, None] & (columns < BLOCK_SIZE)[None, :]
@@ -91,7 +91,7 @@ def weights_of(x, top):
     return tl.exp(tl.minimum(x - base, 0.0))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def block_kernel(
     logits_pointer,
     row_pointer,
