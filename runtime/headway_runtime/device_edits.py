@@ -21,6 +21,8 @@ from headway_runtime.token_masks import BITS_OF_WORD, TokenMasks, Unsatisfiable,
 
 Floats = NDArray[numpy.float32]
 Integers = NDArray[numpy.int64]
+# Kernels are compiled once for addresses that this divides, and once more for each that it does not.
+ALIGNED_BYTES = 16
 # Of an entry whose token does not occur.
 NOT_PENALIZED = -1.0
 CPU = torch.device("cpu")
@@ -87,16 +89,20 @@ class DeviceEdits:
 
 
 def uploaded(parts: Sequence[NDArray[numpy.int32]], device: torch.device) -> list[Tensor]:
-    """All parts in one copy, each as it is shaped. What is of 64 bits must come first."""
-    flat = torch.from_numpy(numpy.concatenate([part.reshape(-1) for part in parts]))
-    if device.type == "cuda":
-        flat = flat.pin_memory().to(device, non_blocking=True)
-    found = []
-    start = 0
+    """All parts in one copy, each as it is shaped, and aligned."""
+    starts, size = [], 0
     for part in parts:
-        found.append(flat[start : start + part.size].view(part.shape))
-        start += part.size
-    return found
+        starts.append(size)
+        size += -(-part.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES // part.itemsize
+    flat = torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+    host = flat.numpy()
+    for start, part in zip(starts, parts, strict=True):
+        host[start : start + part.size] = part.reshape(-1)
+    if device.type == "cuda":
+        flat = flat.to(device, non_blocking=True)
+    return [
+        flat[start : start + part.size].view(part.shape) for start, part in zip(starts, parts, strict=True)
+    ]
 
 
 def _biases(chunk: Chunk, vocab_size: int) -> dict[int, float]:

@@ -101,7 +101,7 @@ class DeviceSampler:
         tokens = torch.empty(len(chunks), dtype=torch.int64, device=self._device)
         problems: dict[int, Unsatisfiable] = {}
         if plan.plain is not None:
-            parameters = _at(plan.plain, positions[: len(plan.plain.places)])
+            parameters = _at(plan.plain, positions[0])
             draw(logits, parameters, tokens, self._block_size, reads_places=True)
         if plan.edited is not None:
             assert plan.edits is not None
@@ -109,7 +109,7 @@ class DeviceSampler:
             self._counters.next_step()
             rows, found = plan.edits.apply(logits, [chunks[place] for place in places], self._counters)
             problems = {places[row]: problem for row, problem in found.items()}
-            parameters = _at(plan.edited, positions[len(positions) - len(places) :])
+            parameters = _at(plan.edited, positions[-1])
             draw(rows, parameters, tokens, self._block_size, reads_places=False)
         return PendingSamples(
             tokens, plan.params, problems, plan.with_logprobs, self._logprobs(logits, plan, tokens)
@@ -122,12 +122,15 @@ class DeviceSampler:
         most = min(most, self._vocab_size)
         return top_logprobs(logits, plan.logprob_rows, tokens, most, self._block_size)
 
-    def _positions(self, plan: _Plan, chunks: Sequence[Chunk]) -> Tensor:
-        """Of the tokens to be drawn, int64, in the order of the plan's rows."""
-        order = [place for rows in (plan.plain, plan.edited) if rows is not None for place in rows.places]
-        positions = numpy.array([chunks[place].num_known for place in order], dtype=numpy.int64)
-        (sent,) = uploaded([positions.view(numpy.int32)], self._device)
-        return sent.view(torch.int64)
+    def _positions(self, plan: _Plan, chunks: Sequence[Chunk]) -> list[Tensor]:
+        """Of the tokens to be drawn, int64, of the rows that are not edited and of those that are."""
+        parts = [
+            numpy.array([chunks[place].num_known for place in rows.places], dtype=numpy.int64)
+            for rows in (plan.plain, plan.edited)
+            if rows is not None
+        ]
+        sent = uploaded([part.view(numpy.int32) for part in parts], self._device)
+        return [one.view(torch.int64) for one in sent]
 
     def _plan_for(self, chunks: Sequence[Chunk]) -> _Plan:
         params = [one.sampling for one in chunks]
@@ -168,16 +171,19 @@ class DeviceSampler:
             return None
         own = [params[place] for place in places]
         seeds = numpy.array([split_mix(one.seed & MASK_64) for one in own], dtype=numpy.uint64)
-        numbers = numpy.array([(one.temperature, one.top_p, one.min_p) for one in own], dtype=numpy.float32)
-        integers = numpy.array([places, [min(one.top_k, self._vocab_size) for one in own]], dtype=numpy.int32)
-        parts = [seeds.view(numpy.int32), integers, numpy.ascontiguousarray(numbers.T).view(numpy.int32)]
-        sent_seeds, (sent_places, top_k), sent_numbers = uploaded(parts, self._device)
-        temperatures, top_p, min_p = sent_numbers.view(torch.float32)
+        numbers = [
+            numpy.array([getattr(one, name) for one in own], dtype=numpy.float32).view(numpy.int32)
+            for name in ("temperature", "top_p", "min_p")
+        ]
+        top_k = numpy.array([min(one.top_k, self._vocab_size) for one in own], dtype=numpy.int32)
+        parts = [seeds.view(numpy.int32), numpy.array(places, dtype=numpy.int32), top_k, *numbers]
+        sent_seeds, sent_places, sent_top_k, *sent = uploaded(parts, self._device)
+        temperatures, top_p, min_p = (one.view(torch.float32) for one in sent)
         nowhere = sent_seeds.new_empty(0, dtype=torch.int64)
         return _Rows(
             places,
             DrawParameters(
-                sent_places, temperatures, top_k, top_p, min_p, sent_seeds.view(torch.int64), nowhere
+                sent_places, temperatures, sent_top_k, top_p, min_p, sent_seeds.view(torch.int64), nowhere
             ),
         )
 

@@ -49,7 +49,8 @@ from headway_runtime.layers.norm import HeadWeights
 from headway_runtime.layers.rotary import rotate_
 
 
-@triton.jit
+# A kernel of its own for one token, or for sixteens of them, would be compiled while requests wait.
+@triton.jit(do_not_specialize=["num_slots"])
 def rotate_and_store_kernel(
     qkv_pointer,
     cosine_pointer,

@@ -55,7 +55,7 @@ def largest_left(
     return best, best_token
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def logprob_kernel(
     logits_pointer,
     row_pointer,
