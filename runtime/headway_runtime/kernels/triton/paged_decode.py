@@ -9,8 +9,8 @@ How it gets there. All tiles of all (sequence, head) pairs stand in one line, wh
 stretches, one for each program of a grid that is as large as the GPU: whatever the lengths are, all
 multiprocessors are busy to the end, and the grid is the same at every step, as a CUDA graph needs it. A pair
 that lies in several stretches is put together by the program that finishes its part last; the others leave
-maxima, totals and sums in a workspace. So there is one launch and no second kernel, nobody waits, and as parts
-are added in their order, the same step gives the same numbers.
+maxima, totals and sums in a workspace. So there is one launch and no second kernel, nobody waits, and as
+parts are added in their order, the same step gives the same numbers.
 
 The query heads that share a KV head are rows of one product, with all tokens of the sequence: 16 rows at
 least, whose products take a quarter of the time that the tile takes to come. A tile is `keys` tokens; with
@@ -34,8 +34,11 @@ from headway_runtime.kernels.triton.attention_tiles import (
     attend_tile,
     coding_of,
     compiled_types,
+    load_queries,
+    no_sums,
     operand_of,
     shape_class,
+    whole_sums,
 )
 from headway_runtime.kernels.triton.launch import (
     CompileCase,
@@ -146,27 +149,32 @@ def paged_decode_kernel(
             first_tile = tl.maximum(context - num_queries + 1 - window, 0) // keys
         token = row // num_groups
         query_head = head * num_groups + row % num_groups
-        is_used = (token < num_queries)[:, None] & (dims < head_dim)[None, :]
+        is_row = token < num_queries
+        is_used = is_row[:, None] & (dims < head_dim)[None, :]
         row_place = (first_row + token).to(tl.int64)
         head_place = (query_head * head_dim)[:, None] + dims[None, :]
-        own = tl.load(query + (row_place * query_stride)[:, None] + head_place, mask=is_used, other=0.0)
-        own = own.to(operand)
+        own_place = query + (row_place * query_stride + query_head * head_dim)[:, None]
+        own, odd_own = load_queries(own_place, is_row[:, None], head_dim, padded_dim, coding)
+        own, odd_own = own.to(operand), odd_own.to(operand)
 
         maximum = tl.full((rows,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((rows,), dtype=tl.float32)
-        sums = tl.zeros((rows, padded_dim), dtype=tl.float32)
+        sums, odd_sums = no_sums(rows, padded_dim, coding)
         for number in tl.range(tile, tile_end):
-            maximum, total, sums = attend_tile(
+            maximum, total, sums, odd_sums = attend_tile(
                 own,
+                odd_own,
                 maximum,
                 total,
                 sums,
+                odd_sums,
                 (first_tile + number) * keys + tl.arange(0, keys),
                 context,
                 context - num_queries + token,
                 tables + sequence.to(tl.int64) * table_stride,
-                numbers + head * (block_size * head_dim),
-                scales + head * block_size,
+                head,
+                numbers,
+                scales,
                 block_stride,
                 scale_block_stride,
                 score_factor,
@@ -183,6 +191,7 @@ def paged_decode_kernel(
                 operand,
             )
 
+        sums = whole_sums(sums, odd_sums, rows, padded_dim, coding)
         is_last = True
         if tile_end - tile < num_tiles:
             # A part of a pair: each program has at most one that is a pair's beginning and one that is not.
@@ -224,7 +233,7 @@ def paged_decode_kernel(
 
 
 def _cases() -> Iterator[CompileCase]:
-    """Of each configuration one token a sequence, and eight with window and soft cap."""
+    """Of each configuration eight tokens a sequence with window and soft cap; of some one token without."""
     for one in configurations(KERNEL):
         own, options = split_options(one.values)
         del own["programs_per_multiprocessor"]
@@ -232,6 +241,8 @@ def _cases() -> Iterator[CompileCase]:
             signature, constants = compiled_types(one.shape_class, capability)
             signature |= {"part_softmax": "*fp32", "part_sums": "*fp32", "arrivals": "*i32"}
             for rows, has_all in ((LEAST_ROWS, False), (32, True)):
+                if not has_all and not one.shape_class.endswith("-d128"):
+                    continue
                 flags = {"has_window": has_all, "has_soft_cap": has_all, "rows": rows}
                 label = f"{one.label} rows={rows}"
                 yield CompileCase(
@@ -297,11 +308,12 @@ def paged_decode(
     assert rows is not None
     assert 2 * programs * rows * shape.padded_dim <= workspace.sums.numel()
     assert which.num_sequences * shape.num_kv_heads <= len(workspace.arrivals)
+    loaded = as_loaded(numbers, coding)
     kept_scales = workspace.softmax if scales is None else scales
     paged_decode_kernel[(programs,)](
         query,
         out,
-        as_loaded(numbers, coding),
+        loaded,
         kept_scales,
         which.tables,
         which.context_lengths,
@@ -311,7 +323,7 @@ def paged_decode(
         workspace.arrivals,
         query.stride(0),
         out.stride(0),
-        numbers.stride(0),
+        loaded.stride(0),
         kept_scales.stride(0),
         which.tables.stride(0),
         which.num_sequences,
