@@ -25,6 +25,9 @@ LEAST_SCALE: tl.constexpr = tl.constexpr(1e-30)
 TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
+# Of float32, which is for comparing, not for serving: what a thread may keep in local memory.
+FLOAT32_SPILL_BYTES = 512
+
 # How the cache keeps numbers: as they are, or as codes. "fp8_bits" is for GPUs that convert none themselves.
 Coding = Literal["none", "int8", "fp8", "fp8_bits"]
 

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.attention_tiles import (
+    FLOAT32_SPILL_BYTES,
     TRITON_TYPES,
     HeadShape,
     as_loaded,
@@ -52,11 +53,11 @@ CANDIDATES = [
         (128, 64, 4),
         (128, 64, 8),
         (128, 128, 8),
+        (128, 32, 8),
         (64, 64, 4),
-        (64, 128, 4),
-        (32, 64, 4),
+        (64, 32, 4),
     )
-    for num_stages in (3, 5, 7)
+    for num_stages in (2, 3, 5, 7)
 ]
 
 
@@ -201,7 +202,13 @@ def _cases() -> Iterator[CompileCase]:
                 flags = {"has_window": has_all, "has_soft_cap": has_all}
                 label = f"{one.label} {'window, soft cap' if has_all else 'plain'}"
                 yield CompileCase(
-                    label, paged_prefill_kernel, signature, constants | own | flags, options, (capability,)
+                    label,
+                    paged_prefill_kernel,
+                    signature,
+                    constants | own | flags,
+                    options,
+                    (capability,),
+                    FLOAT32_SPILL_BYTES if one.shape_class.startswith("fp32") else 0,
                 )
 
 
