@@ -9,8 +9,8 @@ How it gets there. All tiles of all (sequence, head) pairs stand in one line, wh
 stretches, one for each program of a grid that is as large as the GPU: whatever the lengths are, all
 multiprocessors are busy to the end, and the grid is the same at every step, as a CUDA graph needs it. A pair
 that lies in several stretches is put together by the program that finishes its part last; the others leave
-maxima, totals and sums in a workspace. So there is one launch and no second kernel, nobody waits, and as parts
-are added in their order, the same step gives the same numbers.
+maxima, totals and sums in a workspace. So there is one launch and no second kernel, nobody waits, and as
+parts are added in their order, the same step gives the same numbers.
 
 The query heads that share a KV head are rows of one product, with all tokens of the sequence: 16 rows at
 least, whose products take a quarter of the time that the tile takes to come. A tile is `keys` tokens; with
@@ -28,14 +28,18 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.attention_tiles import (
+    FLOAT32_SPILL_BYTES,
     TRITON_TYPES,
     HeadShape,
     as_loaded,
     attend_tile,
     coding_of,
     compiled_types,
+    load_queries,
+    no_sums,
     operand_of,
     shape_class,
+    whole_sums,
 )
 from headway_runtime.kernels.triton.launch import (
     CompileCase,
@@ -47,6 +51,8 @@ from headway_runtime.kernels.triton.launch import (
 from headway_runtime.kernels.triton.paged_rows import LEAST_ROWS, MOST_ROWS, PagedRows, Scoring, rows_for
 
 KERNEL = "paged_decode"
+# Of parts' sums that a program reads at once: 32 for each of 128 threads.
+PARTS_NUMBERS: tl.constexpr = tl.constexpr(4096)
 
 # What benchmarks/gpu/tune.py tries.
 CANDIDATES = [
@@ -70,6 +76,45 @@ CANDIDATES = [
     )
     for least_tiles in (1, 2, 4)
 ]
+
+
+@triton.jit
+def merged_parts(
+    part_softmax,
+    part_sums,
+    first_program,
+    num_parts,
+    used_rows: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+):
+    """What a pair's parts come to, [used_rows, padded_dim]. A read takes long, so several are read at once."""
+    at_once: tl.constexpr = max(1, PARTS_NUMBERS // (used_rows * padded_dim))
+    row = tl.arange(0, used_rows)
+    dims = tl.arange(0, padded_dim)
+    maximum = tl.full((used_rows,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((used_rows,), dtype=tl.float32)
+    sums = tl.zeros((used_rows, padded_dim), dtype=tl.float32)
+    for start in tl.range(0, num_parts, at_once):
+        number = start + tl.arange(0, at_once)
+        is_part = number < num_parts
+        part = 2 * (first_program + number) + 1 - tl.minimum(number, 1)
+        softmax_place = part_softmax + part[:, None] * (2 * used_rows) + row[None, :]
+        is_row = is_part[:, None] & (row >= 0)[None, :]
+        maxima = tl.load(softmax_place, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(softmax_place + used_rows, mask=is_row, other=0.0, cache_modifier=".cg")
+        sums_place = part_sums + part.to(tl.int64)[:, None, None] * (used_rows * padded_dim)
+        sums_place += row[None, :, None] * padded_dim + dims[None, None, :]
+        is_number = is_part[:, None, None] & (dims < head_dim)[None, None, :]
+        found = tl.load(sums_place, mask=is_number, other=0.0, cache_modifier=".cg")
+        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
+        subtracted = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        shrink = tl.exp2(maximum - subtracted)
+        weights = tl.exp2(maxima - subtracted[None, :])
+        total = total * shrink + tl.sum(totals * weights, 0)
+        sums = sums * shrink[:, None] + tl.sum(found * weights[:, :, None], 0)
+        maximum = new_maximum
+    return sums / tl.where(total > 0.0, total, 1.0)[:, None]
 
 
 @triton.jit
@@ -103,6 +148,7 @@ def paged_decode_kernel(
     coding: tl.constexpr,
     operand: tl.constexpr,
     rows: tl.constexpr,
+    used_rows: tl.constexpr,
     sequence_capacity: tl.constexpr,
     keys: tl.constexpr,
     least_tiles: tl.constexpr,
@@ -110,7 +156,6 @@ def paged_decode_kernel(
     program = tl.program_id(0)
     row = tl.arange(0, rows)
     dims = tl.arange(0, padded_dim)
-    part_place = row[:, None] * padded_dim + dims[None, :]
 
     # Where each sequence's tiles end in the line, and this program's stretch of it.
     index = tl.arange(0, sequence_capacity)
@@ -146,27 +191,32 @@ def paged_decode_kernel(
             first_tile = tl.maximum(context - num_queries + 1 - window, 0) // keys
         token = row // num_groups
         query_head = head * num_groups + row % num_groups
-        is_used = (token < num_queries)[:, None] & (dims < head_dim)[None, :]
+        is_row = token < num_queries
+        is_used = is_row[:, None] & (dims < head_dim)[None, :]
         row_place = (first_row + token).to(tl.int64)
         head_place = (query_head * head_dim)[:, None] + dims[None, :]
-        own = tl.load(query + (row_place * query_stride)[:, None] + head_place, mask=is_used, other=0.0)
-        own = own.to(operand)
+        own_place = query + (row_place * query_stride + query_head * head_dim)[:, None]
+        own, odd_own = load_queries(own_place, is_row[:, None], head_dim, padded_dim, coding)
+        own, odd_own = own.to(operand), odd_own.to(operand)
 
         maximum = tl.full((rows,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((rows,), dtype=tl.float32)
-        sums = tl.zeros((rows, padded_dim), dtype=tl.float32)
+        sums, odd_sums = no_sums(rows, padded_dim, coding)
         for number in tl.range(tile, tile_end):
-            maximum, total, sums = attend_tile(
+            maximum, total, sums, odd_sums = attend_tile(
                 own,
+                odd_own,
                 maximum,
                 total,
                 sums,
+                odd_sums,
                 (first_tile + number) * keys + tl.arange(0, keys),
                 context,
                 context - num_queries + token,
                 tables + sequence.to(tl.int64) * table_stride,
-                numbers + head * (block_size * head_dim),
-                scales + head * block_size,
+                head,
+                numbers,
+                scales,
                 block_stride,
                 scale_block_stride,
                 score_factor,
@@ -183,59 +233,65 @@ def paged_decode_kernel(
                 operand,
             )
 
-        is_last = True
-        if tile_end - tile < num_tiles:
+        sums = whole_sums(sums, odd_sums, rows, padded_dim, coding)
+        row_out = out + (row_place * out_stride)[:, None] + head_place
+        if tile_end - tile == num_tiles:
+            attended = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+            tl.store(row_out, attended.to(out.dtype.element_ty), mask=is_used)
+        else:
             # A part of a pair: each program has at most one that is a pair's beginning and one that is not.
             part = 2 * program + 1 - tl.minimum(tile, 1)
-            tl.store(part_softmax + part * (2 * rows) + row, maximum)
-            tl.store(part_softmax + part * (2 * rows) + rows + row, total)
-            tl.store(part_sums + part.to(tl.int64) * (rows * padded_dim) + part_place, sums)
+            is_kept = row < used_rows
+            tl.store(part_softmax + part * (2 * used_rows) + row, maximum, mask=is_kept)
+            tl.store(part_softmax + part * (2 * used_rows) + used_rows + row, total, mask=is_kept)
+            part_place = part_sums + part.to(tl.int64) * (used_rows * padded_dim)
+            part_place += row[:, None] * padded_dim + dims[None, :]
+            tl.store(part_place, sums, mask=is_kept[:, None] & (dims < head_dim)[None, :])
             pair_start = position - tile
             first_program = pair_start // stretch
             num_parts = (pair_start + num_tiles - 1) // stretch - first_program + 1
             # All threads have stored before one of them says so; who is last sees what all have stored.
             tl.debug_barrier()
             arrival = arrivals + sequence * num_kv_heads + head
-            is_last = tl.atomic_add(arrival, 1, sem="acq_rel") == num_parts - 1
-            if is_last:
+            if tl.atomic_add(arrival, 1, sem="acq_rel") == num_parts - 1:
                 tl.store(arrival, 0)
-                maximum = tl.full((rows,), float("-inf"), dtype=tl.float32)
-                total = tl.zeros((rows,), dtype=tl.float32)
-                sums = tl.zeros((rows, padded_dim), dtype=tl.float32)
-                for number in tl.range(0, num_parts):
-                    part = 2 * (first_program + number) + 1 - tl.minimum(number, 1)
-                    softmax_place = part_softmax + part * (2 * rows) + row
-                    part_maximum = tl.load(softmax_place, cache_modifier=".cg")
-                    part_total = tl.load(softmax_place + rows, cache_modifier=".cg")
-                    sums_place = part_sums + part.to(tl.int64) * (rows * padded_dim) + part_place
-                    part_sum = tl.load(sums_place, mask=is_used, other=0.0, cache_modifier=".cg")
-                    new_maximum = tl.maximum(maximum, part_maximum)
-                    subtracted = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-                    shrink = tl.exp2(maximum - subtracted)
-                    part_shrink = tl.exp2(part_maximum - subtracted)
-                    total = total * shrink + part_total * part_shrink
-                    sums = sums * shrink[:, None] + part_sum * part_shrink[:, None]
-                    maximum = new_maximum
-        if is_last:
-            attended = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-            out_place = out + (row_place * out_stride)[:, None] + head_place
-            tl.store(out_place, attended.to(out.dtype.element_ty), mask=is_used)
+                used_row = tl.arange(0, used_rows)
+                attended = merged_parts(
+                    part_softmax, part_sums, first_program, num_parts, used_rows, head_dim, padded_dim
+                )
+                used_token = used_row // num_groups
+                used_head = head * num_groups + used_row % num_groups
+                used_place = (first_row + used_token).to(tl.int64) * out_stride + used_head * head_dim
+                tl.store(
+                    out + used_place[:, None] + dims[None, :],
+                    attended.to(out.dtype.element_ty),
+                    mask=(used_token < num_queries)[:, None] & (dims < head_dim)[None, :],
+                )
         position += tile_end - tile
 
 
 def _cases() -> Iterator[CompileCase]:
-    """Of each configuration one token a sequence, and eight with window and soft cap."""
+    """Of each configuration eight tokens a sequence with window and soft cap; of some one token without."""
     for one in configurations(KERNEL):
         own, options = split_options(one.values)
         del own["programs_per_multiprocessor"]
         for capability in one.capabilities:
             signature, constants = compiled_types(one.shape_class, capability)
             signature |= {"part_softmax": "*fp32", "part_sums": "*fp32", "arrivals": "*i32"}
-            for rows, has_all in ((LEAST_ROWS, False), (32, True)):
-                flags = {"has_window": has_all, "has_soft_cap": has_all, "rows": rows}
-                label = f"{one.label} rows={rows}"
+            for used_rows, has_all in ((4, False), (32, True)):
+                if not has_all and not one.shape_class.endswith("-d128"):
+                    continue
+                flags = {"has_window": has_all, "has_soft_cap": has_all}
+                rows = {"rows": max(LEAST_ROWS, used_rows), "used_rows": used_rows}
+                label = f"{one.label} rows={used_rows}"
                 yield CompileCase(
-                    label, paged_decode_kernel, signature, constants | own | flags, options, (capability,)
+                    label,
+                    paged_decode_kernel,
+                    signature,
+                    constants | own | flags | rows,
+                    options,
+                    (capability,),
+                    FLOAT32_SPILL_BYTES if one.shape_class.startswith("fp32") else 0,
                 )
 
 
@@ -297,11 +353,12 @@ def paged_decode(
     assert rows is not None
     assert 2 * programs * rows * shape.padded_dim <= workspace.sums.numel()
     assert which.num_sequences * shape.num_kv_heads <= len(workspace.arrivals)
+    loaded = as_loaded(numbers, coding)
     kept_scales = workspace.softmax if scales is None else scales
     paged_decode_kernel[(programs,)](
         query,
         out,
-        as_loaded(numbers, coding),
+        loaded,
         kept_scales,
         which.tables,
         which.context_lengths,
@@ -311,7 +368,7 @@ def paged_decode(
         workspace.arrivals,
         query.stride(0),
         out.stride(0),
-        numbers.stride(0),
+        loaded.stride(0),
         kept_scales.stride(0),
         which.tables.stride(0),
         which.num_sequences,
@@ -324,6 +381,7 @@ def paged_decode(
         coding=coding,
         operand=TRITON_TYPES[operand_of(query.dtype, coding)],
         rows=rows,
+        used_rows=1 << (which.max_queries * num_groups - 1).bit_length(),
         sequence_capacity=which.sequence_capacity,
         **constants,
         **options,

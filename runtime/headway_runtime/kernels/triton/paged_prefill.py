@@ -22,14 +22,18 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.attention_tiles import (
+    FLOAT32_SPILL_BYTES,
     TRITON_TYPES,
     HeadShape,
     as_loaded,
     attend_tile,
     coding_of,
     compiled_types,
+    load_queries,
+    no_sums,
     operand_of,
     shape_class,
+    whole_sums,
 )
 from headway_runtime.kernels.triton.launch import (
     CompileCase,
@@ -49,11 +53,11 @@ CANDIDATES = [
         (128, 64, 4),
         (128, 64, 8),
         (128, 128, 8),
+        (128, 32, 8),
         (64, 64, 4),
-        (64, 128, 4),
-        (32, 64, 4),
+        (64, 32, 4),
     )
-    for num_stages in (3, 5, 7)
+    for num_stages in (2, 3, 5, 7)
 ]
 
 
@@ -116,8 +120,9 @@ def paged_prefill_kernel(
     is_used = is_row[:, None] & (dims < head_dim)[None, :]
     row_place = (first_row + token).to(tl.int64)
     head_place = (query_head * head_dim)[:, None] + dims[None, :]
-    own = tl.load(query + (row_place * query_stride)[:, None] + head_place, mask=is_used, other=0.0)
-    own = own.to(operand)
+    own_place = query + (row_place * query_stride + query_head * head_dim)[:, None]
+    own, odd_own = load_queries(own_place, is_row[:, None], head_dim, padded_dim, coding)
+    own, odd_own = own.to(operand), odd_own.to(operand)
 
     # Positions of the first and the last token; rows of nobody stand at the last one's.
     before = context - num_queries
@@ -136,11 +141,9 @@ def paged_prefill_kernel(
         whole = tl.minimum(whole, diagonal)
 
     table = tables + sequence.to(tl.int64) * table_stride
-    own_numbers = numbers + head * (block_size * head_dim)
-    own_scales = scales + head * block_size
     maximum = tl.full((rows,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((rows,), dtype=tl.float32)
-    sums = tl.zeros((rows, padded_dim), dtype=tl.float32)
+    sums, odd_sums = no_sums(rows, padded_dim, coding)
     for stretch in tl.static_range(3):
         # The middle one has no masks; without a window there is no first.
         if has_window or stretch > 0:
@@ -151,17 +154,20 @@ def paged_prefill_kernel(
             else:
                 low, high = diagonal, end
             for number in tl.range(low, high):
-                maximum, total, sums = attend_tile(
+                maximum, total, sums, odd_sums = attend_tile(
                     own,
+                    odd_own,
                     maximum,
                     total,
                     sums,
+                    odd_sums,
                     number * keys + tl.arange(0, keys),
                     context,
                     row_position,
                     table,
-                    own_numbers,
-                    own_scales,
+                    head,
+                    numbers,
+                    scales,
                     block_stride,
                     scale_block_stride,
                     score_factor,
@@ -178,22 +184,31 @@ def paged_prefill_kernel(
                     operand,
                 )
 
+    sums = whole_sums(sums, odd_sums, rows, padded_dim, coding)
     attended = sums / tl.where(total > 0.0, total, 1.0)[:, None]
     out_place = out + (row_place * out_stride)[:, None] + head_place
     tl.store(out_place, attended.to(out.dtype.element_ty), mask=is_used)
 
 
 def _cases() -> Iterator[CompileCase]:
-    """Of each configuration plain attention, and that with window and soft cap."""
+    """Of each configuration attention with window and soft cap, of some also without."""
     for one in configurations(KERNEL):
         own, options = split_options(one.values)
         for capability in one.capabilities:
             signature, constants = compiled_types(one.shape_class, capability)
             for has_all in (False, True):
+                if not has_all and not one.shape_class.endswith("-d128"):
+                    continue
                 flags = {"has_window": has_all, "has_soft_cap": has_all}
                 label = f"{one.label} {'window, soft cap' if has_all else 'plain'}"
                 yield CompileCase(
-                    label, paged_prefill_kernel, signature, constants | own | flags, options, (capability,)
+                    label,
+                    paged_prefill_kernel,
+                    signature,
+                    constants | own | flags,
+                    options,
+                    (capability,),
+                    FLOAT32_SPILL_BYTES if one.shape_class.startswith("fp32") else 0,
                 )
 
 
@@ -225,18 +240,19 @@ def paged_prefill(
     constants["rows"] = max(constants["rows"], triton.next_power_of_2(num_groups))
     tokens = constants["rows"] // num_groups
     programs = which.num_rows // tokens + which.num_sequences
+    loaded = as_loaded(numbers, coding)
     kept_scales = which.context_lengths if scales is None else scales
     paged_prefill_kernel[(programs, shape.num_kv_heads)](
         query,
         out,
-        as_loaded(numbers, coding),
+        loaded,
         kept_scales,
         which.tables,
         which.context_lengths,
         which.query_starts,
         query.stride(0),
         out.stride(0),
-        numbers.stride(0),
+        loaded.stride(0),
         kept_scales.stride(0),
         which.tables.stride(0),
         which.num_sequences,

@@ -60,7 +60,13 @@ class PagedRows:
 
     @property
     def sequence_capacity(self) -> int:
-        return next(size for size in SEQUENCE_CAPACITIES if size >= self.num_sequences)
+        """ValueError for more sequences than kernels are compiled for."""
+        for capacity in SEQUENCE_CAPACITIES:
+            if capacity >= self.num_sequences:
+                return capacity
+        raise ValueError(
+            f"num_sequences={self.num_sequences!r} is above {SEQUENCE_CAPACITIES[-1]}; run fewer"
+        )
 
 
 def rows_for(max_queries: int, num_groups: int) -> int | None:
