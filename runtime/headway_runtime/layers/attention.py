@@ -24,6 +24,7 @@ from headway_runtime.layers.chunk_products import (
 from headway_runtime.layers.kv_cache import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import LayerKV
 from headway_runtime.layers.masks import Masks
+from headway_runtime.layers.norm import HeadNorm
 from headway_runtime.layers.rotary import rotate_
 from headway_runtime.layers.torch_attention import attend_decodes, attend_sequence
 
@@ -118,16 +119,18 @@ def attend(
     layer: AttentionLayer,
     cache: KVCache,
     inputs: AttentionInputs,
+    head_norm: HeadNorm | None = None,
 ) -> Tensor:
     """Rotate the step's queries and keys, store its keys and values, then attend.
 
     qkv: [tokens, query heads, then key heads, then value heads, of head_dim each]; changed.
     rotation: cosines and sines of the rows, from `RotaryTable.at`.
+    head_norm: of queries and keys before they are rotated.
     Returns [tokens, query heads * head_dim].
     """
     shape, kernels, tokens = cache.shape, cache.kernels, len(inputs.slots)
     kv = cache.layers[layer.index]
-    _store(qkv, rotation, kv, cache, inputs)
+    _store(qkv, rotation, kv, cache, inputs, head_norm)
     query_size = shape.num_kv_heads * cache.num_groups * shape.head_dim
     out = qkv.new_empty((len(qkv), query_size))
     query = qkv[:, :query_size].view(len(qkv), shape.num_kv_heads, cache.num_groups, shape.head_dim)
@@ -160,14 +163,25 @@ def attend(
 
 
 def _store(
-    qkv: Tensor, rotation: tuple[Tensor, Tensor], kv: LayerKV, cache: KVCache, inputs: AttentionInputs
+    qkv: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    kv: LayerKV,
+    cache: KVCache,
+    inputs: AttentionInputs,
+    head_norm: HeadNorm | None,
 ) -> None:
-    """Rotate queries and keys, store keys and values, and leave these as they will be read from the cache.
+    """Norm and rotate queries and keys, store keys and values, and leave these as they will be read.
 
     So a chunk attends to its own tokens as to those before it, and it does not show where one begins. Rows of
     decodes are left alone where a kernel does all of theirs.
     """
     shape, tokens = cache.shape, len(inputs.slots)
+    if cache.rotate_and_store is not None:
+        norms = None if head_norm is None else head_norm.query_and_key
+        cache.rotate_and_store(qkv, rotation, inputs.slots, kv, norms)
+        return
+    if head_norm is not None:
+        head_norm.norm_(qkv)
     if cache.kernels is None:
         num_query_heads = shape.num_kv_heads * cache.num_groups
         heads = qkv.view(len(qkv), -1, shape.head_dim)

@@ -30,7 +30,7 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, hidden_size]."""
-        return self.down(self.gate(self.gate_up(x)))
+        return self.down(self.gate.of_product(self.gate_up, x))
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:

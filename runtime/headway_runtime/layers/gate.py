@@ -4,18 +4,28 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from headway_runtime.layers.cpu_kernels import activate_and_multiply
+from headway_runtime.layers import cpu_kernels, gpu_kernels
+from headway_runtime.layers.linear import AnyLinear, Linear
 from headway_runtime.model_config import Activation
 
 
 class Gate:
     """activation(gate) * up, where both lie side by side in rows of 2 * size."""
 
-    __slots__ = ("_activation", "_kernel")
+    __slots__ = ("_activation", "_kernel", "_product")
 
     def __init__(self, activation: Activation, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._activation = activation
-        self._kernel = activate_and_multiply(activation, size, dtype, device)
+        ours = gpu_kernels.activate_and_multiply(activation, size, device)
+        self._kernel = ours or cpu_kernels.activate_and_multiply(activation, size, dtype, device)
+        self._product = gpu_kernels.gated_product(activation, device)
+
+    def of_product(self, linear: AnyLinear, x: Tensor) -> Tensor:
+        """The middle of `linear(x)`; where there is a kernel for both, in one. x: [rows, inputs]."""
+        product = self._product
+        if product is not None and isinstance(linear, Linear) and len(x) <= product.most_rows:
+            return product(x, linear.weight, linear.bias)
+        return self(linear(x))
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         """gate_up: [rows, 2 * size], contiguous. Returns [rows, size]."""

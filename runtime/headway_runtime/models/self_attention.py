@@ -59,7 +59,5 @@ class SelfAttention:
         inputs: AttentionInputs,
     ) -> Tensor:
         """x: [tokens, hidden_size]. rotations: by each of the model's tables."""
-        qkv = self._qkv(x)
-        if self._head_norm is not None:
-            self._head_norm.norm_(qkv)
-        return self._output(attend(qkv, rotations[self._rope], self.layer, cache, inputs))
+        rotation = rotations[self._rope]
+        return self._output(attend(self._qkv(x), rotation, self.layer, cache, inputs, self._head_norm))

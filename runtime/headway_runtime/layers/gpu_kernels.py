@@ -1,0 +1,56 @@
+"""Triton kernels for a layer, or None where it has to do with others: see kernel_choice.py."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from headway_runtime.layers.kernel_choice import uses_triton
+from headway_runtime.model_config import Activation
+
+if TYPE_CHECKING:
+    from headway_runtime.kernels.triton.gate import ActivateAndMultiply
+    from headway_runtime.kernels.triton.gated_product import GatedProduct
+    from headway_runtime.kernels.triton.norm import Norm
+    from headway_runtime.kernels.triton.rotate_and_store import RotateAndStore
+
+
+def rms_norm(size: int, epsilon: float, device: torch.device) -> "Norm | None":
+    """Of rows of that size, in any type. None too for rows that no program holds."""
+    if not uses_triton(device):
+        return None
+    from headway_runtime.kernels.triton.norm import MOST_NUMBERS, Norm
+
+    return Norm(size, epsilon) if size <= MOST_NUMBERS else None
+
+
+def activate_and_multiply(
+    activation: Activation, size: int, device: torch.device
+) -> "ActivateAndMultiply | None":
+    if not uses_triton(device):
+        return None
+    from headway_runtime.kernels.triton.gate import ActivateAndMultiply
+
+    return ActivateAndMultiply(activation, size)
+
+
+def gated_product(activation: Activation, device: torch.device) -> "GatedProduct | None":
+    """For few rows, against a plain weight."""
+    if not uses_triton(device):
+        return None
+    from headway_runtime.kernels.triton.gated_product import GatedProduct
+
+    return GatedProduct(activation)
+
+
+def rotate_and_store(
+    shape: tuple[int, int, int, int], device: torch.device, *, writes_back: bool
+) -> "RotateAndStore | None":
+    """shape: KV heads, query heads to one, head size, block size. writes_back: whether keys and values are
+    to be found in their rows as they will be read from the cache, too."""
+    if not uses_triton(device):
+        return None
+    from headway_runtime.kernels.triton.rotate_and_store import RotateAndStore
+
+    num_kv_heads, num_groups, head_dim, block_size = shape
+    num_query_heads = num_kv_heads * num_groups
+    return RotateAndStore(num_query_heads, num_kv_heads, head_dim, block_size, writes_back=writes_back)
