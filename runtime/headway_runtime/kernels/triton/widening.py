@@ -186,3 +186,9 @@ def scale_and_zero(words, meaning: tl.constexpr, usual_zero: tl.constexpr):
             scales = halves.to(tl.bfloat16, bitcast=True).to(tl.float32)
         zeros = (words >> 16).to(tl.float32)
     return scales, zeros
+
+
+@triton.jit
+def float8_operand(codes):
+    """float8_e4m3 as it is; the interpreter, which has none, gets bytes and makes them float32."""
+    return _byte(codes.to(tl.int32), "fp8") if _INTERPRETED else codes
