@@ -1,10 +1,13 @@
 """Triton kernels for a layer, or None where it has to do with others: see kernel_choice.py."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from headway_runtime.layers.kernel_choice import uses_triton
+from headway_runtime.layers.quantized_weights import QuantizedWeight
 from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from headway_runtime.kernels.triton.gated_product import GatedProduct
     from headway_runtime.kernels.triton.norm import Norm
     from headway_runtime.kernels.triton.rotate_and_store import RotateAndStore
+    from headway_runtime.layers.coded_linear import CodedLinear, CodedRowsLinear
 
 
 def rms_norm(size: int, epsilon: float, device: torch.device) -> "Norm | None":
@@ -54,3 +58,16 @@ def rotate_and_store(
     num_kv_heads, num_groups, head_dim, block_size = shape
     num_query_heads = num_kv_heads * num_groups
     return RotateAndStore(num_query_heads, num_kv_heads, head_dim, block_size, writes_back=writes_back)
+
+
+def coded_linear(
+    parts: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype
+) -> "CodedLinear | CodedRowsLinear | None":
+    """parts: alike, of one weight, one below the other. None too for what no kernel multiplies, which is all
+    float32 on a GPU: its tensor cores would round it."""
+    device = parts[0].codes.device
+    if not uses_triton(device) or (device.type == "cuda" and dtype == torch.float32):
+        return None
+    from headway_runtime.layers.coded_linear import make_coded_linear
+
+    return make_coded_linear(parts, bias, dtype)

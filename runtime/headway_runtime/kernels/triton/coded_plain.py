@@ -23,7 +23,12 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
-from headway_runtime.kernels.triton.widening import nibbles, scale_and_zero, two_bytes
+from headway_runtime.kernels.triton.rounding import narrow
+from headway_runtime.kernels.triton.widening import (
+    nibbles,
+    scale_and_zero,
+    two_bytes,
+)
 
 KERNEL = "coded_plain"
 CANDIDATES = {
@@ -51,30 +56,41 @@ def coded_plain_kernel(
     """Grid: tiles of outputs, blocks of inputs. out: [num_outputs, num_inputs], rounded once."""
     dtype: tl.constexpr = out.dtype.element_ty
     usual_zero: tl.constexpr = 8.0 if form == "int4" else 0.0
+    num_words: tl.constexpr = 64 if form == "fp8" else 32
     codes_per_word: tl.constexpr = 4 if form == "int4" else 2
-    num_loads: tl.constexpr = 4 // codes_per_word
+    num_loads: tl.constexpr = 128 // num_words // codes_per_word
     outputs = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     block = tl.program_id(1)
-    places = tl.arange(0, 32)
+    places = tl.arange(0, num_words)
     is_output = outputs < num_outputs
     own = tl.minimum(outputs, num_outputs - 1)
-    start = block.to(tl.int64) * num_outputs * (32 * num_loads)
     meanings_at = meanings + own // scale_rows
     num_meanings = tl.cdiv(num_outputs, scale_rows)
     for load in tl.static_range(num_loads):
-        words = tl.load(codes + start + own[:, None] * (32 * num_loads) + load * 32 + places[None, :])
+        if form == "fp8":
+            is_code = (block * 128 + 2 * places < num_inputs)[None, :]
+            start = own.to(tl.int64)[:, None] * (num_inputs // 2) + block * 64
+            words = tl.load(codes + start + places[None, :], mask=is_code, other=0)
+        else:
+            start = block.to(tl.int64) * num_outputs * (32 * num_loads) + load * 32
+            words = tl.load(codes + start + own[:, None] * (32 * num_loads) + places[None, :])
         if form == "int4":
             planes = nibbles(words, tl.zeros([block_outputs, 32], tl.float32), tl.float16)
         else:
             planes = two_bytes(words, form, tl.float16)
         for plane in tl.static_range(codes_per_word):
-            inputs = block * 128 + (load * codes_per_word + plane) * 32
-            group = inputs // group_size if group_size else 0
+            if form == "fp8":
+                inputs = block * 128 + 2 * places + plane
+            else:
+                inputs = block * 128 + (load * codes_per_word + plane) * 32 + places
+            # All of a plane's inputs are of one group.
+            group = (block * 128 + (0 if form == "fp8" else (load * codes_per_word + plane) * 32)) // (
+                group_size if group_size else 1 << 30
+            )
             scales, zeros = scale_and_zero(tl.load(meanings_at + group * num_meanings), meaning, usual_zero)
             numbers = (planes[plane].to(tl.float32) - zeros[:, None]) * scales[:, None]
-            out_at = out + outputs.to(tl.int64)[:, None] * num_inputs + (inputs + places)[None, :]
-            is_inside = is_output[:, None] & (inputs + places < num_inputs)[None, :]
-            tl.store(out_at, numbers.to(dtype), mask=is_inside)
+            out_at = out + outputs.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
+            tl.store(out_at, narrow(numbers, dtype), mask=is_output[:, None] & (inputs < num_inputs)[None, :])
 
 
 def most_product_rows(weight: CodedWeight) -> int:
@@ -89,9 +105,9 @@ def coded_plain(weight: CodedWeight, dtype: torch.dtype) -> Tensor:
     values = configuration(KERNEL, weight.form, gpu_of(device))
     values.pop("most_product_rows")
     constants, options = split_options(values)
-    grid = (triton.cdiv(weight.num_outputs, constants["block_outputs"]), len(weight.codes))
+    grid = (triton.cdiv(weight.num_outputs, constants["block_outputs"]), weight.num_blocks)
     coded_plain_kernel[grid](
-        weight.codes,
+        weight.codes.view(torch.int16),
         weight.meanings,
         out,
         weight.num_outputs,
@@ -108,24 +124,30 @@ def coded_plain(weight: CodedWeight, dtype: torch.dtype) -> Tensor:
 
 def plain_reference(weight: CodedWeight) -> Tensor:
     """float32 [outputs, inputs], by torch."""
-    bits = 4 if weight.form == "int4" else 8
-    words = weight.codes.transpose(0, 1).unflatten(2, (-1, 1, 32)).int()
-    shifts = torch.arange(0, 16, bits, device=words.device, dtype=torch.int32)[:, None]
-    codes = ((words >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(1)
-    if weight.form == "int4":
-        numbers, usual = codes.float(), 8.0
-    else:
-        numbers, usual = codes.view(torch.int8 if weight.form == "int8" else torch.float8_e4m3fn).float(), 0.0
+    usual = 8.0 if weight.form == "int4" else 0.0
+    numbers = weight.codes.float() if weight.form == "fp8" else _unpacked(weight)
     words = weight.meanings.repeat_interleave(weight.scale_rows, 1)[:, : weight.num_outputs].t()
     if weight.meaning == "float32":
         scales, zeros = words, torch.full_like(words, usual)
     else:
         half = torch.float16 if weight.meaning == "float16" else torch.bfloat16
         scales, zeros = words.to(torch.int16).view(half).float(), (words >> 16).float()
-    group_size = weight.group_size or len(weight.codes) * BLOCK_INPUTS
-    scales, zeros = (each.repeat_interleave(group_size, 1) for each in (scales, zeros))
+    group_size = weight.group_size or weight.num_blocks * BLOCK_INPUTS
+    scales, zeros = (
+        each.repeat_interleave(group_size, 1)[:, : weight.num_inputs] for each in (scales, zeros)
+    )
     plain: Tensor = (numbers - zeros) * scales
-    return plain[:, : weight.num_inputs]
+    return plain
+
+
+def _unpacked(weight: CodedWeight) -> Tensor:
+    """float32 [outputs, inputs], of words."""
+    bits = 4 if weight.form == "int4" else 8
+    words = weight.codes.transpose(0, 1).unflatten(2, (-1, 1, 32)).int()
+    shifts = torch.arange(0, 16, bits, device=words.device, dtype=torch.int32)[:, None]
+    codes = ((words >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(1)[:, : weight.num_inputs]
+    numbers: Tensor = codes if weight.form == "int4" else codes.view(torch.int8)
+    return numbers.float()
 
 
 def _cases() -> Iterator[CompileCase]:

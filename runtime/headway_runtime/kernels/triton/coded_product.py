@@ -39,6 +39,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.kernels.triton.row_products import (
     MANY_ROWS,
     arrives_last,
@@ -47,9 +48,14 @@ from headway_runtime.kernels.triton.row_products import (
     splits_of,
     summed_splits,
 )
-from headway_runtime.kernels.triton.widening import above_zeros, nibbles, scale_and_zero, two_bytes
+from headway_runtime.kernels.triton.widening import (
+    above_zeros,
+    nibbles,
+    scale_and_zero,
+    two_bytes,
+)
 
-KERNELS = {"int4": "coded_product_4bit", "int8": "coded_product_8bit", "fp8": "coded_product_8bit"}
+KERNELS = {"int4": "coded_product_int4", "int8": "coded_product_int8", "fp8": "coded_product_fp8"}
 # What `benchmarks/gpu/tune.py` tries.
 CANDIDATES = {
     "rows_1": [
@@ -116,18 +122,23 @@ def coded_product_kernel(  # noqa: C901 (branches on constants)
     """
     dtype: tl.constexpr = x.dtype.element_ty
     usual_zero: tl.constexpr = 8.0 if form == "int4" else 0.0
-    # Codes of a word, and loads of 32 words of a block.
+    # Words that are loaded at once for one product each of their codes, and how many loads a block takes.
+    num_words: tl.constexpr = 64 if form == "fp8" else 32
     codes_per_word: tl.constexpr = 4 if form == "int4" else 2
-    num_loads: tl.constexpr = 4 // codes_per_word
+    num_loads: tl.constexpr = 128 // num_words // codes_per_word
     tile = tl.program_id(0)
     num_row_tiles = tl.cdiv(num_rows, block_rows)
     outputs = tile // num_row_tiles * block_outputs + tl.arange(0, block_outputs)
     rows = tile % num_row_tiles * block_rows + tl.arange(0, block_rows)
-    places = tl.arange(0, 32)
+    places = tl.arange(0, num_words)
     # Outputs past the end read the last one's codes, so that no load needs a mask.
     own = tl.minimum(outputs, num_outputs - 1)
-    codes_at = codes + own[:, None] * (32 * num_loads) + places[None, :]
-    block_stride = num_outputs.to(tl.int64) * (32 * num_loads)
+    if form == "fp8":
+        codes_at = codes + own.to(tl.int64)[:, None] * (num_inputs // 2) + places[None, :]
+        block_stride = 64
+    else:
+        codes_at = codes + own[:, None] * (32 * num_loads) + places[None, :]
+        block_stride = num_outputs.to(tl.int64) * (32 * num_loads)
     num_meanings = tl.cdiv(num_outputs, scale_rows)
     meanings_at = meanings + own // scale_rows
     x_at = x + rows.to(tl.int64)[None, :] * x_stride + places[:, None]
@@ -148,17 +159,33 @@ def coded_product_kernel(  # noqa: C901 (branches on constants)
                 zeros = scale_and_zero(words, meaning, usual_zero)[1]
         part = total if group_size == 0 else tl.zeros_like(total)
         for load in tl.static_range(num_loads):
-            codes_of = tl.load(codes_at + block * block_stride + load * 32)
+            if form == "fp8" and not fills_blocks:
+                is_code = (block * 128 + 2 * places < num_inputs)[None, :]
+                codes_of = tl.load(codes_at + block * block_stride, mask=is_code, other=0)
+            else:
+                codes_of = tl.load(codes_at + block * block_stride + load * 32)
             if form == "int4":
                 # Zero points that differ from plane to plane are subtracted later.
                 known = tl.zeros_like(zeros) if 0 < group_size < 128 else zeros
                 planes = nibbles(codes_of, tl.broadcast_to(known[:, None], [block_outputs, 32]), dtype)
             else:
                 planes = two_bytes(codes_of, form, dtype)
+            if form == "fp8":
+                # A word has neighbours, so one product is of even inputs and one of odd ones.
+                inputs = tl.arange(0, 128)
+                pairs = tl.load(
+                    x + rows.to(tl.int64)[None, :] * x_stride + (block * 128 + inputs)[:, None],
+                    mask=is_row if fills_blocks else is_row & (block * 128 + inputs < num_inputs)[:, None],
+                    other=0.0,
+                )
+                halves = tl.split(tl.permute(tl.reshape(pairs, [64, 2, block_rows]), (0, 2, 1)))
             for plane in tl.static_range(codes_per_word):
                 inputs = block * 128 + (load * codes_per_word + plane) * 32
-                is_read = is_row if fills_blocks else is_row & (inputs + places < num_inputs)[:, None]
-                numbers = tl.load(x_at + inputs, mask=is_read, other=0.0)
+                if form == "fp8":
+                    numbers = halves[plane]
+                else:
+                    is_read = is_row if fills_blocks else is_row & (inputs + places < num_inputs)[:, None]
+                    numbers = tl.load(x_at + inputs, mask=is_read, other=0.0)
                 weight = planes[plane]
                 if 0 < group_size < 128:
                     own_words = tl.load(meanings_at + inputs // group_size * num_meanings)
@@ -166,7 +193,7 @@ def coded_product_kernel(  # noqa: C901 (branches on constants)
                     weight = above_zeros(weight, zeros)
                     total += dot(weight, numbers, tl.zeros_like(total)) * scales[:, None]
                 else:
-                    if form != "int4" and meaning != "float32":
+                    if form == "int8" and meaning != "float32":
                         weight = above_zeros(weight, zeros)
                     part = dot(weight, numbers, part)
         if group_size == 0:
@@ -195,7 +222,7 @@ def _store(total, bias, out, rows, outputs, num_outputs, is_inside):
     if bias is not None:
         total += tl.load(bias + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[:, None]
     out_at = out + rows.to(tl.int64)[None, :] * num_outputs + outputs[:, None]
-    tl.store(out_at, total.to(out.dtype.element_ty), mask=is_inside)
+    tl.store(out_at, narrow(total, out.dtype.element_ty), mask=is_inside)
 
 
 class CodedProduct:
@@ -228,14 +255,14 @@ class CodedProduct:
         )
         num_splits = 1
         if num_tiles <= len(self._arrivals):
-            num_splits = splits_of(num_tiles, len(weight.codes), programs, self._gpu)
+            num_splits = splits_of(num_tiles, weight.num_blocks, programs, self._gpu)
         tile_size = constants["block_outputs"] * constants["block_rows"]
         partials = (
             x.new_empty(num_tiles * num_splits * tile_size, dtype=torch.float32) if num_splits > 1 else None
         )
         coded_product_kernel[(num_tiles, num_splits)](
             x,
-            weight.codes,
+            weight.codes.view(torch.int16),
             weight.meanings,
             self._bias,
             out,
@@ -244,7 +271,7 @@ class CodedProduct:
             num_rows,
             self.num_outputs,
             self.num_inputs,
-            len(weight.codes),
+            weight.num_blocks,
             x.stride(0),
             num_splits,
             **self._constants,
@@ -266,21 +293,23 @@ def _constants(weight: CodedWeight) -> dict[str, object]:
 
 
 def _cases() -> Iterator[CompileCase]:
-    """Each configuration as large models use it; the other forms of weights in one configuration each."""
-    for one in configurations("coded_product_4bit"):
-        yield _case(one, "int4", "float16", 128)
-    for one in configurations("coded_product_8bit"):
-        yield _case(one, "fp8", "float32", 0)
-        if one.shape_class in ("rows_1", MANY_ROWS):
-            yield _case(one, "int8", "float32", 0)
-            yield _case(one, "fp8", "float32", 128, scale_rows=128)
-    for one in configurations("coded_product_4bit"):
-        if one.shape_class == "rows_8" and one.gpu != DEFAULT:
-            for group_size in (0, 32, 64):
-                yield _case(one, "int4", "bfloat16", group_size, number="fp16")
-    for one in configurations("coded_product_8bit"):
-        if one.shape_class == "rows_8" and one.gpu != DEFAULT:
-            yield _case(one, "int8", "float16", 32)
+    """Each configuration as large models use it; other scales in one configuration of each form."""
+    for form, meaning, group_size in (
+        ("int4", "float16", 128),
+        ("int8", "float32", 0),
+        ("fp8", "float32", 0),
+    ):
+        for one in configurations(KERNELS[form]):
+            yield _case(one, form, meaning, group_size)
+            if one.gpu == DEFAULT or one.shape_class != "rows_8":
+                continue
+            if form == "int4":
+                for other in (0, 32, 64):
+                    yield _case(one, form, "bfloat16", other, number="fp16")
+            elif form == "int8":
+                yield _case(one, form, "float16", 32)
+            else:
+                yield _case(one, form, "float32", 128, scale_rows=128, number="fp16")
 
 
 def _case(
@@ -289,7 +318,11 @@ def _case(
     values = dict(one.values)
     has_splits = values.pop("programs") > 1
     constants, options = split_options(values)
-    pointers = {"x": f"*{number}", "codes": "*i16", "meanings": "*fp32" if meaning == "float32" else "*i32"}
+    pointers = {
+        "x": f"*{number}",
+        "codes": "*u8" if form == "fp8" else "*i16",
+        "meanings": "*fp32" if meaning == "float32" else "*i32",
+    }
     sizes = ("num_rows", "num_blocks", "num_splits")
     label = f"{one.label} {form} {meaning} groups of {group_size} {number}"
     own: dict[str, object] = {

@@ -1,8 +1,9 @@
 """Rows of inputs become codes of 8 bits, each row (or each 128 numbers of it) with a scale of its own.
 
 For products of codes with codes where whatever made the rows did not make them codes at once. Floor: 2 bytes
-read and 1 written for each number, 64 MB and 15 us at 4.3 TB/s for 2,048 rows of 10,240: against the 160 us of
-a product that it saves. One program has a row, in loads of 16 bytes; expected 80% of the floor for many rows.
+read and 1 written for each number, 64 MB and 15 us at 4.3 TB/s for 2,048 rows of 10,240: against the 160 us
+of a product that it saves. One program has a row, in loads of 16 bytes; expected 80% of the floor for many
+rows.
 
 int8 rounds halves to even numbers after a division, as the reference does, and knows zero points (a row's
 least number becomes the least code) and scales that are given. fp8 is e4m3 and symmetric.

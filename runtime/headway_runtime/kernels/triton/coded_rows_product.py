@@ -1,13 +1,13 @@
 """x @ weight.T where both are 8-bit codes: int8 with int32 sums, and fp8 (e4m3) with scales of blocks.
 
-Floor: 2 * rows * outputs * inputs operations at 1979e12 a second (an H200's dense 8-bit rate by the datasheet),
-or the weight's bytes for few rows: 28672 * 4096 of them are 27 us at 4.3 TB/s, and as many operations at 460
-rows. Expected: 60% of the rate for many rows, 75% of bandwidth for few.
+Floor: 2 * rows * outputs * inputs operations at 1979e12 a second (an H200's dense 8-bit rate by the
+datasheet), or the weight's bytes for few rows: 28672 * 4096 of them are 27 us at 4.3 TB/s, and as many
+operations at 460 rows. Expected: 60% of the rate for many rows, 75% of bandwidth for few.
 
-Both operands lie with their inputs side by side, as tensor cores of 8 bits want them, and are read in lines of
-128 bytes of a row by asynchronous copies; nothing is converted on the way. Sums of fp8 are kept by Hopper's
-tensor cores with 14 bits, so every 128 inputs they are added to a float32 one, where scales of blocks are due
-in any case. Few rows make few programs, so inputs are split (see row_products.py).
+Both operands lie with their inputs side by side, as tensor cores of 8 bits want them, and are read in lines
+of 128 bytes of a row by asynchronous copies; nothing is converted on the way. Sums of fp8 are kept by
+Hopper's tensor cores with 14 bits, so every 128 inputs they are added to a float32 one, where scales of
+blocks are due in any case. Few rows make few programs, so inputs are split (see row_products.py).
 
 fp8 with a scale of each row and output goes through `torch._scaled_mm`, which is as fast as can be; see
 layers/coded_linear.py.
@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway_runtime.kernels.triton.codes import as_bytes
 from headway_runtime.kernels.triton.coded_rows import CodedRows
+from headway_runtime.kernels.triton.codes import as_bytes
 from headway_runtime.kernels.triton.launch import (
     INTERPRETED,
     CompileCase,
@@ -110,7 +110,7 @@ def coded_rows_product_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
 ):
-    """Grid: tiles of rows within tiles of outputs, splits. x: [num_rows, num_inputs]; the rest as `RowWeight`.
+    """Grid: tiles of rows within tiles of outputs, splits. x: [num_rows, num_inputs]; the rest: `RowWeight`.
 
     HAS_BLOCKS: x_scales are of 128 inputs of a row, scales of 128 outputs and inputs; BLOCK_OUTPUTS divides
     128. fp8 is for more than 64 rows, fewer wait for bytes alone: see coded_product.py.

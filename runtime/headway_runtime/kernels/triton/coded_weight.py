@@ -1,14 +1,17 @@
 """A weight of 4- or 8-bit codes in the order in which the products of `coded_product.py` read it.
 
-Codes lie in words of 16 bits: word j of 32 holds the inputs j, 32 + j, 64 + j and 96 + j of 128 in its
-nibbles, or j and 32 + j of 64 in its bytes, lowest first. So the codes of one place in 32 words are 32 inputs
-in their order: a tile of words becomes four or two tiles of numbers, register by register, and nothing is
-shuffled.
+int4 and int8 lie in words of 16 bits: word j of 32 holds the inputs j, 32 + j, 64 + j and 96 + j of 128 in
+its nibbles, or j and 32 + j of 64 in its bytes, lowest first. So the codes of one place in 32 words are 32
+inputs in their order: a tile of words becomes four or two tiles of numbers, register by register, and nothing
+is shuffled.
 
 Inputs are cut into blocks of 128, the last one filled up with codes that meet zeros. The words of one block
 and neighbouring outputs lie side by side: [blocks, outputs, 32 words (4 bits) or 64 (8 bits)]. So whatever
 number of outputs a program takes, one step of it reads one piece of memory from end to end (64 or 128 bytes
 an output), in loads of 16 bytes each, and programs side by side read pieces side by side.
+
+fp8 lies as in a checkpoint, [outputs, inputs], since products of codes with codes want it so as well: a step
+reads a line of 128 bytes of each output.
 
 What codes mean lies beside: [groups, outputs] words of 32 bits, a float32 scale, or a 16-bit scale with a
 zero point above it, so that they come by the same asynchronous copies as the codes, which take no less than
@@ -39,7 +42,7 @@ HALVES: tuple[tuple[Meaning, torch.dtype], ...] = (("float16", torch.float16), (
 
 @dataclass(frozen=True, slots=True)
 class CodedWeight:
-    """codes: int16 [blocks, outputs, words of a block].
+    """codes: int16 [blocks, outputs, words of a block], or float8_e4m3fn [outputs, inputs].
 
     meanings: float32 scales or int32 words [groups, outputs / scale_rows, rounded up]. meaning: which, and
         which dtype the lower half of a word is.
@@ -55,6 +58,11 @@ class CodedWeight:
     scale_rows: int
     num_outputs: int
     num_inputs: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Of 128 inputs."""
+        return -(-self.num_inputs // BLOCK_INPUTS)
 
     @property
     def num_bytes(self) -> int:
@@ -78,7 +86,7 @@ def coded_weight(
     """
     num_inputs = codes[0].shape[1] * (2 if form == "int4" else 1)
     group_size = _common_group([scale.shape[1] for scale in scales], num_inputs)
-    if group_size is None:
+    if group_size is None or (form == "fp8" and (0 < group_size < BLOCK_INPUTS or num_inputs % 2)):
         return None
     if any(part.shape[0] % scale_rows for part in codes[:-1]):
         counts = [len(part) for part in codes]
@@ -94,10 +102,15 @@ def coded_weight(
     if found is None:
         return None
     meanings, meaning = found
-    packed = torch.cat([_packed(form, part) for part in codes], dim=1)
-    missing = 0 if not group_size else packed.shape[0] * BLOCK_INPUTS // group_size - num_groups
+    if form == "fp8":
+        packed = torch.cat([part.view(torch.uint8) for part in codes]).view(torch.float8_e4m3fn)
+    else:
+        packed = torch.cat([_packed(form, part) for part in codes], dim=1)
+    num_outputs = sum(len(part) for part in codes)
+    num_blocks = -(-num_inputs // BLOCK_INPUTS)
+    missing = 0 if not group_size else num_blocks * BLOCK_INPUTS // group_size - num_groups
     meanings = functional.pad(meanings.t(), (0, 0, 0, max(0, missing))).contiguous()
-    return CodedWeight(form, packed, meanings, meaning, group_size, scale_rows, packed.shape[1], num_inputs)
+    return CodedWeight(form, packed, meanings, meaning, group_size, scale_rows, num_outputs, num_inputs)
 
 
 def _common_group(counts: Sequence[int], num_inputs: int) -> int | None:
@@ -142,7 +155,7 @@ def _meanings(form: Form, scales: Tensor, zeros: Tensor | None) -> tuple[Tensor,
 
 
 def _packed(form: Form, codes: Tensor) -> Tensor:
-    """int16 [blocks, outputs, words of a block]"""
+    """int16 [blocks, outputs, words of a block] of nibbles or bytes."""
     outputs, bits = len(codes), 4 if form == "int4" else 8
     if form == "int4":
         codes = torch.stack((codes & LOWER_NIBBLE, codes >> 4), dim=-1).flatten(1)

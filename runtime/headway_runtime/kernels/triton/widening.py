@@ -36,7 +36,7 @@ def _nibble_instructions(magic: int, addition: str) -> str:
 
 
 def _byte_instructions(*of_plane: str) -> str:
-    """Words $2: numbers $0 and $1, of the bytes that lie where `shr` by 8 put those of the second."""
+    """Words $2: numbers $0 and $1, of the lower and the upper bytes."""
     first, second = (
         [line.format(out=f"${plane}", source=source) for line in of_plane]
         for plane, source in enumerate(("$2", "word"))
@@ -126,7 +126,8 @@ def nibbles(words, zeros, dtype: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def two_bytes(words, form: tl.constexpr, dtype: tl.constexpr):
-    """The two codes of each word of 16 bits, lowest first, as dtype. words: int16. form: int8 or fp8."""
+    """The two codes of each word of 16 bits, lowest first, as dtype. words: int16. form: int8 or fp8, of
+    which what is no number becomes 480."""
     if _INTERPRETED or dtype == tl.float32:
         one = _byte(words.to(tl.int32) & 0xFF, form).to(dtype)
         two = _byte((words.to(tl.int32) >> 8) & 0xFF, form).to(dtype)
