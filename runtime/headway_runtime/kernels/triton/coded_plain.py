@@ -68,7 +68,7 @@ def coded_plain_kernel(
     num_meanings = tl.cdiv(num_outputs, scale_rows)
     for load in tl.static_range(num_loads):
         if form == "fp8":
-            is_code = (block * 128 + 2 * places < num_inputs)[None, :]
+            is_code = (block * 64 + places < num_inputs // 2)[None, :]
             start = own.to(tl.int64)[:, None] * (num_inputs // 2) + block * 64
             words = tl.load(codes + start + places[None, :], mask=is_code, other=0)
         else:
@@ -78,19 +78,21 @@ def coded_plain_kernel(
             planes = nibbles(words, tl.zeros([block_outputs, 32], tl.float32), tl.float16)
         else:
             planes = two_bytes(words, form, tl.float16)
-        for plane in tl.static_range(codes_per_word):
+        # A word of fp8 has neighbours, others have codes 32 inputs apart.
+        num_planes: tl.constexpr = 1 if form == "fp8" else codes_per_word
+        for plane in tl.static_range(num_planes):
+            first = block * 128 + (load * codes_per_word + plane) * 32
             if form == "fp8":
-                inputs = block * 128 + 2 * places + plane
+                inputs = first + tl.arange(0, 128)
+                numbers = tl.interleave(planes[0], planes[1]).to(tl.float32)
             else:
-                inputs = block * 128 + (load * codes_per_word + plane) * 32 + places
-            # All of a plane's inputs are of one group.
-            group = (block * 128 + (0 if form == "fp8" else (load * codes_per_word + plane) * 32)) // (
-                group_size if group_size else 1 << 30
-            )
+                inputs = first + places
+                numbers = planes[plane].to(tl.float32)
+            group = first // group_size if group_size else 0
             scales, zeros = scale_and_zero(tl.load(meanings_at + group * num_meanings), meaning, usual_zero)
-            numbers = (planes[plane].to(tl.float32) - zeros[:, None]) * scales[:, None]
+            plain = (numbers - zeros[:, None]) * scales[:, None]
             out_at = out + outputs.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
-            tl.store(out_at, narrow(numbers, dtype), mask=is_output[:, None] & (inputs < num_inputs)[None, :])
+            tl.store(out_at, narrow(plain, dtype), mask=is_output[:, None] & (inputs < num_inputs)[None, :])
 
 
 def most_product_rows(weight: CodedWeight) -> int:

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headway_runtime.kernels.triton.coded_sums import sums_of_codes
 from headway_runtime.kernels.triton.coded_weight import CodedWeight
 from headway_runtime.kernels.triton.launch import (
     DEFAULT,
@@ -35,7 +36,6 @@ from headway_runtime.kernels.triton.launch import (
     Configuration,
     configuration,
     configurations,
-    dot,
     gpu_of,
     split_options,
 )
@@ -47,12 +47,6 @@ from headway_runtime.kernels.triton.row_products import (
     own_blocks,
     splits_of,
     summed_splits,
-)
-from headway_runtime.kernels.triton.widening import (
-    above_zeros,
-    nibbles,
-    scale_and_zero,
-    two_bytes,
 )
 
 KERNELS = {"int4": "coded_product_int4", "int8": "coded_product_int8", "fp8": "coded_product_fp8"}
@@ -93,7 +87,7 @@ CANDIDATES["rows_64"] = [{**one, "block_rows": 64} for one in CANDIDATES["rows_1
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def coded_product_kernel(  # noqa: C901 (branches on constants)
+def coded_product_kernel(
     x,
     codes,
     meanings,
@@ -120,88 +114,31 @@ def coded_product_kernel(  # noqa: C901 (branches on constants)
 
     x: [num_rows, num_inputs], rows `x_stride` apart. out: [num_rows, num_outputs]. The rest: `CodedWeight`.
     """
-    dtype: tl.constexpr = x.dtype.element_ty
-    usual_zero: tl.constexpr = 8.0 if form == "int4" else 0.0
-    # Words that are loaded at once for one product each of their codes, and how many loads a block takes.
-    num_words: tl.constexpr = 64 if form == "fp8" else 32
-    codes_per_word: tl.constexpr = 4 if form == "int4" else 2
-    num_loads: tl.constexpr = 128 // num_words // codes_per_word
     tile = tl.program_id(0)
     num_row_tiles = tl.cdiv(num_rows, block_rows)
     outputs = tile // num_row_tiles * block_outputs + tl.arange(0, block_outputs)
     rows = tile % num_row_tiles * block_rows + tl.arange(0, block_rows)
-    places = tl.arange(0, num_words)
-    # Outputs past the end read the last one's codes, so that no load needs a mask.
-    own = tl.minimum(outputs, num_outputs - 1)
-    if form == "fp8":
-        codes_at = codes + own.to(tl.int64)[:, None] * (num_inputs // 2) + places[None, :]
-        block_stride = 64
-    else:
-        codes_at = codes + own[:, None] * (32 * num_loads) + places[None, :]
-        block_stride = num_outputs.to(tl.int64) * (32 * num_loads)
-    num_meanings = tl.cdiv(num_outputs, scale_rows)
-    meanings_at = meanings + own // scale_rows
-    x_at = x + rows.to(tl.int64)[None, :] * x_stride + places[:, None]
-    is_row = (rows < num_rows)[None, :]
     first, end = own_blocks(num_blocks, tl.program_id(1), num_splits)
-    total = tl.zeros([block_outputs, block_rows], tl.float32)
-    # A scale reaches no operand of a product, so the compiler does not load it ahead; here that is done.
-    group_blocks: tl.constexpr = group_size // 128 if group_size >= 128 else 1
-    ahead = tl.load(meanings_at + (first // group_blocks if group_size >= 128 else 0) * num_meanings)
-    scales, zeros = scale_and_zero(ahead, meaning, usual_zero)
-
-    for block in range(first, end):
-        if group_size >= 128:
-            scales, zeros = scale_and_zero(ahead, meaning, usual_zero)
-            ahead = tl.load(meanings_at + tl.minimum(block + 1, end - 1) // group_blocks * num_meanings)
-            if meaning != "float32":
-                words = tl.load(meanings_at + block // group_blocks * num_meanings)
-                zeros = scale_and_zero(words, meaning, usual_zero)[1]
-        part = total if group_size == 0 else tl.zeros_like(total)
-        for load in tl.static_range(num_loads):
-            if form == "fp8" and not fills_blocks:
-                is_code = (block * 128 + 2 * places < num_inputs)[None, :]
-                codes_of = tl.load(codes_at + block * block_stride, mask=is_code, other=0)
-            else:
-                codes_of = tl.load(codes_at + block * block_stride + load * 32)
-            if form == "int4":
-                # Zero points that differ from plane to plane are subtracted later.
-                known = tl.zeros_like(zeros) if 0 < group_size < 128 else zeros
-                planes = nibbles(codes_of, tl.broadcast_to(known[:, None], [block_outputs, 32]), dtype)
-            else:
-                planes = two_bytes(codes_of, form, dtype)
-            if form == "fp8":
-                # A word has neighbours, so one product is of even inputs and one of odd ones.
-                inputs = tl.arange(0, 128)
-                pairs = tl.load(
-                    x + rows.to(tl.int64)[None, :] * x_stride + (block * 128 + inputs)[:, None],
-                    mask=is_row if fills_blocks else is_row & (block * 128 + inputs < num_inputs)[:, None],
-                    other=0.0,
-                )
-                halves = tl.split(tl.permute(tl.reshape(pairs, [64, 2, block_rows]), (0, 2, 1)))
-            for plane in tl.static_range(codes_per_word):
-                inputs = block * 128 + (load * codes_per_word + plane) * 32
-                if form == "fp8":
-                    numbers = halves[plane]
-                else:
-                    is_read = is_row if fills_blocks else is_row & (inputs + places < num_inputs)[:, None]
-                    numbers = tl.load(x_at + inputs, mask=is_read, other=0.0)
-                weight = planes[plane]
-                if 0 < group_size < 128:
-                    own_words = tl.load(meanings_at + inputs // group_size * num_meanings)
-                    scales, zeros = scale_and_zero(own_words, meaning, usual_zero)
-                    weight = above_zeros(weight, zeros)
-                    total += dot(weight, numbers, tl.zeros_like(total)) * scales[:, None]
-                else:
-                    if form == "int8" and meaning != "float32":
-                        weight = above_zeros(weight, zeros)
-                    part = dot(weight, numbers, part)
-        if group_size == 0:
-            total = part
-        elif group_size >= 128:
-            total += part * scales[:, None]
-    if group_size == 0:
-        total *= scales[:, None]
+    is_row = (rows < num_rows)[None, :]
+    total = sums_of_codes(
+        x + rows.to(tl.int64) * x_stride,
+        is_row,
+        codes,
+        meanings,
+        # Outputs past the end read the last one's codes, so that no load needs a mask.
+        tl.minimum(outputs, num_outputs - 1),
+        num_outputs,
+        num_inputs,
+        first,
+        end,
+        form,
+        meaning,
+        group_size,
+        scale_rows,
+        fills_blocks,
+        block_outputs,
+        block_rows,
+    )
 
     is_inside = (outputs < num_outputs)[:, None] & is_row
     if has_splits:
@@ -320,7 +257,7 @@ def _case(
     constants, options = split_options(values)
     pointers = {
         "x": f"*{number}",
-        "codes": "*u8" if form == "fp8" else "*i16",
+        "codes": "*i16",
         "meanings": "*fp32" if meaning == "float32" else "*i32",
     }
     sizes = ("num_rows", "num_blocks", "num_splits")
