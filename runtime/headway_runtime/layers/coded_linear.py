@@ -36,7 +36,7 @@ Weight = TypeVar("Weight", bound=QuantizedWeight)
 class CodedLinear:
     """Codes times x as it is; `many` multiplies more than `most_rows` rows."""
 
-    __slots__ = ("_many", "_order", "_product", "most_rows", "num_inputs", "num_outputs")
+    __slots__ = ("_bias", "_many", "_order", "_product", "most_rows", "num_inputs", "num_outputs")
 
     def __init__(self, weight: "CodedWeight", bias: Tensor | None, order: Tensor | None) -> None:
         """order: int64 [inputs], by which x is permuted first."""
@@ -44,7 +44,7 @@ class CodedLinear:
         from headway_runtime.kernels.triton.coded_product import CodedProduct
 
         self.num_outputs, self.num_inputs = weight.num_outputs, weight.num_inputs
-        self._order = order
+        self._order, self._bias = order, bias
         self._product = CodedProduct(weight, bias)
         self._many: ManyRows = PlainProduct(weight, bias)
         self.most_rows = most_product_rows(weight)
@@ -55,6 +55,17 @@ class CodedLinear:
     @property
     def weight(self) -> "CodedWeight":
         return self._product.weight
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a weight and nothing else."""
+        return self._order is None and self._bias is None
+
+    def take(self, weight: "CodedWeight") -> None:
+        """The same weight that lies elsewhere; many rows are then multiplied by its plain numbers."""
+        from headway_runtime.kernels.triton.coded_product import CodedProduct
+
+        self._product, self._many = CodedProduct(weight, self._bias), PlainProduct(weight, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._order is not None:

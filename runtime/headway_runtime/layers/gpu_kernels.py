@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from headway_runtime.kernels.triton.norm import Norm
     from headway_runtime.kernels.triton.rotate_and_store import RotateAndStore
     from headway_runtime.layers.coded_linear import CodedLinear, CodedRowsLinear
+    from headway_runtime.layers.fused_experts import FusedExperts
+    from headway_runtime.layers.linear import AnyLinear
 
 
 def rms_norm(size: int, epsilon: float, device: torch.device) -> "Norm | None":
@@ -71,3 +73,21 @@ def coded_linear(
     from headway_runtime.layers.coded_linear import make_coded_linear
 
     return make_coded_linear(parts, bias, dtype)
+
+
+def fused_experts(
+    gate_ups: "Sequence[AnyLinear]",
+    downs: "Sequence[AnyLinear]",
+    activation: Activation,
+    num_used: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    normalizes: bool,
+) -> "FusedExperts | None":
+    """Of a gated MLP of each expert. None too where their weights cannot be one, and for float32 on a GPU."""
+    if not uses_triton(device) or (device.type == "cuda" and dtype == torch.float32):
+        return None
+    from headway_runtime.layers.fused_experts import fuse_experts
+
+    return fuse_experts(gate_ups, downs, activation, num_used, normalizes=normalizes)

@@ -45,6 +45,7 @@ from headway_runtime.kernels.triton.row_products import (
     arrives_last,
     class_of_rows,
     own_blocks,
+    split_counters,
     splits_of,
     summed_splits,
 )
@@ -172,9 +173,7 @@ class CodedProduct:
         self.num_outputs, self.num_inputs = weight.num_outputs, weight.num_inputs
         device = weight.codes.device
         self._gpu = gpu_of(device)
-        # As many as there are tiles where inputs are split.
-        most = 4 * self._gpu.num_multiprocessors * 4
-        self._arrivals = torch.zeros(most, dtype=torch.int32, device=device)
+        self._arrivals = split_counters(self._gpu, device)
         self._constants = _constants(weight)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from headway_runtime.kernels.triton.row_products import (
     arrives_last,
     class_of_rows,
     own_blocks,
+    split_counters,
     splits_of,
     summed_splits,
 )
@@ -187,9 +188,7 @@ class CodedRowsProduct:
         self.weight, self._bias = weight, bias
         self.num_outputs, self.num_inputs = weight.codes.shape
         self._gpu = gpu_of(weight.codes.device)
-        self._arrivals = torch.zeros(
-            16 * self._gpu.num_multiprocessors, dtype=torch.int32, device=weight.codes.device
-        )
+        self._arrivals = split_counters(self._gpu, weight.codes.device)
 
     def __call__(self, x: CodedRows, dtype: torch.dtype) -> Tensor:
         """[rows, outputs] of `dtype`."""

@@ -86,6 +86,13 @@ def stacked_codes(weights: Sequence[CodedWeight]) -> ExpertWeights:
     return ExpertWeights(len(weights), first.num_outputs, first.num_inputs, None, coded)
 
 
+def expert_of(weights: ExpertWeights, number: int) -> CodedWeight:
+    """One expert's own, without a copy."""
+    coded = weights.coded
+    assert coded is not None
+    return replace(coded, codes=coded.codes[number], meanings=coded.meanings[number])
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def expert_product_kernel(
     x,

@@ -8,8 +8,10 @@ second launch and no cleared output. Knows no form of weight.
 
 from bisect import bisect_left
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from headway_runtime.kernels.triton.launch import Gpu
 
@@ -19,11 +21,17 @@ MANY_ROWS = "rows_many"
 # A program that multiplies fewer blocks of inputs than this mostly starts and ends.
 LEAST_BLOCKS_OF_SPLIT = 4
 MOST_SPLITS = 16
+TILES_PER_MULTIPROCESSOR = 4
 
 
 def class_of_rows(num_rows: int) -> str:
     place = bisect_left(ROW_CLASSES, num_rows)
     return MANY_ROWS if place == len(ROW_CLASSES) else f"rows_{ROW_CLASSES[place]}"
+
+
+def split_counters(gpu: Gpu, device: torch.device) -> Tensor:
+    """Zeros, one for each tile that may be split: with more tiles than this there is nothing to split."""
+    return torch.zeros(TILES_PER_MULTIPROCESSOR * gpu.num_multiprocessors, dtype=torch.int32, device=device)
 
 
 def splits_of(num_programs: int, num_blocks: int, programs_per_multiprocessor: int, gpu: Gpu) -> int:
