@@ -87,7 +87,8 @@ CANDIDATES["rows_32"] = [{**one, "block_rows": 32} for one in CANDIDATES["rows_1
 CANDIDATES["rows_64"] = [{**one, "block_rows": 64} for one in CANDIDATES["rows_16"]]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# What changes from step to step makes no new kernel.
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])  # type: ignore[untyped-decorator]
 def coded_product_kernel(
     x,
     codes,

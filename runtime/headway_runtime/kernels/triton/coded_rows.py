@@ -180,8 +180,9 @@ def _cases() -> Iterator[CompileCase]:
     for one in configurations(KERNEL):
         block = 32768 if one.shape_class == "default" else int(one.shape_class)
         _, options = split_options(one.values)
-        forms: list[tuple[Kept, str]] = [("int8", "row"), ("int8", "range"), ("float8", "row")]
-        forms.append(("float8", "group"))
+        forms: list[tuple[Kept, str]] = [("int8", "range"), ("float8", "group")]
+        if one.shape_class == "default":
+            forms += [("int8", "row"), ("float8", "row")]
         for kept, kind in forms:
             capabilities = tuple(each for each in one.capabilities if kept == "int8" or each >= 89)
             has_zeros = kind == "range"

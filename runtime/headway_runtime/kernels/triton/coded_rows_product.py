@@ -88,7 +88,8 @@ class RowWeight:
     sums: Tensor | None = None
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# What changes from step to step makes no new kernel.
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])  # type: ignore[untyped-decorator]
 def coded_rows_product_kernel(
     x,
     x_scales,

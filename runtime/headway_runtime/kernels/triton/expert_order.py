@@ -78,7 +78,8 @@ def expert_choice_kernel(
     tl.store(chosen + row * NUM_USED + places, numbers, mask=is_used)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# What changes from step to step makes no new kernel.
+@triton.jit(do_not_specialize=["num_slots", "num_tiles", "tile_rows"])  # type: ignore[untyped-decorator]
 def expert_order_kernel(
     chosen,
     order,
