@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway_runtime.layers import gpu_kernels
 from headway_runtime.layers.cpu_kernels import weighted_sum
 from headway_runtime.layers.gate import Gate
 from headway_runtime.layers.linear import AnyLinear, PackedLinear, round_up
@@ -44,7 +45,7 @@ class Experts:
     normalizes: whether the probabilities of those are divided by their sum.
     """
 
-    __slots__ = ("_experts", "_normalizes", "_num_used", "_router", "_rows_of", "_sum")
+    __slots__ = ("_experts", "_fused", "_normalizes", "_num_used", "_router", "_rows_of", "_sum")
 
     def __init__(
         self,
@@ -63,6 +64,15 @@ class Experts:
         self._sum = weighted_sum(router.num_inputs, num_used, dtype, device)
         rounds = any(isinstance(linear, PackedLinear) for linear in experts[0].linears)
         self._rows_of: Callable[[int], int] = _rounded if rounds else _exactly
+        self._fused = gpu_kernels.fused_experts(
+            [expert.gate_up for expert in experts],
+            [expert.down for expert in experts],
+            experts[0].gate.activation,
+            num_used,
+            dtype,
+            device,
+            normalizes=normalizes,
+        )
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
@@ -71,6 +81,8 @@ class Experts:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, hidden_size]."""
+        if self._fused is not None:
+            return self._fused(x, self._router(x))
         weights, chosen = self._route(x)
         # Places in `chosen`, those of the first expert first.
         order = chosen.flatten().argsort(stable=True)

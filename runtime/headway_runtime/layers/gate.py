@@ -20,6 +20,10 @@ class Gate:
         self._kernel = ours or cpu_kernels.activate_and_multiply(activation, size, dtype, device)
         self._product = gpu_kernels.gated_product(activation, device)
 
+    @property
+    def activation(self) -> Activation:
+        return self._activation
+
     def of_product(self, linear: AnyLinear, x: Tensor) -> Tensor:
         """The middle of `linear(x)`; where there is a kernel for both, in one. x: [rows, inputs]."""
         product = self._product

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from headway_runtime.layers.attention_layer import AttentionLayer
 from headway_runtime.layers.kernel_choice import uses_triton
+from headway_runtime.layers.quantized_weights import QuantizedWeight
 from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from headway_runtime.kernels.triton.norm import Norm
     from headway_runtime.kernels.triton.paged_attention import PagedAttention
     from headway_runtime.kernels.triton.rotate_and_store import RotateAndStore
+    from headway_runtime.layers.coded_linear import CodedLinear, CodedRowsLinear
+    from headway_runtime.layers.fused_experts import FusedExperts
+    from headway_runtime.layers.linear import AnyLinear
 
 
 def rms_norm(size: int, epsilon: float, device: torch.device) -> "Norm | None":
@@ -67,3 +72,34 @@ def paged_attention(
 
     scorings = [Scoring(layer.scale, layer.window, layer.soft_cap) for layer in layers]
     return PagedAttention(HeadShape(*shape), scorings, device)
+
+
+def coded_linear(
+    parts: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype
+) -> "CodedLinear | CodedRowsLinear | None":
+    """parts: alike, of one weight, one below the other. None too for what no kernel multiplies, which is all
+    float32 on a GPU: its tensor cores would round it."""
+    device = parts[0].codes.device
+    if not uses_triton(device) or (device.type == "cuda" and dtype == torch.float32):
+        return None
+    from headway_runtime.layers.coded_linear import make_coded_linear
+
+    return make_coded_linear(parts, bias, dtype)
+
+
+def fused_experts(
+    gate_ups: "Sequence[AnyLinear]",
+    downs: "Sequence[AnyLinear]",
+    activation: Activation,
+    num_used: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    normalizes: bool,
+) -> "FusedExperts | None":
+    """Of a gated MLP of each expert. None too where their weights cannot be one, and for float32 on a GPU."""
+    if not uses_triton(device) or (device.type == "cuda" and dtype == torch.float32):
+        return None
+    from headway_runtime.layers.fused_experts import fuse_experts
+
+    return fuse_experts(gate_ups, downs, activation, num_used, normalizes=normalizes)
