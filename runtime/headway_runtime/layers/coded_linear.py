@@ -67,6 +67,17 @@ class CodedLinear:
 
         self._product, self._many = CodedProduct(weight, self._bias), PlainProduct(weight, self._bias)
 
+    def wanted_codes(self, num_rows: int) -> torch.dtype | None:
+        """See row_codes.py."""
+        multiplies_codes = isinstance(self._many, ScaledProduct) and self._order is None
+        return torch.float8_e4m3fn if multiplies_codes and num_rows > self.most_rows else None
+
+    def of_codes(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """codes: as they were wanted [rows, inputs]. scales: float32 [rows]. dtype: of the result."""
+        assert isinstance(self._many, ScaledProduct)
+        assert dtype == torch.bfloat16
+        return self._many.of_codes(codes, scales)
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._order is not None:
             x = x.index_select(1, self._order)
@@ -100,11 +111,14 @@ class ScaledProduct:
         from headway_runtime.kernels.triton.coded_rows import coded_rows
 
         rows = coded_rows(x, torch.float8_e4m3fn)
+        return self.of_codes(rows.codes, rows.scales)
+
+    def of_codes(self, codes: Tensor, scales: Tensor) -> Tensor:
         # Without fast accumulation: sums of 14 bits lose what is far back in long contexts.
         result: Tensor = torch._scaled_mm(
-            rows.codes,
+            codes,
             self._codes,
-            scale_a=rows.scales.unsqueeze(1),
+            scale_a=scales.unsqueeze(1),
             scale_b=self._scales,
             bias=self._bias,
             out_dtype=torch.bfloat16,
@@ -125,6 +139,17 @@ class CodedRowsLinear:
         self._product = CodedRowsProduct(weight, bias)
         self.num_outputs, self.num_inputs = self._product.num_outputs, self._product.num_inputs
         self._input = quantization
+
+    def wanted_codes(self, num_rows: int) -> torch.dtype | None:
+        """See row_codes.py."""
+        own = self._input
+        return torch.int8 if own is not None and own.scale is None and own.is_symmetric else None
+
+    def of_codes(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """codes: as they were wanted [rows, inputs]. scales: float32 [rows]. dtype: of the result."""
+        from headway_runtime.kernels.triton.coded_rows import CodedRows
+
+        return self._product(CodedRows(codes, scales, None), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         from headway_runtime.kernels.triton.coded_rows import coded_rows

@@ -14,6 +14,7 @@ from headway_runtime.layers import gpu_kernels
 from headway_runtime.layers.cpu_kernels import weighted_sum
 from headway_runtime.layers.gate import Gate
 from headway_runtime.layers.linear import AnyLinear, PackedLinear, round_up
+from headway_runtime.layers.row_codes import RowCodes, Rows, product_of, wanted_codes
 
 # Tokens whose results PyTorch adds up at once: what that takes in float32 then stays small.
 ROWS_AT_ONCE = 256
@@ -29,9 +30,14 @@ class GatedMLP:
     gate: Gate
     down: AnyLinear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [rows, hidden_size]."""
-        return self.down(self.gate.of_product(self.gate_up, x))
+    def __call__(self, x: Rows) -> Tensor:
+        """x: [rows, hidden_size], as codes where they are wanted."""
+        codes = wanted_codes(self.down, len(x.codes) if isinstance(x, RowCodes) else len(x))
+        return product_of(self.down, self.gate.of_product(self.gate_up, x, codes))
+
+    def wanted_codes(self, num_rows: int) -> torch.dtype | None:
+        """See row_codes.py."""
+        return wanted_codes(self.gate_up, num_rows)
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:

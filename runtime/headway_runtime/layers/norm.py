@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headway_runtime.layers import cpu_kernels, gpu_kernels
 from headway_runtime.layers.kernel_choice import uses_triton
+from headway_runtime.layers.row_codes import Rows
 
 
 class RMSNorm:
@@ -38,6 +39,13 @@ class RMSNorm:
         if self._kernel is not None:
             return self._kernel.add_and_norm(x, delta, self._weight)
         return self(x.add_(delta))
+
+    def rows(self, x: Tensor, delta: Tensor | None, codes: torch.dtype | None) -> Rows:
+        """The same, as codes where a product wants those; without `delta` nothing is added."""
+        if codes is not None:
+            assert self._ours is not None, "codes are wanted by products of kernels"
+            return self._ours.codes(x, delta, None, self._weight, codes)
+        return self(x) if delta is None else self.add_(x, delta)
 
     def add_normed_(self, x: Tensor, delta: Tensor, norm: "RMSNorm") -> Tensor:
         """The same of `norm` of `delta`, which has the same epsilon; `delta` stays as it is."""

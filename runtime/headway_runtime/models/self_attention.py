@@ -6,6 +6,7 @@ from torch import Tensor
 from headway_runtime.layers.attention import AttentionInputs, AttentionLayer, KVCache, attend
 from headway_runtime.layers.linear import AnyLinear
 from headway_runtime.layers.norm import HeadNorm
+from headway_runtime.layers.row_codes import Rows, product_of, wanted_codes
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.loader import Weights
 from headway_runtime.models.projections import projection
@@ -46,6 +47,10 @@ class SelfAttention:
             ]
             self._head_norm = HeadNorm(norms, config.rms_norm_eps, dtype)
 
+    def wanted_codes(self, num_rows: int) -> torch.dtype | None:
+        """See row_codes.py."""
+        return wanted_codes(self._qkv, num_rows)
+
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
         """In the order of their work."""
@@ -53,11 +58,13 @@ class SelfAttention:
 
     def __call__(
         self,
-        x: Tensor,
+        x: Rows,
         rotations: list[tuple[Tensor, Tensor]],
         cache: KVCache,
         inputs: AttentionInputs,
     ) -> Tensor:
-        """x: [tokens, hidden_size]. rotations: by each of the model's tables."""
+        """x: [tokens, hidden_size], as codes where they are wanted. rotations: by each of the model's
+        tables."""
         rotation = rotations[self._rope]
-        return self._output(attend(self._qkv(x), rotation, self.layer, cache, inputs, self._head_norm))
+        qkv = product_of(self._qkv, x)
+        return self._output(attend(qkv, rotation, self.layer, cache, inputs, self._head_norm))

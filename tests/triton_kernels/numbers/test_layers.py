@@ -36,6 +36,28 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "llama, int8 products": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+                    "input_activations": {
+                        "num_bits": 8,
+                        "type": "int",
+                        "symmetric": True,
+                        "strategy": "token",
+                        "dynamic": True,
+                    },
+                }
+            },
+            "ignore": ["lm_head"],
+        },
+    },
     "gemma2": {
         "architectures": ["Gemma2ForCausalLM"],
         "model_type": "gemma2",
@@ -141,7 +163,14 @@ def generate(runner: Runner, num_steps: int) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("model", "kv_cache_dtype"),
-    [("llama", "auto"), ("qwen2", "fp8"), ("qwen3", "auto"), ("qwen3", "int8"), ("gemma2", "fp8")],
+    [
+        ("llama", "auto"),
+        ("qwen2", "fp8"),
+        ("qwen3", "auto"),
+        ("qwen3", "int8"),
+        ("gemma2", "fp8"),
+        ("llama, int8 products", "auto"),
+    ],
 )
 def test_tokens_are_those_of_the_torch_path(
     model: str, kv_cache_dtype: str, make_runner: Callable[..., Runner]
@@ -210,3 +239,17 @@ def test_a_decode_layer_is_few_launches(
     assert per_layer["gated_product_kernel"] == 2
     assert per_layer["mm"] + per_layer["addmm"] + per_layer["linear"] == 6
     assert sum(per_layer.values()) == 2 * want, dict(per_layer)
+
+
+def test_rows_are_made_codes_by_the_kernels_before_products_of_codes(
+    make_runner: Callable[..., Runner], launches: Launches
+) -> None:
+    runner = make_runner("llama, int8 products", "triton", num_hidden_layers=1)
+    chunk = Chunk("a", [5, 6, 7], 2, 1, array("i", [3]), 1, samples=True, sampling=GREEDY)
+    with launches:
+        runner.execute(Batch((chunk,), 1, 1))
+
+    # What attention makes is the only input that needs a kernel to become codes.
+    assert launches.counts["coded_rows_kernel"] == 1
+    assert launches.counts["gate_codes_kernel"] == 1
+    assert launches.counts["coded_rows_product_kernel"] == 4

@@ -1,14 +1,14 @@
 """Numbers as codes of one byte and a float32 scale, as kernels make them: of rows, and of heads in the cache.
 
-Rounds exactly as `layers/kv_numbers.py` does, whose `to_codes` is the reference: the largest magnitude gets
-the largest code. GPUs before capability 8.9 convert no 8-bit floats, nor does the interpreter in a way to
-rely on; there the bits are made of integers. Kernels that use this are compiled without contraction of
-products and sums (`EXACT`): it would round once where the reference rounds twice.
+The largest magnitude gets the largest code. Heads are rounded exactly as `layers/kv_numbers.py` does, whose
+`to_codes` is the reference, rows as `row_codes_by_torch`, which is what quantized checkpoints ask for. GPUs
+before capability 8.9 convert no 8-bit floats, nor does the interpreter in a way to rely on; there the bits
+are made of integers. Kernels that use this are compiled without contraction of products and sums (`EXACT`):
+it would round once where the reference rounds twice.
 
 Knows nothing of where numbers come from or go to.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.launch import INTERPRETED, Gpu
-from headway_runtime.layers.kv_numbers import LEAST_MAGNITUDE
+from headway_runtime.layers.kv_numbers import LARGEST_CODES, LEAST_MAGNITUDE
+from headway_runtime.layers.row_codes import RowCodes
 
 EXACT = {"enable_fp_fusion": False}
 # First GPUs that convert 8-bit floats.
@@ -34,15 +35,11 @@ KEPT_CAPABILITIES: dict[Kept, tuple[int, ...]] = {
 }
 STORED_TYPES: dict[Kept, str | None] = {"plain": None, "int8": "*i8", "float8": "*u8", "float8 bits": "*u8"}
 
+# Of a row of zeros.
+LEAST_SCALE = 1e-12
+
+_LEAST_SCALE: tl.constexpr = tl.constexpr(LEAST_SCALE)
 _LEAST_MAGNITUDE: tl.constexpr = tl.constexpr(LEAST_MAGNITUDE)
-
-
-@dataclass(frozen=True, slots=True)
-class RowCodes:
-    """codes: int8 or float8_e4m3fn [rows, size]. scales: float32 [rows]; a number is its code times them."""
-
-    codes: Tensor
-    scales: Tensor
 
 
 def kept_as(dtype: torch.dtype | None, gpu: Gpu) -> Kept:
@@ -77,8 +74,17 @@ def inverse_and_scale(largest_bits, KEPT: tl.constexpr):
 
 
 @triton.jit
+def row_scale(largest_bits, KEPT: tl.constexpr):
+    """What the numbers of a row are divided by to be codes."""
+    largest_code: tl.constexpr = 127.0 if KEPT == "int8" else 448.0
+    largest = largest_bits.to(tl.float32, bitcast=True)
+    scale = tl.div_rn(largest, tl.full(largest.shape, largest_code, tl.float32))
+    return tl.where(scale < _LEAST_SCALE, _LEAST_SCALE, scale)
+
+
+@triton.jit
 def codes_of(x, KEPT: tl.constexpr):
-    """x: float32, multiplied already. int8, or the bytes of 8-bit floats."""
+    """x: float32, multiplied or divided already. int8, or the bytes of 8-bit floats."""
     if KEPT == "int8":
         # Adding and taking off 1.5 * 2**23 leaves no bits below 1: rounded, halves to even numbers.
         rounded = (x + 12582912.0) - 12582912.0
@@ -96,3 +102,13 @@ def codes_of(x, KEPT: tl.constexpr):
         found = tl.where(magnitude > 0x7F800000, 0x7F, found)
         code = (found | ((bits >> 24) & 0x80)).to(tl.uint8)
     return code
+
+
+def row_codes_by_torch(x: Tensor, dtype: torch.dtype) -> RowCodes:
+    """The reference of rows [rows, size]."""
+    wide, largest_code = x.float(), LARGEST_CODES[dtype]
+    scales = (wide.abs().amax(-1) / largest_code).clamp_(min=LEAST_SCALE)
+    codes = wide / scales.unsqueeze(-1)
+    if dtype == torch.int8:
+        codes.round_()
+    return RowCodes(codes.clamp_(-largest_code, largest_code).to(dtype), scales, x.dtype)

@@ -22,12 +22,12 @@ from headway_runtime.kernels.triton.codes import (
     EXACT,
     KEPT_CAPABILITIES,
     STORED_TYPES,
-    RowCodes,
     as_bytes,
     codes_of,
-    inverse_and_scale,
     kept_as,
     magnitude_bits,
+    row_codes_by_torch,
+    row_scale,
 )
 from headway_runtime.kernels.triton.launch import (
     DEFAULT,
@@ -38,7 +38,7 @@ from headway_runtime.kernels.triton.launch import (
     split_options,
 )
 from headway_runtime.kernels.triton.rounding import narrow
-from headway_runtime.layers.kv_numbers import to_codes
+from headway_runtime.layers.row_codes import RowCodes, Rows
 from headway_runtime.model_config import Activation
 
 # More numbers in a row than a program that makes codes holds in registers.
@@ -102,8 +102,9 @@ def gate_codes_kernel(
     up = tl.load(source + SIZE, mask=is_real, other=0.0).to(tl.float32)
     # As if it had been written, and read by a kernel that makes codes.
     product = narrow(activated(gate, ACTIVATION) * up, gate_up_pointer.dtype.element_ty).to(tl.float32)
-    inverse, scale = inverse_and_scale(tl.max(magnitude_bits(product), 0), KEPT)
-    tl.store(out_pointer + row * SIZE + columns, codes_of(product * inverse, KEPT), mask=is_real)
+    scale = row_scale(tl.max(magnitude_bits(product), 0), KEPT)
+    codes = codes_of(tl.div_rn(product, scale + tl.zeros_like(product)), KEPT)
+    tl.store(out_pointer + row * SIZE + columns, codes, mask=is_real)
     tl.store(scale_pointer + row, scale)
 
 
@@ -144,7 +145,7 @@ class ActivateAndMultiply:
                 **configuration("gate_codes", str(block), gpu),
                 **EXACT,
             )
-        return RowCodes(out, scales)
+        return RowCodes(out, scales, gate_up.dtype)
 
     def _checked(self, gate_up: Tensor) -> Tensor:
         assert gate_up.is_contiguous()
@@ -152,9 +153,7 @@ class ActivateAndMultiply:
         return gate_up
 
 
-def gate_by_torch(
-    gate_up: Tensor, activation: Activation, dtype: torch.dtype | None = None
-) -> Tensor | RowCodes:
+def gate_by_torch(gate_up: Tensor, activation: Activation, dtype: torch.dtype | None = None) -> Rows:
     """The reference. dtype: of codes, if any."""
     gate, up = gate_up.float().chunk(2, -1)
     match activation:
@@ -165,7 +164,7 @@ def gate_by_torch(
         case "gelu_tanh":
             middle = functional.gelu(gate, approximate="tanh")
     product = (middle * up).to(gate_up.dtype)
-    return product if dtype is None else RowCodes(*to_codes(product, dtype))
+    return product if dtype is None else row_codes_by_torch(product, dtype)
 
 
 def _cases() -> list[CompileCase]:

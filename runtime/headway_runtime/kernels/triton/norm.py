@@ -27,12 +27,12 @@ from headway_runtime.kernels.triton.codes import (
     EXACT,
     KEPT_CAPABILITIES,
     STORED_TYPES,
-    RowCodes,
     as_bytes,
     codes_of,
-    inverse_and_scale,
     kept_as,
     magnitude_bits,
+    row_codes_by_torch,
+    row_scale,
 )
 from headway_runtime.kernels.triton.launch import (
     DEFAULT,
@@ -43,7 +43,7 @@ from headway_runtime.kernels.triton.launch import (
     split_options,
 )
 from headway_runtime.kernels.triton.rounding import narrow
-from headway_runtime.layers.kv_numbers import to_codes
+from headway_runtime.layers.row_codes import RowCodes, Rows
 
 # More numbers in a row than a program holds in registers (16 warps, 64 a thread).
 MOST_NUMBERS = 32768
@@ -92,8 +92,9 @@ def norm_kernel(
     else:
         # As if it had been written, and read by a kernel that makes codes.
         normed = narrow(normed, stored).to(tl.float32)
-        inverse, scale = inverse_and_scale(tl.max(magnitude_bits(normed), 0), KEPT)
-        tl.store(out_pointer + places, codes_of(normed * inverse, KEPT), mask=is_real)
+        scale = row_scale(tl.max(magnitude_bits(normed), 0), KEPT)
+        codes = codes_of(tl.div_rn(normed, scale + tl.zeros_like(normed)), KEPT)
+        tl.store(out_pointer + places, codes, mask=is_real)
         tl.store(scale_pointer + tl.program_id(0), scale)
 
 
@@ -137,7 +138,7 @@ class Norm:
         out = torch.empty_like(x, dtype=dtype)
         scales = torch.empty(len(x), dtype=torch.float32, device=x.device)
         self._launch(x, delta, delta_weight, weight, out, scales)
-        return RowCodes(out, scales)
+        return RowCodes(out, scales, x.dtype)
 
     def _launch(
         self,
@@ -181,7 +182,7 @@ def norm_by_torch(
     weight: Tensor,
     epsilon: float,
     dtype: torch.dtype | None = None,
-) -> Tensor | RowCodes:
+) -> Rows:
     """The reference. dtype: of codes, if any; `x` is changed if there is a delta."""
 
     def norm(rows: Tensor, own: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ def norm_by_torch(
     if delta is not None:
         x.add_(delta if delta_weight is None else norm(delta, delta_weight))
     normed = norm(x, weight)
-    return normed if dtype is None else RowCodes(*to_codes(normed, dtype))
+    return normed if dtype is None else row_codes_by_torch(normed, dtype)
 
 
 def _cases() -> list[CompileCase]:
