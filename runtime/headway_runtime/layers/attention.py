@@ -197,7 +197,7 @@ def _store(
     shape, tokens = cache.shape, len(inputs.slots)
     if cache.rotate_and_store is not None:
         norms = None if head_norm is None else head_norm.query_and_key
-        cache.rotate_and_store(qkv, rotation, inputs.slots, kv, norms)
+        cache.rotate_and_store(qkv, rotation, inputs.slots, kv.numbers, kv.scales, norms)
         return
     if head_norm is not None:
         head_norm.norm_(qkv)

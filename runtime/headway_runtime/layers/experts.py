@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway_runtime.kernels.triton.row_codes import RowCodes
 from headway_runtime.layers import gpu_kernels
 from headway_runtime.layers.cpu_kernels import weighted_sum
 from headway_runtime.layers.gate import Gate
 from headway_runtime.layers.linear import AnyLinear, PackedLinear, round_up
-from headway_runtime.layers.row_codes import RowCodes, Rows, product_of, wanted_codes
+from headway_runtime.layers.row_codes import Rows, product_of, wanted_codes
 
 # Tokens whose results PyTorch adds up at once: what that takes in float32 then stays small.
 ROWS_AT_ONCE = 256

@@ -1,7 +1,5 @@
 """Root mean square normalisation (arXiv 1910.07467) of hidden states, and of single heads."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -54,14 +52,6 @@ class RMSNorm:
         return self.add_(x, norm(delta))
 
 
-@dataclass(frozen=True, slots=True)
-class HeadWeights:
-    """Norms of heads, of queries and of keys, float32 [2, head_dim]: for kernels that do more than that."""
-
-    weights: Tensor
-    epsilon: float
-
-
 class HeadNorm:
     """The same for each head by itself: of the first heads of each row, which has others behind them."""
 
@@ -70,7 +60,8 @@ class HeadNorm:
     def __init__(self, weights: list[tuple[Tensor, int]], epsilon: float, dtype: torch.dtype) -> None:
         """weights: [head_dim] each, and how many heads in turn they are of. dtype: of the rows.
 
-        Where a Triton kernel norms heads, it is told `query_and_key`: the first and the last of the weights.
+        Where a Triton kernel norms heads, it is told `query_and_key`: the first and the last of the weights,
+        [2, head_dim], and epsilon.
         """
         by_head = [weight.float().expand(count, -1) for weight, count in weights]
         # One for each head, in float32: few enough to stay in a processor's cache, and no choice in the loop.
@@ -79,10 +70,9 @@ class HeadNorm:
         self._size = num_heads * head_dim
         self._epsilon = epsilon
         device = self._weights.device
-        self.query_and_key: HeadWeights | None = None
+        self.query_and_key: tuple[Tensor, float] | None = None
         if uses_triton(device):
-            both = torch.stack((self._weights[0], self._weights[-1]))
-            self.query_and_key = HeadWeights(both, epsilon)
+            self.query_and_key = torch.stack((self._weights[0], self._weights[-1])), epsilon
         self._kernel = cpu_kernels.head_norm(num_heads, head_dim, epsilon, dtype, device)
 
     def norm_(self, rows: Tensor) -> None:

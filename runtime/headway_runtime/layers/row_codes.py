@@ -4,28 +4,16 @@ The largest magnitude of a row gets the largest code, as where such a product ma
 products that want them are given them: who makes rows asks first (`wanted_codes`).
 """
 
-from dataclasses import dataclass
-from typing import TypeAlias, Union
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from headway_runtime.kernels.triton.row_codes import RowCodes
 from headway_runtime.layers.coded_linear import CodedLinear, CodedRowsLinear
 from headway_runtime.layers.linear import AnyLinear
 
-Rows: TypeAlias = Union[Tensor, "RowCodes"]
-
-
-@dataclass(frozen=True, slots=True)
-class RowCodes:
-    """codes: int8 or float8_e4m3fn [rows, size]. scales: float32 [rows]; a number is its code times them.
-
-    dtype: of the numbers, and of what products make of them.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    dtype: torch.dtype
+Rows: TypeAlias = Tensor | RowCodes
 
 
 def wanted_codes(linear: AnyLinear, num_rows: int) -> torch.dtype | None:

@@ -7,7 +7,6 @@ from torch import Tensor
 from headway_runtime.kernels.triton.rotate_and_store import RotateAndStore, rotate_and_store_by_torch
 from headway_runtime.layers.kv_cache import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import LayerKV
-from headway_runtime.layers.norm import HeadWeights
 from headway_runtime.layers.rotary import RotaryTable
 from headway_runtime.model_config_rope import Rope
 
@@ -56,15 +55,15 @@ def test_rows_and_cache_become_what_they_do_by_torch(
     slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE)[:5]
     slots[2] = -1
     rotation = rotation_of(torch.randint(0, 200, (6,)), head_dim, dtype)
-    norms = HeadWeights(1.0 + torch.randn(2, head_dim) / 4, 1e-6) if normed else None
+    norms = (1.0 + torch.randn(2, head_dim) / 4, 1e-6) if normed else None
     kv = make_kv(kv_heads, head_dim, dtype, kept)
     kv.numbers.copy_(torch.randn(kv.numbers.shape).to(kv.numbers.dtype))
     want_kv, want = copy_of(kv), qkv.clone()
-    rotate_and_store_by_torch(want, rotation, slots, want_kv, query_heads, norms)
+    rotate_and_store_by_torch(want, rotation, slots, want_kv.numbers, want_kv.scales, norms)
     given = qkv.clone()
 
     run = RotateAndStore(query_heads, kv_heads, head_dim, BLOCK_SIZE)
-    run(qkv, rotation, slots, kv, norms)
+    run(qkv, rotation, slots, kv.numbers, kv.scales, norms)
 
     tolerance = TOLERANCES[dtype]
     code = {torch.int8: 1.01 / 127, torch.float8_e4m3fn: 2**-3}.get(kv.numbers.dtype, 0.0)
@@ -98,9 +97,10 @@ def test_keys_are_rounded_as_the_reference_rounds_them(kept: torch.dtype) -> Non
     slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE)[:40]
     kv = make_kv(1, 64, torch.bfloat16, kept)
     want = copy_of(kv)
-    rotate_and_store_by_torch(qkv.clone(), rotation, slots, want, 1)
+    # Keys and values as the layer would store them.
+    want.store((slots // BLOCK_SIZE, slots % BLOCK_SIZE), qkv.view(40, 3, 64)[:, 1:])
 
-    RotateAndStore(1, 1, 64, BLOCK_SIZE)(qkv, rotation, slots, kv)
+    RotateAndStore(1, 1, 64, BLOCK_SIZE)(qkv, rotation, slots, kv.numbers, kv.scales)
 
     assert torch.equal(kv.numbers.view(torch.uint8), want.numbers.view(torch.uint8))
     assert kv.scales is not None
@@ -113,7 +113,7 @@ def test_no_rows_are_no_launch() -> None:
     none = torch.empty(0, 3 * 16)
 
     RotateAndStore(1, 1, 16, BLOCK_SIZE)(
-        none, (torch.empty(0, 16), torch.empty(0, 16)), torch.empty(0, dtype=torch.int64), kv
+        none, (torch.empty(0, 16), torch.empty(0, 16)), torch.empty(0, dtype=torch.int64), kv.numbers, None
     )
 
     assert (kv.numbers == 0).all()

@@ -1,7 +1,7 @@
 """Numbers as codes of one byte and a float32 scale, as kernels make them: of rows, and of heads in the cache.
 
-The largest magnitude gets the largest code. Heads are rounded exactly as `layers/kv_numbers.py` does, whose
-`to_codes` is the reference, rows as `row_codes_by_torch`, which is what quantized checkpoints ask for. GPUs
+The largest magnitude gets the largest code. Heads are rounded exactly as `layers/kv_numbers.py` does, rows
+as quantized checkpoints ask for. GPUs
 before capability 8.9 convert no 8-bit floats, nor does the interpreter in a way to rely on; there the bits
 are made of integers. Kernels that use this are compiled without contraction of products and sums (`EXACT`):
 it would round once where the reference rounds twice.
@@ -17,12 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.launch import INTERPRETED, Gpu
-from headway_runtime.layers.kv_numbers import LARGEST_CODES, LEAST_MAGNITUDE
-from headway_runtime.layers.row_codes import RowCodes
+from headway_runtime.kernels.triton.row_codes import RowCodes
 
 EXACT = {"enable_fp_fusion": False}
 # First GPUs that convert 8-bit floats.
 FLOAT8_CAPABILITY = 89
+
+LARGEST_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 # How numbers are kept: as they are, or as codes. Kernels are told by such a constant.
 Kept = Literal["plain", "int8", "float8", "float8 bits"]
@@ -35,7 +36,8 @@ KEPT_CAPABILITIES: dict[Kept, tuple[int, ...]] = {
 }
 STORED_TYPES: dict[Kept, str | None] = {"plain": None, "int8": "*i8", "float8": "*u8", "float8 bits": "*u8"}
 
-# Of a row of zeros.
+# What is divided by instead of zero: of heads, as in `layers/kv_numbers.py`, and of rows.
+LEAST_MAGNITUDE = 1e-30
 LEAST_SCALE = 1e-12
 
 _LEAST_SCALE: tl.constexpr = tl.constexpr(LEAST_SCALE)
@@ -112,3 +114,12 @@ def row_codes_by_torch(x: Tensor, dtype: torch.dtype) -> RowCodes:
     if dtype == torch.int8:
         codes.round_()
     return RowCodes(codes.clamp_(-largest_code, largest_code).to(dtype), scales, x.dtype)
+
+
+def head_codes_by_torch(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The reference of heads, [..., head_dim], and their scales, float32 [...]: as the cache keeps them."""
+    wide, largest_code = x.float(), LARGEST_CODES[dtype]
+    largest = wide.abs().amax(-1)
+    inverse = torch.full_like(largest, largest_code) / largest.clamp_min(LEAST_MAGNITUDE)
+    codes = wide * inverse.unsqueeze(-1)
+    return (codes.round_() if dtype == torch.int8 else codes).to(dtype), largest * (1.0 / largest_code)

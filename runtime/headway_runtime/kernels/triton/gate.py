@@ -38,7 +38,7 @@ from headway_runtime.kernels.triton.launch import (
     split_options,
 )
 from headway_runtime.kernels.triton.rounding import narrow
-from headway_runtime.layers.row_codes import RowCodes, Rows
+from headway_runtime.kernels.triton.row_codes import RowCodes
 from headway_runtime.model_config import Activation
 
 # More numbers in a row than a program that makes codes holds in registers.
@@ -153,7 +153,9 @@ class ActivateAndMultiply:
         return gate_up
 
 
-def gate_by_torch(gate_up: Tensor, activation: Activation, dtype: torch.dtype | None = None) -> Rows:
+def gate_by_torch(
+    gate_up: Tensor, activation: Activation, dtype: torch.dtype | None = None
+) -> Tensor | RowCodes:
     """The reference. dtype: of codes, if any."""
     gate, up = gate_up.float().chunk(2, -1)
     match activation:

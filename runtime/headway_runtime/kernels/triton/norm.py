@@ -43,7 +43,7 @@ from headway_runtime.kernels.triton.launch import (
     split_options,
 )
 from headway_runtime.kernels.triton.rounding import narrow
-from headway_runtime.layers.row_codes import RowCodes, Rows
+from headway_runtime.kernels.triton.row_codes import RowCodes
 
 # More numbers in a row than a program holds in registers (16 warps, 64 a thread).
 MOST_NUMBERS = 32768
@@ -182,7 +182,7 @@ def norm_by_torch(
     weight: Tensor,
     epsilon: float,
     dtype: torch.dtype | None = None,
-) -> Rows:
+) -> Tensor | RowCodes:
     """The reference. dtype: of codes, if any; `x` is changed if there is a delta."""
 
     def norm(rows: Tensor, own: Tensor) -> Tensor:

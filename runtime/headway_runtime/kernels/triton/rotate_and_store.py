@@ -31,6 +31,7 @@ from headway_runtime.kernels.triton.codes import (
     STORED_TYPES,
     as_bytes,
     codes_of,
+    head_codes_by_torch,
     inverse_and_scale,
     kept_as,
     magnitude_bits,
@@ -44,9 +45,6 @@ from headway_runtime.kernels.triton.launch import (
     split_options,
 )
 from headway_runtime.kernels.triton.rounding import narrow
-from headway_runtime.layers.kv_numbers import LayerKV
-from headway_runtime.layers.norm import HeadWeights
-from headway_runtime.layers.rotary import rotate_
 
 
 # A kernel of its own for one token, or for sixteens of them, would be compiled while requests wait.
@@ -152,10 +150,16 @@ class RotateAndStore:
         qkv: Tensor,
         rotation: tuple[Tensor, Tensor],
         slots: Tensor,
-        kv: LayerKV,
-        norms: HeadWeights | None = None,
+        numbers: Tensor,
+        scales: Tensor | None,
+        norms: tuple[Tensor, float] | None = None,
     ) -> None:
-        """qkv: contiguous [rows, all heads * head_dim]; changed. rotation: what `RotaryTable.at` gave.
+        """qkv: contiguous [rows, all heads * head_dim]; changed.
+
+        rotation: cosines and sines of the rows [rows, head_dim], those of the first halves negated.
+        numbers: a layer's cache [blocks, 2 * kv_heads, block_size, head_dim], each block without gaps.
+        scales: float32 [blocks, 2 * kv_heads, block_size]; None where there are no codes.
+        norms: of heads, float32 [2, head_dim], of queries and of keys; and their epsilon.
 
         slots: int64, block * block_size + offset; rows without one, and those of a negative one, are stored
         nowhere.
@@ -167,20 +171,20 @@ class RotateAndStore:
             return
         gpu = gpu_of(qkv.device)
         values = configuration("rotate_and_store", DEFAULT, gpu)
-        kept = kept_as(kv.numbers.dtype, gpu)
+        kept = kept_as(numbers.dtype, gpu)
         half = triton.next_power_of_2(self._head_dim // 2)
         heads = _heads_of_tile(values.pop("TILE"), half, num_heads)
         rotate_and_store_kernel[(len(qkv), triton.cdiv(num_heads, heads))](
             qkv,
             *rotation,
             slots,
-            None if norms is None else norms.weights,
-            as_bytes(kv.numbers),
-            kv.scales,
+            None if norms is None else norms[0],
+            as_bytes(numbers),
+            scales,
             len(slots),
-            0.0 if norms is None else norms.epsilon,
-            kv.numbers.stride(0),
-            0 if kv.scales is None else kv.scales.stride(0),
+            0.0 if norms is None else norms[1],
+            numbers.stride(0),
+            0 if scales is None else scales.stride(0),
             QUERY_HEADS=self._num_query_heads,
             KV_HEADS=self._num_kv_heads,
             HEAD_DIM=self._head_dim,
@@ -203,27 +207,33 @@ def rotate_and_store_by_torch(
     qkv: Tensor,
     rotation: tuple[Tensor, Tensor],
     slots: Tensor,
-    kv: LayerKV,
-    num_query_heads: int,
-    norms: HeadWeights | None = None,
+    numbers: Tensor,
+    scales: Tensor | None,
+    norms: tuple[Tensor, float] | None = None,
 ) -> None:
-    """The reference; keys and values are left as they were."""
-    _, num_planes, block_size, head_dim = kv.numbers.shape
-    num_turned = num_query_heads + num_planes // 2
+    """The reference; keys and values are left in their rows as they were."""
+    _, num_planes, block_size, head_dim = numbers.shape
     heads = qkv.view(len(qkv), -1, head_dim)
+    num_query_heads = heads.shape[1] - num_planes
+    num_turned = num_query_heads + num_planes // 2
     turned = heads[:, :num_turned].float()
-    values = heads[:, num_turned:]
     if norms is not None:
-        weights = norms.weights.repeat_interleave(
-            torch.tensor([num_query_heads, num_planes // 2], device=qkv.device), 0
-        )
-        turned = functional.rms_norm(turned, (head_dim,), None, norms.epsilon) * weights
-    rotate_(turned, rotation[0].float(), rotation[1].float())
-    rotated = turned.to(qkv.dtype)
+        counts = torch.tensor([num_query_heads, num_planes // 2], device=qkv.device)
+        normed = functional.rms_norm(turned, (head_dim,), None, norms[1])
+        turned = normed * norms[0].repeat_interleave(counts, 0)
+    cosine, sine = (part.float().unsqueeze(1) for part in rotation)
+    rotated = (turned * cosine + turned.roll(head_dim // 2, -1) * sine).to(qkv.dtype)
+    own = torch.cat((rotated[:, num_query_heads:], heads[:, num_turned:]), 1)
     heads[:, :num_query_heads] = rotated[:, :num_query_heads]
-    own = torch.cat((rotated[:, num_query_heads:], values), 1)[: len(slots)]
-    stored = slots[slots >= 0]
-    kv.store((stored // block_size, stored % block_size), own[slots >= 0])
+    for row, slot in enumerate(slots.tolist()):
+        if slot < 0:
+            continue
+        block, offset = divmod(slot, block_size)
+        if scales is None:
+            numbers[block, :, offset] = own[row].to(numbers.dtype)
+        else:
+            codes, scales[block, :, offset] = head_codes_by_torch(own[row], numbers.dtype)
+            as_bytes(numbers)[block, :, offset] = as_bytes(codes)
 
 
 def _cases() -> list[CompileCase]:
