@@ -9,6 +9,7 @@ Scores are multiplied by the scales of keys. The weights of values are
 multiplied by their scales over the tile's largest, so that float16 holds them whatever the scales are.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -25,8 +26,6 @@ LEAST_SCALE: tl.constexpr = tl.constexpr(1e-30)
 TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-# Of float32, which is for comparing, not for serving: what a thread may keep in local memory.
-FLOAT32_SPILL_BYTES = 512
 
 # How the cache keeps numbers: as they are, or as codes. "fp8_bits" is for GPUs that convert none themselves.
 Coding = Literal["none", "int8", "fp8", "fp8_bits"]
@@ -59,7 +58,7 @@ def operand_of(dtype: torch.dtype, coding: Coding) -> torch.dtype:
 
 def shape_class(dtype: torch.dtype, coding: Coding, shape: HeadShape) -> str:
     """The tables' key: what numbers are kept as, and head size."""
-    name = SHORT_NAMES[dtype] if coding == "none" else coding.removesuffix("_bits")
+    name = f"{8 * dtype.itemsize}bit" if coding == "none" else coding.removesuffix("_bits")
     return f"{name}-d{shape.padded_dim}"
 
 
@@ -69,9 +68,8 @@ def variant_of(name: str) -> tuple[torch.dtype, Coding, int]:
     if name == DEFAULT:
         return torch.bfloat16, "none", 256
     kind, _, dim = name.partition("-d")
-    dtypes = {short: dtype for dtype, short in SHORT_NAMES.items()}
-    coding: Coding = "none" if kind in dtypes else cast("Coding", kind)
-    return dtypes.get(kind, torch.bfloat16), coding, int(dim)
+    coding: Coding = "none" if kind.endswith("bit") else cast("Coding", kind)
+    return torch.float32 if kind == "32bit" else torch.bfloat16, coding, int(dim)
 
 
 def compiled_types(name: str, capability: int) -> tuple[dict[str, str], dict[str, object]]:
@@ -102,6 +100,14 @@ def compiled_types(name: str, capability: int) -> tuple[dict[str, str], dict[str
         "sequence_capacity": SEQUENCE_CAPACITIES[1],
     }
     return signature, constants
+
+
+def spill_bytes_allowed(name: str, options: Mapping[str, int]) -> int:
+    """What a thread may keep in local memory: much with float32, which is for comparing, not for serving; and a
+    few bytes where a configuration gives up registers for one program more."""
+    if name.startswith("32bit"):
+        return 512
+    return 32 if "maxnreg" in options else 0
 
 
 def as_loaded(numbers: Tensor, coding: Coding) -> Tensor:

@@ -28,7 +28,6 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.attention_tiles import (
-    FLOAT32_SPILL_BYTES,
     TRITON_TYPES,
     HeadShape,
     as_loaded,
@@ -39,6 +38,7 @@ from headway_runtime.kernels.triton.attention_tiles import (
     no_sums,
     operand_of,
     shape_class,
+    spill_bytes_allowed,
     whole_sums,
 )
 from headway_runtime.kernels.triton.launch import (
@@ -88,7 +88,7 @@ def merged_parts(
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
 ):
-    """What a pair's parts come to, [used_rows, padded_dim]. A read takes long, so several are read at once."""
+    """What a pair's parts come to, [used_rows, padded_dim]. Reads take long, so several are done at once."""
     at_once: tl.constexpr = max(1, PARTS_NUMBERS // (used_rows * padded_dim))
     row = tl.arange(0, used_rows)
     dims = tl.arange(0, padded_dim)
@@ -291,7 +291,7 @@ def _cases() -> Iterator[CompileCase]:
                     constants | own | flags | rows,
                     options,
                     (capability,),
-                    FLOAT32_SPILL_BYTES if one.shape_class.startswith("fp32") else 0,
+                    spill_bytes_allowed(one.shape_class, options),
                 )
 
 

@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.attention_tiles import (
-    FLOAT32_SPILL_BYTES,
     TRITON_TYPES,
     HeadShape,
     as_loaded,
@@ -33,6 +32,7 @@ from headway_runtime.kernels.triton.attention_tiles import (
     no_sums,
     operand_of,
     shape_class,
+    spill_bytes_allowed,
     whole_sums,
 )
 from headway_runtime.kernels.triton.launch import (
@@ -208,7 +208,7 @@ def _cases() -> Iterator[CompileCase]:
                     constants | own | flags,
                     options,
                     (capability,),
-                    FLOAT32_SPILL_BYTES if one.shape_class.startswith("fp32") else 0,
+                    spill_bytes_allowed(one.shape_class, options),
                 )
 
 
