@@ -39,6 +39,7 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
     num_words: tl.constexpr = 64 if form == "fp8" else 32
     codes_per_word: tl.constexpr = 4 if form == "int4" else 2
     num_loads: tl.constexpr = 128 // num_words // codes_per_word
+    has_small_groups: tl.constexpr = group_size != 0 and group_size < 128
     places = tl.arange(0, num_words)
     if form == "fp8":
         codes_at = codes + own.to(tl.int64)[:, None] * (num_inputs // 2) + places[None, :]
@@ -71,7 +72,7 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
                 codes_of = tl.load(codes_at + block * block_stride + load * 32)
             if form == "int4":
                 # Zero points that differ from plane to plane are subtracted later.
-                known = tl.zeros_like(zeros) if 0 < group_size < 128 else zeros
+                known = tl.zeros_like(zeros) if has_small_groups else zeros
                 planes = nibbles(codes_of, tl.broadcast_to(known[:, None], [block_outputs, 32]), dtype)
             else:
                 planes = two_bytes(codes_of, form, dtype)
@@ -92,7 +93,7 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
                     is_read = is_row if fills_blocks else is_row & (inputs + places < num_inputs)[:, None]
                     numbers = tl.load(x_at + inputs, mask=is_read, other=0.0)
                 weight = planes[plane]
-                if 0 < group_size < 128:
+                if has_small_groups:
                     own_words = tl.load(meanings_at + inputs // group_size * num_meanings)
                     scales, zeros = scale_and_zero(own_words, meaning, usual_zero)
                     weight = above_zeros(weight, zeros)
