@@ -5,6 +5,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from headway_runtime.layers import cpu_kernels, gpu_kernels
+from headway_runtime.layers.coded_linear import CodedLinear
 from headway_runtime.layers.linear import AnyLinear, Linear
 from headway_runtime.model_config import Activation
 
@@ -29,6 +30,8 @@ class Gate:
         product = self._product
         if product is not None and isinstance(linear, Linear) and len(x) <= product.most_rows:
             return product(x, linear.weight, linear.bias)
+        if isinstance(linear, CodedLinear) and len(x) <= linear.most_rows:
+            return linear.gated(x, self._activation)
         return self(linear(x))
 
     def __call__(self, gate_up: Tensor) -> Tensor:

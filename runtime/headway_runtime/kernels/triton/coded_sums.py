@@ -1,11 +1,16 @@
 """One tile of weight @ x.T where the weight is 4- or 8-bit codes: what the products of `coded_product.py` and
-`expert_product.py` do alike. Knows neither where a tile's rows lie nor what becomes of its sums.
+`expert_product.py` do alike. Knows neither where a tile's rows lie nor where its sums go.
+
+Of a merged gate and up projection a tile takes outputs of both by turns, so that it can end in
+activation(gate) * up: a launch less, and a trip of twice as many numbers through memory.
 """
 
 import triton
 import triton.language as tl
 
+from headway_runtime.kernels.triton.gate import activated
 from headway_runtime.kernels.triton.launch import dot
+from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.kernels.triton.widening import above_zeros, nibbles, scale_and_zero, two_bytes
 
 
@@ -109,3 +114,24 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
     if group_size == 0:
         total *= scales[:, None]
     return total
+
+
+@triton.jit
+def by_turns(outputs, num_outputs):
+    """Of gate and up, halves of a weight, the one and the other; those past the end are the last ones."""
+    half = num_outputs // 2
+    return tl.minimum(outputs // 2, half - 1) + outputs % 2 * half
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gated(
+    total,
+    activation: tl.constexpr,
+    dtype: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_rows: tl.constexpr,
+):
+    """float32 [block_outputs / 2, block_rows] of sums by turns; both are rounded as if stored before."""
+    pairs = tl.reshape(total, [block_outputs // 2, 2, block_rows])
+    gate, up = tl.split(tl.permute(pairs, (0, 2, 1)))
+    return activated(narrow(gate, dtype).to(tl.float32), activation) * narrow(up, dtype).to(tl.float32)
