@@ -31,7 +31,7 @@ from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_co
 from headway_runtime.model_loading import TORCH_DTYPES, load_model, make_cache, make_inputs
 from headway_runtime.quantization.choice import Quantization, choose_quantization
 from headway_runtime.request import TokenLogprobs
-from headway_runtime.sampler import Sampler
+from headway_runtime.sampler import make_sampler
 from headway_runtime.speculator import Speculator, load_draft
 from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
 from headway_runtime.verification import sampled_rows, verified, with_drafts
@@ -64,7 +64,7 @@ class Runner:
                 self._model, self._model_config, config, self.num_blocks, dtype, self._device
             )
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
-            self._sampler = Sampler(self.vocab_size, self._device)
+            self._sampler = make_sampler(self.vocab_size, self._device)
             self._speculator: Speculator | None = None
             if config.speculative is not None:
                 self._speculator = Speculator(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headway_runtime.layers.attention_layer import AttentionLayer
 from headway_runtime.layers.kernel_choice import uses_triton
 from headway_runtime.layers.quantized_weights import QuantizedWeight
 from headway_runtime.model_config import Activation
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from headway_runtime.kernels.triton.gate import ActivateAndMultiply
     from headway_runtime.kernels.triton.gated_product import GatedProduct
     from headway_runtime.kernels.triton.norm import Norm
+    from headway_runtime.kernels.triton.paged_attention import PagedAttention
     from headway_runtime.kernels.triton.rotate_and_store import RotateAndStore
     from headway_runtime.layers.coded_linear import CodedLinear, CodedRowsLinear
     from headway_runtime.layers.fused_experts import FusedExperts
@@ -48,18 +50,28 @@ def gated_product(activation: Activation, device: torch.device) -> "GatedProduct
     return GatedProduct(activation)
 
 
-def rotate_and_store(
-    shape: tuple[int, int, int, int], device: torch.device, *, writes_back: bool
-) -> "RotateAndStore | None":
-    """shape: KV heads, query heads to one, head size, block size. writes_back: whether keys and values are
-    to be found in their rows as they will be read from the cache, too."""
+def rotate_and_store(shape: tuple[int, int, int, int], device: torch.device) -> "RotateAndStore | None":
+    """shape: KV heads, query heads to one, head size, block size."""
     if not uses_triton(device):
         return None
     from headway_runtime.kernels.triton.rotate_and_store import RotateAndStore
 
     num_kv_heads, num_groups, head_dim, block_size = shape
-    num_query_heads = num_kv_heads * num_groups
-    return RotateAndStore(num_query_heads, num_kv_heads, head_dim, block_size, writes_back=writes_back)
+    return RotateAndStore(num_kv_heads * num_groups, num_kv_heads, head_dim, block_size)
+
+
+def paged_attention(
+    shape: tuple[int, int, int, int], layers: Sequence[AttentionLayer], device: torch.device
+) -> "PagedAttention | None":
+    """shape: KV heads, query heads to one, head size, block size. layers: in the order of their indices."""
+    if not uses_triton(device):
+        return None
+    from headway_runtime.kernels.triton.attention_tiles import HeadShape
+    from headway_runtime.kernels.triton.paged_attention import PagedAttention
+    from headway_runtime.kernels.triton.paged_rows import Scoring
+
+    scorings = [Scoring(layer.scale, layer.window, layer.soft_cap) for layer in layers]
+    return PagedAttention(HeadShape(*shape), scorings, device)
 
 
 def coded_linear(

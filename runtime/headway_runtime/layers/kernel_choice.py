@@ -1,17 +1,22 @@
-"""Whose kernels layers get on a device: Triton's on a GPU and our CPU kernels on a CPU, unless told otherwise.
+"""Whose kernels layers get: Triton's on a GPU and our CPU kernels on a CPU, unless told otherwise.
 
 HEADWAY_KERNELS says otherwise, for all devices: "torch" leaves everything to PyTorch's operators, "triton"
 asks for Triton's also on a CPU, where they are interpreted, which is slow and for tests. It is read once.
 """
 
+import logging
 import os
 from functools import cache
+from importlib.util import find_spec
 from typing import Literal, cast, get_args
 
 import torch
 
 from headway_runtime.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
+LEAST_CAPABILITY = (8, 0)
 VARIABLE = "HEADWAY_KERNELS"
 Choice = Literal["auto", "torch", "triton"]
 
@@ -24,10 +29,15 @@ def _choice() -> Choice:
     return cast("Choice", told)
 
 
+def forget_choice() -> None:
+    """Have it read again: for tests that compare."""
+    _choice.cache_clear()
+
+
 def uses_triton(device: torch.device) -> bool:
     """ConfigError if they are asked for on a CPU and Triton does not interpret."""
     if device.type == "cuda":
-        return _choice() != "torch"
+        return _choice() != "torch" and _runs_triton(device)
     if device.type != "cpu" or _choice() != "triton":
         return False
     from headway_runtime.kernels.triton.launch import INTERPRETED
@@ -36,6 +46,19 @@ def uses_triton(device: torch.device) -> bool:
         raise ConfigError(
             f"{VARIABLE}='triton' on a CPU needs Triton's interpreter; set TRITON_INTERPRET=1 as well"
         )
+    return True
+
+
+@cache
+def _runs_triton(device: torch.device) -> bool:
+    """Whether a GPU is new enough, and Triton is there."""
+    found = torch.cuda.get_device_capability(device)
+    if found < LEAST_CAPABILITY:
+        logger.info("no Triton kernels: they need compute capability 8.0, this GPU has %d.%d", *found)
+        return False
+    if find_spec("triton") is None:
+        logger.info("no Triton kernels: triton is not installed")
+        return False
     return True
 
 

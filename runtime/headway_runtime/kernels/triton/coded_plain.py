@@ -40,7 +40,7 @@ CANDIDATES = {
 }
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def coded_plain_kernel(
     codes,
     meanings,

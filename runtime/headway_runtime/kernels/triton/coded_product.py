@@ -89,7 +89,7 @@ CANDIDATES["rows_64"] = [{**one, "block_rows": 64} for one in CANDIDATES["rows_1
 
 
 # What changes from step to step makes no new kernel.
-@triton.jit(do_not_specialize=["num_rows", "num_splits"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def coded_product_kernel(
     x,
     codes,
@@ -160,13 +160,14 @@ def coded_product_kernel(
             )
         if bias is not None:
             total += tl.load(bias + own).to(tl.float32)[:, None]
-        width = num_outputs
-        if activation is not None:
-            width = num_outputs // 2
+        if activation is None:
+            width, columns = num_outputs, outputs
+        else:
             total = gated(total, activation, out.dtype.element_ty, block_outputs, block_rows)
-            outputs = tile // num_row_tiles * (block_outputs // 2) + tl.arange(0, block_outputs // 2)
-        out_at = out + rows.to(tl.int64)[None, :] * width + outputs[:, None]
-        tl.store(out_at, narrow(total, out.dtype.element_ty), mask=(outputs < width)[:, None] & is_row)
+            width = num_outputs // 2
+            columns = tile // num_row_tiles * (block_outputs // 2) + tl.arange(0, block_outputs // 2)
+        out_at = out + rows.to(tl.int64)[None, :] * width + columns[:, None]
+        tl.store(out_at, narrow(total, out.dtype.element_ty), mask=(columns < width)[:, None] & is_row)
 
 
 class CodedProduct:

@@ -54,7 +54,7 @@ class CodedRows:
     zeros: Tensor | None
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def coded_rows_kernel(
     x,
     codes,

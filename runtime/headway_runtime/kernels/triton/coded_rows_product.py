@@ -89,7 +89,7 @@ class RowWeight:
 
 
 # What changes from step to step makes no new kernel.
-@triton.jit(do_not_specialize=["num_rows", "num_splits"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def coded_rows_product_kernel(
     x,
     x_scales,

@@ -14,7 +14,7 @@ from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.kernels.triton.widening import above_zeros, nibbles, scale_and_zero, two_bytes
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def sums_of_codes(  # noqa: C901 (branches on constants)
     x_rows,
     is_row,

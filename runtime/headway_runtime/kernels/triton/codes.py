@@ -59,13 +59,13 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def magnitude_bits(x):
     """The bits of |x|, float32, as integers that are ordered alike; what is no number is above all."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def inverse_and_scale(largest_bits, KEPT: tl.constexpr):
     """What numbers are multiplied by to be codes, and codes to be numbers."""
     largest_code: tl.constexpr = 127.0 if KEPT == "int8" else 448.0
@@ -76,7 +76,7 @@ def inverse_and_scale(largest_bits, KEPT: tl.constexpr):
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def codes_of(x, KEPT: tl.constexpr):
     """x: float32, multiplied already. int8, or the bytes of 8-bit floats."""
     if KEPT == "int8":
@@ -96,19 +96,3 @@ def codes_of(x, KEPT: tl.constexpr):
         found = tl.where(magnitude > 0x7F800000, 0x7F, found)
         code = (found | ((bits >> 24) & 0x80)).to(tl.uint8)
     return code
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def numbers_of(codes, KEPT: tl.constexpr):
-    """float32, of what `codes_of` returned."""
-    if KEPT == "int8":
-        number = codes.to(tl.float32)
-    elif KEPT == "float8":
-        number = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    else:
-        # With the exponent where float32 has it, all are too small by 2**120, also those below 2**-6.
-        wide = codes.to(tl.int32)
-        bits = ((wide & 0x7F) << 20) | ((wide & 0x80) << 24)
-        number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
-        number = tl.where((wide & 0x7F) == 0x7F, float("nan"), number)
-    return number

@@ -43,7 +43,7 @@ class ExpertOrder:
     tiles: Tensor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def expert_choice_kernel(
     logits,
     weights,
@@ -79,7 +79,7 @@ def expert_choice_kernel(
 
 
 # What changes from step to step makes no new kernel.
-@triton.jit(do_not_specialize=["num_slots", "num_tiles", "tile_rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_slots", "num_tiles", "tile_rows"])
 def expert_order_kernel(
     chosen,
     order,

@@ -93,7 +93,7 @@ def expert_of(weights: ExpertWeights, number: int) -> CodedWeight:
 
 
 # What changes from step to step makes no new kernel.
-@triton.jit(do_not_specialize=["num_tiles", "slots_per_row"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_tiles", "slots_per_row"])
 def expert_product_kernel(
     x,
     codes,
@@ -168,7 +168,7 @@ def expert_product_kernel(
         tl.store(out_at, narrow(result, out.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def sums_of_numbers(
     x_rows,
     is_row,

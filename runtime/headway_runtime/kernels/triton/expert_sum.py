@@ -24,7 +24,7 @@ KERNEL = "expert_sum"
 CANDIDATES = {"default": [{"BLOCK": block, "num_warps": 4} for block in (512, 1024, 2048)]}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def expert_sum_kernel(results, weights, out, size, NUM_USED: tl.constexpr, BLOCK: tl.constexpr):
     """Grid: rows, blocks of numbers. results: [rows * NUM_USED, size]. weights: float32 [rows, NUM_USED]."""
     row = tl.program_id(0).to(tl.int64)

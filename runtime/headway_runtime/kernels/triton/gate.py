@@ -48,13 +48,13 @@ _TWICE: tl.constexpr = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _HALF_ROOT: tl.constexpr = tl.constexpr(math.sqrt(0.5))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def sigmoid(x):
     """Bounded where e**-x would be infinite, of which the interpreter warns: 1e-38 instead of 0."""
     return 1.0 / (1.0 + tl.exp(tl.minimum(-x, 88.0)))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
     """x: float32. GELU's form with tanh is a sigmoid too: (1 + tanh(u)) / 2 = 1 / (1 + e**-2u)."""
     if ACTIVATION == "silu":
@@ -64,7 +64,7 @@ def activated(x, ACTIVATION: tl.constexpr):
     return 0.5 * x * (1.0 + tl.erf(x * _HALF_ROOT))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def gate_kernel(
     gate_up_pointer,
     out_pointer,
@@ -83,7 +83,7 @@ def gate_kernel(
     tl.store(out_pointer + row * SIZE + columns, product, mask=is_real)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def gate_codes_kernel(
     gate_up_pointer,
     out_pointer,

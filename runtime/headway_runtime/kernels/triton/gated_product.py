@@ -37,7 +37,7 @@ from headway_runtime.model_config import Activation
 MOST_ROWS = 64
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])
 def gated_product_kernel(
     x_pointer,
     weight_pointer,

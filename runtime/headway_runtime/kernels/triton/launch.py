@@ -44,11 +44,12 @@ def dot(a, b, accumulator):
     """`accumulator + a @ b`: the only product of matrices that kernels use.
 
     The interpreter's product of bfloat16 is garbage (it multiplies their bits), so there floats are widened,
-    which is exact. Products of float32 are not rounded to tf32. int8 gives int32.
+    which is exact. Products of float32 are three of tf32, whose errors together are float32's: without tensor
+    cores they take much longer, and more registers than there are. int8 gives int32.
     """
     if _UPCASTS and a.dtype.is_floating():
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
-    return tl.dot(a, b, accumulator, input_precision="ieee", out_dtype=accumulator.dtype)
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="tf32x3")
+    return tl.dot(a, b, accumulator, input_precision="tf32x3", out_dtype=accumulator.dtype)
 
 
 @dataclass(frozen=True, slots=True)

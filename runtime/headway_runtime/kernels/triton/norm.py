@@ -49,7 +49,7 @@ from headway_runtime.layers.kv_numbers import to_codes
 MOST_NUMBERS = 32768
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def norm_kernel(
     hidden_pointer,
     delta_pointer,
@@ -70,7 +70,9 @@ def norm_kernel(
     places = tl.program_id(0).to(tl.int64) * SIZE + columns
     stored = hidden_pointer.dtype.element_ty
     x = tl.load(hidden_pointer + places, mask=is_real, other=0.0).to(tl.float32)
-    weight = tl.load(weight_pointer + columns, mask=is_real, other=0.0).to(tl.float32)
+    weight = x
+    if not NORMS_DELTA:
+        weight = tl.load(weight_pointer + columns, mask=is_real, other=0.0).to(tl.float32)
     if ADDS:
         delta = tl.load(delta_pointer + places, mask=is_real, other=0.0).to(tl.float32)
         if NORMS_DELTA:
@@ -81,6 +83,9 @@ def norm_kernel(
         rounded = narrow(x + delta, stored)
         tl.store(hidden_pointer + places, rounded, mask=is_real)
         x = rounded.to(tl.float32)
+    if NORMS_DELTA:
+        # Where three rows are in registers already, not before there is room for it.
+        weight = tl.load(weight_pointer + columns, mask=is_real, other=0.0).to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon) * weight
     if KEPT == "plain":
         tl.store(out_pointer + places, narrow(normed, stored), mask=is_real)

@@ -6,7 +6,7 @@ Of each row of [query heads | key heads | value heads], each of head_dim numbers
                         head are pairs; cosines and sines are the row's, so that any scaling is the table's)
     queries          -> back into the row
     keys and values  -> into the cache at the row's slot, as they are or as codes with a scale per token and
-                        head (see `codes.py`), and back into the row as they will be read, if asked for
+                        head (see `codes.py`)
 
 Bytes, of one row with q query and k KV heads of d bfloat16: 2d(q + 2k) read, 2dq + 2dk (dk as codes) * 2
 written, 4d of cosines and sines (from the L1 cache for all tiles of a row but one). Separate kernels (norm,
@@ -34,7 +34,6 @@ from headway_runtime.kernels.triton.codes import (
     inverse_and_scale,
     kept_as,
     magnitude_bits,
-    numbers_of,
 )
 from headway_runtime.kernels.triton.launch import (
     DEFAULT,
@@ -50,7 +49,8 @@ from headway_runtime.layers.norm import HeadWeights
 from headway_runtime.layers.rotary import rotate_
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# A kernel of its own for one token, or for sixteens of them, would be compiled while requests wait.
+@triton.jit(do_not_specialize=["num_slots"])
 def rotate_and_store_kernel(
     qkv_pointer,
     cosine_pointer,
@@ -69,7 +69,6 @@ def rotate_and_store_kernel(
     BLOCK_SIZE: tl.constexpr,
     NORMS: tl.constexpr,
     KEPT: tl.constexpr,
-    WRITES_BACK: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
@@ -122,8 +121,6 @@ def rotate_and_store_kernel(
         kept_first, kept_second = narrow(first.to(tl.float32), kept), narrow(second.to(tl.float32), kept)
         tl.store(target, kept_first, mask=is_stored)
         tl.store(target + half_size, kept_second, mask=is_stored)
-        read_first = narrow(kept_first.to(tl.float32), computed)
-        read_second = narrow(kept_second.to(tl.float32), computed)
     else:
         wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
         bits = tl.maximum(tl.max(magnitude_bits(wide_first), 1), tl.max(magnitude_bits(wide_second), 1))
@@ -135,31 +132,20 @@ def rotate_and_store_kernel(
         has_scale = (heads >= QUERY_HEADS) & (heads < num_heads) & has_slot
         own_scale = scale_pointer + block * scale_block_stride + plane * BLOCK_SIZE + offset
         tl.store(own_scale, scale, mask=has_scale)
-        read_first = narrow(numbers_of(codes_first, KEPT) * scale[:, None], computed)
-        read_second = narrow(numbers_of(codes_second, KEPT) * scale[:, None], computed)
-    if WRITES_BACK:
-        first = tl.where(is_query, first, read_first)
-        second = tl.where(is_query, second, read_second)
-        tl.store(qkv_pointer + places, first, mask=is_real)
-        tl.store(qkv_pointer + places + half_size, second, mask=is_real)
-    else:
-        tl.store(qkv_pointer + places, first, mask=is_real & is_query)
-        tl.store(qkv_pointer + places + half_size, second, mask=is_real & is_query)
+    tl.store(qkv_pointer + places, first, mask=is_real & is_query)
+    tl.store(qkv_pointer + places + half_size, second, mask=is_real & is_query)
 
 
 class RotateAndStore:
-    """The launcher for one shape of heads. writes_back: whether keys and values are read in their rows."""
+    """The launcher for one shape of heads."""
 
-    __slots__ = ("_block_size", "_head_dim", "_num_kv_heads", "_num_query_heads", "_writes_back")
+    __slots__ = ("_block_size", "_head_dim", "_num_kv_heads", "_num_query_heads")
 
-    def __init__(
-        self, num_query_heads: int, num_kv_heads: int, head_dim: int, block_size: int, *, writes_back: bool
-    ) -> None:
+    def __init__(self, num_query_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
         self._num_query_heads = num_query_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
         self._block_size = block_size
-        self._writes_back = writes_back
 
     def __call__(
         self,
@@ -201,7 +187,6 @@ class RotateAndStore:
             BLOCK_SIZE=self._block_size,
             NORMS=norms is not None,
             KEPT=kept,
-            WRITES_BACK=self._writes_back,
             HEADS=heads,
             HALF=half,
             **values,
@@ -222,22 +207,23 @@ def rotate_and_store_by_torch(
     num_query_heads: int,
     norms: HeadWeights | None = None,
 ) -> None:
-    """The reference; keys and values are left as they will be read."""
+    """The reference; keys and values are left as they were."""
     _, num_planes, block_size, head_dim = kv.numbers.shape
     num_turned = num_query_heads + num_planes // 2
     heads = qkv.view(len(qkv), -1, head_dim)
     turned = heads[:, :num_turned].float()
+    values = heads[:, num_turned:]
     if norms is not None:
         weights = norms.weights.repeat_interleave(
             torch.tensor([num_query_heads, num_planes // 2], device=qkv.device), 0
         )
         turned = functional.rms_norm(turned, (head_dim,), None, norms.epsilon) * weights
     rotate_(turned, rotation[0].float(), rotation[1].float())
-    heads[:, :num_turned] = turned.to(qkv.dtype)
-    own = heads[: len(slots), num_query_heads:]
-    is_stored = slots >= 0
-    stored = slots[is_stored]
-    own[is_stored] = kv.store((stored // block_size, stored % block_size), own[is_stored])
+    rotated = turned.to(qkv.dtype)
+    heads[:, :num_query_heads] = rotated[:, :num_query_heads]
+    own = torch.cat((rotated[:, num_query_heads:], values), 1)[: len(slots)]
+    stored = slots[slots >= 0]
+    kv.store((stored // block_size, stored % block_size), own[slots >= 0])
 
 
 def _cases() -> list[CompileCase]:
@@ -277,7 +263,6 @@ def _cases() -> list[CompileCase]:
                             "BLOCK_SIZE": 16,
                             "NORMS": norms,
                             "KEPT": kept,
-                            "WRITES_BACK": False,
                             "HEADS": _heads_of_tile(constants["TILE"], half, 48),
                             "HALF": half,
                             **absent,

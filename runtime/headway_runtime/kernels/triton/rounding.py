@@ -13,7 +13,7 @@ from headway_runtime.kernels.triton.launch import INTERPRETED
 _CUTS: tl.constexpr = tl.constexpr(INTERPRETED)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def narrow(x, DTYPE: tl.constexpr):
     """float32 `x` in a floating type, rounded to nearest even."""
     if _CUTS and tl.bfloat16 == DTYPE:

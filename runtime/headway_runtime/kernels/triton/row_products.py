@@ -48,7 +48,7 @@ def own_blocks(num_blocks, split, num_splits):
     return first, tl.minimum(first + count, num_blocks)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def arrives_last(
     own, partials, arrivals, tile, split, num_splits, is_inside, height: tl.constexpr, width: tl.constexpr
 ):
@@ -66,7 +66,7 @@ def arrives_last(
     return before == num_splits - 1
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def summed_splits(
     own, partials, arrivals, tile, num_splits, is_inside, height: tl.constexpr, width: tl.constexpr
 ):

@@ -92,7 +92,7 @@ FOUR_OF_TWO = tl.constexpr("=&r,=&r,=&r,=&r,r,r")
 TWO_OF_ONE = tl.constexpr("=&r,=&r,r")
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def nibbles(words, zeros, dtype: tl.constexpr):
     """The four codes of each word of 16 bits less its zero point, lowest first, as dtype.
 
@@ -124,7 +124,7 @@ def nibbles(words, zeros, dtype: tl.constexpr):
     return one, two, three, four
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def two_bytes(words, form: tl.constexpr, dtype: tl.constexpr):
     """The two codes of each word of 16 bits, lowest first, as dtype. words: int16. form: int8 or fp8, of
     which what is no number becomes 480."""
@@ -152,7 +152,7 @@ def two_bytes(words, form: tl.constexpr, dtype: tl.constexpr):
     return one, two
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _byte(bits, form: tl.constexpr):
     """float32 of 0 to 255 in int32."""
     if form == "int8":
@@ -173,7 +173,7 @@ def above_zeros(numbers, zeros):
     return result
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def scale_and_zero(words, meaning: tl.constexpr, usual_zero: tl.constexpr):
     """Both as float32. words: of `CodedWeight.meanings`."""
     if meaning == "float32":
