@@ -154,20 +154,21 @@ def coded_product_kernel(
             total, partials, arrivals, tile, split, num_splits, is_inside, block_outputs, block_rows
         )
     if is_last:
+        sums = total
         if has_splits:
-            total = summed_splits(
+            sums = summed_splits(
                 total, partials, arrivals, tile, num_splits, is_inside, block_outputs, block_rows
             )
         if bias is not None:
-            total += tl.load(bias + own).to(tl.float32)[:, None]
+            sums += tl.load(bias + own).to(tl.float32)[:, None]
         if activation is None:
-            width, columns = num_outputs, outputs
+            width, columns, result = num_outputs, outputs, sums
         else:
-            total = gated(total, activation, out.dtype.element_ty, block_outputs, block_rows)
             width = num_outputs // 2
             columns = tile // num_row_tiles * (block_outputs // 2) + tl.arange(0, block_outputs // 2)
+            result = gated(sums, activation, out.dtype.element_ty, block_outputs, block_rows)
         out_at = out + rows.to(tl.int64)[None, :] * width + columns[:, None]
-        tl.store(out_at, narrow(total, out.dtype.element_ty), mask=(columns < width)[:, None] & is_row)
+        tl.store(out_at, narrow(result, out.dtype.element_ty), mask=(columns < width)[:, None] & is_row)
 
 
 class CodedProduct:

@@ -123,7 +123,7 @@ def by_turns(outputs, num_outputs):
     return tl.minimum(outputs // 2, half - 1) + outputs % 2 * half
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def gated(
     total,
     activation: tl.constexpr,
