@@ -21,6 +21,7 @@ from headway_runtime.layers.quantized_weights import (
     Int8Weight,
     QuantizedWeight,
 )
+from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
     from headway_runtime.kernels.triton.coded_rows_product import RowWeight
@@ -78,9 +79,15 @@ class CodedLinear:
         assert dtype == torch.bfloat16
         return self._many.of_codes(codes, scales)
 
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Of a merged gate and up projection, activation(gate) * up. x: no more than `most_rows` rows."""
+        return self._product(self._ordered(x), activation)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self._order is None else x.index_select(1, self._order)
+
     def __call__(self, x: Tensor) -> Tensor:
-        if self._order is not None:
-            x = x.index_select(1, self._order)
+        x = self._ordered(x)
         return self._product(x) if len(x) <= self.most_rows else self._many(x)
 
 

@@ -5,6 +5,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from headway_runtime.layers import cpu_kernels, gpu_kernels
+from headway_runtime.layers.coded_linear import CodedLinear
 from headway_runtime.layers.linear import AnyLinear, Linear
 from headway_runtime.layers.row_codes import Rows, product_of
 from headway_runtime.model_config import Activation
@@ -33,6 +34,8 @@ class Gate:
         if codes is not None:
             assert self._ours is not None, "codes are wanted by products of kernels"
             return self._ours.codes(product_of(linear, x), codes)
+        if isinstance(x, Tensor) and isinstance(linear, CodedLinear) and len(x) <= linear.most_rows:
+            return linear.gated(x, self._activation)
         product = self._product
         if product is None or not isinstance(linear, Linear) or not isinstance(x, Tensor):
             return self(product_of(linear, x))

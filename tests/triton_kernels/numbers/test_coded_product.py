@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 from headway_runtime.kernels.triton import coded_product, row_products
 from headway_runtime.kernels.triton.coded_plain import coded_plain, plain_reference
 from headway_runtime.kernels.triton.coded_product import CodedProduct
 from headway_runtime.kernels.triton.coded_weight import CodedWeight, coded_weight
 from headway_runtime.kernels.triton.launch import gpu_of
+from headway_runtime.model_config import Activation
 
 # Of the sum of products' norm: what an input is rounded to is exact here, so only sums and results round.
 TOLERANCES = {torch.bfloat16: 5e-3, torch.float16: 5e-4, torch.float32: 1e-6}
@@ -62,6 +64,7 @@ def check(
     assert float((got.double() - exact).norm() / exact.norm()) < TOLERANCES[dtype]
 
 
+GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 FORMS = [
     ("int4", 128, "none"),
     ("int4", 128, "float16"),
@@ -121,6 +124,29 @@ def test_splits_are_added_up_the_same_every_time(
     assert torch.equal(first, second)
     exact = x.double() @ want.double().t()
     assert float((first.double() - exact).norm() / exact.norm()) < TOLERANCES[torch.bfloat16]
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("form", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_gate_and_up_are_multiplied_at_once(
+    form: str,
+    activation: Activation,
+    num_splits: int,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """38 of each: a tile ends within them."""
+    monkeypatch.setattr(coded_product, "splits_of", lambda *_: num_splits)
+    weight, want = random_weight(form, 76, 384, 384, "none", generator)
+    x = torch.randn(3, 384, generator=generator, device=generator.device).bfloat16() / 64
+    bias = torch.randn(76, generator=generator, device=generator.device).bfloat16()
+
+    got = CodedProduct(weight, bias)(x, activation)
+    gate, up = (x.float() @ want.t() + bias.float()).bfloat16().float().chunk(2, -1)
+    exact = silu(gate) if activation == "silu" else gelu(gate, approximate=GELUS[activation])
+    exact = (exact * up).double()
+    assert float((got.double() - exact).norm() / exact.norm()) < 6e-3
 
 
 def test_no_rows_give_no_rows(generator: torch.Generator) -> None:

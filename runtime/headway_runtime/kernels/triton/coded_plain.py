@@ -66,6 +66,8 @@ def coded_plain_kernel(
     own = tl.minimum(outputs, num_outputs - 1)
     meanings_at = meanings + own // scale_rows
     num_meanings = tl.cdiv(num_outputs, scale_rows)
+    # A word of fp8 has neighbours, others have codes 32 inputs apart.
+    num_planes: tl.constexpr = 1 if form == "fp8" else codes_per_word
     for load in tl.static_range(num_loads):
         if form == "fp8":
             is_code = (block * 64 + places < num_inputs // 2)[None, :]
@@ -78,8 +80,6 @@ def coded_plain_kernel(
             planes = nibbles(words, tl.zeros([block_outputs, 32], tl.float32), tl.float16)
         else:
             planes = two_bytes(words, form, tl.float16)
-        # A word of fp8 has neighbours, others have codes 32 inputs apart.
-        num_planes: tl.constexpr = 1 if form == "fp8" else codes_per_word
         for plane in tl.static_range(num_planes):
             first = block * 128 + (load * codes_per_word + plane) * 32
             if form == "fp8":

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway_runtime.kernels.triton.coded_sums import sums_of_codes
+from headway_runtime.kernels.triton.coded_sums import by_turns, gated, sums_of_codes
 from headway_runtime.kernels.triton.coded_weight import CodedWeight
 from headway_runtime.kernels.triton.launch import (
     DEFAULT,
@@ -49,6 +49,7 @@ from headway_runtime.kernels.triton.row_products import (
     splits_of,
     summed_splits,
 )
+from headway_runtime.model_config import Activation
 
 KERNELS = {"int4": "coded_product_int4", "int8": "coded_product_int8", "fp8": "coded_product_fp8"}
 # What `benchmarks/gpu/tune.py` tries.
@@ -109,12 +110,14 @@ def coded_product_kernel(
     scale_rows: tl.constexpr,
     fills_blocks: tl.constexpr,
     has_splits: tl.constexpr,
+    activation: tl.constexpr,
     block_outputs: tl.constexpr,
     block_rows: tl.constexpr,
 ):
     """Grid: tiles of rows within tiles of outputs (those read the same codes), splits.
 
-    x: [num_rows, num_inputs], rows `x_stride` apart. out: [num_rows, num_outputs]. The rest: `CodedWeight`.
+    x: [num_rows, num_inputs], rows `x_stride` apart. out: [num_rows, num_outputs], or half of them with an
+    activation: see coded_sums.py. The rest: `CodedWeight`.
     """
     tile = tl.program_id(0)
     num_row_tiles = tl.cdiv(num_rows, block_rows)
@@ -122,13 +125,14 @@ def coded_product_kernel(
     rows = tile % num_row_tiles * block_rows + tl.arange(0, block_rows)
     first, end = own_blocks(num_blocks, tl.program_id(1), num_splits)
     is_row = (rows < num_rows)[None, :]
+    # Outputs past the end read the last one's codes, so that no load needs a mask.
+    own = tl.minimum(outputs, num_outputs - 1) if activation is None else by_turns(outputs, num_outputs)
     total = sums_of_codes(
         x + rows.to(tl.int64) * x_stride,
         is_row,
         codes,
         meanings,
-        # Outputs past the end read the last one's codes, so that no load needs a mask.
-        tl.minimum(outputs, num_outputs - 1),
+        own,
         num_outputs,
         num_inputs,
         first,
@@ -143,25 +147,28 @@ def coded_product_kernel(
     )
 
     is_inside = (outputs < num_outputs)[:, None] & is_row
+    is_last = True
     if has_splits:
         split = tl.program_id(1)
-        if arrives_last(
+        is_last = arrives_last(
             total, partials, arrivals, tile, split, num_splits, is_inside, block_outputs, block_rows
-        ):
-            total = summed_splits(
+        )
+    if is_last:
+        sums = total
+        if has_splits:
+            sums = summed_splits(
                 total, partials, arrivals, tile, num_splits, is_inside, block_outputs, block_rows
             )
-            _store(total, bias, out, rows, outputs, num_outputs, is_inside)
-    else:
-        _store(total, bias, out, rows, outputs, num_outputs, is_inside)
-
-
-@triton.jit
-def _store(total, bias, out, rows, outputs, num_outputs, is_inside):
-    if bias is not None:
-        total += tl.load(bias + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[:, None]
-    out_at = out + rows.to(tl.int64)[None, :] * num_outputs + outputs[:, None]
-    tl.store(out_at, narrow(total, out.dtype.element_ty), mask=is_inside)
+        if bias is not None:
+            sums += tl.load(bias + own).to(tl.float32)[:, None]
+        if activation is None:
+            width, columns, result = num_outputs, outputs, sums
+        else:
+            width = num_outputs // 2
+            columns = tile // num_row_tiles * (block_outputs // 2) + tl.arange(0, block_outputs // 2)
+            result = gated(sums, activation, out.dtype.element_ty, block_outputs, block_rows)
+        out_at = out + rows.to(tl.int64)[None, :] * width + columns[:, None]
+        tl.store(out_at, narrow(result, out.dtype.element_ty), mask=(columns < width)[:, None] & is_row)
 
 
 class CodedProduct:
@@ -177,10 +184,13 @@ class CodedProduct:
         self._arrivals = split_counters(self._gpu, device)
         self._constants = _constants(weight)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [rows, inputs] of float16, bfloat16 or float32."""
+    def __call__(self, x: Tensor, activation: Activation | None = None) -> Tensor:
+        """[rows, outputs], or of a merged gate and up projection activation(gate) * up.
+
+        x: [rows, inputs] of float16, bfloat16 or float32.
+        """
         weight, num_rows = self.weight, len(x)
-        out = x.new_empty((num_rows, self.num_outputs))
+        out = x.new_empty((num_rows, self.num_outputs if activation is None else self.num_outputs // 2))
         if not num_rows:
             return out
         x = x if x.stride(1) == 1 else x.contiguous()
@@ -213,6 +223,7 @@ class CodedProduct:
             num_splits,
             **self._constants,
             has_splits=num_splits > 1,
+            activation=activation,
             **constants,
             **options,
         )
@@ -240,6 +251,7 @@ def _cases() -> Iterator[CompileCase]:
             yield _case(one, form, meaning, group_size)
             if one.gpu == DEFAULT or one.shape_class != "rows_8":
                 continue
+            yield _case(one, form, meaning, group_size, activation="silu")
             if form == "int4":
                 for other in (0, 32, 64):
                     yield _case(one, form, "bfloat16", other, number="fp16")
@@ -250,7 +262,14 @@ def _cases() -> Iterator[CompileCase]:
 
 
 def _case(
-    one: Configuration, form: str, meaning: str, group_size: int, *, scale_rows: int = 1, number: str = "bf16"
+    one: Configuration,
+    form: str,
+    meaning: str,
+    group_size: int,
+    *,
+    scale_rows: int = 1,
+    number: str = "bf16",
+    activation: Activation | None = None,
 ) -> CompileCase:
     values = dict(one.values)
     has_splits = values.pop("programs") > 1
@@ -261,7 +280,7 @@ def _case(
         "meanings": "*fp32" if meaning == "float32" else "*i32",
     }
     sizes = ("num_rows", "num_blocks", "num_splits")
-    label = f"{one.label} {form} {meaning} groups of {group_size} {number}"
+    label = f"{one.label} {form} {meaning} groups of {group_size} {number} {activation or ''}"
     own: dict[str, object] = {
         "form": form,
         "meaning": meaning,
@@ -269,6 +288,7 @@ def _case(
         "scale_rows": scale_rows,
         "fills_blocks": True,
         "has_splits": has_splits,
+        "activation": activation,
         "bias": None,
         **constants,
     }

@@ -1,11 +1,16 @@
 """One tile of weight @ x.T where the weight is 4- or 8-bit codes: what the products of `coded_product.py` and
-`expert_product.py` do alike. Knows neither where a tile's rows lie nor what becomes of its sums.
+`expert_product.py` do alike. Knows neither where a tile's rows lie nor where its sums go.
+
+Of a merged gate and up projection a tile takes outputs of both by turns, so that it can end in
+activation(gate) * up: a launch less, and a trip of twice as many numbers through memory.
 """
 
 import triton
 import triton.language as tl
 
+from headway_runtime.kernels.triton.gate import activated
 from headway_runtime.kernels.triton.launch import dot
+from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.kernels.triton.widening import above_zeros, nibbles, scale_and_zero, two_bytes
 
 
@@ -39,6 +44,7 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
     num_words: tl.constexpr = 64 if form == "fp8" else 32
     codes_per_word: tl.constexpr = 4 if form == "int4" else 2
     num_loads: tl.constexpr = 128 // num_words // codes_per_word
+    has_small_groups: tl.constexpr = group_size != 0 and group_size < 128
     places = tl.arange(0, num_words)
     if form == "fp8":
         codes_at = codes + own.to(tl.int64)[:, None] * (num_inputs // 2) + places[None, :]
@@ -71,7 +77,7 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
                 codes_of = tl.load(codes_at + block * block_stride + load * 32)
             if form == "int4":
                 # Zero points that differ from plane to plane are subtracted later.
-                known = tl.zeros_like(zeros) if 0 < group_size < 128 else zeros
+                known = tl.zeros_like(zeros) if has_small_groups else zeros
                 planes = nibbles(codes_of, tl.broadcast_to(known[:, None], [block_outputs, 32]), dtype)
             else:
                 planes = two_bytes(codes_of, form, dtype)
@@ -92,7 +98,7 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
                     is_read = is_row if fills_blocks else is_row & (inputs + places < num_inputs)[:, None]
                     numbers = tl.load(x_at + inputs, mask=is_read, other=0.0)
                 weight = planes[plane]
-                if 0 < group_size < 128:
+                if has_small_groups:
                     own_words = tl.load(meanings_at + inputs // group_size * num_meanings)
                     scales, zeros = scale_and_zero(own_words, meaning, usual_zero)
                     weight = above_zeros(weight, zeros)
@@ -108,3 +114,24 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
     if group_size == 0:
         total *= scales[:, None]
     return total
+
+
+@triton.jit
+def by_turns(outputs, num_outputs):
+    """Of gate and up, halves of a weight, the one and the other; those past the end are the last ones."""
+    half = num_outputs // 2
+    return tl.minimum(outputs // 2, half - 1) + outputs % 2 * half
+
+
+@triton.jit
+def gated(
+    total,
+    activation: tl.constexpr,
+    dtype: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_rows: tl.constexpr,
+):
+    """float32 [block_outputs / 2, block_rows] of sums by turns; both are rounded as if stored before."""
+    pairs = tl.reshape(total, [block_outputs // 2, 2, block_rows])
+    gate, up = tl.split(tl.permute(pairs, (0, 2, 1)))
+    return activated(narrow(gate, dtype).to(tl.float32), activation) * narrow(up, dtype).to(tl.float32)

@@ -25,10 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway_runtime.kernels.triton.coded_sums import sums_of_codes
+from headway_runtime.kernels.triton.coded_sums import by_turns, gated, sums_of_codes
 from headway_runtime.kernels.triton.coded_weight import CodedWeight
 from headway_runtime.kernels.triton.expert_order import ExpertOrder
-from headway_runtime.kernels.triton.gate import activated
 from headway_runtime.kernels.triton.launch import (
     CompileCase,
     Configuration,
@@ -132,11 +131,7 @@ def expert_product_kernel(
         slots = tl.load(order + places, mask=is_slot, other=0)
         x_rows = x + (slots // slots_per_row).to(tl.int64) * num_inputs
         outputs = tl.program_id(0) // num_tiles * block_outputs + tl.arange(0, block_outputs)
-        if activation is None:
-            own = tl.minimum(outputs, num_outputs - 1)
-        else:
-            half = num_outputs // 2
-            own = tl.minimum(outputs // 2, half - 1) + outputs % 2 * half
+        own = tl.minimum(outputs, num_outputs - 1) if activation is None else by_turns(outputs, num_outputs)
         codes_of = codes + expert.to(tl.int64) * codes_stride
         if form == "plain":
             total = sums_of_numbers(
@@ -167,11 +162,7 @@ def expert_product_kernel(
         else:
             width = num_outputs // 2
             outputs = tl.program_id(0) // num_tiles * (block_outputs // 2) + tl.arange(0, block_outputs // 2)
-            pairs = tl.reshape(total, [block_outputs // 2, 2, block_rows])
-            gate, up = tl.split(tl.permute(pairs, (0, 2, 1)))
-            # As where the product and the gate are two kernels.
-            gate = narrow(gate, out.dtype.element_ty).to(tl.float32)
-            result = activated(gate, activation) * narrow(up, out.dtype.element_ty).to(tl.float32)
+            result = gated(total, activation, out.dtype.element_ty, block_outputs, block_rows)
         out_at = out + slots.to(tl.int64)[None, :] * width + outputs[:, None]
         is_inside = (outputs < width)[:, None] & is_slot[None, :]
         tl.store(out_at, narrow(result, out.dtype.element_ty), mask=is_inside)

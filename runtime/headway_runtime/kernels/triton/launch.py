@@ -49,7 +49,7 @@ def dot(a, b, accumulator):
     """
     if _UPCASTS and a.dtype.is_floating():
         return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="tf32x3")
-    return tl.dot(a, b, accumulator, input_precision="tf32x3")
+    return tl.dot(a, b, accumulator, input_precision="tf32x3", out_dtype=accumulator.dtype)
 
 
 @dataclass(frozen=True, slots=True)
