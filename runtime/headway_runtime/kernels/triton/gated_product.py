@@ -143,8 +143,12 @@ def _cases() -> list[CompileCase]:
                 "size": "i32:16",
                 "num_inputs": "i32:16",
             }
-            flags = {"bias_pointer": None, "HAS_BIAS": False, "FITS": fits, "ACTIVATION": "silu"}
-            label = f"{one.label}{'' if fits else ' masked'}"
+            flags: dict[str, object] = {"HAS_BIAS": not fits, "FITS": fits, "ACTIVATION": "silu"}
+            if fits:
+                flags["bias_pointer"] = None
+            else:
+                signature["bias_pointer"] = "*bf16"
+            label = f"{one.label}{'' if fits else ' masked, with bias'}"
             cases.append(
                 CompileCase(
                     label,

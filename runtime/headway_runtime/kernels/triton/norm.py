@@ -201,33 +201,32 @@ def _cases() -> list[CompileCase]:
         block = 4096 if one.shape_class == DEFAULT else int(one.shape_class)
         constants, options = split_options(one.values)
         for kept, capabilities in KEPT_CAPABILITIES.items():
-            for norms_delta in (False, True):
-                case = CompileCase(
-                    f"{one.label} {kept}{' norms delta' if norms_delta else ''}",
-                    norm_kernel,
-                    {
-                        "hidden_pointer": "*bf16",
-                        "delta_pointer": "*bf16",
-                        "weight_pointer": "*fp32" if norms_delta else "*bf16",
-                        "epsilon": "fp32",
-                        "out_pointer": STORED_TYPES[kept] or "*bf16",
-                        **({"delta_weight_pointer": "*fp32"} if norms_delta else {}),
-                        **({} if kept == "plain" else {"scale_pointer": "*fp32"}),
-                    },
-                    {
-                        "SIZE": block,
-                        "BLOCK": block,
-                        "ADDS": True,
-                        "NORMS_DELTA": norms_delta,
-                        "KEPT": kept,
-                        **({} if norms_delta else {"delta_weight_pointer": None}),
-                        **({"scale_pointer": None} if kept == "plain" else {}),
-                        **constants,
-                    },
-                    {**options, **({} if kept == "plain" else EXACT)},
-                    tuple(one for one in one.capabilities if one in capabilities),
+            for label, adds, norms_delta in (("", False, False), (" adds", True, False), (" norms", True, True)):
+                signature = {
+                    "hidden_pointer": "*bf16",
+                    "weight_pointer": "*fp32" if norms_delta else "*bf16",
+                    "epsilon": "fp32",
+                    "out_pointer": STORED_TYPES[kept] or "*bf16",
+                }
+                flags = {"ADDS": adds, "NORMS_DELTA": norms_delta, "KEPT": kept}
+                absent = {}
+                optional = {"delta": (adds, "*bf16"), "delta_weight": (norms_delta, "*fp32")}
+                optional["scale"] = (kept != "plain", "*fp32")
+                for name, (is_there, kind) in optional.items():
+                    if is_there:
+                        signature[f"{name}_pointer"] = kind
+                    else:
+                        absent[f"{name}_pointer"] = None
+                cases.append(
+                    CompileCase(
+                        f"{one.label} {kept}{label}",
+                        norm_kernel,
+                        signature,
+                        {"SIZE": block, "BLOCK": block, **flags, **absent, **constants},
+                        {**options, **({} if kept == "plain" else EXACT)},
+                        tuple(each for each in one.capabilities if each in capabilities),
+                    )
                 )
-                cases.append(case)
     return cases
 
 

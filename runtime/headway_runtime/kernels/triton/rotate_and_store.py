@@ -48,7 +48,8 @@ from headway_runtime.kernels.triton.rounding import narrow
 
 
 # A kernel of its own for one token, or for sixteens of them, would be compiled while requests wait.
-@triton.jit(do_not_specialize=["num_slots"])
+# Slots are single numbers, wherever a step's integers have room for them.
+@triton.jit(do_not_specialize=["num_slots"], do_not_specialize_on_alignment=["slot_pointer"])
 def rotate_and_store_kernel(
     qkv_pointer,
     cosine_pointer,

@@ -199,7 +199,10 @@ def _cases() -> list[CompileCase]:
             tile_blocks, columns = tile_of(block_size, tile)
             signature = {"logits": "*bf16", "row": "*i32", "token": "*i64", "top_token": "*i32"}
             signature |= dict.fromkeys(("tops", "sums", "chosen", "top_logprob"), "*fp32")
+            # Ranks are asked for prompts, all rows of which there are.
             signature |= {"rank": "*i32"} if with_ranks else {}
+            absent = "row" if with_ranks else "rank"
+            signature.pop(absent, None)
             named = {f"{name}_pointer": kind for name, kind in signature.items()}
             cases.append(
                 CompileCase(
@@ -212,7 +215,7 @@ def _cases() -> list[CompileCase]:
                         "TILE_BLOCKS": tile_blocks,
                         "TILE": columns,
                         "ALL_BLOCKS": triton.next_power_of_2(num_blocks),
-                        **({} if with_ranks else {"rank_pointer": None}),
+                        f"{absent}_pointer": None,
                     },
                     options,
                     one.capabilities,

@@ -180,26 +180,28 @@ def block_numbers_by_torch(logits: Tensor, temperatures: Tensor, block_size: int
 
 
 def _cases() -> list[CompileCase]:
-    """Vocabularies of Llama 3 and Qwen 3: blocks of 384 and of 1187."""
+    """Vocabularies of Llama 3 and Qwen 3: blocks of 384 and of 1187; some rows, and all as they are."""
     cases = []
     for one in configurations("vocabulary_blocks"):
         constants, options = split_options(one.values)
         tile = constants.pop("TILE")
         for num_blocks, block_size in ((334, 384), (128, 1187)):
             tile_blocks, columns = tile_of(block_size, tile)
+            asked = {"row_pointer": "*i32", "temperature_pointer": "*fp32"} if block_size == 384 else {}
+            absent = {} if asked else {"row_pointer": None, "temperature_pointer": None}
             cases.append(
                 CompileCase(
                     f"{one.label} {num_blocks}x{block_size}",
                     block_kernel,
                     {
                         "logits_pointer": "*bf16",
-                        "row_pointer": "*i32",
-                        "temperature_pointer": "*fp32",
                         "tops_pointer": "*fp32",
                         "sums_pointer": "*fp32",
                         "row_stride": "i32:16",
+                        **asked,
                     },
                     {
+                        **absent,
                         "NUM_BLOCKS": num_blocks,
                         "BLOCK_SIZE": block_size,
                         "TILE_BLOCKS": tile_blocks,
