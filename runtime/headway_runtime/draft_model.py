@@ -24,7 +24,7 @@ from headway_runtime.layers.attention import KVCache
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.model import Model
 from headway_runtime.request import SamplingParams
-from headway_runtime.sampler import Sampler
+from headway_runtime.sampler import make_sampler
 from headway_runtime.step_inputs import StepInputBuilder
 
 # Tokens of all sequences together that may be computed in one step of what the draft lacks.
@@ -55,7 +55,7 @@ class DraftModel:
         self._catch_up_tokens = min(CATCH_UP_TOKENS, config.envelope.max_num_batched_tokens)
         self._cache = cache
         self._inputs = inputs
-        self._sampler = Sampler(vocab_size, device)
+        self._sampler = make_sampler(vocab_size, device)
         self._num_valid = array("i", [0]) * cache.shape.num_blocks
         self._plain: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         # Of the latest call: passes that say what a pass costs, and their time. The first one does not where

@@ -62,7 +62,7 @@ class Drawer:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._device = device
-        self._block_size = _block_size(vocab_size)
+        self._block_size = block_size_of(vocab_size)
         num_blocks = vocab_size // self._block_size
         # Blocks have hashes of their own, as if they were more tokens.
         numbers = torch.arange(vocab_size + num_blocks, dtype=torch.int32, device=device)
@@ -124,7 +124,7 @@ class Drawer:
             largest_k=max(top_k),
             min_p=self._column([each.min_p for each in params]) if one.min_p > 0.0 else None,
             top_p=self._column([each.top_p for each in params]) if one.top_p < 1.0 else None,
-            seeds=numpy.array([_split_mix(each.seed & MASK_64) for each in params], dtype=numpy.uint64),
+            seeds=numpy.array([split_mix(each.seed & MASK_64) for each in params], dtype=numpy.uint64),
         )
 
     def _column(self, values: Sequence[float]) -> Tensor:
@@ -185,7 +185,7 @@ class Drawer:
             tokens[places], times[places] = own, own_times
 
 
-def _block_size(vocab_size: int) -> int:
+def block_size_of(vocab_size: int) -> int:
     """The divisor of the vocabulary's size that makes blocks and their number together the fewest."""
     divisors = (size for size in range(1, math.isqrt(vocab_size) + 1) if vocab_size % size == 0)
     return vocab_size // max(divisors)
@@ -208,7 +208,7 @@ def _exponentials(hashes: Tensor) -> Tensor:
     return uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
 
 
-def _split_mix(value: int) -> int:
+def split_mix(value: int) -> int:
     """SplitMix64's step: 64 well-mixed bits."""
     value = (value + GOLDEN_64) & MASK_64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64

@@ -26,10 +26,10 @@ from headway_runtime.token_masks import TokenMasks, Unsatisfiable, flat_places, 
 def needs_edits(chunk: Chunk) -> bool:
     """Whether the request changes the logits now."""
     sampling = chunk.sampling
-    return is_masked(sampling) or bool(sampling.logit_bias) or _is_penalized(sampling) or forbids_stops(chunk)
+    return is_masked(sampling) or bool(sampling.logit_bias) or is_penalized(sampling) or forbids_stops(chunk)
 
 
-def _is_penalized(sampling: SamplingParams) -> bool:
+def is_penalized(sampling: SamplingParams) -> bool:
     return (
         sampling.repetition_penalty != 1.0
         or sampling.presence_penalty != 0.0
@@ -48,7 +48,7 @@ class LogitEdits:
         self._device = device
         params = [chunk.sampling for chunk in chunks]
         self._bias = self._plan_bias(params)
-        self._penalized = [row for row, one in enumerate(params) if _is_penalized(one)]
+        self._penalized = [row for row, one in enumerate(params) if is_penalized(one)]
         self._penalties = numpy.array(
             [
                 (params[row].repetition_penalty, params[row].frequency_penalty, params[row].presence_penalty)

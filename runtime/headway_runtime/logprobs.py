@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from headway_runtime.draws import block_size_of
+from headway_runtime.layers.kernel_choice import uses_triton
 from headway_runtime.request import TokenLogprobs
 
 # Logits that are held at once, however long a prompt and however large the vocabulary is.
@@ -20,6 +22,8 @@ def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int], *, with_ranks: bool = False
 ) -> list[TokenLogprobs]:
     """logits: [rows, vocab_size]; the other two have one entry per row: the token, and how many best ones."""
+    if uses_triton(logits.device):
+        return _by_kernel(logits, token_ids, num_top, with_ranks=with_ranks)
     at_once = CPU_LOGITS_AT_ONCE if logits.device.type == "cpu" else LOGITS_AT_ONCE
     size = max(1, at_once // logits.shape[1])
     entries: list[TokenLogprobs] = []
@@ -33,6 +37,19 @@ def token_logprobs(
             ranks = (rows > own).sum(dim=-1).add_(1).tolist()
         entries += _entries(rows, own, num_top[start:end], ranks)
     return entries
+
+
+def _by_kernel(
+    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int], *, with_ranks: bool
+) -> list[TokenLogprobs]:
+    from headway_runtime.device_sampler import listed
+    from headway_runtime.kernels.triton.top_logprobs import top_logprobs
+
+    vocab_size = logits.shape[1]
+    tokens = torch.tensor(token_ids, device=logits.device)
+    most = min(max(num_top, default=0), vocab_size)
+    found = top_logprobs(logits, None, tokens, most, block_size_of(vocab_size), with_ranks=with_ranks)
+    return listed(found, num_top)
 
 
 def prompt_logprobs(

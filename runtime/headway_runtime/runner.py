@@ -51,7 +51,7 @@ from headway_runtime.parallel.step_batch import StepBatch, step_batch
 from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.quantization.choice import Quantization, choose_quantization
 from headway_runtime.request import TokenLogprobs
-from headway_runtime.sampler import Sampler
+from headway_runtime.sampler import make_sampler
 from headway_runtime.speculator import Speculator, load_draft
 from headway_runtime.step_inputs import StepInputs
 from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
@@ -119,7 +119,7 @@ class Runner:
             self.host_blocks: HostBlocks | None = None
             if config.offload is not None:
                 self.host_blocks = HostBlocks(self._cache.data, self._host_memory_bytes)
-            self._sampler = Sampler(self.vocab_size, self._device)
+            self._sampler = make_sampler(self.vocab_size, self._device)
             self._speculator: Speculator | None = None
             if config.speculative is not None and is_first:
                 self._speculator = Speculator(

@@ -15,6 +15,7 @@ A row whose logits are not finite gives no token, nor does one to which its requ
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy
 import torch
@@ -22,11 +23,15 @@ from torch import Tensor
 
 from headway_runtime.batch import Chunk, Sample
 from headway_runtime.draws import LOWEST_TEMPERATURE, Drawer, DrawRows, Integers
+from headway_runtime.layers.kernel_choice import uses_triton
 from headway_runtime.logit_edits import LogitEdits, needs_edits
 from headway_runtime.logprobs import token_logprobs
 from headway_runtime.occurrences import OccurrenceCounters
 from headway_runtime.request import SamplingParams, TokenLogprobs
 from headway_runtime.token_masks import Unsatisfiable, forbids_stops
+
+if TYPE_CHECKING:
+    from headway_runtime.device_sampler import DeviceSampler
 
 # A row's maximum is found faster in two steps, by blocks of about this size, if there is enough to look
 # through.
@@ -196,3 +201,12 @@ class Sampler:
             first, last = greedy_rows[0], greedy_rows[-1]
             index = slice(first, last + 1) if is_range else torch.tensor(greedy_rows, device=self._device)
         return _Choices(index, [place for _, place in greedy], draws)
+
+
+def make_sampler(vocab_size: int, device: torch.device) -> "Sampler | DeviceSampler":
+    """The one for this device."""
+    if not uses_triton(device):
+        return Sampler(vocab_size, device)
+    from headway_runtime.device_sampler import DeviceSampler
+
+    return DeviceSampler(vocab_size, device)

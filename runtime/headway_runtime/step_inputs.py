@@ -29,9 +29,11 @@ from headway_runtime.layers.attention import (
     FirstChunk,
     KVCache,
     LaterChunk,
+    Paged,
 )
 from headway_runtime.layers.linear import round_up
 from headway_runtime.layers.masks import Masks
+from headway_runtime.paged_inputs import few_tokens_first, num_paged_integers, paged_calls
 
 # Contexts of up to so many blocks share a call whatever their lengths: a call costs more than the padding.
 SMALL_CONTEXT_BLOCKS = 8
@@ -130,6 +132,7 @@ class StepInputBuilder:
         """rounds: whether each number of rows costs a kernel, so that there shall be few."""
         self._block_size = cache.shape.block_size
         self._has_kernels = cache.kernels is not None
+        self._gpu_kernels = cache.gpu_kernels
         self._dtype = dtype
         envelope = config.envelope
         blocks_per_sequence = -(-config.max_model_len // self._block_size)
@@ -141,7 +144,11 @@ class StepInputBuilder:
         )
         # Guesses make more sampled rows than sequences.
         sampled = min(tokens, sequences * (1 + envelope.num_speculative_tokens))
-        size = 3 * tokens + sampled + envelope.max_num_seqs * blocks_per_sequence
+        size = 3 * tokens + sampled
+        size += max(
+            envelope.max_num_seqs * blocks_per_sequence,
+            -(-num_paged_integers(envelope.max_num_seqs, blocks_per_sequence) // 2),
+        )
         self._integers = _IntegerBuffer(size, device)
         self._ramp = torch.arange(blocks_per_sequence * self._block_size, device=device)
 
@@ -158,8 +165,13 @@ class StepInputBuilder:
         order = sorted(decodes, key=lambda index: -of_batch[index].start)
         others = sorted(set(range(len(of_batch))).difference(decodes))
         order.extend(sorted(others, key=lambda index: not _is_short_again(of_batch[index])))
+        num_few = 0
+        if self._gpu_kernels is not None:
+            order, num_few = few_tokens_first(order, of_batch, self._gpu_kernels.num_groups)
         chunks = [of_batch[index] for index in order]
-        stretches = list(_stretches(chunks, num_decodes, block_size, has_kernels=self._has_kernels))
+        stretches = []
+        if self._gpu_kernels is None:
+            stretches = list(_stretches(chunks, num_decodes, block_size, has_kernels=self._has_kernels))
         ends = accumulate(chunk.num_tokens for chunk in chunks)
         # One that has guesses is sampled after each of them, too.
         sampled = [
@@ -183,12 +195,15 @@ class StepInputBuilder:
             integers.write(_block_table(stretch, block_size)) if stretch.needs_cache else None
             for stretch in stretches
         ]
+        calls: list[Decodes | FirstChunk | LaterChunk | DecodesAgain | Paged] = []
+        if self._gpu_kernels is not None:
+            calls.extend(paged_calls(chunks, num_few, block_size, integers.write_halves))
         integers.upload()
 
-        calls = [
+        calls.extend(
             self._call(stretch, table, positions[stretch.start : stretch.end])
             for stretch, table in zip(stretches, tables, strict=True)
-        ]
+        )
         place = None if self._has_kernels else (slots // block_size, slots % block_size)
         attention = AttentionInputs(slots, place, calls, num_decodes, num_padding)
         return StepInputs(
@@ -239,6 +254,14 @@ class _IntegerBuffer:
             self._array[end : self._length] = 0
             return self._on_device[start : self._length]
         return self._on_device[start:end].view(values.shape)
+
+    def write_halves(self, values: NDArray[numpy.int32]) -> Tensor:
+        """The same for integers of half the size."""
+        start = self._length
+        self._length += -(-values.size // 2)
+        self._array[start : self._length].view(numpy.int32)[: values.size] = values.reshape(-1)
+        halves = self._on_device[start : self._length].view(torch.int32)
+        return halves[: values.size].view(values.shape)
 
     def upload(self) -> None:
         if self._on_device is not self._host:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway_runtime.batch import Chunk
@@ -19,6 +21,9 @@ from headway_runtime.request import SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
+
+Words = NDArray[numpy.int32]
+BITS_OF_WORD = 32
 
 # So many grammars at once are worth waking other threads for.
 LEAST_PARALLEL_GRAMMARS = 4
@@ -69,7 +74,9 @@ class TokenMasks:
         self._listed = self._plan_listed([one.sampling for one in masked])
         unwanted = [_unwanted(one) for one in masked]
         self._reluctant = [index for index, tokens in enumerate(unwanted) if tokens]
-        self._unwanted = flat_places([unwanted[index] for index in self._reluctant], vocab_size, device)
+        self._unwanted_tokens = [unwanted[index] for index in self._reluctant]
+        self._unwanted = flat_places(self._unwanted_tokens, vocab_size, device)
+        self._listed_bits: Words | None = None
 
     def apply(self, logits: Tensor, chunks: Sequence[Chunk]) -> dict[int, Unsatisfiable]:
         """Make forbidden tokens -inf in float32 logits [rows, vocab_size]; says which rows have none left."""
@@ -85,6 +92,41 @@ class TokenMasks:
         else:
             rows = torch.tensor(self._rows, device=self._device)
             logits[rows] = logits[rows].masked_fill_(forbidden, -math.inf)
+        return self._problems(masked, has_any)
+
+    def bits(self, chunks: Sequence[Chunk]) -> tuple[Words, dict[int, Unsatisfiable]]:
+        """What the masked rows may choose from, without a tensor: bits, lowest first in words of 32, [masked
+        rows, words]; and which rows have nothing left. For masks whose device is the CPU."""
+        masked = [chunks[row] for row in self._rows]
+        matchers = [one for index in self._with_grammar if (one := masked[index].matcher) is not None]
+        allowed = self._allowed_bits(matchers)
+        has_any = [bool(own.any()) for own in allowed]
+        for index, tokens in zip(self._reluctant, self._unwanted_tokens, strict=True):
+            own = allowed[index].copy()
+            for token in tokens:
+                if token < self._vocab_size:
+                    own.view(numpy.uint8)[token // 8] &= 0xFF ^ (1 << token % 8)
+            if own.any():
+                allowed[index] = own
+        return allowed, self._problems(masked, has_any)
+
+    def _allowed_bits(self, matchers: list[TokenMatcher]) -> Words:
+        assert len(matchers) == len(self._with_grammar), "a grammar without a matcher"
+        if self._listed is not None and self._listed_bits is None:
+            self._listed_bits = _packed(self._listed.numpy())
+        if self._grammars is None:
+            assert self._listed_bits is not None
+            return self._listed_bits.copy()
+        by_grammar: Words = self._grammars.packed(matchers).numpy().view(numpy.int32)
+        if beyond := self._vocab_size % BITS_OF_WORD:
+            by_grammar[:, -1] &= (1 << beyond) - 1
+        if self._listed_bits is None:
+            return by_grammar
+        allowed = self._listed_bits.copy()
+        allowed[self._with_grammar] &= by_grammar
+        return allowed
+
+    def _problems(self, masked: list[Chunk], has_any: list[bool]) -> dict[int, Unsatisfiable]:
         problems = (
             (row, _problem(chunk, has_token))
             for row, chunk, has_token in zip(self._rows, masked, has_any, strict=True)
@@ -135,6 +177,13 @@ class _GrammarMasks:
 
     def __call__(self, matchers: list[TokenMatcher]) -> Tensor:
         """Booleans [matchers, vocab_size]."""
+        packed = self.packed(matchers)
+        bits = (packed.to(self._device).unsqueeze(2) & self._bits) != 0
+        return bits.view(len(matchers), -1)[:, : self._vocab_size].contiguous()
+
+    def packed(self, matchers: list[TokenMatcher]) -> Tensor:
+        """The same as bits, with some of no token behind: uint8 [matchers, bytes of whole words], on the
+        CPU."""
         # The library writes whole words of 32 bits.
         row_bytes = -(-self._vocab_size // 32) * 4
         packed = torch.empty((len(matchers), row_bytes), dtype=torch.uint8)
@@ -145,8 +194,7 @@ class _GrammarMasks:
         else:
             pairs = [(one.library_matcher, row) for row, one in enumerate(matchers)]
             self._parallel().unsafe_compute_mask_ptr(pairs, pointer, row_bytes, len(matchers))
-        bits = (packed.to(self._device).unsqueeze(2) & self._bits) != 0
-        return bits.view(len(matchers), -1)[:, : self._vocab_size].contiguous()
+        return packed
 
     def _parallel(self) -> "LLExecutor":
         if self._executor is None:
@@ -154,6 +202,13 @@ class _GrammarMasks:
 
             self._executor = LLExecutor(num_threads=torch.get_num_threads())
         return self._executor
+
+
+def _packed(allowed: NDArray[numpy.bool_]) -> Words:
+    """Booleans [rows, tokens] as bits, lowest first, in whole words."""
+    missing = -allowed.shape[1] % BITS_OF_WORD
+    whole = numpy.pad(allowed, ((0, 0), (0, missing)))
+    return numpy.packbits(whole, axis=1, bitorder="little").view(numpy.int32)
 
 
 def _unwanted(chunk: Chunk) -> frozenset[int]:

@@ -1,5 +1,7 @@
 """Attention of one step's tokens over a paged KV cache, for CPU and CUDA alike.
 
+- On a GPU two kernels of our own read the blocks where they lie: one call is for all sequences with few
+  tokens, decodes and guesses that are checked, one for all with many. The rest of this is for other devices.
 - Decodes (one token each) are attended together. On a CPU a kernel of our own reads the blocks where they
   lie; elsewhere they are gathered, padded to the longest of the group, for scaled_dot_product_attention.
 - Generated tokens that are computed several at a time (because their sequence lost its KV, or because they
@@ -11,10 +13,12 @@
 What a step needs for all its layers alike (`AttentionInputs`) is made once per step by the runner.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from headway_runtime.kernels.triton.paged_rows import PagedRows
 from headway_runtime.layers.attention_layer import AttentionLayer
 from headway_runtime.layers.chunk_products import (
     attend_chunk_by_products,
@@ -24,6 +28,7 @@ from headway_runtime.layers.chunk_products import (
 from headway_runtime.layers.kv_cache import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import LayerKV
 from headway_runtime.layers.masks import Masks
+from headway_runtime.layers.norm import HeadNorm
 from headway_runtime.layers.rotary import rotate_
 from headway_runtime.layers.torch_attention import attend_decodes, attend_sequence
 
@@ -36,6 +41,7 @@ __all__ = [
     "KVCache",
     "KVShape",
     "LaterChunk",
+    "Paged",
     "attend",
 ]
 
@@ -96,6 +102,15 @@ class DecodesAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class Paged:
+    """Rows [start, end) of the step, of any sequences, which GPU kernels attend to."""
+
+    start: int
+    end: int
+    which: PagedRows
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """One step's attention work.
 
@@ -107,7 +122,7 @@ class AttentionInputs:
 
     slots: Tensor
     place: tuple[Tensor, Tensor] | None
-    calls: list[Decodes | FirstChunk | LaterChunk | DecodesAgain]
+    calls: Sequence[Decodes | FirstChunk | LaterChunk | DecodesAgain | Paged]
     num_decodes: int
     num_padding: int = 0
 
@@ -118,16 +133,18 @@ def attend(
     layer: AttentionLayer,
     cache: KVCache,
     inputs: AttentionInputs,
+    head_norm: HeadNorm | None = None,
 ) -> Tensor:
     """Rotate the step's queries and keys, store its keys and values, then attend.
 
     qkv: [tokens, query heads, then key heads, then value heads, of head_dim each]; changed.
     rotation: cosines and sines of the rows, from `RotaryTable.at`.
+    head_norm: of queries and keys before they are rotated.
     Returns [tokens, query heads * head_dim].
     """
     shape, kernels, tokens = cache.shape, cache.kernels, len(inputs.slots)
     kv = cache.layers[layer.index]
-    _store(qkv, rotation, kv, cache, inputs)
+    _store(qkv, rotation, kv, cache, inputs, head_norm)
     query_size = shape.num_kv_heads * cache.num_groups * shape.head_dim
     out = qkv.new_empty((len(qkv), query_size))
     query = qkv[:, :query_size].view(len(qkv), shape.num_kv_heads, cache.num_groups, shape.head_dim)
@@ -135,6 +152,10 @@ def attend(
     for call in inputs.calls:
         rows = slice(call.start, call.end)
         match call:
+            case Paged():
+                assert cache.gpu_kernels is not None
+                attend_paged = cache.gpu_kernels.attend
+                attend_paged(layer.index, qkv[rows], kv.numbers, kv.scales, call.which, out[rows])
             case Decodes() if kernels is not None:
                 kernels.attend_decodes[layer.index](
                     qkv[rows],
@@ -160,14 +181,26 @@ def attend(
 
 
 def _store(
-    qkv: Tensor, rotation: tuple[Tensor, Tensor], kv: LayerKV, cache: KVCache, inputs: AttentionInputs
+    qkv: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    kv: LayerKV,
+    cache: KVCache,
+    inputs: AttentionInputs,
+    head_norm: HeadNorm | None,
 ) -> None:
-    """Rotate queries and keys, store keys and values, and leave these as they will be read from the cache.
+    """Norm and rotate queries and keys, store keys and values, and leave these as they will be read.
 
     So a chunk attends to its own tokens as to those before it, and it does not show where one begins. Rows of
-    decodes are left alone where a kernel does all of theirs.
+    decodes are left alone where a kernel does all of theirs. On a GPU keys and values are read from the cache
+    alone, those of this step as well.
     """
     shape, tokens = cache.shape, len(inputs.slots)
+    if cache.rotate_and_store is not None:
+        norms = None if head_norm is None else head_norm.query_and_key
+        cache.rotate_and_store(qkv, rotation, inputs.slots, kv.numbers, kv.scales, norms)
+        return
+    if head_norm is not None:
+        head_norm.norm_(qkv)
     if cache.kernels is None:
         num_query_heads = shape.num_kv_heads * cache.num_groups
         heads = qkv.view(len(qkv), -1, shape.head_dim)

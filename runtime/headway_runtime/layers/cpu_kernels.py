@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headway_runtime.layers.attention_layer import AttentionLayer
+from headway_runtime.layers.kernel_choice import uses_cpu_kernels
 from headway_runtime.layers.quantized_weights import (
     Fp8Weight,
     Int4Weight,
@@ -48,7 +49,7 @@ def _are_available() -> bool:
 
 def _fitting_width(device: torch.device, *sizes: int) -> int | None:
     """How many numbers kernels take at once, a divisor of all `sizes`; None where there are no kernels."""
-    if device.type != "cpu" or not _are_available():
+    if not uses_cpu_kernels(device) or not _are_available():
         return None
     from headway_runtime.kernels.cpu import compiler
 
@@ -192,7 +193,7 @@ def multiplies_codes() -> bool:
 
 def _fits(codes: Tensor, bias: Tensor | None) -> bool:
     """Whether there can be a kernel, as far as devices and the bias tell."""
-    is_ours = codes.device.type == "cpu" and (bias is None or bias.dtype == torch.bfloat16)
+    is_ours = uses_cpu_kernels(codes.device) and (bias is None or bias.dtype == torch.bfloat16)
     return is_ours and multiplies_codes()
 
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway_runtime.kernels.triton.row_codes import RowCodes
+from headway_runtime.layers import gpu_kernels
 from headway_runtime.layers.cpu_kernels import weighted_sum
 from headway_runtime.layers.gate import Gate
 from headway_runtime.layers.linear import AnyLinear, PackedLinear, round_up
+from headway_runtime.layers.row_codes import Rows, product_of, wanted_codes
 
 # Tokens whose results PyTorch adds up at once: what that takes in float32 then stays small.
 ROWS_AT_ONCE = 256
@@ -28,9 +31,14 @@ class GatedMLP:
     gate: Gate
     down: AnyLinear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [rows, hidden_size]."""
-        return self.down(self.gate(self.gate_up(x)))
+    def __call__(self, x: Rows) -> Tensor:
+        """x: [rows, hidden_size], as codes where they are wanted."""
+        codes = wanted_codes(self.down, len(x.codes) if isinstance(x, RowCodes) else len(x))
+        return product_of(self.down, self.gate.of_product(self.gate_up, x, codes))
+
+    def wanted_codes(self, num_rows: int) -> torch.dtype | None:
+        """See row_codes.py."""
+        return wanted_codes(self.gate_up, num_rows)
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
@@ -44,7 +52,7 @@ class Experts:
     normalizes: whether the probabilities of those are divided by their sum.
     """
 
-    __slots__ = ("_experts", "_normalizes", "_num_used", "_router", "_rows_of", "_sum")
+    __slots__ = ("_experts", "_fused", "_normalizes", "_num_used", "_router", "_rows_of", "_sum")
 
     def __init__(
         self,
@@ -63,6 +71,15 @@ class Experts:
         self._sum = weighted_sum(router.num_inputs, num_used, dtype, device)
         rounds = any(isinstance(linear, PackedLinear) for linear in experts[0].linears)
         self._rows_of: Callable[[int], int] = _rounded if rounds else _exactly
+        self._fused = gpu_kernels.fused_experts(
+            [expert.gate_up for expert in experts],
+            [expert.down for expert in experts],
+            experts[0].gate.activation,
+            num_used,
+            dtype,
+            device,
+            normalizes=normalizes,
+        )
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
@@ -71,6 +88,8 @@ class Experts:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, hidden_size]."""
+        if self._fused is not None:
+            return self._fused(x, self._router(x))
         weights, chosen = self._route(x)
         # Places in `chosen`, those of the first expert first.
         order = chosen.flatten().argsort(stable=True)

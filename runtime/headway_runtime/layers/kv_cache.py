@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway_runtime.layers import cpu_kernels, gpu_kernels
 from headway_runtime.layers.attention_layer import AttentionLayer
 from headway_runtime.layers.chunk_products import attends_by_products
-from headway_runtime.layers.cpu_kernels import paged_attention
 from headway_runtime.layers.kv_numbers import LARGEST_CODES, LayerKV
 from headway_runtime.layers.zeroed_memory import lazy_zeros
 
@@ -58,9 +58,13 @@ class KVCache:
         kept = dtype if kept is None else kept
         self.shape = shape
         self.num_groups = num_groups
-        self.kernels = paged_attention(
-            (shape.num_kv_heads, num_groups, shape.head_dim, shape.block_size), layers, dtype, kept, device
-        )
+        heads = (shape.num_kv_heads, num_groups, shape.head_dim, shape.block_size)
+        # Either both are there, or there may be kernels of a CPU.
+        self.gpu_kernels = gpu_kernels.paged_attention(heads, layers, device)
+        self.rotate_and_store = gpu_kernels.rotate_and_store(heads, device)
+        self.kernels = None
+        if self.gpu_kernels is None:
+            self.kernels = cpu_kernels.paged_attention(heads, layers, dtype, kept, device)
         self.by_products = self.kernels is not None and attends_by_products(dtype, device)
         # Whether what is read differs from what was computed.
         self.rounds = kept != dtype

@@ -13,6 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from headway_runtime.layers.cpu_kernels import pairs_linear
+from headway_runtime.layers.kernel_choice import uses_triton
 
 if TYPE_CHECKING:
     from headway_runtime.adapters.adapted_linear import AdaptedLinear
@@ -67,10 +68,14 @@ class PackedLinear:
 
 def make_linear(parts: list[Tensor], bias: Tensor | None = None) -> "AnyLinear":
     """The best linear layer for this weight's device and dtype. parts: its rows, one part below the other."""
-    ours = pairs_linear(parts, bias)
+    # Interpreted, layers are as they are on a GPU.
+    is_plain = uses_triton(parts[0].device)
+    ours = None if is_plain else pairs_linear(parts, bias)
     if ours is not None:
         return ours
     weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if is_plain:
+        return Linear(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack():
         return PackedLinear(weight, bias)
     return Linear(weight, bias)

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from headway_runtime.layers import cpu_kernels
+from headway_runtime.layers import cpu_kernels, gpu_kernels
+from headway_runtime.layers.coded_linear import CodedLinear, CodedRowsLinear
 from headway_runtime.layers.linear import AnyLinear, make_linear
 from headway_runtime.layers.quantized_weights import (
     INT4_ZERO,
@@ -38,7 +39,13 @@ INT4_OUTPUTS_MULTIPLE = 32
 LEAST_SCALE = 1e-12
 
 QuantizedLinear: TypeAlias = Union[
-    "TiledLinear", "PackedInt8Linear", "PackedInt4Linear", "IntegerInputLinear", "SideBySideLinear"
+    "TiledLinear",
+    "PackedInt8Linear",
+    "PackedInt4Linear",
+    "IntegerInputLinear",
+    "SideBySideLinear",
+    CodedLinear,
+    CodedRowsLinear,
 ]
 
 
@@ -209,6 +216,9 @@ def _make(parts: list[Tensor | QuantizedWeight], bias: Tensor | None, dtype: tor
     if plain:
         return make_linear(plain, bias)
     quantized = [part for part in parts if not isinstance(part, Tensor)]
+    on_gpu = gpu_kernels.coded_linear(quantized, bias, dtype)
+    if on_gpu is not None:
+        return on_gpu
     first = quantized[0]
     if isinstance(first, Int8Weight) and first.input is not None:
         int8 = [part for part in quantized if isinstance(part, Int8Weight)]

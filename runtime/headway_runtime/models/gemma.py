@@ -80,8 +80,9 @@ class GemmaLayer:
         """As LlamaLayer's."""
         before = self._before_attention
         normed = before(hidden) if delta is None else before.add_(hidden, delta)
-        delta = self._after_attention(self._attention(normed, rotations, cache, inputs))
+        delta = self._attention(normed, rotations, cache, inputs)
         return in_pieces(hidden, delta, self._feed_forward)
 
     def _feed_forward(self, hidden: Tensor, delta: Tensor) -> Tensor:
-        return self._after_mlp(self._group.add_up(self._mlp(self._before_mlp.add_(hidden, delta))))
+        normed = self._before_mlp.add_normed_(hidden, delta, self._after_attention)
+        return self._after_mlp(self._group.add_up(self._mlp(normed)))

@@ -66,12 +66,15 @@ class LlamaLayer:
 
         Returns this layer's delta; adding it is one pass with the norm that follows.
         """
-        normed = self._input_norm(hidden) if delta is None else self._input_norm.add_(hidden, delta)
-        delta = self._attention(normed, rotations, cache, inputs)
+        codes = self._attention.wanted_codes(len(hidden))
+        delta = self._attention(self._input_norm.rows(hidden, delta, codes), rotations, cache, inputs)
         if isinstance(self._mlp, Experts):
             # Each expert gets a share of the rows: few enough without cutting.
             return self._feed_forward(hidden, delta)
         return in_pieces(hidden, delta, self._feed_forward)
 
     def _feed_forward(self, hidden: Tensor, delta: Tensor) -> Tensor:
-        return self._group.add_up(self._mlp(self._post_norm.add_(hidden, delta)))
+        mlp = self._mlp
+        if isinstance(mlp, Experts):
+            return self._group.add_up(mlp(self._post_norm.add_(hidden, delta)))
+        return self._group.add_up(mlp(self._post_norm.rows(hidden, delta, mlp.wanted_codes(len(hidden)))))

@@ -6,6 +6,7 @@ from torch import Tensor
 from headway_runtime.layers.attention import AttentionInputs, AttentionLayer, KVCache, attend
 from headway_runtime.layers.linear import AnyLinear
 from headway_runtime.layers.norm import HeadNorm
+from headway_runtime.layers.row_codes import Rows, product_of, wanted_codes
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.loader import Weights
 from headway_runtime.models.projections import projection, projection_back
@@ -66,6 +67,10 @@ class SelfAttention:
             ]
             self._head_norm = HeadNorm(norms, config.rms_norm_eps, dtype)
 
+    def wanted_codes(self, num_rows: int) -> torch.dtype | None:
+        """See row_codes.py."""
+        return wanted_codes(self._qkv, num_rows)
+
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
         """In the order of their work."""
@@ -73,13 +78,13 @@ class SelfAttention:
 
     def __call__(
         self,
-        x: Tensor,
+        x: Rows,
         rotations: list[tuple[Tensor, Tensor]],
         cache: KVCache,
         inputs: AttentionInputs,
     ) -> Tensor:
-        """x: [tokens, hidden_size]. rotations: by each of the model's tables."""
-        qkv = self._qkv(x)
-        if self._head_norm is not None:
-            self._head_norm.norm_(qkv)
-        return self._group.add_up(self._output(attend(qkv, rotations[self._rope], self.layer, cache, inputs)))
+        """x: [tokens, hidden_size], as codes where they are wanted. rotations: by each of the model's
+        tables."""
+        qkv = product_of(self._qkv, x)
+        attended = attend(qkv, rotations[self._rope], self.layer, cache, inputs, self._head_norm)
+        return self._group.add_up(self._output(attended))

@@ -1,0 +1,388 @@
+"""Attention of few tokens per sequence (decodes, and guesses that are verified) over the paged cache.
+
+Keys and values are each read once, so time is their bytes over bandwidth:
+`2 * kv_heads * head_dim * bytes * sum(context_lengths)`, and for codes 8 bytes a token and head more; queries
+and output are nothing beside it. Batch 32 at 8,192 tokens, 8 heads of 128 in bfloat16: 1.07 GB, 0.25 ms at
+the 4.3 TB/s that a copy reaches on an H200. Expected: 85-90% of that, less the start and end of the one wave.
+
+How it gets there. All tiles of all (sequence, head) pairs stand in one line, which is cut into equal
+stretches, one for each program of a grid that is as large as the GPU: whatever the lengths are, all
+multiprocessors are busy to the end, and the grid is the same at every step, as a CUDA graph needs it. A pair
+that lies in several stretches is put together by the program that finishes its part last; the others leave
+maxima, totals and sums in a workspace. So there is one launch and no second kernel, nobody waits, and as
+parts are added in their order, the same step gives the same numbers.
+
+The query heads that share a KV head are rows of one product, with all tokens of the sequence: 16 rows at
+least, whose products take a quarter of the time that the tile takes to come. A tile is `keys` tokens; with
+`num_stages` of them on the way and `programs_per_multiprocessor` programs there are well over the 23 KB in
+flight that each multiprocessor needs (4.3 TB/s for 700 ns over 132). Blocks are contiguous for each head,
+4 KB in bfloat16, so loads are of 16 bytes a thread, 256 or more in a row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headway_runtime.kernels.triton.attention_tiles import (
+    TRITON_TYPES,
+    HeadShape,
+    as_loaded,
+    attend_tile,
+    coding_of,
+    compiled_types,
+    load_queries,
+    no_sums,
+    operand_of,
+    shape_class,
+    spill_bytes_allowed,
+    whole_sums,
+)
+from headway_runtime.kernels.triton.launch import (
+    CompileCase,
+    configuration,
+    configurations,
+    gpu_of,
+    split_options,
+)
+from headway_runtime.kernels.triton.paged_rows import LEAST_ROWS, MOST_ROWS, PagedRows, Scoring, rows_for
+
+KERNEL = "paged_decode"
+# Of parts' sums that a program reads at once: 32 for each of 128 threads.
+PARTS_NUMBERS: tl.constexpr = tl.constexpr(4096)
+
+# What benchmarks/gpu/tune.py tries.
+CANDIDATES = [
+    {
+        "keys": keys,
+        "programs_per_multiprocessor": programs,
+        "least_tiles": least_tiles,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+    }
+    for keys, num_warps, num_stages, programs in (
+        (32, 2, 4, 4),
+        (32, 4, 4, 4),
+        (64, 4, 2, 3),
+        (64, 4, 3, 2),
+        (64, 4, 4, 1),
+        (64, 8, 3, 2),
+        (128, 4, 2, 1),
+        (128, 8, 2, 2),
+        (128, 8, 3, 1),
+    )
+    for least_tiles in (1, 2, 4)
+]
+
+
+@triton.jit
+def merged_parts(
+    part_softmax,
+    part_sums,
+    first_program,
+    num_parts,
+    used_rows: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+):
+    """What a pair's parts come to, [used_rows, padded_dim]. Reads take long, so several are done at once."""
+    at_once: tl.constexpr = max(1, PARTS_NUMBERS // (used_rows * padded_dim))
+    row = tl.arange(0, used_rows)
+    dims = tl.arange(0, padded_dim)
+    maximum = tl.full((used_rows,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((used_rows,), dtype=tl.float32)
+    sums = tl.zeros((used_rows, padded_dim), dtype=tl.float32)
+    for start in tl.range(0, num_parts, at_once):
+        number = start + tl.arange(0, at_once)
+        is_part = number < num_parts
+        part = 2 * (first_program + number) + 1 - tl.minimum(number, 1)
+        softmax_place = part_softmax + part[:, None] * (2 * used_rows) + row[None, :]
+        is_row = is_part[:, None] & (row >= 0)[None, :]
+        maxima = tl.load(softmax_place, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(softmax_place + used_rows, mask=is_row, other=0.0, cache_modifier=".cg")
+        sums_place = part_sums + part.to(tl.int64)[:, None, None] * (used_rows * padded_dim)
+        sums_place += row[None, :, None] * padded_dim + dims[None, None, :]
+        is_number = is_part[:, None, None] & (dims < head_dim)[None, None, :]
+        found = tl.load(sums_place, mask=is_number, other=0.0, cache_modifier=".cg")
+        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
+        subtracted = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        shrink = tl.exp2(maximum - subtracted)
+        weights = tl.exp2(maxima - subtracted[None, :])
+        total = total * shrink + tl.sum(totals * weights, 0)
+        sums = sums * shrink[:, None] + tl.sum(found * weights[:, :, None], 0)
+        maximum = new_maximum
+    return sums / tl.where(total > 0.0, total, 1.0)[:, None]
+
+
+@triton.jit
+def paged_decode_kernel(
+    query,
+    out,
+    numbers,
+    scales,
+    tables,
+    context_lengths,
+    query_starts,
+    part_softmax,
+    part_sums,
+    arrivals,
+    query_stride,
+    out_stride,
+    block_stride,
+    scale_block_stride,
+    table_stride,
+    num_sequences,
+    score_factor,
+    soft_cap,
+    window,
+    has_window: tl.constexpr,
+    has_soft_cap: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    num_groups: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    coding: tl.constexpr,
+    operand: tl.constexpr,
+    rows: tl.constexpr,
+    used_rows: tl.constexpr,
+    sequence_capacity: tl.constexpr,
+    keys: tl.constexpr,
+    least_tiles: tl.constexpr,
+):
+    program = tl.program_id(0)
+    row = tl.arange(0, rows)
+    dims = tl.arange(0, padded_dim)
+
+    # Where each sequence's tiles end in the line, and this program's stretch of it.
+    index = tl.arange(0, sequence_capacity)
+    is_sequence = index < num_sequences
+    contexts = tl.load(context_lengths + index, mask=is_sequence, other=0)
+    starts = tl.load(query_starts + index, mask=is_sequence, other=0)
+    counts = tl.load(query_starts + index + 1, mask=is_sequence, other=0) - starts
+    tile_counts = tl.cdiv(contexts, keys)
+    if has_window:
+        tile_counts -= tl.maximum(contexts - counts + 1 - window, 0) // keys
+    # One that has rows but no context has a tile of nothing, which gives its rows zeros.
+    tile_counts = tl.where(counts > 0, tl.maximum(tile_counts, 1), 0) * num_kv_heads
+    ends = tl.cumsum(tile_counts, 0)
+    num_all = tl.sum(tile_counts, 0)
+    stretch = tl.maximum(tl.cdiv(num_all, tl.num_programs(0)), least_tiles)
+    position = program * stretch
+    end = tl.minimum(position + stretch, num_all)
+
+    while position < end:
+        sequence = tl.sum((ends <= position).to(tl.int32), 0)
+        sequence_end = tl.sum(tl.where(index == sequence, ends, 0), 0)
+        num_tiles = tl.sum(tl.where(index == sequence, tile_counts, 0), 0) // num_kv_heads
+        local = position - (sequence_end - num_tiles * num_kv_heads)
+        head = local // num_tiles
+        tile = local % num_tiles
+        tile_end = tl.minimum(num_tiles, tile + end - position)
+
+        context = tl.load(context_lengths + sequence)
+        first_row = tl.load(query_starts + sequence)
+        num_queries = tl.load(query_starts + sequence + 1) - first_row
+        first_tile = 0
+        if has_window:
+            first_tile = tl.maximum(context - num_queries + 1 - window, 0) // keys
+        token = row // num_groups
+        query_head = head * num_groups + row % num_groups
+        is_row = token < num_queries
+        is_used = is_row[:, None] & (dims < head_dim)[None, :]
+        row_place = (first_row + token).to(tl.int64)
+        head_place = (query_head * head_dim)[:, None] + dims[None, :]
+        own_place = query + (row_place * query_stride + query_head * head_dim)[:, None]
+        own, odd_own = load_queries(own_place, is_row[:, None], head_dim, padded_dim, coding)
+        own, odd_own = own.to(operand), odd_own.to(operand)
+
+        maximum = tl.full((rows,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((rows,), dtype=tl.float32)
+        sums, odd_sums = no_sums(rows, padded_dim, coding)
+        for number in tl.range(tile, tile_end):
+            maximum, total, sums, odd_sums = attend_tile(
+                own,
+                odd_own,
+                maximum,
+                total,
+                sums,
+                odd_sums,
+                (first_tile + number) * keys + tl.arange(0, keys),
+                context,
+                context - num_queries + token,
+                tables + sequence.to(tl.int64) * table_stride,
+                head,
+                numbers,
+                scales,
+                block_stride,
+                scale_block_stride,
+                score_factor,
+                soft_cap,
+                window,
+                True,
+                has_window,
+                has_soft_cap,
+                num_kv_heads,
+                head_dim,
+                padded_dim,
+                block_size,
+                coding,
+                operand,
+            )
+
+        sums = whole_sums(sums, odd_sums, rows, padded_dim, coding)
+        row_out = out + (row_place * out_stride)[:, None] + head_place
+        if tile_end - tile == num_tiles:
+            attended = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+            tl.store(row_out, attended.to(out.dtype.element_ty), mask=is_used)
+        else:
+            # A part of a pair: each program has at most one that is a pair's beginning and one that is not.
+            part = 2 * program + 1 - tl.minimum(tile, 1)
+            is_kept = row < used_rows
+            tl.store(part_softmax + part * (2 * used_rows) + row, maximum, mask=is_kept)
+            tl.store(part_softmax + part * (2 * used_rows) + used_rows + row, total, mask=is_kept)
+            part_place = part_sums + part.to(tl.int64) * (used_rows * padded_dim)
+            part_place += row[:, None] * padded_dim + dims[None, :]
+            tl.store(part_place, sums, mask=is_kept[:, None] & (dims < head_dim)[None, :])
+            pair_start = position - tile
+            first_program = pair_start // stretch
+            num_parts = (pair_start + num_tiles - 1) // stretch - first_program + 1
+            # All threads have stored before one of them says so; who is last sees what all have stored.
+            tl.debug_barrier()
+            arrival = arrivals + sequence * num_kv_heads + head
+            if tl.atomic_add(arrival, 1, sem="acq_rel") == num_parts - 1:
+                tl.store(arrival, 0)
+                used_row = tl.arange(0, used_rows)
+                attended = merged_parts(
+                    part_softmax, part_sums, first_program, num_parts, used_rows, head_dim, padded_dim
+                )
+                used_token = used_row // num_groups
+                used_head = head * num_groups + used_row % num_groups
+                used_place = (first_row + used_token).to(tl.int64) * out_stride + used_head * head_dim
+                tl.store(
+                    out + used_place[:, None] + dims[None, :],
+                    attended.to(out.dtype.element_ty),
+                    mask=(used_token < num_queries)[:, None] & (dims < head_dim)[None, :],
+                )
+        position += tile_end - tile
+
+
+def _cases() -> Iterator[CompileCase]:
+    """Of each configuration eight tokens a sequence with window and soft cap; of some one token without."""
+    for one in configurations(KERNEL):
+        own, options = split_options(one.values)
+        del own["programs_per_multiprocessor"]
+        for capability in one.capabilities:
+            signature, constants = compiled_types(one.shape_class, capability)
+            signature |= {"part_softmax": "*fp32", "part_sums": "*fp32", "arrivals": "*i32"}
+            for used_rows, has_all in ((4, False), (32, True)):
+                if not has_all and not one.shape_class.endswith("-d128"):
+                    continue
+                flags = {"has_window": has_all, "has_soft_cap": has_all}
+                rows = {"rows": max(LEAST_ROWS, used_rows), "used_rows": used_rows}
+                label = f"{one.label} rows={used_rows}"
+                yield CompileCase(
+                    label,
+                    paged_decode_kernel,
+                    signature,
+                    constants | own | flags | rows,
+                    options,
+                    (capability,),
+                    spill_bytes_allowed(one.shape_class, options),
+                )
+
+
+COMPILED = list(_cases())
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWorkspace:
+    """What programs leave for each other; one serves all layers, as they run one after the other.
+
+    arrivals: int32, zeros between launches.
+    """
+
+    softmax: Tensor
+    sums: Tensor
+    arrivals: Tensor
+
+
+def make_workspace(
+    shape: HeadShape, max_queries: int, max_sequences: int, device: torch.device
+) -> DecodeWorkspace:
+    """For any configuration of the tables. max_queries: of a sequence."""
+    rows = rows_for(max_queries, shape.num_groups) or MOST_ROWS
+    programs = gpu_of(device).num_multiprocessors * max(
+        one.values["programs_per_multiprocessor"] for one in configurations(KERNEL)
+    )
+    return DecodeWorkspace(
+        torch.empty((2 * programs, 2, rows), dtype=torch.float32, device=device),
+        torch.empty((2 * programs, rows, shape.padded_dim), dtype=torch.float32, device=device),
+        torch.zeros(max_sequences * shape.num_kv_heads, dtype=torch.int32, device=device),
+    )
+
+
+def paged_decode(
+    query: Tensor,
+    numbers: Tensor,
+    scales: Tensor | None,
+    which: PagedRows,
+    scoring: Scoring,
+    num_groups: int,
+    workspace: DecodeWorkspace,
+    out: Tensor,
+    chosen: dict[str, int] | None = None,
+) -> None:
+    """query: [rows, heads * head_dim and more], rotated. out: [rows, heads * head_dim], of the same type.
+
+    numbers: [blocks, 2 * kv_heads, block_size, head_dim]; scales: float32 [blocks, 2 * kv_heads, block_size].
+    chosen: a configuration, instead of the table's. All rows of `which` are written, and no others.
+    """
+    _, num_planes, block_size, head_dim = numbers.shape
+    shape = HeadShape(num_planes // 2, num_groups, head_dim, block_size)
+    gpu = gpu_of(query.device)
+    coding = coding_of(numbers.dtype, gpu)
+    if chosen is None:
+        chosen = configuration(KERNEL, shape_class(query.dtype, coding, shape), gpu)
+    constants, options = split_options(chosen)
+    programs = gpu.num_multiprocessors * constants.pop("programs_per_multiprocessor")
+    rows = rows_for(which.max_queries, num_groups)
+    assert rows is not None
+    assert 2 * programs * rows * shape.padded_dim <= workspace.sums.numel()
+    assert which.num_sequences * shape.num_kv_heads <= len(workspace.arrivals)
+    loaded = as_loaded(numbers, coding)
+    kept_scales = workspace.softmax if scales is None else scales
+    paged_decode_kernel[(programs,)](
+        query,
+        out,
+        loaded,
+        kept_scales,
+        which.tables,
+        which.context_lengths,
+        which.query_starts,
+        workspace.softmax,
+        workspace.sums,
+        workspace.arrivals,
+        query.stride(0),
+        out.stride(0),
+        loaded.stride(0),
+        kept_scales.stride(0),
+        which.tables.stride(0),
+        which.num_sequences,
+        **scoring.arguments(),
+        num_kv_heads=shape.num_kv_heads,
+        num_groups=num_groups,
+        head_dim=head_dim,
+        padded_dim=shape.padded_dim,
+        block_size=block_size,
+        coding=coding,
+        operand=TRITON_TYPES[operand_of(query.dtype, coding)],
+        rows=rows,
+        used_rows=1 << (which.max_queries * num_groups - 1).bit_length(),
+        sequence_capacity=which.sequence_capacity,
+        **constants,
+        **options,
+    )

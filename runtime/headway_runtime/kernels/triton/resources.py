@@ -1,0 +1,166 @@
+"""What a kernel needs of a multiprocessor, from the compiler alone: no GPU is asked.
+
+Owns the walk over all kernels' `COMPILED` and the limits of each capability. Triton must not be interpreting.
+Run as a program it compiles every case and prints a line of JSON for each.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from headway_runtime.kernels import triton as kernels
+from headway_runtime.kernels.triton.launch import CompileCase
+
+# Shared memory that one block of threads may have, in bytes.
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+REGISTERS_PER_MULTIPROCESSOR = 65536
+THREADS_PER_WARP = 32
+TOOL_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """registers, local_bytes: of a thread. shared_bytes: of a block of threads.
+
+    local_bytes: spilled registers and arrays that are indexed by numbers known only when running.
+    blocks_per_multiprocessor: as far as registers and shared memory allow.
+    """
+
+    label: str
+    kernel: str
+    capability: int
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    num_warps: int
+    spill_bytes_allowed: int
+
+    @property
+    def blocks_per_multiprocessor(self) -> int:
+        threads = self.num_warps * THREADS_PER_WARP
+        # The driver keeps a kilobyte of every block's shared memory.
+        by_shared = (SHARED_BYTES[self.capability] + 1024) // (self.shared_bytes + 1024)
+        return min(by_shared, REGISTERS_PER_MULTIPROCESSOR // (max(1, self.registers) * threads))
+
+    def faults(self) -> list[str]:
+        """What keeps it from running, or from running well."""
+        found = []
+        if self.shared_bytes > SHARED_BYTES[self.capability]:
+            found.append(f"shared_bytes={self.shared_bytes}, limit {SHARED_BYTES[self.capability]}")
+        if self.local_bytes > self.spill_bytes_allowed:
+            found.append(f"local_bytes={self.local_bytes}, allowed {self.spill_bytes_allowed}")
+        if self.registers * self.num_warps * THREADS_PER_WARP > REGISTERS_PER_MULTIPROCESSOR:
+            found.append(f"registers={self.registers} for {self.num_warps} warps")
+        return found
+
+
+def kernel_modules() -> Iterator[Any]:
+    """The files of kernels, imported."""
+    for found in iter_modules(kernels.__path__, f"{kernels.__name__}."):
+        if found.name != __name__:
+            yield import_module(found.name)
+
+
+def all_cases() -> list[CompileCase]:
+    return [case for module in kernel_modules() for case in getattr(module, "COMPILED", ())]
+
+
+def forgotten_kernels() -> list[str]:
+    """Kernels, functions named `..._kernel`, that no case compiles."""
+    known = {id(case.kernel) for case in all_cases()}
+    return [
+        f"{module.__name__}.{name}"
+        for module in kernel_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, JITFunction) and name.endswith("_kernel") and id(value) not in known
+    ]
+
+
+def compile_case(case: CompileCase, capability: int) -> Resources:
+    """CompilationError and others where Triton or ptxas refuse it."""
+    compiled = compiled_kernel(case, capability)
+    registers, local_bytes = _of_cubin(compiled.asm["cubin"])
+    return Resources(
+        case.label,
+        case.kernel.fn.__name__,
+        capability,
+        registers,
+        local_bytes,
+        compiled.metadata.shared,
+        compiled.metadata.num_warps,
+        case.spill_bytes,
+    )
+
+
+def compiled_kernel(case: CompileCase, capability: int) -> Any:
+    """Triton's compiled kernel; its `asm` has the machine code and what came before it, by name."""
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for index, name in enumerate(case.kernel.arg_names):
+        if name in case.constants:
+            signature[name] = "constexpr"
+            continue
+        kind, _, multiple = case.signature[name].partition(":")
+        signature[name] = kind
+        if kind.startswith("*") or multiple == "16":
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    unknown = set(case.constants) | set(case.signature)
+    unknown -= set(case.kernel.arg_names)
+    if unknown:
+        raise ValueError(f"case {case.label!r}: {sorted(unknown)} are no arguments of {case.kernel.__name__}")
+    source = ASTSource(case.kernel, signature, dict(case.constants), attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(case.options))
+
+
+def _of_cubin(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of a thread."""
+    tool = triton.knobs.nvidia.cuobjdump.path
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(cubin)
+        said = subprocess.run(
+            [tool, "--dump-resource-usage", str(file)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=TOOL_SECONDS,
+        ).stdout
+    found = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def main() -> int:
+    """Compile everything; 1 if anything is at fault."""
+    has_faults = False
+    lines: list[dict[str, object]] = [{"forgotten": name} for name in forgotten_kernels()]
+    for line in lines:
+        print(json.dumps(line), flush=True)
+    has_faults = bool(lines)
+    for case in all_cases():
+        for capability in case.capabilities:
+            try:
+                found = compile_case(case, capability)
+            except Exception as error:  # noqa: BLE001 (whatever Triton's compiler raises is what is asked for)
+                line = {"label": case.label, "capability": capability, "faults": [repr(error)]}
+            else:
+                line = {**asdict(found), "faults": found.faults()}
+            has_faults |= bool(line["faults"])
+            print(json.dumps(line), flush=True)
+    return int(has_faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
