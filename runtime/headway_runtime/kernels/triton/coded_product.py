@@ -9,13 +9,14 @@ instructions of one lane a second, and 4.3 TB/s are 8.6e12 weights of 4 bits: 3.
 for each of 8. To shift, mask, subtract, widen to float32 and multiply-add takes 4.5; as pairs of bfloat16 for
 tensor cores it is 1.5 for the codes (see widening.py) and 1/8 for the product. So the weight is the left
 operand, in registers where its codes became numbers, and x the right one, whose columns are padded to 8:
-out.T = weight @ x.T. Expected: 80% of the floor for the larger projections, less for those that take 2 to 3 us
-(starting takes 1).
+out.T = weight @ x.T. Expected: 80% of the floor for the larger projections, less for those that take 2 to 3
+us (starting takes 1).
 
-Why two warps for few rows: with four or more the compiler takes Hopper's products of warp groups, which want a
-fence before and a wait after each. Its loop is then 254 instructions of a warp for 64 weights a thread, 4.0
-for each of 4 bits, above what there is time for. Two warps with 128 outputs take 531 for 256 weights, 2.1 (fp8:
-3.6, int8: 2.3), counted in the machine code for sm_90. From 32 rows on the warp groups' rate is worth it.
+Why two warps for few rows: with four or more the compiler takes Hopper's products of warp groups, which want
+a fence before and a wait after each. Its loop is then 254 instructions of a warp for 64 weights a thread, 4.0
+for each of 4 bits, above what there is time for. Two warps with 128 outputs take 531 for 256 weights, 2.1
+(with 64 outputs 2.4, fp8 3.6, int8 2.7), counted in the machine code for sm_90. From 32 rows on the warp
+groups' rate is worth it.
 
 A scale multiplies the float32 sum of its group's products, not the weights: less work, and no rounding.
 Codes, meanings and x come by asynchronous copies `num_stages` deep; a weight that makes few programs has its
