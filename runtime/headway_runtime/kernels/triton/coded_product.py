@@ -5,12 +5,18 @@ gate and up projection of an 8B Llama (28672 outputs of 4096 inputs) in 4 bits w
 58.7 MB, and 3.7 MB of scales and zero points: 14.5 us at 4.3 TB/s.
 
 Why the products are those of tensor cores even for one row: an H200 issues 132 * 128 * 1.75 GHz = 30e12
-instructions of one lane a second, and 4.3 TB/s are 8.6e12 weights of 4 bits: 3.4 instructions for each. To
-shift, mask, subtract, widen to float32 and multiply-add takes 4.5; as pairs of bfloat16 for tensor cores it
-is 1.5 for the codes (see widening.py) and 1/8 for the product. So the weight is the left operand, in
-registers where its codes became numbers, and x the right one, whose columns are padded to 8: out.T = weight @
-x.T. Expected: 80% of the floor for the larger projections, less for those that take 2 to 3 us (starting takes
-1).
+instructions of one lane a second, and 4.3 TB/s are 8.6e12 weights of 4 bits: 3.4 instructions for each, 6.9
+for each of 8. To shift, mask, subtract, widen to float32 and multiply-add takes 4.5; as pairs of bfloat16 for
+tensor cores it is 1.5 for the codes (see widening.py) and 1/8 for the product. So the weight is the left
+operand, in registers where its codes became numbers, and x the right one, whose columns are padded to 8:
+out.T = weight @ x.T. Expected: 80% of the floor for the larger projections, less for those that take 2 to 3
+us (starting takes 1).
+
+Why two warps for few rows: with four or more the compiler takes Hopper's products of warp groups, which want
+a fence before and a wait after each. Its loop is then 254 instructions of a warp for 64 weights a thread, 4.0
+for each of 4 bits, above what there is time for. Two warps with 128 outputs take 531 for 256 weights, 2.1
+(with 64 outputs 2.4, fp8 3.6, int8 2.7), counted in the machine code for sm_90. From 32 rows on the warp
+groups' rate is worth it.
 
 A scale multiplies the float32 sum of its group's products, not the weights: less work, and no rounding.
 Codes, meanings and x come by asynchronous copies `num_stages` deep; a weight that makes few programs has its
@@ -54,7 +60,7 @@ from headway_runtime.model_config import Activation
 KERNELS = {"int4": "coded_product_int4", "int8": "coded_product_int8", "fp8": "coded_product_fp8"}
 # What `benchmarks/gpu/tune.py` tries.
 CANDIDATES = {
-    "rows_1": [
+    "rows_8": [
         {
             "block_outputs": outputs,
             "block_rows": 8,
@@ -62,30 +68,30 @@ CANDIDATES = {
             "num_warps": warps,
             "num_stages": stages,
         }
-        for outputs, warps in ((16, 1), (32, 2), (64, 4), (128, 4))
+        for outputs, warps in ((32, 1), (64, 1), (64, 2), (128, 2), (128, 4))
         for programs in (2, 4, 6)
-        for stages in (4, 6)
+        for stages in (3, 4, 6)
     ],
     "rows_16": [
         {
             "block_outputs": outputs,
             "block_rows": 16,
             "programs": programs,
-            "num_warps": 4,
+            "num_warps": warps,
             "num_stages": stages,
         }
-        for outputs in (64, 128)
+        for outputs, warps in ((64, 2), (128, 2), (128, 4))
         for programs in (2, 4)
-        for stages in (4, 6)
+        for stages in (3, 4, 5)
     ],
     MANY_ROWS: [
         {"block_outputs": outputs, "block_rows": rows, "programs": 1, "num_warps": warps, "num_stages": 3}
         for outputs, rows, warps in ((64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 128, 8))
     ],
 }
-CANDIDATES["rows_8"] = CANDIDATES["rows_1"]
+CANDIDATES["rows_1"] = CANDIDATES["rows_8"]
 CANDIDATES["rows_32"] = [{**one, "block_rows": 32} for one in CANDIDATES["rows_16"]]
-CANDIDATES["rows_64"] = [{**one, "block_rows": 64} for one in CANDIDATES["rows_16"]]
+CANDIDATES["rows_64"] = [{**one, "block_rows": 64} for one in CANDIDATES["rows_16"] if one["num_warps"] > 2]
 
 
 # What changes from step to step makes no new kernel.
