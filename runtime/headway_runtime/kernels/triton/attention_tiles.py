@@ -103,8 +103,11 @@ def compiled_types(name: str, capability: int) -> tuple[dict[str, str], dict[str
 
 
 def spill_bytes_allowed(name: str, options: Mapping[str, int]) -> int:
-    """What a thread may keep in local memory: much with float32, which is for comparing, not for serving; and a
-    few bytes where a configuration gives up registers for one program more."""
+    """What a thread may keep in local memory.
+
+    Much with float32, which is for comparing, not for serving; little where registers are given up for one
+    program more.
+    """
     if name.startswith("32bit"):
         return 512
     return 32 if "maxnreg" in options else 0

@@ -2,8 +2,9 @@
 
 Keys and values are each read once, so time is their bytes over bandwidth:
 `2 * kv_heads * head_dim * bytes * sum(context_lengths)`, and for codes 8 bytes a token and head more; queries
-and output are nothing beside it. Batch 32 at 8,192 tokens, 8 heads of 128 in bfloat16: 1.07 GB, 0.25 ms at
-the 4.3 TB/s that a copy reaches on an H200. Expected: 85-90% of that, less the start and end of the one wave.
+and output are nothing beside it. Batch 32 at 8,192 tokens, 8 heads of 128: in bfloat16 1.07 GB, 0.25 ms at
+the 4.3 TB/s that a copy reaches on an H200; of codes 0.55 GB, 0.13 ms. Expected, not measured: 85-90% of that
+in bfloat16 and 75-85% of codes, less the start and end of the one wave (5 microseconds).
 
 How it gets there. All tiles of all (sequence, head) pairs stand in one line, which is cut into equal
 stretches, one for each program of a grid that is as large as the GPU: whatever the lengths are, all
@@ -13,10 +14,13 @@ maxima, totals and sums in a workspace. So there is one launch and no second ker
 parts are added in their order, the same step gives the same numbers.
 
 The query heads that share a KV head are rows of one product, with all tokens of the sequence: 16 rows at
-least, whose products take a quarter of the time that the tile takes to come. A tile is `keys` tokens; with
-`num_stages` of them on the way and `programs_per_multiprocessor` programs there are well over the 23 KB in
-flight that each multiprocessor needs (4.3 TB/s for 700 ns over 132). Blocks are contiguous for each head,
-4 KB in bfloat16, so loads are of 16 bytes a thread, 256 or more in a row.
+least, whose products take a quarter of the time that the tile takes to come. A tile of 64 keys is 32 KB, and
+of bandwidth a multiprocessor has 19 bytes a cycle: 1,700 cycles. Its softmax is a chain of about 1,500, so
+three programs share a multiprocessor, as far as registers allow (168 a thread with 4 warps). Each has a tile
+or two on their way: well over the 23 KB that must be in flight (4.3 TB/s for 700 ns over 132).
+Of `num_stages`, Triton gives half to the block table's numbers, on which addresses wait: 3 is one tile of
+keys and values, 5 two, 7 three. Blocks are contiguous for each head, 4 KB in bfloat16, so loads are of 16
+bytes a thread, 256 or more in a row.
 """
 
 from collections.abc import Iterator
