@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from headway_runtime.kernels.triton import launch
+from headway_runtime.kernels.triton import launch, paged_decode, paged_prefill
 from headway_runtime.kernels.triton.launch import CAPABILITIES, configurations, tabled_kernels
 from headway_runtime.kernels.triton.resources import Resources
 
@@ -56,20 +56,17 @@ def test_every_kernel_of_the_tables_is_some_files() -> None:
     assert [kernel for kernel in kernels if f'"{kernel}"' not in sources] == []
 
 
-@pytest.mark.parametrize("name", FILES_WITH_KERNELS)
-def test_candidates_are_what_configurations_are_made_of(name: str) -> None:
-    module = import_module(f"{launch.__package__}.{name}")
-    if not hasattr(module, "CANDIDATES"):
-        pytest.skip("nothing to tune")
-    tabled = [
-        {key for key in one.values if key != "maxnreg"}
+@pytest.mark.parametrize("module", [paged_decode, paged_prefill])
+def test_candidates_are_what_configurations_are_made_of(module: ModuleType) -> None:
+    names = {
+        frozenset(one.values) - {"maxnreg"}
         for one in configurations(module.KERNEL)
         if one.shape_class == launch.DEFAULT
-    ]
+    }
 
-    assert tabled
-    for candidate in module.CANDIDATES:
-        assert {key for key in candidate if key != "maxnreg"} in tabled
+    for candidates in module.CANDIDATES.values():
+        assert candidates
+        assert {frozenset(one) - {"maxnreg"} for one in candidates} == names
 
 
 def test_what_does_not_fit_a_multiprocessor_is_a_fault() -> None:

@@ -27,6 +27,11 @@ TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.fl
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
+# Arguments that differ from step to step. Kernels are not made anew for what they happen to be divided by:
+# that would be while requests wait.
+STEP_POINTERS = ["tables", "context_lengths", "query_starts"]
+STEP_INTEGERS = ["table_stride", "num_sequences"]
+
 # How the cache keeps numbers: as they are, or as codes. "fp8_bits" is for GPUs that convert none themselves.
 Coding = Literal["none", "int8", "fp8", "fp8_bits"]
 
@@ -84,7 +89,7 @@ def compiled_types(name: str, capability: int) -> tuple[dict[str, str], dict[str
         "out": f"*{short}",
         "numbers": f"*{numbers}",
         "scales": "*fp32",
-        **dict.fromkeys(("tables", "context_lengths", "query_starts"), "*i32"),
+        **dict.fromkeys(STEP_POINTERS, "*i32:1"),
         **dict.fromkeys(("query_stride", "out_stride", "block_stride"), "i32:16"),
         **dict.fromkeys(("scale_block_stride", "table_stride", "num_sequences", "window"), "i32"),
         **dict.fromkeys(("score_factor", "soft_cap"), "fp32"),

@@ -24,6 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.attention_tiles import (
+    STEP_INTEGERS,
+    STEP_POINTERS,
     TRITON_TYPES,
     HeadShape,
     as_loaded,
@@ -48,22 +50,17 @@ from headway_runtime.kernels.triton.paged_rows import PagedRows, Scoring
 
 KERNEL = "paged_prefill"
 
-# What benchmarks/gpu/tune.py tries.
-CANDIDATES = [
-    {"rows": rows, "keys": keys, "num_warps": num_warps, "num_stages": num_stages}
-    for rows, keys, num_warps in (
-        (128, 64, 4),
-        (128, 64, 8),
-        (128, 128, 8),
-        (128, 32, 8),
-        (64, 64, 4),
-        (64, 32, 4),
-    )
-    for num_stages in (2, 3, 5, 7)
-]
+# What benchmarks/gpu/tune.py tries, by class of shapes.
+CANDIDATES = {
+    "default": [
+        {"rows": rows, "keys": keys, "num_warps": num_warps, "num_stages": num_stages}
+        for rows, keys, num_warps in ((128, 64, 8), (128, 128, 8), (128, 32, 8), (64, 64, 4), (64, 32, 4))
+        for num_stages in (2, 3, 5, 7)
+    ]
+}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_INTEGERS, do_not_specialize_on_alignment=STEP_POINTERS)
 def paged_prefill_kernel(
     query,
     out,

@@ -118,7 +118,7 @@ def compiled_kernel(case: CompileCase, capability: int) -> Any:
             continue
         kind, _, multiple = case.signature[name].partition(":")
         signature[name] = kind
-        if kind.startswith("*") or multiple == "16":
+        if multiple == "16" or (kind.startswith("*") and not multiple):
             attributes[(index,)] = [["tt.divisibility", 16]]
     unknown = set(case.constants) | set(case.signature)
     unknown -= set(case.kernel.arg_names)
