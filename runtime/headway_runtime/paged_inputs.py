@@ -15,8 +15,8 @@ Write = Callable[[Integers32], Tensor]
 
 
 def num_paged_integers(num_sequences: int, blocks_per_sequence: int) -> int:
-    """How many `paged_calls` writes at most, with two calls' beginnings, and one more wherever it is odd."""
-    return num_sequences * (blocks_per_sequence + 2) + 2 + 6
+    """How many `paged_calls` writes at most: of two calls, each of three parts in whole fours."""
+    return num_sequences * (blocks_per_sequence + 2) + 2 + 6 * 4
 
 
 def few_tokens_first(order: list[int], chunks: Sequence[Chunk], num_groups: int) -> tuple[list[int], int]:

@@ -256,9 +256,9 @@ class _IntegerBuffer:
         return self._on_device[start:end].view(values.shape)
 
     def write_halves(self, values: NDArray[numpy.int32]) -> Tensor:
-        """The same for integers of half the size."""
-        start = self._length
-        self._length += -(-values.size // 2)
+        """The same for integers of half the size, whose addresses 16 bytes divide."""
+        start = self._length + self._length % 2
+        self._length = start + -(-values.size // 2)
         self._array[start : self._length].view(numpy.int32)[: values.size] = values.reshape(-1)
         halves = self._on_device[start : self._length].view(torch.int32)
         return halves[: values.size].view(values.shape)

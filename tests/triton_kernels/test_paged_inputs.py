@@ -58,7 +58,7 @@ def test_the_integers_fit_what_is_set_aside_for_them() -> None:
     sizes: list[int] = []
 
     def counted(values: NDArray[numpy.int32]) -> torch.Tensor:
-        sizes.append(values.size + values.size % 2)
+        sizes.append(values.size + -values.size % 4)
         return written(values)
 
     list(paged_calls(chunks, 3, BLOCK_SIZE, counted))

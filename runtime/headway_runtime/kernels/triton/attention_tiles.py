@@ -27,6 +27,11 @@ TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.fl
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
+# Arguments that differ from step to step. Kernels are not made anew for what they happen to be divided by:
+# that would be while requests wait.
+STEP_POINTERS = ["tables", "context_lengths", "query_starts"]
+STEP_INTEGERS = ["table_stride", "num_sequences"]
+
 # How the cache keeps numbers: as they are, or as codes. "fp8_bits" is for GPUs that convert none themselves.
 Coding = Literal["none", "int8", "fp8", "fp8_bits"]
 
@@ -84,7 +89,7 @@ def compiled_types(name: str, capability: int) -> tuple[dict[str, str], dict[str
         "out": f"*{short}",
         "numbers": f"*{numbers}",
         "scales": "*fp32",
-        **dict.fromkeys(("tables", "context_lengths", "query_starts"), "*i32"),
+        **dict.fromkeys(STEP_POINTERS, "*i32:1"),
         **dict.fromkeys(("query_stride", "out_stride", "block_stride"), "i32:16"),
         **dict.fromkeys(("scale_block_stride", "table_stride", "num_sequences", "window"), "i32"),
         **dict.fromkeys(("score_factor", "soft_cap"), "fp32"),
@@ -103,8 +108,11 @@ def compiled_types(name: str, capability: int) -> tuple[dict[str, str], dict[str
 
 
 def spill_bytes_allowed(name: str, options: Mapping[str, int]) -> int:
-    """What a thread may keep in local memory: much with float32, which is for comparing, not for serving; and a
-    few bytes where a configuration gives up registers for one program more."""
+    """What a thread may keep in local memory.
+
+    Much with float32, which is for comparing, not for serving; little where registers are given up for one
+    program more.
+    """
     if name.startswith("32bit"):
         return 512
     return 32 if "maxnreg" in options else 0

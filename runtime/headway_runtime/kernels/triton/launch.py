@@ -135,7 +135,7 @@ class CompileCase:
 
     label: of the configuration, and what else tells it from others.
     signature: Triton's type of each argument that is no constant ("*bf16", "i32", "fp32"); pointers are taken
-        as aligned to 16 bytes, and integers that end in ":16" as multiples of 16.
+        as aligned to 16 bytes unless they end in ":1", and integers that end in ":16" as multiples of 16.
     constants: constexpr arguments, and those given as None or specialized on 1.
     options: num_warps, num_stages.
     spill_bytes: what a thread may keep in local memory; say why where it is not 0.

@@ -2,8 +2,9 @@
 
 Keys and values are each read once, so time is their bytes over bandwidth:
 `2 * kv_heads * head_dim * bytes * sum(context_lengths)`, and for codes 8 bytes a token and head more; queries
-and output are nothing beside it. Batch 32 at 8,192 tokens, 8 heads of 128 in bfloat16: 1.07 GB, 0.25 ms at
-the 4.3 TB/s that a copy reaches on an H200. Expected: 85-90% of that, less the start and end of the one wave.
+and output are nothing beside it. Batch 32 at 8,192 tokens, 8 heads of 128: in bfloat16 1.07 GB, 0.25 ms at
+the 4.3 TB/s that a copy reaches on an H200; of codes 0.55 GB, 0.13 ms. Expected, not measured: 85-90% of that
+in bfloat16 and 75-85% of codes, less the start and end of the one wave (5 microseconds).
 
 How it gets there. All tiles of all (sequence, head) pairs stand in one line, which is cut into equal
 stretches, one for each program of a grid that is as large as the GPU: whatever the lengths are, all
@@ -13,10 +14,13 @@ maxima, totals and sums in a workspace. So there is one launch and no second ker
 parts are added in their order, the same step gives the same numbers.
 
 The query heads that share a KV head are rows of one product, with all tokens of the sequence: 16 rows at
-least, whose products take a quarter of the time that the tile takes to come. A tile is `keys` tokens; with
-`num_stages` of them on the way and `programs_per_multiprocessor` programs there are well over the 23 KB in
-flight that each multiprocessor needs (4.3 TB/s for 700 ns over 132). Blocks are contiguous for each head,
-4 KB in bfloat16, so loads are of 16 bytes a thread, 256 or more in a row.
+least, whose products take a quarter of the time that the tile takes to come. A tile of 64 keys is 32 KB, and
+of bandwidth a multiprocessor has 19 bytes a cycle: 1,700 cycles. Its softmax is a chain of about 1,500, so
+three programs share a multiprocessor, as far as registers allow (168 a thread with 4 warps). Each has a tile
+or two on their way: well over the 23 KB that must be in flight (4.3 TB/s for 700 ns over 132).
+Of `num_stages`, Triton gives half to the block table's numbers, on which addresses wait: 3 is one tile of
+keys and values, 5 two, 7 three. Blocks are contiguous for each head, 4 KB in bfloat16, so loads are of 16
+bytes a thread, 256 or more in a row.
 """
 
 from collections.abc import Iterator
@@ -28,6 +32,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headway_runtime.kernels.triton.attention_tiles import (
+    STEP_INTEGERS,
+    STEP_POINTERS,
     TRITON_TYPES,
     HeadShape,
     as_loaded,
@@ -48,34 +54,43 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
-from headway_runtime.kernels.triton.paged_rows import LEAST_ROWS, MOST_ROWS, PagedRows, Scoring, rows_for
+from headway_runtime.kernels.triton.paged_rows import (
+    LEAST_ROWS,
+    MOST_DECODED_TOKENS,
+    MOST_ROWS,
+    PagedRows,
+    Scoring,
+)
 
 KERNEL = "paged_decode"
 # Of parts' sums that a program reads at once: 32 for each of 128 threads.
 PARTS_NUMBERS: tl.constexpr = tl.constexpr(4096)
 
-# What benchmarks/gpu/tune.py tries.
-CANDIDATES = [
-    {
-        "keys": keys,
-        "programs_per_multiprocessor": programs,
-        "least_tiles": least_tiles,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-    }
-    for keys, num_warps, num_stages, programs in (
-        (32, 2, 4, 4),
-        (32, 4, 4, 4),
-        (64, 4, 2, 3),
-        (64, 4, 3, 2),
-        (64, 4, 4, 1),
-        (64, 8, 3, 2),
-        (128, 4, 2, 1),
-        (128, 8, 2, 2),
-        (128, 8, 3, 1),
-    )
-    for least_tiles in (1, 2, 4)
-]
+# What benchmarks/gpu/tune.py tries, by class of shapes.
+CANDIDATES = {
+    "default": [
+        {
+            "keys": keys,
+            "programs_per_multiprocessor": programs,
+            "least_tiles": least_tiles,
+            "num_warps": num_warps,
+            "num_stages": num_stages,
+        }
+        for keys, num_warps, num_stages, programs in (
+            (32, 2, 7, 4),
+            (32, 4, 5, 4),
+            (32, 4, 7, 4),
+            (64, 4, 3, 3),
+            (64, 4, 5, 2),
+            (64, 4, 5, 3),
+            (64, 4, 7, 2),
+            (64, 8, 5, 2),
+            (128, 8, 3, 1),
+            (128, 8, 5, 1),
+        )
+        for least_tiles in (1, 2, 4)
+    ]
+}
 
 
 @triton.jit
@@ -117,7 +132,7 @@ def merged_parts(
     return sums / tl.where(total > 0.0, total, 1.0)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_INTEGERS, do_not_specialize_on_alignment=STEP_POINTERS)
 def paged_decode_kernel(
     query,
     out,
@@ -298,6 +313,14 @@ def _cases() -> Iterator[CompileCase]:
 COMPILED = list(_cases())
 
 
+def used_rows_for(max_queries: int, num_groups: int) -> int:
+    """What kernels are made for: one token a sequence, or as many as fit. More kinds are more kernels."""
+    one = 1 << (num_groups - 1).bit_length()
+    if max_queries == 1:
+        return one
+    return max(one, min(MOST_ROWS, 1 << (MOST_DECODED_TOKENS * num_groups - 1).bit_length()))
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
     """What programs leave for each other; one serves all layers, as they run one after the other.
@@ -314,7 +337,7 @@ def make_workspace(
     shape: HeadShape, max_queries: int, max_sequences: int, device: torch.device
 ) -> DecodeWorkspace:
     """For any configuration of the tables. max_queries: of a sequence."""
-    rows = rows_for(max_queries, shape.num_groups) or MOST_ROWS
+    rows = used_rows_for(max_queries, shape.num_groups)
     programs = gpu_of(device).num_multiprocessors * max(
         one.values["programs_per_multiprocessor"] for one in configurations(KERNEL)
     )
@@ -349,9 +372,9 @@ def paged_decode(
         chosen = configuration(KERNEL, shape_class(query.dtype, coding, shape), gpu)
     constants, options = split_options(chosen)
     programs = gpu.num_multiprocessors * constants.pop("programs_per_multiprocessor")
-    rows = rows_for(which.max_queries, num_groups)
-    assert rows is not None
-    assert 2 * programs * rows * shape.padded_dim <= workspace.sums.numel()
+    used_rows = used_rows_for(which.max_queries, num_groups)
+    assert which.max_queries * num_groups <= used_rows
+    assert 2 * programs * used_rows * shape.padded_dim <= workspace.sums.numel()
     assert which.num_sequences * shape.num_kv_heads <= len(workspace.arrivals)
     loaded = as_loaded(numbers, coding)
     kept_scales = workspace.softmax if scales is None else scales
@@ -380,8 +403,8 @@ def paged_decode(
         block_size=block_size,
         coding=coding,
         operand=TRITON_TYPES[operand_of(query.dtype, coding)],
-        rows=rows,
-        used_rows=1 << (which.max_queries * num_groups - 1).bit_length(),
+        rows=max(LEAST_ROWS, used_rows),
+        used_rows=used_rows,
         sequence_capacity=which.sequence_capacity,
         **constants,
         **options,

@@ -1,7 +1,8 @@
 """What a kernel needs of a multiprocessor, from the compiler alone: no GPU is asked.
 
 Owns the walk over all kernels' `COMPILED` and the limits of each capability. Triton must not be interpreting.
-Run as a program it compiles every case and prints a line of JSON for each.
+Run as a program it compiles the cases of the files that are named, or of all, and prints a line of JSON for
+each.
 """
 
 import json
@@ -9,7 +10,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +29,7 @@ SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 REGISTERS_PER_MULTIPROCESSOR = 65536
 THREADS_PER_WARP = 32
 TOOL_SECONDS = 60
+OWN_NAME = "resources"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +68,27 @@ class Resources:
         return found
 
 
-def kernel_modules() -> Iterator[Any]:
-    """The files of kernels, imported."""
-    for found in iter_modules(kernels.__path__, f"{kernels.__name__}."):
-        if found.name != __name__:
-            yield import_module(found.name)
+def module_names() -> list[str]:
+    """The files of this folder, less this one."""
+    return [found.name for found in iter_modules(kernels.__path__) if found.name != OWN_NAME]
 
 
-def all_cases() -> list[CompileCase]:
-    return [case for module in kernel_modules() for case in getattr(module, "COMPILED", ())]
+def cases_of(module_name: str) -> list[CompileCase]:
+    cases: list[CompileCase] = getattr(import_module(f"{kernels.__name__}.{module_name}"), "COMPILED", [])
+    return cases
 
 
-def forgotten_kernels() -> list[str]:
-    """Kernels, functions named `..._kernel`, that no case compiles."""
-    known = {id(case.kernel) for case in all_cases()}
+def forgotten_kernels(module_name: str) -> list[str]:
+    """Kernels that the file defines, functions named `..._kernel`, and that none of its cases compiles."""
+    module = import_module(f"{kernels.__name__}.{module_name}")
+    known = {id(case.kernel) for case in cases_of(module_name)}
     return [
-        f"{module.__name__}.{name}"
-        for module in kernel_modules()
+        f"{module_name}.{name}"
         for name, value in vars(module).items()
-        if isinstance(value, JITFunction) and name.endswith("_kernel") and id(value) not in known
+        if isinstance(value, JITFunction)
+        and value.__module__ == module.__name__
+        and name.endswith("_kernel")
+        and id(value) not in known
     ]
 
 
@@ -115,7 +118,7 @@ def compiled_kernel(case: CompileCase, capability: int) -> Any:
             continue
         kind, _, multiple = case.signature[name].partition(":")
         signature[name] = kind
-        if kind.startswith("*") or multiple == "16":
+        if multiple == "16" or (kind.startswith("*") and not multiple):
             attributes[(index,)] = [["tt.divisibility", 16]]
     unknown = set(case.constants) | set(case.signature)
     unknown -= set(case.kernel.arg_names)
@@ -142,14 +145,14 @@ def _of_cubin(cubin: bytes) -> tuple[int, int]:
     return found["REG"], found["STACK"] + found["LOCAL"]
 
 
-def main() -> int:
-    """Compile everything; 1 if anything is at fault."""
-    has_faults = False
-    lines: list[dict[str, object]] = [{"forgotten": name} for name in forgotten_kernels()]
+def main(chosen: list[str]) -> int:
+    """1 if anything is at fault."""
+    names = chosen or module_names()
+    lines: list[dict[str, object]] = [{"forgotten": one} for name in names for one in forgotten_kernels(name)]
     for line in lines:
         print(json.dumps(line), flush=True)
     has_faults = bool(lines)
-    for case in all_cases():
+    for case in (case for name in names for case in cases_of(name)):
         for capability in case.capabilities:
             try:
                 found = compile_case(case, capability)
@@ -163,4 +166,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
