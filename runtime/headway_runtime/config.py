@@ -180,6 +180,7 @@ class EngineConfig:
     lora: None for an engine that has no adapters.
     offload: None where what the KV cache has no room for is lost.
     parallel: the processes that share the model.
+    overlap: whether a step is launched while the one before it runs; None: on a GPU.
     seed: for weights of the dummy load format only; a request brings its own.
     """
 
@@ -205,3 +206,11 @@ class EngineConfig:
     seed: int = 0
     quantization: str = "auto"
     parallel: ParallelConfig = ParallelConfig()
+    overlap: bool | None = None
+
+    @property
+    def overlaps_steps(self) -> bool:
+        """Whether a step is launched while the one before it runs. Not where several processes share the model:
+        the first one alone knows what was sampled."""
+        wanted = self.device == "cuda" if self.overlap is None else self.overlap
+        return wanted and self.parallel.size == 1

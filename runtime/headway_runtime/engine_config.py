@@ -42,6 +42,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         offload=options.offload,
         seed=options.seed,
         parallel=options.parallel,
+        overlap=options.overlap,
     )
 
 

@@ -71,6 +71,7 @@ class EngineOptions:
     lora: LoraConfig | None
     offload: OffloadConfig | None
     parallel: ParallelConfig
+    overlap: bool | None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,6 +159,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=integer(0, MOST_SPECULATIVE_TOKENS),
         help="live limit at start (default: what --speculative-config says)",
     )
+    add(
+        "--overlap",
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="launch each step while the one before it runs, and notice one step late that an answer has "
+        "ended (default: on a GPU)",
+    )
     add_lora_arguments(parser)
     add_parallel_arguments(parser)
     add("--seed", type=integer(0), default=0, help="of dummy weights")
@@ -222,6 +231,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         lora=lora_config(arguments, getattr(arguments, "lifeline_fd", None)),
         offload=offload_config(arguments, parallel.size),
         parallel=parallel,
+        overlap=arguments.overlap,
     )
 
 
