@@ -88,7 +88,8 @@ class Commits:
 
     def launch(self, batch: Batch) -> None:
         """Assume that a step does what it was told."""
-        needs_reading = False
+        # Guesses may bring more tokens than one.
+        needs_reading = batch.num_drafts > 0
         for chunk in batch.chunks:
             sequence = self._owner(chunk)
             if sequence is None:

@@ -200,11 +200,13 @@ class Runner:
         if pending.samples is not None:
             after: dict[int, list[Sample]] = {}
             for index, sample in zip(pending.sampled, pending.samples.read(), strict=True):
-                after.setdefault(index, []).append(sample)
+                if batch.chunks[index].ahead:
+                    after.setdefault(index, []).append(sample)
+                else:
+                    samples[index] = sample
             for index, own in after.items():
                 samples[index] = own[0]
-                if drafts := batch.chunks[index].ahead:
-                    checked[index] = verified(drafts, own)
+                checked[index] = verified(batch.chunks[index].ahead, own)
         elif pending.moment is not None:
             # Without samples, too: the step after the next one writes into the memory that this one is sent
             # from.
