@@ -46,6 +46,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
+    # Every second layer has a window.
+    "windows": DENSE
+    | {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 32,
+        "attn_logit_softcapping": 8.0,
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    },
     # Products of codes want sizes that kernels have tiles for.
     "wide": DENSE | {"hidden_size": 128, "intermediate_size": 192},
 }

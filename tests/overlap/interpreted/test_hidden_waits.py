@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway_runtime.config import Envelope, Limits
+from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 
 Start = Callable[..., Any]
 # Decodes, a prompt in chunks, and one that begins with what another one computed.
@@ -17,9 +17,9 @@ PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [53], list(range(20)), [*range(18), 60, 61]
 SMALL: dict[str, Any] = {"envelope": Envelope(4, 16), "limits": Limits(4, 16)}
 
 
-def run(driver: Any, device: Any, **sampling: Any) -> list[list[int]]:
+def run(driver: Any, device: Any, *, prompts: Any = PROMPTS, **sampling: Any) -> list[list[int]]:
     """Tokens of all prompts. One turn waits once at most."""
-    for number, prompt in enumerate(PROMPTS):
+    for number, prompt in enumerate(prompts):
         driver.add(str(number), prompt, **{"temperature": 0.0, "max_tokens": 4, **sampling})
     while driver.engine.has_work:
         device.num_waits = 0
@@ -29,7 +29,7 @@ def run(driver: Any, device: Any, **sampling: Any) -> list[list[int]]:
         driver.engine.check_integrity()
         for one in outputs:
             driver.outputs[one.request_id].append(one)
-    return [driver.tokens(str(number)) for number in range(len(PROMPTS))]
+    return [driver.tokens(str(number)) for number in range(len(prompts))]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ def run(driver: Any, device: Any, **sampling: Any) -> list[list[int]]:
         pytest.param("dense", {"kv_cache_dtype": "fp8"}, id="KV in fp8"),
         pytest.param("dense", {"kv_cache_dtype": "int8"}, id="KV in int8"),
         pytest.param("head norms", {}, id="norms of heads"),
+        pytest.param("windows", {}, id="windows and soft caps"),
         pytest.param("experts", {}, id="experts"),
         pytest.param("wide", {"quantization": "int4"}, id="int4"),
         pytest.param("wide", {"quantization": "int8"}, id="int8"),
@@ -74,6 +75,27 @@ def test_no_way_of_sampling_makes_the_host_wait(
         for name in plain.outputs:
             got, want = overlapping.logprobs(name), plain.logprobs(name)
             assert [one.chosen for one in got] == pytest.approx([one.chosen for one in want], abs=1e-4)
+
+
+def test_checking_guesses_makes_the_host_wait_for_nothing_else(start: Start, fake_device: Any) -> None:
+    guessing: dict[str, Any] = {
+        "speculative": SpeculativeConfig("ngram", adaptive=False),
+        "envelope": Envelope(4, 32, 3),
+        "limits": Limits(4, 32, 3),
+    }
+    driver = start(**guessing)
+    want = run(start(**SMALL), fake_device, prompts=[[7, 8, 9] * 5], max_tokens=12)
+    assert run(driver, fake_device, prompts=[[7, 8, 9] * 5], max_tokens=12) == want
+    assert driver.metrics.snapshot().drafts.num_tokens > 0
+
+
+def test_tokens_that_are_computed_again_do_not_make_the_host_wait(start: Start, fake_device: Any) -> None:
+    prompts = [list(range(index, index + 14)) for index in range(3)]
+    small = {**SMALL, "max_model_len": 64, "enable_prefix_caching": False}
+    want = run(start(**small, overlap=False), fake_device, prompts=prompts, max_tokens=24)
+    driver = start(**small, num_blocks=6)
+    assert run(driver, fake_device, prompts=prompts, max_tokens=24) == want
+    assert driver.counter("preemptions") > 0
 
 
 def test_clearing_blocks_does_not_make_the_host_wait(start: Start, fake_device: Any) -> None:
