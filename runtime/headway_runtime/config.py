@@ -210,7 +210,5 @@ class EngineConfig:
 
     @property
     def overlaps_steps(self) -> bool:
-        """Whether a step is launched while the one before it runs. Not where several processes share the model:
-        the first one alone knows what was sampled."""
-        wanted = self.device == "cuda" if self.overlap is None else self.overlap
-        return wanted and self.parallel.size == 1
+        """Whether a step is launched while the one before it runs."""
+        return self.device == "cuda" if self.overlap is None else self.overlap

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 def _compacted(runner: "Runner", batch: Batch) -> tuple[StepBatch]:
-    return (step_batch(batch, runner._block_size),)
+    return (step_batch(batch, runner._block_size, runner._feed.sources(batch.chunks)),)
 
 
 class Runner:
@@ -122,6 +122,7 @@ class Runner:
                 self.host_blocks = HostBlocks(self._cache.data, self._host_memory_bytes)
             self._sampler = make_sampler(self.vocab_size, self._device)
             self._feed = TokenFeed()
+            self._step_before: transfers.Moment | None = None
             self._speculator: Speculator | None = None
             if config.speculative is not None and is_first:
                 self._speculator = Speculator(
@@ -239,16 +240,17 @@ class Runner:
     def _compute(self, batch: Batch | StepBatch) -> tuple[StepInputs, torch.Tensor | None]:
         """Compute all chunks; logits where tokens are to be sampled, if they are anywhere."""
         began_at = time.monotonic()
-        # Other ranks are told all tokens.
-        sources = self._feed.sources(batch.chunks) if isinstance(batch, Batch) else {}
+        sources = batch.sources if isinstance(batch, StepBatch) else self._feed.sources(batch.chunks)
         inputs = self._inputs.build(batch, sources)
-        self._feed.fill(inputs.token_ids, inputs.fed)
+        self._feed.fill(inputs.token_ids, inputs.fed, self._group)
         hidden = self._forward(batch, inputs)
         self._hidden = hidden
         logits: torch.Tensor | None = None
         if inputs.sampled:
             logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
         if self.ranks.rank > 0:
+            # The first rank samples.
+            self._feed.expect(len(inputs.sampled), self._device)
             self._end_step(began_at)
         return inputs, logits
 
@@ -272,9 +274,11 @@ class Runner:
         return logits
 
     def _end_step(self, began_at: float) -> None:
-        """On ranks that sample nothing and so never wait for the device: the next step reuses the buffers."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        """On ranks that sample nothing, and so read no step: the next one reuses the memory of the one before."""
+        moment = transfers.Moment(self._device)
+        if self._step_before is not None:
+            self._step_before.wait()
+        self._step_before = moment
         if self._governor is not None:
             self._governor.after_step(time.monotonic() - began_at)
 

@@ -1,7 +1,8 @@
 """Tokens from step to step without the host: what one step samples is what the next one computes.
 
 Known to the host is only who gets a token, not which: its sequence then ends in UNREAD. Owns what the latest
-step sampled, as it lies on the device.
+step sampled, as it lies on the device. Of several ranks the first one samples, and others get it when they
+need it.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headway_runtime.batch import UNREAD, Chunk
+from headway_runtime.parallel.tensor_group import TensorGroup
 
 
 class TokenFeed:
@@ -34,11 +36,19 @@ class TokenFeed:
         sample_of = {id(one.token_ids): sample for sample, one in enumerate(self._chunks)}
         return {index: sample_of[id(chunks[index].token_ids)] for index in wanted}
 
-    def fill(self, token_ids: Tensor, fed: tuple[Tensor, Tensor] | None) -> None:
-        """Write samples where they are computed. fed: the rows, and the sample of each, on the device."""
+    def expect(self, count: int, device: torch.device) -> None:
+        """A step was launched of which another rank samples so many tokens."""
+        self.keep((), torch.zeros(count, dtype=torch.int64, device=device))
+
+    def fill(self, token_ids: Tensor, fed: tuple[Tensor, Tensor] | None, group: TensorGroup) -> None:
+        """Write samples where they are computed. fed: the rows, and the sample of each, on the device.
+
+        group: of the ranks that compute the step, all of which get what the first one sampled.
+        """
         if fed is None:
             return
         assert self._tokens is not None
+        group.from_first(self._tokens)
         rows, samples = fed
         # What has no token ends; until that is known, any token will do.
         found = torch.index_select(self._tokens, 0, samples).clamp_(min=0)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway_runtime.batch import Batch
-from headway_runtime.config import EngineConfig, Limits, ParallelConfig
+from headway_runtime.config import EngineConfig, Limits
 from headway_runtime.engine import EngineCore
 from headway_runtime.inprocess import Engine
 from headway_runtime.metrics import EngineMetrics
@@ -58,15 +58,13 @@ def test_the_last_step_of_a_known_length_is_followed_by_none(start: Start) -> No
 def test_steps_overlap_on_a_gpu_alone_unless_told_otherwise(start: Start) -> None:
     config: EngineConfig = start().engine.config
 
-    def overlaps(device: Any, overlap: bool | None, size: int = 1) -> bool:
-        parallel = ParallelConfig(size=size)
-        return replace(config, device=device, overlap=overlap, parallel=parallel).overlaps_steps
+    def overlaps(device: Any, overlap: bool | None) -> bool:
+        return replace(config, device=device, overlap=overlap).overlaps_steps
 
     assert overlaps("cuda", None)
     assert not overlaps("cpu", None)
     assert overlaps("cpu", overlap=True)
     assert not overlaps("cuda", overlap=False)
-    assert not overlaps("cuda", overlap=True, size=2), "the other processes do not know the tokens"
 
 
 # Ends.
