@@ -49,6 +49,7 @@ LOADING_WAIT_SECONDS = 0.002
 # Likewise for a disk that is read for a request.
 DISK_WAIT_SECONDS = 0.002
 
+
 class EngineCore:
     """A model, its KV cache and the requests in it. Not thread-safe: one thread calls everything.
 
@@ -350,5 +351,3 @@ class EngineCore:
             # A request that came now would wait about as long as the oldest has waited.
             seconds = math.ceil(self.oldest_waiting_seconds(now))
             raise QueueFullError(self.num_waiting, min(max(1, seconds), LONGEST_RETRY_AFTER_SECONDS))
-
-

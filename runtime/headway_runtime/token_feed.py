@@ -27,9 +27,7 @@ class TokenFeed:
 
     def sources(self, chunks: Sequence[Chunk]) -> dict[int, int]:
         """By index of the chunk, of those that end in a token of the latest step: which of its samples."""
-        wanted = [
-            index for index, one in enumerate(chunks) if one.samples and one.token_ids[-1] == UNREAD
-        ]
+        wanted = [index for index, one in enumerate(chunks) if one.samples and one.token_ids[-1] == UNREAD]
         if not wanted:
             return {}
         # A list of tokens is its sequence's own.
