@@ -12,7 +12,8 @@ Life of a block. `publish` enters a block under its key once a step that compute
 it of a prompt or of an answer; of equal blocks the first one stays entered. `take` gives a new sequence the
 entered blocks of its longest known beginning, and others from the free list's head, whose keys are forgotten:
 a block stays entered after its last release until it is the longest unused free block. A block that is not
-full is never entered, so that a shared one is never written. The last known token is always left to be computed.
+full is never entered, so that a shared one is never written. The last known token is always left to be
+computed.
 
 Proof. What is not finite would spread: to sharers, and through the masked tail of a reused block (0 * nan).
 A finite sample proves all tokens before it, since it depends on each of them. Blocks that are entered or
