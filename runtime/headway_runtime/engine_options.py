@@ -107,8 +107,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-memory-bytes",
         type=size,
         metavar="SIZE",
-        help="e.g. 512Mi, 4G (default: what a full batch can fill, at most 0.4 of the free memory, of a GPU's "
-        "what weights and the largest step leave; to be given where servers share a machine, as a CPU's is "
+        help="e.g. 512Mi, 4G (default: what a full batch can fill, at most 0.4 of the free memory, of a "
+        "GPU's what weights and the largest step leave; to be given where servers share a machine, as a CPU's is "
         "taken only as it fills)",
     )
     add(
@@ -171,8 +171,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--cuda-graph-sizes",
         type=sizes,
         metavar="N,N,...",
-        help="sequences of the decode steps that are recorded as CUDA graphs (default: 1, 2, 4, and multiples "
-        "of 8 up to --max-num-seqs)",
+        help="sequences of the decode steps that are recorded as CUDA graphs (default: 1, 2, 4, and "
+        "multiples of 8 up to --max-num-seqs)",
     )
     add_lora_arguments(parser)
     add_parallel_arguments(parser)

@@ -31,7 +31,7 @@ from headway_runtime.profile_step import CudaMeter, StepBytes, StepProfile
 
 @dataclass(frozen=True, slots=True)
 class KVBudget:
-    """num_blocks: without the null block. graph_bytes: what recorded decode steps may take; None: anything."""
+    """num_blocks: without the null block. graph_bytes: what recorded decode steps may take; None: all."""
 
     num_blocks: int
     graph_bytes: int | None

@@ -145,10 +145,10 @@ class DeviceMemory:
             remedies.append("--max-cpu-loras")
         others = max(0, self.total - self.free - self.weights)
         raise ConfigError(
-            f"the KV cache does not fit: it needs {_gib(needed)} for {whose}, and has {_gib(self.for_cache)} = "
-            f"{_gib(self.total)} of this GPU - {_gib(self.weights)} weights - {_gib(others)} taken by others "
-            f"and the driver - {_gib(self.step)} the largest step, as measured - {_gib(self.graphs)} recorded "
-            f"decode steps - {_gib(self.adapters)} LoRA adapters - {_gib(self.spare)} spare "
+            f"the KV cache does not fit: it needs {_gib(needed)} for {whose}, and has "
+            f"{_gib(self.for_cache)} = {_gib(self.total)} of this GPU - {_gib(self.weights)} weights - "
+            f"{_gib(others)} taken by others and the driver - {_gib(self.step)} the largest step, as measured "
+            f"- {_gib(self.graphs)} recorded decode steps - {_gib(self.adapters)} LoRA adapters - {_gib(self.spare)} spare "
             f"({SPARE_SHARE:.0%}); lower {', '.join(remedies)}, or take a quantization of fewer bits"
         )
 

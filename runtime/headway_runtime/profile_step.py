@@ -123,7 +123,9 @@ class StepProfile:
         hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
         num_samples = len(batch.chunks)
         if sampling is DEAREST:
-            num_samples = min(batch.num_tokens, num_samples * (1 + self._config.envelope.num_speculative_tokens))
+            num_samples = min(
+                batch.num_tokens, num_samples * (1 + self._config.envelope.num_speculative_tokens)
+            )
         logits = self._model.logits(hidden[:num_samples])
         if self._sampler is not None:
             row = Chunk("", [0], 0, 1, array("q", [0]), 0, samples=True, sampling=sampling)

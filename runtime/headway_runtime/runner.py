@@ -24,7 +24,6 @@ from headway_runtime.batch import Batch, Sample, StepResult, Verified
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
-from headway_runtime.logprobs import prompt_logprobs
 from headway_runtime.graphs.opening import graph_sizes, open_graphs
 from headway_runtime.kv_budget import (
     KVBudget,
@@ -34,6 +33,7 @@ from headway_runtime.kv_budget import (
     free_bytes_for,
     measured_steps,
 )
+from headway_runtime.logprobs import prompt_logprobs
 from headway_runtime.memory import free_memory_bytes, kept_as, kv_bytes_per_token
 from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
 from headway_runtime.model_loading import (

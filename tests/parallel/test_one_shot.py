@@ -111,7 +111,7 @@ def refused() -> Any:
     ids=["all can", "this rank cannot", "another cannot", "this one fails", "another one fails"],
 )
 def test_all_ranks_do_it_or_none(
-    can_share: bool, make: Callable[[], Any], others: tuple[bool, ...], *, want: bool  # noqa: FBT001
+    *, can_share: bool, make: Callable[[], Any], others: tuple[bool, ...], want: bool
 ) -> None:
     found = open_small_sums(1024, lambda: can_share, make, agree(*others))
 
@@ -119,4 +119,4 @@ def test_all_ranks_do_it_or_none(
 
 
 def test_without_a_limit_nobody_is_asked() -> None:
-    assert open_small_sums(0, refused, refused, refused) is None
+    assert open_small_sums(0, refused, refused, agree()) is None

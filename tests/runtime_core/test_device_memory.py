@@ -57,7 +57,9 @@ def test_what_does_not_fit_is_told_with_all_of_the_arithmetic() -> None:
 
 
 def test_more_than_there_is_room_for_is_refused_with_the_flag_that_asks_for_it() -> None:
-    with pytest.raises(ConfigError, match="needs 119.00 GiB for kv_cache_memory_bytes=.*lower --kv-cache-me"):
+    with pytest.raises(
+        ConfigError, match=r"needs 119\.00 GiB for kv_cache_memory_bytes=.*lower --kv-cache-me"
+    ):
         MEMORY.cache_bytes(119 * GIB, **ASKED)
 
 
@@ -128,6 +130,8 @@ def test_the_steps_that_are_measured_run(
     class Counting:
         """The model, which says what it was asked for."""
 
+        linears, attention_layers = model.linears, model.attention_layers
+
         def forward(self, token_ids: Any, *rest: Any) -> Any:
             meter.rows += len(token_ids)
             return model.forward(token_ids, *rest)
@@ -137,7 +141,13 @@ def test_the_steps_that_are_measured_run(
             return model.logits(hidden)
 
     profile = StepProfile(
-        Counting(), cache, inputs, config, model_config.vocab_size, cpu, samples=True  # type: ignore[arg-type]
+        Counting(),
+        cache,
+        inputs,
+        config,
+        model_config.vocab_size,
+        cpu,
+        samples=True,
     )
     found = profile.measure(3, meter)
 

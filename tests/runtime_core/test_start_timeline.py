@@ -23,7 +23,14 @@ def test_stages_are_told_with_their_seconds_and_rates() -> None:
     timeline.ended("graphs")
     timeline.add("imports", 1.5)
 
-    assert timeline.seconds == {"config": 0.25, "read": 2.0, "copy": 1.0, "repack": 1.0, "graphs": 0.5, "imports": 1.5}
+    assert timeline.seconds == {
+        "config": 0.25,
+        "read": 2.0,
+        "copy": 1.0,
+        "repack": 1.0,
+        "graphs": 0.5,
+        "imports": 1.5,
+    }
     assert timeline.told() == (
         "started in 6.25 s: imports 1.50 s, config 0.25 s, read 2.00 s (16.00 GB, 8.0 GB/s), copy 1.00 s, "
         "repack 1.00 s, graphs 0.50 s"

@@ -208,7 +208,7 @@ def test_a_file_that_is_cut_is_refused(cut: str, tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:20] if cut == "in the header" else whole[:-1])
 
-    with pytest.raises(ModelLoadError, match="cut.safetensors: cannot be read .*copy the checkpoint again"):
+    with pytest.raises(ModelLoadError, match=r"cut\.safetensors: cannot be read .*copy the checkpoint again"):
         StreamedFiles([path], CPU, Lanes(LateLane, 1), lambda: None)
 
 
@@ -229,7 +229,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_told(part: Part, tmp_pa
     with path.open("r+b") as file:
         file.truncate(5000)
 
-    with pytest.raises(ModelLoadError, match="shrinks.safetensors: cannot be read .it ends"):
+    with pytest.raises(ModelLoadError, match=r"shrinks\.safetensors: cannot be read .it ends"):
         files.read("one", part)
     files.close()
 

@@ -23,7 +23,7 @@ class Capturer(Protocol):
     """What records."""
 
     def warm(self, work: Callable[[], None]) -> None:
-        """Do the work once as it is: what is made at first use (kernels, handles, workspaces) is then there."""
+        """Do the work once as it is: kernels, handles and workspaces, made at first use, are then there."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Record what `work` launches, without running it. RuntimeError for work that cannot be recorded."""
@@ -37,7 +37,7 @@ class CudaCapturer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm(self, work: Callable[[], None]) -> None:

@@ -182,9 +182,7 @@ class DecodeGraphs:
             own.tables[:size],
             self._block_size,
         )
-        hidden = self._model.forward(
-            token_ids, own.of("positions", size), self._cache, own.attention(size)
-        )
+        hidden = self._model.forward(token_ids, own.of("positions", size), self._cache, own.attention(size))
         logits = self._model.logits(hidden)
         draw(logits, own.draws(size), own.tokens, self._draw_block_size, reads_places=False)
 

@@ -12,6 +12,7 @@ Streams and the sharing of memory between recordings are CUDA's alone.
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +79,7 @@ class RecordedWork:
         own = [one for one in results if one.untyped_storage().data_ptr() not in known]
         self.num_bytes += sum(one.untyped_storage().nbytes() for one in own)
         if operator.overloadpacket in ALLOCATIONS:
-            self._steps.extend(lambda one=one: _spoil(one) for one in own)
+            self._steps.extend(partial(_spoil, one) for one in own)
         elif operator._schema.is_mutable:
             self.launches.append(Launch(str(operator), is_kernel=False))
             self._steps.append(lambda: operator(*args, **kwargs))
@@ -107,9 +108,9 @@ def _spoil(memory: Tensor) -> None:
         memory.fill_(-1)
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, work: RecordedWork) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._work = work
 
     def __torch_dispatch__(

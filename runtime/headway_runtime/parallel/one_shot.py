@@ -105,9 +105,7 @@ def can_share_memory(share: Share, device: torch.device) -> bool:
     if not hasattr(torch.ops.symm_mem, "one_shot_all_reduce_copy"):
         return False
     own = device.index or 0
-    return all(
-        other == own or torch.cuda.can_device_access_peer(own, other) for other in range(share.size)
-    )
+    return all(other == own or torch.cuda.can_device_access_peer(own, other) for other in range(share.size))
 
 
 def open_small_sums(

@@ -121,9 +121,7 @@ def open_group(
     return TensorGroup(share, _gloo(own, share, host, timeout))
 
 
-def _small_sums(
-    processes: Collectives, share: Share, store: Store, device: torch.device
-) -> SmallSums | None:
+def _small_sums(processes: Collectives, share: Share, store: Store, device: torch.device) -> SmallSums | None:
     most_bytes = most_bytes_for(share, device)
 
     def all_agree(own: bool) -> bool:  # noqa: FBT001 - a word of this rank

@@ -48,10 +48,13 @@ class CudaLane:
     """Two buffers of pinned memory and a stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         # Who waits for these leaves the processor to the threads that read.
-        self._copied = [torch.cuda.Event(blocking=True) for _ in range(2)]
+        self._copied = [
+            torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        ]
         self._turn = 0
 
     def buffer(self) -> Bytes:
@@ -67,7 +70,7 @@ class CudaLane:
                 after.wait()
             target.copy_(source, non_blocking=True)
             self._copied[self._turn].record()
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         return done
 
@@ -96,7 +99,7 @@ class Piece:
     def read_into(self, memory: Bytes) -> None:
         """OSError, also for a file that has become shorter."""
         if self.rows == 1 or self.run_bytes == self.stride:
-            _read_all(self.descriptor, memoryview(memory), self.offset)
+            _read_all(self.descriptor, memory.data, self.offset)
             return
         # Runs are short; only the pages that they lie in are read.
         first = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY

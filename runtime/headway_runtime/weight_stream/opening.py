@@ -6,7 +6,14 @@ from pathlib import Path
 import torch
 
 from headway_runtime.cpus import usable_cpus
-from headway_runtime.weight_stream.lanes import NUM_THREADS, CudaLane, Lane, Lanes, Ordering, release_pinned_memory
+from headway_runtime.weight_stream.lanes import (
+    NUM_THREADS,
+    CudaLane,
+    Lane,
+    Lanes,
+    Ordering,
+    release_pinned_memory,
+)
 from headway_runtime.weight_stream.streamed_files import StreamedFiles
 from headway_runtime.weight_stream.tensor_files import MappedFiles, TensorFiles
 
@@ -21,7 +28,7 @@ def open_tensor_files(paths: Sequence[Path], device: torch.device) -> TensorFile
         return CudaLane(device)
 
     def mark() -> Ordering:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         return event
 

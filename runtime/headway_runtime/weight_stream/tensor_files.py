@@ -80,5 +80,5 @@ class MappedFiles:
         self._stack.close()
         self._opened.clear()
 
-    def _slice(self, name: str):  # type: ignore[no-untyped-def] # noqa: ANN202 - safetensors' has no name
+    def _slice(self, name: str):  # type: ignore[no-untyped-def]
         return self._opened[self.places[name]].get_slice(name)

@@ -1,4 +1,4 @@
-"""Single recorded steps over caches of random numbers: rows of nobody, and tokens that the host does not know."""
+"""Single recorded steps over caches of random numbers: rows of nobody, tokens that the host does not know."""
 
 from array import array
 from collections.abc import Callable
@@ -32,7 +32,9 @@ class Case:
             table = array("q", [free.pop() for _ in range(length // BLOCK_SIZE + 1)])
             tokens = torch.randint(0, VOCAB_SIZE, (length + 1,), generator=generator).tolist()
             sampling = SamplingParams(seed=number, temperature=0.7 * (number % 2))
-            self.chunks.append(Chunk(str(number), tokens, length, 1, table, 1, samples=True, sampling=sampling))
+            self.chunks.append(
+                Chunk(str(number), tokens, length, 1, table, 1, samples=True, sampling=sampling)
+            )
 
     def tokens(self, before: Tensor | None = None, sources: dict[int, int] | None = None) -> list[int]:
         with torch.inference_mode():

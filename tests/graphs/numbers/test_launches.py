@@ -19,7 +19,7 @@ def recorded(start: Callable[..., Any], write_model: Callable[..., Path]) -> Cal
     """The step of one sequence, of a model of that many layers."""
 
     def make(num_layers: int, shape: dict[str, Any], **changes: Any) -> RecordedWork:
-        driver = start(write_model(num_hidden_layers=num_layers, **shape), **changes)
+        driver = start(write_model(num_hidden_layers=num_layers, **shape), cuda_graph_sizes=(1,), **changes)
         work: RecordedWork = driver.graphs._graphs[1]
         return work
 
@@ -48,19 +48,19 @@ MIXTURE = {
         (QWEN3, {"dtype": "bfloat16", "kv_cache_dtype": "int8"}, MOST_PER_LAYER),
         (WIDE, {"dtype": "bfloat16", "quantization": "int4"}, MOST_PER_LAYER),
         (WIDE, {"dtype": "bfloat16", "quantization": "fp8"}, MOST_PER_LAYER),
-        (MIXTURE, {"dtype": "bfloat16"}, 15),
+        (MIXTURE, {"dtype": "bfloat16"}, 12),
     ],
     ids=["llama", "qwen3", "qwen3 int8 kv", "int4", "fp8", "mixture"],
 )
 def test_launches_of_a_decoder_layer(
     shape: dict[str, Any], changes: dict[str, Any], most: int, recorded: Callable[..., RecordedWork]
 ) -> None:
-    short, long = (recorded(count, shape, **changes).launches for count in (2, 3))
+    short, long = (recorded(count, shape, **changes).launches for count in (1, 2))
 
     own = Counter(one.name for one in long) - Counter(one.name for one in short)
-    print(f"a layer: {own.total()} launches {dict(own)}; beside layers: {len(short) - 2 * own.total()}")
+    print(f"a layer: {own.total()} launches {dict(own)}; beside layers: {len(short) - own.total()}")
     assert 0 < own.total() <= most
-    assert len(short) - 2 * own.total() <= MOST_BESIDE_LAYERS
+    assert len(short) - own.total() <= MOST_BESIDE_LAYERS
 
 
 def test_a_step_is_kernels_of_ours_and_products(recorded: Callable[..., RecordedWork]) -> None:

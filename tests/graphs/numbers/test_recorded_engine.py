@@ -28,9 +28,9 @@ UNUSUAL: dict[str, dict[str, Any]] = {
 
 def add_all(driver: Any, generator: torch.Generator, asked: dict[str, dict[str, Any]]) -> None:
     for number, (name, sampling) in enumerate(asked.items()):
-        prompt = torch.randint(0, 330, (3 + 17 * number,), generator=generator).tolist()
+        prompt = torch.randint(0, 330, (3 + 11 * number,), generator=generator).tolist()
         # Of unlike lengths, so that steps become smaller.
-        driver.add(name, prompt, max_tokens=4 + 3 * number, **sampling)
+        driver.add(name, prompt, max_tokens=3 + 2 * number, **sampling)
 
 
 @pytest.fixture
@@ -45,8 +45,10 @@ def both(start: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": ({}, {}),
-    "qwen3": ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, {"kv_cache_dtype": "int8"}),
-    "int4": ({"hidden_size": 128, "intermediate_size": 128}, {"quantization": "int4"}),
+    "qwen3 int4, int8 KV": (
+        {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 128},
+        {"kv_cache_dtype": "int8", "quantization": "int4"},
+    ),
     "mixture": (
         {
             "architectures": ["Qwen3MoeForCausalLM"],
@@ -82,7 +84,7 @@ def test_tokens_are_those_of_plain_steps(
     assert got == want
     assert plain.engine._runner.graphs is None
     # All steps but the first, whose sequences are prompts.
-    assert recording.num_replays >= 9
+    assert recording.num_replays >= 6
     assert recording.metrics.snapshot().counters["steps"] - recording.num_replays <= 2
 
 
@@ -91,12 +93,12 @@ def test_steps_take_the_smallest_size_there_is(start: Callable[..., Any]) -> Non
     assert driver.graphs.sizes == (2, 5)
     largest, small = driver.recorder.works
     for number in range(3):
-        driver.add(str(number), [7 + number], max_tokens=3 + 4 * number, temperature=0.0)
+        driver.add(str(number), [7 + number], max_tokens=2 + 2 * number, temperature=0.0)
 
     driver.run()
 
-    # Three tokens of three sequences; then four of two, and as many of the last one.
-    assert (largest.num_replays, small.num_replays) == (3, 8)
+    # Two tokens of three sequences; then two of two, and as many of the last one.
+    assert (largest.num_replays, small.num_replays) == (2, 4)
 
 
 @pytest.mark.parametrize("name", list(UNUSUAL))
@@ -125,11 +127,11 @@ def test_stop_tokens_are_forbidden_for_some_steps_only(
     for driver in (plain, recording):
         # The same parameters again, when the first one's stop tokens are allowed already.
         for name in ("first", "second"):
-            driver.add(name, prompt, max_tokens=12, min_tokens=4, stop_token_ids=stops, seed=4)
+            driver.add(name, prompt, max_tokens=6, min_tokens=3, stop_token_ids=stops, seed=4)
             driver.run()
 
     assert recording.run() == plain.run()
-    assert len(recording.run()["first"]) >= 4
+    assert len(recording.run()["first"]) >= 3
     assert recording.num_replays > 0
 
 
@@ -153,9 +155,9 @@ def test_recording_between_requests_changes_no_cached_prefix(
     both: Callable[..., tuple[Any, Any]], generator: torch.Generator
 ) -> None:
     recording, plain = both()
-    prompt = torch.randint(0, 330, (40,), generator=generator).tolist()
+    prompt = torch.randint(0, 330, (20,), generator=generator).tolist()
     for driver in (plain, recording):
-        driver.add("first", prompt, max_tokens=9, temperature=0.0)
+        driver.add("first", prompt, max_tokens=3, temperature=0.0)
         driver.run()
     cached = recording.engine._runner._cache.data.clone()
 
@@ -164,7 +166,7 @@ def test_recording_between_requests_changes_no_cached_prefix(
 
     assert torch.equal(recording.engine._runner._cache.data, cached)
     for driver in (plain, recording):
-        driver.add("again", prompt, max_tokens=9, temperature=0.0)
+        driver.add("again", prompt, max_tokens=3, temperature=0.0)
     assert recording.run() == plain.run()
 
 
@@ -182,9 +184,7 @@ def test_no_more_memory_is_taken_than_was_set_aside(
     from headway_runtime.runner import Runner
 
     budget = Runner._budget
-    monkeypatch.setattr(
-        Runner, "_budget", lambda *asked: KVBudget(budget(*asked).num_blocks, (2 << 20) + 5)
-    )
+    monkeypatch.setattr(Runner, "_budget", lambda *asked: KVBudget(budget(*asked).num_blocks, (2 << 20) + 5))
     driver = start(recorder=Bounded())
     caplog.set_level(logging.INFO)
 
@@ -216,7 +216,7 @@ def test_a_wait_for_the_device_is_found_and_steps_run_plainly(
     warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     (warning,) = (one for one in warnings if "cannot be recorded" in one)
     assert "a decode step of 6 sequences" in warning
-    assert "_local_scalar_dense" in warning
+    assert "the host waits for the device" in warning
     assert "--enforce-eager" in warning
 
 
@@ -302,4 +302,4 @@ def test_more_sequences_than_any_size_run_plainly(
     want, got = plain.run(), recording.run()
 
     assert got == want
-    assert 0 < recording.num_replays < recording.metrics.snapshot().counters["steps"] - 2
+    assert 0 < recording.num_replays < recording.metrics.snapshot().counters["steps"] - 1

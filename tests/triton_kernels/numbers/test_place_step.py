@@ -19,9 +19,7 @@ def test_rows_get_their_tokens_and_tables(device: torch.device, generator: torch
         sources = torch.randint(
             -1, num_rows + 3, (num_rows,), dtype=torch.int32, device=device, generator=generator
         )
-        given = torch.randint(
-            0, 1 << 20, (num_rows,), dtype=torch.int32, device=device, generator=generator
-        )
+        given = torch.randint(0, 1 << 20, (num_rows,), dtype=torch.int32, device=device, generator=generator)
         told = torch.tensor(contexts, dtype=torch.int32, device=device)
         results = []
         for place in (place_step, place_step_by_torch):
