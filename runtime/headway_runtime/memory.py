@@ -147,9 +147,9 @@ class DeviceMemory:
         raise ConfigError(
             f"the KV cache does not fit: it needs {_gib(needed)} for {whose}, and has "
             f"{_gib(self.for_cache)} = {_gib(self.total)} of this GPU - {_gib(self.weights)} weights - "
-            f"{_gib(others)} taken by others and the driver - {_gib(self.step)} the largest step, as measured "
-            f"- {_gib(self.graphs)} recorded decode steps - {_gib(self.adapters)} LoRA adapters - {_gib(self.spare)} spare "
-            f"({SPARE_SHARE:.0%}); lower {', '.join(remedies)}, or take a quantization of fewer bits"
+            f"{_gib(others)} taken by others and the driver - {_gib(self.step)} the largest step, as "
+            f"measured - {_gib(self.graphs)} recorded decode steps - {_gib(self.adapters)} LoRA adapters - "
+            f"{_gib(self.spare)} spare ({SPARE_SHARE:.0%}); lower {', '.join(remedies)}, or take a quantization of fewer bits"
         )
 
 
