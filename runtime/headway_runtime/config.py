@@ -182,6 +182,7 @@ class EngineConfig:
     parallel: the processes that share the model.
     enforce_eager: whether decode steps run kernel by kernel also where a GPU could launch them as one.
     cuda_graph_sizes: numbers of rows of those that it can; None lets the engine choose.
+    overlap: whether a step is launched while the one before it runs; None: on a GPU.
     seed: for weights of the dummy load format only; a request brings its own.
     """
 
@@ -209,3 +210,9 @@ class EngineConfig:
     parallel: ParallelConfig = ParallelConfig()
     enforce_eager: bool = False
     cuda_graph_sizes: tuple[int, ...] | None = None
+    overlap: bool | None = None
+
+    @property
+    def overlaps_steps(self) -> bool:
+        """Whether a step is launched while the one before it runs."""
+        return self.device == "cuda" if self.overlap is None else self.overlap

@@ -44,6 +44,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         parallel=options.parallel,
         enforce_eager=options.enforce_eager,
         cuda_graph_sizes=options.cuda_graph_sizes,
+        overlap=options.overlap,
     )
 
 

@@ -73,6 +73,7 @@ class EngineOptions:
     parallel: ParallelConfig
     enforce_eager: bool
     cuda_graph_sizes: tuple[int, ...] | None
+    overlap: bool | None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,6 +175,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequences of the decode steps that are recorded as CUDA graphs (default: 1, 2, 4, and "
         "multiples of 8 up to --max-num-seqs)",
     )
+    add(
+        "--overlap",
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="launch each step while the one before it runs, and notice one step late that an answer has "
+        "ended (default: on a GPU)",
+    )
     add_lora_arguments(parser)
     add_parallel_arguments(parser)
     add("--seed", type=integer(0), default=0, help="of dummy weights")
@@ -240,6 +249,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         parallel=parallel,
         enforce_eager=arguments.enforce_eager,
         cuda_graph_sizes=arguments.cuda_graph_sizes,
+        overlap=arguments.overlap,
     )
 
 

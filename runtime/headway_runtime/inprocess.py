@@ -75,6 +75,7 @@ class EngineKeywords(TypedDict, total=False):
     tpot_target_milliseconds: float | None
     speculative_config: dict[str, object] | str | None
     initial_num_speculative_tokens: int | None
+    overlap: bool | None
     enable_lora: bool
     lora_modules: list[str | dict[str, str]] | None
     max_loras: int

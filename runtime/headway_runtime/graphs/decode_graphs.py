@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from headway_runtime import transfers
 from headway_runtime.batch import Chunk
 from headway_runtime.device_sampler import PendingSamples
 from headway_runtime.draws import block_size_of
@@ -49,19 +50,19 @@ class DecodeGraphs:
         capturer: Capturer,
         sizes: Sequence[int],
         *,
-        max_num_seqs: int,
+        most_sampled: int,
         max_model_len: int,
         vocab_size: int,
         limit_bytes: int | None,
         device: torch.device,
     ) -> None:
-        """sizes: ascending. limit_bytes: of memory, beyond which none is recorded; None: there is none."""
+        """sizes: ascending. most_sampled: tokens of any step. limit_bytes: of memory, beyond which none is recorded; None: there is none."""
         block_size = cache.shape.block_size
         self._model, self._cache, self._capturer = model, cache, capturer
         self._limit_bytes = limit_bytes
         self._block_size, self._draw_block_size = block_size, block_size_of(vocab_size)
         self.buffers = StepBuffers(
-            max(sizes), max_num_seqs, -(-max_model_len // block_size), block_size, vocab_size, device
+            max(sizes), most_sampled, -(-max_model_len // block_size), block_size, vocab_size, device
         )
         self._graphs: dict[int, Graph] = {}
         first = first_of(sizes)
@@ -160,12 +161,14 @@ class DecodeGraphs:
         size = smallest_that_holds(self._graphs, len(chunks))
         assert size is not None
         own = self.buffers.tokens
-        if before is not None and before is not self._latest:
+        if sources and before is not None and before is not self._latest:
             own[: len(before)].copy_(before)
         self.buffers.fill(chunks, size, sources)
         self._graphs[size].replay()
         self._latest = own[: len(chunks)].clone()
-        return PendingSamples(self._latest, [one.sampling for one in chunks], {}, (), None)
+        params = [one.sampling for one in chunks]
+        on_host, moment = transfers.brought(self._latest), transfers.Moment(own.device)
+        return PendingSamples(self._latest, on_host, params, {}, (), None, moment)
 
     def _step(self, size: int) -> None:
         """The work of a step of so many rows. All that it reads is at the same place each time."""

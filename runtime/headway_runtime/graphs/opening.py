@@ -64,7 +64,7 @@ def open_graphs(
         cache,
         capturer,
         sizes,
-        max_num_seqs=config.envelope.max_num_seqs,
+        most_sampled=config.envelope.max_num_seqs * (1 + config.envelope.num_speculative_tokens),
         max_model_len=config.max_model_len,
         vocab_size=vocab_size,
         limit_bytes=limit_bytes,

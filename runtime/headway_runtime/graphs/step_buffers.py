@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway_runtime import transfers
 from headway_runtime.batch import Chunk
 from headway_runtime.draws import MASK_64, split_mix
 from headway_runtime.kernels.triton.draw import DrawParameters
@@ -59,8 +60,8 @@ def _parts(num_rows: int, blocks_per_sequence: int) -> _Parts:
 class _HostBuffer:
     """One of the two. params: of the requests whose numbers lie in it, row by row."""
 
-    def __init__(self, parts: _Parts, num_rows: int, *, pinned: bool) -> None:
-        self.tensor = torch.zeros(parts.size, dtype=torch.int32, pin_memory=pinned)
+    def __init__(self, parts: _Parts, num_rows: int, device: torch.device) -> None:
+        self.tensor = transfers.host_memory(parts.size, torch.int32, device).zero_()
         integers: NDArray[numpy.int32] = self.tensor.numpy()
         self.width = integers[:1]
         self.tables = integers[parts.tables :]
@@ -100,8 +101,7 @@ class StepBuffers:
         parts = _parts(num_rows, blocks_per_sequence)
         self.num_rows, self._block_size, self._vocab_size = num_rows, block_size, vocab_size
         self._tables_start = parts.tables
-        is_cuda = device.type == "cuda"
-        self._hosts = [_HostBuffer(parts, num_rows, pinned=is_cuda) for _ in range(2)]
+        self._hosts = [_HostBuffer(parts, num_rows, device) for _ in range(2)]
         self._turns = count()
         self._sent = torch.zeros(parts.size, dtype=torch.int32, device=device)
         self.width = self._sent[:1]
@@ -159,7 +159,7 @@ class StepBuffers:
         host.by_name["temperatures"][num_own:size] = 0.0
         num_columns = self._write_tables(host, chunks)
         end = self._tables_start + num_own * num_columns
-        self._sent[:end].copy_(host.tensor[:end], non_blocking=True)
+        transfers.fill(self._sent[:end], host.tensor[:end])
 
     def _write_rows(
         self, host: _HostBuffer, chunks: Sequence[Chunk], size: int, sources: Mapping[int, int]

@@ -1,4 +1,5 @@
-"""What ranks do with tensors together: add them up, and bring them to the first rank. Counts what that takes.
+"""What ranks do with tensors together: add them up, bring them to the first rank, and have what it has. Counts
+what that takes.
 
 Owns torch.distributed's process group (gloo between CPUs, NCCL between GPUs), made for one engine alone: it
 is never the process' default group, so that several engines, and the user's own groups, may live beside it.
@@ -10,7 +11,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GatherOptions, PrefixStore, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import (
+    BroadcastOptions,
+    GatherOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+)
 
 from headway_runtime.parallel.one_shot import (
     SmallSums,
@@ -29,6 +36,7 @@ class Collectives(Protocol):
     def allreduce(self, tensors: list[Tensor]) -> Any: ...
     def allgather(self, parts: list[list[Tensor]], tensors: list[Tensor]) -> Any: ...
     def gather(self, parts: list[list[Tensor]], tensors: list[Tensor], options: GatherOptions) -> Any: ...
+    def broadcast(self, tensors: list[Tensor], options: BroadcastOptions) -> Any: ...
     def abort(self) -> None: ...
 
 
@@ -87,6 +95,17 @@ class TensorGroup:
         width = x.shape[1]
         own = [part[:, : max(0, num_columns - index * width)] for index, part in enumerate(parts)]
         return torch.cat(own, dim=1)
+
+    def from_first(self, x: Tensor) -> Tensor:
+        """What the first rank has, in place, on all of them."""
+        if self._processes is None:
+            return x
+        began_at = time.monotonic()
+        options = BroadcastOptions()
+        options.rootRank = 0
+        self._processes.broadcast([x], options).wait()
+        self._count(x, began_at)
+        return x
 
     def abort(self) -> None:
         """Let whoever waits for others on a device go on, with an error."""

@@ -93,12 +93,15 @@ class Driver:
         self.engine.add_request(Request(request_id, tuple(prompt), SamplingParams(**sampling), now), now)
         self.outputs[request_id] = []
 
+    def step(self) -> None:
+        for one in self.engine.step(time.monotonic()).outputs:
+            assert one.error is None, one.error
+            self.outputs[one.request_id].append(one)
+        self.engine.check_integrity()
+
     def run(self) -> dict[str, list[int]]:
         while self.engine.has_work:
-            for one in self.engine.step(time.monotonic()).outputs:
-                assert one.error is None, one.error
-                self.outputs[one.request_id].append(one)
-            self.engine.check_integrity()
+            self.step()
         return {name: [token for one in own for token in one.token_ids] for name, own in self.outputs.items()}
 
 

@@ -88,6 +88,28 @@ def test_tokens_are_those_of_plain_steps(
     assert recording.metrics.snapshot().counters["steps"] - recording.num_replays <= 2
 
 
+@pytest.mark.parametrize("overlaps", [False, True], ids=["one by one", "overlapping"])
+def test_recorded_and_plain_steps_take_turns(
+    *, overlaps: bool, start: Callable[..., Any], generator: torch.Generator
+) -> None:
+    """A prompt is computed beside decodes for some steps, whose samples recorded ones go on from, and back."""
+    limits = {"envelope": Envelope(4, 20), "limits": Limits(4, 20), "cuda_graph_sizes": (2, 4)}
+    prompts = [torch.randint(0, 330, (size,), generator=generator).tolist() for size in (5, 3, 50)]
+    outputs = []
+    for changes in ({"enforce_eager": True}, {"overlap": overlaps}):
+        driver = start(**limits, **changes)
+        driver.add("first", prompts[0], max_tokens=9, temperature=0.0)
+        driver.add("second", prompts[1], max_tokens=5, seed=3)
+        for _ in range(3):
+            driver.step()
+        driver.add("late", prompts[2], max_tokens=4, temperature=0.0)
+        outputs.append(driver.run())
+
+    assert outputs[0] == outputs[1]
+    assert [len(tokens) for tokens in outputs[0].values()] == [9, 5, 4]
+    assert 5 <= driver.num_replays <= driver.metrics.snapshot().counters["steps"] - 4
+
+
 def test_steps_take_the_smallest_size_there_is(start: Callable[..., Any]) -> None:
     driver = start(cuda_graph_sizes=(2, 5))
     assert driver.graphs.sizes == (2, 5)
