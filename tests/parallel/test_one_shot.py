@@ -33,6 +33,7 @@ class Processes:
             tensor.mul_(2)
         return Done()
 
+    broadcast: Any = None
     allgather: Any = None
     gather: Any = None
     abort: Any = None

@@ -32,10 +32,11 @@ class Point:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
+        # Who comes while another one has it done waits until it is.
         with self._lock:
             work, self._work = self._work, None
-        if work is not None:
-            work()
+            if work is not None:
+                work()
 
 
 class LateLane:

@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {
     "vocab_size": 330,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -42,17 +42,6 @@ SHAPE: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
-}
-QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-MIXTURE = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
 }
 
 
