@@ -26,7 +26,7 @@ class Chunk:
     each step makes one per sequence.
 
     token_ids: all known tokens of the sequence, prompt and generated; the last one may be UNREAD, if the step
-        before samples it.
+        before samples it. They are more once the step has been launched.
     block_table: ids of the KV blocks that hold positions 0, block_size, 2 * block_size, ...; they reach past
         the last position computed here.
     num_generated: how many of token_ids were generated; the sampled token becomes the next one.

@@ -1,4 +1,4 @@
-"""What steps do to their sequences: assumed when one is launched, taken over when it is read. No torch, no clock.
+"""What steps do to their sequences: assumed when one is launched, taken over when it is read. No torch.
 
 A launched step computes its tokens before anything that is launched after it, so the next one can be
 scheduled at once, as if it had been read: its tokens are computed, and what it samples is a known token of
@@ -9,7 +9,8 @@ So by the time a step is read, the next one may have been launched, and what is 
 
 - The sequence has ended, by a stop token or an error: what the next step computes for it belongs to nobody
   and is passed over when it is read. Its blocks are free at once. Whoever gets them is launched later, and
-  what the next step leaves in them counts as unproven, as of any sequence that goes while a step is under way.
+  what the next step leaves in them counts as unproven, as of any sequence that goes while a step is under
+  way.
 - It was aborted, preempted or admitted again meanwhile, or its id was given to another one. A chunk knows its
   sequence by the list of its tokens, and whether that still holds the same blocks by the table of these; each
   table is given up with its blocks. A preempted sequence still gets its token.
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from headway_runtime.batch import UNREAD, Batch, Chunk, Sample, StepResult, Verified
 from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.prefix_cache import PrefixCache
-from headway_runtime.request import FinishReason
+from headway_runtime.request import FinishReason, TokenLogprobs
 from headway_runtime.sequence import Sequence
 
 
@@ -101,18 +102,16 @@ class Commits:
         self._launched.append(_Launched(batch, needs_reading))
 
     def commit(self, batch: Batch, result: StepResult, now: float) -> Committed:
-        """Take over what the first launched step computed, read at `now`; one that was not launched is now."""
-        if not self._launched or self._launched[0].batch is not batch:
-            assert not self._launched, "steps are read in the order in which they were launched"
-            self.launch(batch)
-        self._launched.popleft()
+        """Take over what the first launched step computed, read at `now`.
+
+        A step of which nothing was assumed, because it is read before another one is scheduled, may be new
+        here.
+        """
+        self._take_first(batch)
         progress = []
         num_prompt_tokens = 0
         for index, entries in result.prompt_logprobs.items():
-            chunk = batch.chunks[index]
-            sequence = self._owner(chunk)
-            if sequence is not None:
-                sequence.add_prompt_logprobs(chunk.start, entries)
+            self._take_prompt_logprobs(batch.chunks[index], entries)
         for index, (chunk, sample) in enumerate(zip(batch.chunks, result.samples, strict=True)):
             sequence = self._owner(chunk)
             if sequence is None:
@@ -167,6 +166,18 @@ class Commits:
             assert sequence.token_ids.count(UNREAD) == count, name
             assert sequence.token_ids[num_tokens - count :] == [UNREAD] * count, name
             assert num_tokens <= sequence.most_tokens, f"{name}: a step too many"
+
+    def _take_first(self, batch: Batch) -> None:
+        """It is under way no more."""
+        if not self._launched or self._launched[0].batch is not batch:
+            assert not self._launched, "steps are read in the order in which they were launched"
+            self.launch(batch)
+        self._launched.popleft()
+
+    def _take_prompt_logprobs(self, chunk: Chunk, entries: list[TokenLogprobs]) -> None:
+        sequence = self._owner(chunk)
+        if sequence is not None:
+            sequence.add_prompt_logprobs(chunk.start, entries)
 
     def _owner(self, chunk: Chunk) -> Sequence | None:
         """The sequence that a chunk was made for, if it lives."""

@@ -1,4 +1,4 @@
-"""How many tokens a step may guess ahead for whom: what `DraftPolicy` finds worth it, and what there is room for."""
+"""How many tokens a step may guess for whom: what `DraftPolicy` finds worth it, and there is room for."""
 
 from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.prefix_cache import PrefixCache

@@ -23,7 +23,8 @@ class PendingSamples(Protocol):
 class AskedLogprobs:
     """Log-probabilities of prompt tokens that follow computed ones.
 
-    index: of the chunk. row: of the first computed one. token_ids: those that follow. num_top: likeliest ones.
+    index: of the chunk. row: of the first computed one. token_ids: those that follow. num_top: how many
+    likeliest ones.
     """
 
     index: int

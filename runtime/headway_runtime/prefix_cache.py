@@ -9,10 +9,11 @@ block depends on, and only sequences of one salt and one adapter, whatever its n
 Each key is computed once per sequence, when it is first needed.
 
 Life of a block. `publish` enters a block under its key once a step that computed its last token was read, be
-it of a prompt or of an answer; of equal blocks the first one stays entered. `take` gives a new sequence the entered
-blocks of its longest known beginning, and others from the free list's head, whose keys are forgotten: a block
-stays entered after its last release until it is the longest unused free block. A block that is not full is
-never entered, so that a shared one is never written. The last known token is always left to be computed.
+it of a prompt or of an answer; of equal blocks the first one stays entered. `take` gives a new sequence the
+entered blocks of its longest known beginning, and others from the free list's head, whose keys are forgotten:
+a block stays entered after its last release until it is the longest unused free block. A block that is not
+full is never entered, so that a shared one is never written. The last known token is always left to be
+computed.
 
 Proof. What is not finite would spread: to sharers, and through the masked tail of a reused block (0 * nan).
 A finite sample proves all tokens before it, since it depends on each of them. Blocks that are entered or
@@ -249,8 +250,7 @@ class PrefixCache:
         not entered.
         """
         for block in self._unproven.intersection(blocks):
-            if self._key_of[block] is not None:
-                self._forget(block)
+            self._take_out(block)
 
     def reset(self, running: Iterable[Sequence]) -> None:
         """Forget all contents; nor is what `running` sequences have computed, or will, ever reused."""
@@ -283,8 +283,7 @@ class PrefixCache:
     def undo(self, copies: Copies) -> None:
         """A step failed: these may not have been done."""
         for _, block in copies.loads:
-            if self._key_of[block] is not None:
-                self._forget(block)
+            self._take_out(block)
             self._unproven.add(block)
         if self._offload is not None:
             self._offload.undo(copies)
@@ -329,6 +328,12 @@ class PrefixCache:
             else:
                 assert key is None, f"{name}: block {block} is entered and not full"
                 assert self._pool.num_references(block) == 1, f"{name}: block {block} is shared and written"
+
+    def _take_out(self, block: int) -> None:
+        """Let nobody find a block any more, be it in use or free."""
+        if self._key_of[block] is not None:
+            self._forget(block)
+            self.num_reusable -= self._pool.num_references(block) == 0
 
     def _forget(self, block: int) -> None:
         key = self._key_of[block]

@@ -79,9 +79,7 @@ def test_an_unloaded_adapter_serves_its_requests_to_their_ends_and_no_others(
     overlap: bool,
 ) -> None:
     one = checkpoint()
-    driver = start_engine(
-        one.folder, {"it": one.adapters["one"]}, limits=Limits(1, 256), overlap=overlap
-    )
+    driver = start_engine(one.folder, {"it": one.adapters["one"]}, limits=Limits(1, 256), overlap=overlap)
     adapters = driver.engine.adapters
     assert adapters is not None
     prompts = random_prompts(23, (20, 30, 40))

@@ -21,7 +21,6 @@ DENSE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -60,6 +59,29 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     # Products of codes want sizes that kernels have tiles for.
     "wide": DENSE | {"hidden_size": 128, "intermediate_size": 192},
+    "coded inputs": DENSE
+    | {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "all": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+                    "input_activations": {
+                        "num_bits": 8,
+                        "type": "int",
+                        "symmetric": True,
+                        "strategy": "token",
+                        "dynamic": True,
+                    },
+                }
+            },
+        },
+    },
 }
 
 
@@ -108,28 +130,29 @@ class Driver:
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """model_folder(shape): the config.json of one of SHAPES."""
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
+    """model_folder(fields): a config.json."""
     made: dict[str, Path] = {}
 
-    def make(shape: str) -> Path:
-        if shape not in made:
-            made[shape] = tmp_path_factory.mktemp("model")
-            (made[shape] / "config.json").write_text(json.dumps(SHAPES[shape]))
-        return made[shape]
+    def make(fields: dict[str, Any]) -> Path:
+        text = json.dumps(fields)
+        if text not in made:
+            made[text] = tmp_path_factory.mktemp("model")
+            (made[text] / "config.json").write_text(text)
+        return made[text]
 
     return make
 
 
 @pytest.fixture(scope="session")
-def start(model_folder: Callable[[str], Path]) -> Callable[..., Driver]:
+def start(model_folder: Callable[[dict[str, Any]], Path]) -> Callable[..., Driver]:
     """start(shape, **changes of the config)."""
 
-    def make(shape: str = "dense", *, num_blocks: int = 64, **changes: Any) -> Driver:
-        heads: dict[str, Any] = SHAPES[shape]
-        bytes_per_token = 2 * heads["num_hidden_layers"] * heads["num_key_value_heads"] * heads["head_dim"] * 4
+    def make(shape: str = "dense", *, num_layers: int = 2, num_blocks: int = 64, **changes: Any) -> Driver:
+        fields = SHAPES[shape] | {"num_hidden_layers": num_layers}
+        bytes_per_token = 2 * num_layers * fields["num_key_value_heads"] * fields["head_dim"] * 4
         config = EngineConfig(
-            model_path=str(model_folder(shape)),
+            model_path=str(model_folder(fields)),
             device="cpu",
             dtype="float32",
             load_format="dummy",

@@ -1,4 +1,4 @@
-"""The scheduler while a step is under way: what is assumed of it, and what happens when it turns out otherwise."""
+"""The scheduler while a step is under way: what it assumes, and what follows when it turns out otherwise."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -219,7 +219,10 @@ def test_who_begins_alike_waits_for_a_beginning_that_is_under_way(monkeypatch: p
     assert names(launched[1].batch) == ["first"], "it is in no cache yet, but computed already"
     steps.read(launched[0])
     third = steps.launch()
-    assert [(chunk.request_id, chunk.start) for chunk in third.batch.chunks] == [("first", 25), ("second", 24)]
+    assert [(chunk.request_id, chunk.start) for chunk in third.batch.chunks] == [
+        ("first", 25),
+        ("second", 24),
+    ]
 
 
 def test_blocks_are_shared_once_their_step_was_read() -> None:
@@ -250,7 +253,9 @@ def test_a_step_that_fails_when_it_is_read_ends_its_own_requests() -> None:
     ("change", "want"),
     [
         pytest.param({}, False, id="nothing asked"),
-        pytest.param({"logit_bias": ((3, 1.0),), "min_tokens": 2, "num_logprobs": 1}, False, id="no tokens asked"),
+        pytest.param(
+            {"logit_bias": ((3, 1.0),), "min_tokens": 2, "num_logprobs": 1}, False, id="no tokens asked"
+        ),
         pytest.param({"grammar": Grammar("regex", "a")}, True, id="grammar"),
         pytest.param({"repetition_penalty": 1.1}, True, id="repetition penalty"),
         pytest.param({"presence_penalty": -0.1}, True, id="presence penalty"),

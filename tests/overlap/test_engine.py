@@ -58,11 +58,11 @@ def test_the_last_step_of_a_known_length_is_followed_by_none(start: Start) -> No
 def test_steps_overlap_on_a_gpu_alone_unless_told_otherwise(start: Start) -> None:
     config: EngineConfig = start().engine.config
 
-    def overlaps(device: Any, overlap: bool | None) -> bool:
+    def overlaps(device: Any, *, overlap: bool | None) -> bool:
         return replace(config, device=device, overlap=overlap).overlaps_steps
 
-    assert overlaps("cuda", None)
-    assert not overlaps("cpu", None)
+    assert overlaps("cuda", overlap=None)
+    assert not overlaps("cpu", overlap=None)
     assert overlaps("cpu", overlap=True)
     assert not overlaps("cuda", overlap=False)
 
@@ -197,7 +197,7 @@ def test_a_step_takes_the_time_since_the_one_before_was_read(start: Start) -> No
     assert sums["queue"] == pytest.approx(1000.0)  # 1.0 -> 2.0
     assert sums["prefill"] == pytest.approx(1000.0)  # 2.0 -> 3.0
     assert sums["inter_token"] == pytest.approx(4000.0)  # 3.0 -> 4.0 -> 7.0
-    # Launched at 2.0, 2.5 and 3.5, but for the second one the device has time from 3.0 on, for the last from 4.0.
+    # Launched at 2.0, 2.5 and 3.5; but the device had time for the second from 3.0 on, for the last from 4.0.
     assert sums["step"] == pytest.approx(5000.0)
     assert sums["e2e"] == pytest.approx(6000.0)
 
@@ -345,10 +345,13 @@ def test_lives_of_that_kind_preempt_stop_and_hit(engines: tuple[Any, Any]) -> No
     for index in range(14):
         events.append(Add(48, (index, 2 * index), 0, "", 40, {"seed": index}))
         events.append(Steps(2))
-    stop = frozenset(range(0, VOCAB_SIZE, 19))
+    stop = frozenset({19, 57})
     gone = apply(plain, events, stop) | apply(overlapping, events, stop)
     assert_alike(plain, overlapping, gone)
-    assert {overlapping.reason(name) for name in overlapping.outputs} == {FinishReason.STOP, FinishReason.LENGTH}
+    assert {overlapping.reason(name) for name in overlapping.outputs} == {
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+    }
     for driver, counted in zip(engines, before, strict=True):
         assert driver.counter("preemptions") > counted["preemptions"]
         assert driver.counter("cached_tokens") > counted["cached_tokens"]

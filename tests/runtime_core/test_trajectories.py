@@ -1,11 +1,11 @@
 """Random lives of the scheduler and the prefix cache, judged after every turn and against each request alone.
 
-They go through the real loop of steps, plain and overlapping. The runner here keeps in each slot a checksum of
-all tokens up to it, read from the slot before, as KV depends on all that came before: a block shared wrongly,
-or too early, changes the tokens that follow. Token 7 makes its slot and all that depend on it "not a number",
-which also spreads from the tail of a block. What it copies to host memory, and what a disk holds of that, is
-judged likewise. Like a device it computes steps in the order of their launches, and knows what they sample
-before it is read.
+They go through the real loop of steps, plain and overlapping. The runner here keeps in each slot a checksum
+of all tokens up to it, read from the slot before, as KV depends on all that came before: a block shared
+wrongly, or too early, changes the tokens that follow. Token 7 makes its slot and all that depend on it "not a
+number", which also spreads from the tail of a block. What it copies to host memory, and what a disk holds of
+that, is judged likewise. Like a device it computes steps in the order of their launches, and knows what they
+sample before it is read.
 
 HEADWAY_TRAJECTORIES sets how many trajectories run; then they are drawn anew each time.
 """
@@ -78,9 +78,7 @@ class ChainRunner:
         for block in blocks:
             self.slots.update(dict.fromkeys(range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE), 0))
 
-    def copy_blocks(
-        self, stores: list[tuple[int, int]], loads: list[tuple[int, int]]
-    ) -> tuple[float, float]:
+    def copy_blocks(self, stores: list[tuple[int, int]], loads: list[tuple[int, int]]) -> tuple[float, float]:
         is_failing = self.fails == "copying"
         for block, slot in stores:
             found = [self.slots[block * BLOCK_SIZE + offset] for offset in range(BLOCK_SIZE)]
@@ -443,7 +441,9 @@ class Trajectory:
         )
         self.scheduler.judge = self._judge
         self.metrics = EngineMetrics()
-        accounts = JudgedAccounts(self.metrics, self.scheduler.cache, guesses=shape.num_speculative_tokens > 0)
+        accounts = JudgedAccounts(
+            self.metrics, self.scheduler.cache, guesses=shape.num_speculative_tokens > 0
+        )
         accounts.judge = self._note
         self.loop = StepLoop(
             self.scheduler,

@@ -1,5 +1,6 @@
-"""What ranks do with tensors together: add them up, bring them to the first rank, and have what it has. Counts
-what that takes.
+"""What ranks do with tensors together: add them up, bring them to the first rank, get what it has.
+
+Counts what that takes.
 
 Owns torch.distributed's process group (gloo between CPUs, NCCL between GPUs), made for one engine alone: it
 is never the process' default group, so that several engines, and the user's own groups, may live beside it.

@@ -2,8 +2,8 @@
 
 All computing is done at once, on the CPU, but the host gets to know nothing of it before it has waited for a
 moment: until then memory that a copy to the host was begun into holds nonsense. Memory that a copy to the
-device was begun from must be left alone until that moment. Whoever looks into the device's memory in any other
-way while a step is being made raises HiddenWait: on a GPU the host would stand still there.
+device was begun from must be left alone until that moment. Whoever looks into the device's memory in any
+other way while a step is being made raises HiddenWait: on a GPU the host would stand still there.
 
 Triton must interpret, which is decided when it is imported: `test_interpreted.py` runs these tests.
 """
@@ -116,9 +116,9 @@ class FakeDevice:
         return taken
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: FakeDevice) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
