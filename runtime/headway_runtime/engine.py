@@ -36,6 +36,7 @@ from headway_runtime.request import FinishReason, Request, RequestOutput
 from headway_runtime.request_checks import check_request
 from headway_runtime.runner import Runner
 from headway_runtime.scheduler import Scheduler
+from headway_runtime.start_timeline import StartTimeline
 from headway_runtime.step_accounts import StepAccounts
 from headway_runtime.step_loop import StepLoop, StepOutputs
 
@@ -114,6 +115,9 @@ class EngineCore:
         self._grammars = GrammarQueue(
             Path(config.model_path), self._runner.vocab_size, config.structured_output_timeout_seconds
         )
+        self._tell_graph_bytes()
+        self.start.ended("ready")
+        self.metrics.started(self.start.seconds)
 
     @property
     def limits(self) -> Limits:
@@ -153,6 +157,25 @@ class EngineCore:
     @property
     def _is_loading(self) -> bool:
         return self.adapters is not None and self.adapters.is_loading
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether something can be done for later steps while there is none to do."""
+        return self._runner.graphs is not None and not self._runner.graphs.is_complete
+
+    def work_idly(self) -> None:
+        """Do a little of that: less than half a second's. Only while there is no work."""
+        self._runner.record_next()
+        self._tell_graph_bytes()
+
+    def _tell_graph_bytes(self) -> None:
+        if self._runner.graphs is not None:
+            self.metrics.cuda_graph_bytes = self._runner.graphs.num_bytes
+
+    @property
+    def start(self) -> StartTimeline:
+        """Of the runner: what its stages took."""
+        return self._runner.start
 
     @property
     def kv_blocks_total(self) -> int:

@@ -11,6 +11,7 @@ import logging
 import time
 from array import array
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,21 +21,21 @@ from headway_runtime.adapters.adapter import AdapterFacts
 from headway_runtime.adapters.adapter_rows import rows_of
 from headway_runtime.adapters.loading import AdapterLoading
 from headway_runtime.batch import Batch, Sample, StepResult, Verified
-from headway_runtime.config import EngineConfig, LoraConfig
+from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
-from headway_runtime.logprobs import prompt_logprobs
-from headway_runtime.memory import (
-    CPU_FRACTION,
-    CUDA_FRACTION,
-    check_free,
-    default_kv_cache_memory_bytes,
-    free_memory_bytes,
-    kept_as,
-    kv_bytes_per_token,
-    num_kv_blocks,
+from headway_runtime.graphs.opening import graph_sizes, open_graphs
+from headway_runtime.kv_budget import (
+    KVBudget,
+    adapters_bytes,
+    cpu_budget,
+    cuda_budget,
+    free_bytes_for,
+    measured_steps,
 )
-from headway_runtime.model_config import StoredDtype, read_model_config
+from headway_runtime.logprobs import prompt_logprobs
+from headway_runtime.memory import free_memory_bytes, kept_as, kv_bytes_per_token
+from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
 from headway_runtime.model_loading import (
     TORCH_DTYPES,
     check_lengths,
@@ -53,10 +54,14 @@ from headway_runtime.pending_step import AskedLogprobs, PendingSamples, PendingS
 from headway_runtime.quantization.choice import Quantization, choose_quantization
 from headway_runtime.sampler import make_sampler
 from headway_runtime.speculator import Speculator, load_draft
+from headway_runtime.start_timeline import StartTimeline
 from headway_runtime.step_inputs import StepInputs
 from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
 from headway_runtime.token_feed import TokenFeed
 from headway_runtime.verification import sampled_rows, verified, with_drafts
+
+if TYPE_CHECKING:
+    from headway_runtime.graphs.decode_graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +83,7 @@ class Runner:
             raise
 
     def _load(self, config: EngineConfig) -> None:
+        self.start = StartTimeline()
         folder, ranks = Path(config.model_path), self.ranks
         self._model_config = read_model_config(folder)
         check_lengths(config, self._model_config)
@@ -91,6 +97,7 @@ class Runner:
         self._host_memory_bytes = _host_memory_bytes(config, ranks)
         self._refuse_what_cannot_fit(config, quantization, dtype_name)
         self._adapters, self._bank = self._adapters_of(config, dtype)
+        self.start.ended("config")
         with torch.inference_mode():
             self._model = load_model(
                 folder,
@@ -101,20 +108,23 @@ class Runner:
                 self._device,
                 self._group,
                 self._bank,
+                self.start,
             )
             is_first = ranks.rank == 0
             draft = load_draft(config, dtype, self._device) if is_first else None
             # The KV cache takes of what is free once all have loaded.
             ranks.agree(0)
+            self.start.ended("ready")
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
             self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
             if any(rope.goes_by_length for rope in self._model_config.ropes):
                 self.kept_as["max_model_len"] = str(config.max_model_len)
-            self.num_blocks = ranks.agree(
-                self._choose_num_blocks(config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models))
-            )
+            sizes = graph_sizes(config, self._device, ranks.size)
+            bytes_per_token = sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
+            budget = self._budget(config, own_config, dtype, bytes_per_token, sizes)
+            self.num_blocks = ranks.agree(budget.num_blocks)
             self._cache = make_cache(self._model, own_config, config, self.num_blocks, dtype, self._device)
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
             self.host_blocks: HostBlocks | None = None
@@ -128,6 +138,11 @@ class Runner:
                 self._speculator = Speculator(
                     config.speculative, draft, config, self.num_blocks, self.vocab_size, dtype, self._device
                 )
+            self.start.ended("profile")
+            self._graphs = open_graphs(
+                self._model, self._cache, config, sizes, self.vocab_size, budget.graph_bytes, self._device
+            )
+            self.start.ended("graphs")
         self._governor: ThreadGovernor | None = None
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
@@ -155,6 +170,18 @@ class Runner:
         return self._model_config.vocab_size
 
     @property
+    def graphs(self) -> "DecodeGraphs | None":
+        """Recorded decode steps; None where steps run kernel by kernel."""
+        return self._graphs
+
+    def record_next(self) -> None:
+        """Record one more size of decode steps. No step may be under way."""
+        assert self._graphs is not None
+        if self._bank is not None:
+            self._bank.rows = None  # recorded steps are without adapters
+        self._graphs.capture_next()
+
+    @property
     def traffic(self) -> Traffic:
         """What the ranks exchange, as this one counts it."""
         return self._group.traffic
@@ -172,6 +199,8 @@ class Runner:
         started_at = time.monotonic()
         if self._speculator is not None:
             batch = with_drafts(batch, self._speculator.propose(batch))
+        if self._graphs is not None and self._graphs.takes(batch.chunks):
+            return self._launch_recorded(self._graphs, batch, started_at)
         inputs, logits = self._compute(batch)
         samples: PendingSamples | None = None
         moment: transfers.Moment | None = None
@@ -189,6 +218,15 @@ class Runner:
             self._speculator.computed(batch)
         asked = _asked_logprobs(batch, inputs.order)
         return PendingStep(batch, inputs.sampled, samples, moment, asked, time.monotonic() - started_at)
+
+    def _launch_recorded(self, graphs: "DecodeGraphs", batch: Batch, started_at: float) -> PendingStep:
+        """The same of a step that `graphs` takes: one token of each sequence, and a sample after it."""
+        chunks = batch.chunks
+        samples = graphs.launch(chunks, self._feed.tokens, self._feed.sources(chunks))
+        self._feed.keep(chunks, samples.tokens)
+        if self._speculator is not None:
+            self._speculator.computed(batch)
+        return PendingStep(batch, range(len(chunks)), samples, None, (), time.monotonic() - started_at)
 
     @torch.inference_mode()
     def read(self, pending: PendingStep) -> StepResult:
@@ -367,46 +405,37 @@ class Runner:
 
     def _free_bytes(self) -> int:
         """ConfigError on a machine that does not tell."""
+        return free_bytes_for(self._device, self.ranks, self._host_memory_bytes)
+
+    def _budget(
+        self,
+        config: EngineConfig,
+        own_config: ModelConfig,
+        dtype: torch.dtype,
+        bytes_per_token: int,
+        sizes: tuple[int, ...],
+    ) -> KVBudget:
+        """Of what is free now that all weights are loaded. sizes: of decode steps to be recorded."""
+        adapters = adapters_bytes(config, self._bank)
         if self._device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self._device)[0])
-        # Ranks of one machine share its memory.
-        free_bytes = free_memory_bytes() // self.ranks.num_local
-        return max(0, free_bytes - self._host_memory_bytes)
-
-    def _adapters_bytes(self, lora: LoraConfig | None) -> int:
-        if lora is None or self._bank is None:
-            return 0
-        return lora.max_cpu_loras * self._bank.num_bytes(lora.max_lora_rank)
-
-    def _choose_num_blocks(self, config: EngineConfig, bytes_per_token: int) -> int:
-        memory_bytes = config.kv_cache_memory_bytes
-        is_cuda = self._device.type == "cuda"
+            step = measured_steps(
+                self._model,
+                own_config,
+                config,
+                self.vocab_size,
+                dtype,
+                self._device,
+                samples=self.ranks.rank == 0,
+                num_recorded_rows=max(sizes, default=0),
+            )
+            return cuda_budget(config, bytes_per_token, step, sizes, adapters, self._device)
+        free_bytes: int | None = None
         try:
             free_bytes = self._free_bytes()
         except ConfigError:
-            # A machine that does not tell; then what the user says is all there is to go by.
-            if memory_bytes is None:
+            if config.kv_cache_memory_bytes is None:
                 raise
-            free_bytes = memory_bytes
-        else:
-            # Adapters come when the cache has taken its share.
-            free_bytes = max(0, free_bytes - self._adapters_bytes(config.lora))
-        if memory_bytes is None:
-            memory_bytes = default_kv_cache_memory_bytes(
-                bytes_per_token=bytes_per_token,
-                max_num_seqs=config.envelope.max_num_seqs,
-                max_model_len=config.max_model_len,
-                block_size=config.block_size,
-                free_bytes=free_bytes,
-                fraction=CUDA_FRACTION if is_cuda else CPU_FRACTION,
-            )
-        check_free(memory_bytes, free_bytes)
-        return num_kv_blocks(
-            kv_cache_memory_bytes=memory_bytes,
-            bytes_per_token=bytes_per_token,
-            max_model_len=config.max_model_len,
-            block_size=config.block_size,
-        )
+        return cpu_budget(config, bytes_per_token, free_bytes, adapters)
 
 
 def _asked_logprobs(batch: Batch, order: list[int]) -> list[AskedLogprobs]:

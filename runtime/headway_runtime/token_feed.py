@@ -25,6 +25,11 @@ class TokenFeed:
         """A step was launched. tokens: int64 [chunks], negative where there is none; None without chunks."""
         self._chunks, self._tokens = chunks, tokens
 
+    @property
+    def tokens(self) -> Tensor | None:
+        """What the latest step sampled."""
+        return self._tokens
+
     def sources(self, chunks: Sequence[Chunk]) -> dict[int, int]:
         """By index of the chunk, of those that end in a token of the latest step: which of its samples."""
         wanted = [index for index, one in enumerate(chunks) if one.samples and one.token_ids[-1] == UNREAD]

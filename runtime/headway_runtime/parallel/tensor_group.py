@@ -20,6 +20,13 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
+from headway_runtime.parallel.one_shot import (
+    SmallSums,
+    SymmetricSum,
+    can_share_memory,
+    most_bytes_for,
+    open_small_sums,
+)
 from headway_runtime.parallel.share import WHOLE, Share
 from headway_runtime.parallel.traffic import Traffic
 
@@ -37,11 +44,14 @@ class Collectives(Protocol):
 class TensorGroup:
     """All ranks call the same methods in the same order, with tensors of the same shape."""
 
-    def __init__(self, share: Share, processes: Collectives | None) -> None:
-        """processes: None for a rank that is alone."""
+    def __init__(
+        self, share: Share, processes: Collectives | None, small_sums: SmallSums | None = None
+    ) -> None:
+        """processes: None for a rank that is alone. small_sums: what adds up tensors that it takes."""
         assert (processes is None) == (share.size == 1)
         self.share = share
         self._processes = processes
+        self._small_sums = small_sums
         self.traffic = Traffic(share.size)
 
     @property
@@ -49,10 +59,14 @@ class TensorGroup:
         return self.share.size
 
     def add_up(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in place; the same to the last bit on each."""
+        """The sum over all ranks, maybe in place; the same to the last bit on each."""
         if self._processes is None:
             return x
         began_at = time.monotonic()
+        if self._small_sums is not None and self._small_sums.takes(x):
+            total = self._small_sums(x)
+            self._count(x, began_at)
+            return total
         self._processes.allreduce([x]).wait()
         self._count(x, began_at)
         return x
@@ -122,8 +136,25 @@ def open_group(
         nccl: Any = ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timeout
-        return TensorGroup(share, nccl(own, share.rank, share.size, options))
+        processes: Collectives = nccl(own, share.rank, share.size, options)
+        return TensorGroup(share, processes, _small_sums(processes, share, store, device))
     return TensorGroup(share, _gloo(own, share, host, timeout))
+
+
+def _small_sums(processes: Collectives, share: Share, store: Store, device: torch.device) -> SmallSums | None:
+    most_bytes = most_bytes_for(share, device)
+
+    def all_agree(own: bool) -> bool:  # noqa: FBT001 - a word of this rank
+        said = torch.tensor([float(own)], device=device)
+        processes.allreduce([said]).wait()
+        return int(said.item()) == share.size
+
+    return open_small_sums(
+        most_bytes,
+        lambda: can_share_memory(share, device),
+        lambda: SymmetricSum(share, PrefixStore("headway-sums", store), most_bytes, device),
+        all_agree,
+    )
 
 
 def _gloo(store: Store, share: Share, host: str, timeout: timedelta) -> Collectives:
