@@ -64,6 +64,7 @@ EXPECTED: dict[str, Expected] = {
     "draw": Expected(0.85, least=4.0),
     "lookup": Expected(0.5),
 }
+_FORMS: tuple[Weights, ...] = ("int4", "fp8", "int8")
 # Products of codes are for up to so many rows, `gated_product.py` too.
 MOST_CODED_ROWS: dict[Weights, int] = {"fp8": 64, "int4": 384, "int8": 384}
 MOST_GATED_ROWS = 64
@@ -176,6 +177,67 @@ def _experts(model: ModelShape, rows: int, weights: Weights) -> Iterator[Launch]
     yield Launch("sum of experts", "expert_sum", costs.expert_sum(model, rows))
 
 
+@dataclass(frozen=True, slots=True)
+class TimedKernel:
+    """A row of the stage `kernels`, by its name there (cases/timed.py), and the launches that it is."""
+
+    name: str
+    cost: Cost
+    launches: tuple[Launch, ...]
+
+    @property
+    def microseconds(self) -> float:
+        return sum(one.microseconds() for one in self.launches)
+
+
+def timed_kernels() -> list[TimedKernel]:
+    """Some of those that are timed."""
+    llama, mixture = model_shape(LLAMA_8B), model_shape(QWEN3_30B_A3B)
+    outputs, inputs = llama.projections["gate_up"]
+    shape = f"{outputs} x {inputs}"
+
+    def product(rows: int, weights: Weights = "none", *, is_gated: bool = False) -> Cost:
+        return costs.product(
+            rows, outputs, inputs, bits=costs.WEIGHT_BITS[weights], is_gated=is_gated
+        )
+
+    by_fp8 = costs.product(2048, outputs, inputs, bits=8.0, unit="float8", input_bytes=1)
+    found: list[tuple[str, str, Cost]] = [
+        _as("decode attention, 32 at 8192, bfloat16", decode_attention(llama, 32, 8192)),
+        _as("decode attention, 32 at 8192, fp8", decode_attention(llama, 32, 8192, "fp8")),
+        _as("decode attention, 5 tokens of 8 at 2048", decode_attention(llama, 8, 2048, queries=5)),
+        _as("prefill attention, 8192 of 8192, bfloat16", prompt_attention(llama, 8192)),
+        _as("prefill attention, 2048 of 2048, bfloat16", prompt_attention(llama, 2048)),
+    ]
+    for rows in (1, 32):
+        found.append((f"gated product, {rows} x {shape}", "gated_product", product(rows, is_gated=True)))
+        for form in _FORMS:
+            cost = product(rows, form, is_gated=True)
+            found.append((f"{form} product, {rows} x {shape}", "coded_product", cost))
+    rotated, logits = costs.rotate_and_store(llama, 8192, "bfloat16"), llama.vocab_size
+    found += [
+        (f"int4 to plain numbers, {shape}", "coded_plain", costs.plain_numbers(outputs, inputs, 4.25)),
+        (f"cublas gate_up, 2048 x {shape}", "cublas", product(2048)),
+        (f"fp8 blocks by fp8, 2048 x {shape}", "coded_rows_product", by_fp8),
+        ("add and norm, 8192 x 4096", "norm", costs.norm(8192, 4096, adds=True)),
+        ("rotate and store, 8192 rows", "rotate_and_store", rotated),
+        (f"gate, 8192 x {llama.middle}", "gate", costs.gate(8192, llama.middle)),
+        (f"blocks of logits, 256 x {logits}", "vocabulary_blocks", costs.vocabulary(256, logits)),
+    ]
+    alone = [TimedKernel(name, cost, (Launch(name, kernel, cost),)) for name, kernel, cost in found]
+    mixtures = [
+        TimedKernel(
+            f"experts, {rows} rows", costs.experts(mixture, rows, 16.0), tuple(_experts(mixture, rows, "none"))
+        )
+        for rows in (1, 32, 256, 8192)
+    ]
+    return alone + mixtures
+
+
+def _as(name: str, launch: Launch) -> tuple[str, str, Cost]:
+    return name, launch.kernel, launch.cost
+
+
 def step_launches(model: ModelShape, batch: int, weights: Weights = "none") -> list[Launch]:
     """What a decode step has besides its layers: embedding, cosines and sines, head and sampler."""
     rows = Cost(2.0 * batch * model.hidden * costs.NUMBER_BYTES)
@@ -280,6 +342,9 @@ def page_section() -> str:
                 for one in predicted_goals()
             ],
         ),
+        "### Kernels\n",
+        "Alone, as `kernels` times them, by the names of its rows. Predicted, not measured.\n",
+        _kernels_table(),
         "### A layer of a decode step, launch by launch\n",
         "Microseconds, predicted, not measured; Llama-3.1-8B, contexts of 512 tokens.\n",
         _layer_table(llama, ((1, "none"), (32, "none"), (256, "none"), (1, "int4"), (1, "fp8"), (128, "fp8"))),
@@ -293,6 +358,27 @@ def page_section() -> str:
         _prompts_table(llama, mixture),
     ]
     return "\n".join(parts)
+
+
+def _kernels_table() -> str:
+    rows = []
+    for one in timed_kernels():
+        floor = one.cost.floor_seconds(H200) * 1e6
+        found = one.microseconds
+        megabytes, operations = one.cost.num_bytes / 1e6, one.cost.operations / 1e9
+        waits = "bytes" if one.cost.byte_seconds(H200) * 1e6 >= floor else "operations"
+        rows.append(
+            (
+                one.name,
+                f"{megabytes:,.1f}",
+                f"{operations:,.1f}",
+                f"{floor:,.1f}, {waits}",
+                f"{found:,.1f}",
+                f"{floor / found:.0%}",
+            )
+        )
+    head = ("kernel", "MB", "billion operations", "floor, us", "predicted, us", "share of the floor")
+    return _table(head, rows)
 
 
 def _layer_table(model: ModelShape, columns: Sequence[tuple[int, Weights]]) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu import predict
+from benchmarks.gpu.cases.timed import FULL, timed_cases
 from benchmarks.gpu.costs import Ceilings, Cost, Weights, model_shape
 from benchmarks.gpu.shapes import LLAMA_8B, QWEN3_8B, QWEN3_30B_A3B
 
@@ -86,3 +87,11 @@ def test_a_faster_gpu_takes_less() -> None:
     assert predict.decode_microseconds(LLAMA, 1, 512, ceilings=faster) < predict.decode_microseconds(
         LLAMA, 1, 512
     )
+
+
+def test_kernels_are_predicted_by_the_names_and_costs_that_they_are_timed_with() -> None:
+    timed = {case.name: case.cost for case in timed_cases(FULL)}
+
+    for one in predict.timed_kernels():
+        assert one.name in timed
+        assert one.cost == timed[one.name], one.name

@@ -109,10 +109,9 @@ def coded_case(
         peers = _coded_peers(form, x, weight, activation, generator)
         return Work(lambda: product(x, activation), exact, peers=peers)
 
-    unit_cost = costs.product(
-        rows, outputs, inputs, bits=WEIGHT_BITS[FORM_WEIGHTS[form]], is_gated=activation is not None
-    )
-    return Case(name, coded_product.KERNELS[form], class_of_rows(rows), make, unit_cost)
+    bits = WEIGHT_BITS[FORM_WEIGHTS[form]]
+    cost = costs.product(rows, outputs, inputs, bits=bits, is_gated=activation is not None)
+    return Case(name, coded_product.KERNELS[form], class_of_rows(rows), make, cost)
 
 
 def plain_numbers_case(name: str, form: Form, shape: Shape, dtype: torch.dtype = torch.bfloat16) -> Case:
