@@ -228,9 +228,7 @@ def _gpu_use(engine: EngineCore, shape: Shape, plan: Plan, device: Device) -> Ro
     }
 
 
-def _prompt(
-    engine: EngineCore, shape: Shape, length: int, ceilings: Ceilings, quantization: Weights
-) -> Row:
+def _prompt(engine: EngineCore, shape: Shape, length: int, ceilings: Ceilings, quantization: Weights) -> Row:
     """One prompt alone to its first token: the median of three, after one that is not counted.
 
     ttft_over_compute: over what the GPU computes in it, traced with a fifth prompt.

@@ -1,4 +1,4 @@
-"""What a GPU did during some steps, from PyTorch's profiler: how long it computed, and how long the host waited.
+"""What a GPU did during some steps, by PyTorch's profiler: how long it computed and how long the host waited.
 
 Only the device's own records are kept, kernel by kernel, also inside of CUDA graphs; they cost the host about
 a microsecond a launch, so that steps take as long as without, nearly. The arithmetic is over plain intervals.

@@ -50,9 +50,7 @@ def run_kernels(report: Report, device: Device, ceilings: Ceilings, *, is_smoke:
         _forget(device)
 
 
-def _compile(
-    report: Report, which: CaseList, stage: str, cases: Sequence["Case"], device: Device
-) -> None:
+def _compile(report: Report, which: CaseList, stage: str, cases: Sequence["Case"], device: Device) -> None:
     if device == "cpu":
         return
 
@@ -127,6 +125,6 @@ def _peer(name: str, peers: Sequence["Peer"], ours: float, device: Device) -> Ro
 
 def _forget(device: Device) -> None:
     """Inputs of gigabytes, before the next ones are made."""
-    gc.collect()
     if device == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()

@@ -54,9 +54,7 @@ def _float8_milliseconds(size: int, device: str) -> float:
 
 
 def _int8_milliseconds(size: int, device: str) -> float:
-    left, right = (
-        torch.randint(-128, 128, (size, size), device=device, dtype=torch.int8) for _ in range(2)
-    )
+    left, right = (torch.randint(-128, 128, (size, size), device=device, dtype=torch.int8) for _ in range(2))
     return milliseconds(lambda: torch._int_mm(left, right.t()), device)
 
 

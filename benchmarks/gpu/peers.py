@@ -104,9 +104,7 @@ def _generate(model: Any, plan: Plan, batch: int, device: Device, **options: Any
 
 def _continuous(model: Any, plan: Plan, batch: int) -> Row:
     """Likewise; no token ends an answer."""
-    prompts = [
-        torch.randint(0, plan.llama["vocab_size"], (plan.context,)).tolist() for _ in range(batch)
-    ]
+    prompts = [torch.randint(0, plan.llama["vocab_size"], (plan.context,)).tolist() for _ in range(batch)]
 
     def seconds(num_tokens: int) -> float:
         config: Any = transformers.GenerationConfig(  # type: ignore[no-untyped-call]

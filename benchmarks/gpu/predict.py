@@ -1,12 +1,12 @@
-"""What an H200 should take, from bytes and operations alone: predictions, written down before anything is run.
+"""What an H200 should take, from bytes and operations alone: predictions, written before anything is run.
 
     PYTHONPATH=runtime python -m benchmarks.gpu.predict [--page docs/gpu.md]
 
-A launch is predicted to take a gap, in which nothing runs, and then the longest of three times: the least that
-any launch takes; its bytes over bandwidth; its operations over the rate; the last two divided by the share of
-them that its kernel is expected to reach. Shares are what the kernels' files say and why (the middle of what
-they say), for cuBLAS and PyTorch's products what they are known for. A step is its launches, one after the
-other, as in a CUDA graph. Nothing here was measured on a GPU but the ceilings; imports no torch.
+A launch is predicted to take a gap, in which nothing runs, and then the longest of three times: the least
+that any launch takes; its bytes over bandwidth; its operations over the rate; the last two divided by the
+share of them that its kernel is expected to reach. Shares are the middle of what the kernels' files say, with
+their reasons; for cuBLAS and PyTorch's products what they are known for. A step is its launches, one after
+the other, as in a CUDA graph. Nothing here was measured on a GPU but the ceilings; imports no torch.
 """
 
 import argparse
@@ -65,6 +65,7 @@ EXPECTED: dict[str, Expected] = {
     "lookup": Expected(0.5),
 }
 _FORMS: tuple[Weights, ...] = ("int4", "fp8", "int8")
+_RATIOS: tuple[tuple[Weights, float], ...] = (("int4", goals.INT4_RATIO), ("fp8", goals.FP8_RATIO))
 # Products of codes are for up to so many rows, `gated_product.py` too.
 MOST_CODED_ROWS: dict[Weights, int] = {"fp8": 64, "int4": 384, "int8": 384}
 MOST_GATED_ROWS = 64
@@ -197,9 +198,7 @@ def timed_kernels() -> list[TimedKernel]:
     shape = f"{outputs} x {inputs}"
 
     def product(rows: int, weights: Weights = "none", *, is_gated: bool = False) -> Cost:
-        return costs.product(
-            rows, outputs, inputs, bits=costs.WEIGHT_BITS[weights], is_gated=is_gated
-        )
+        return costs.product(rows, outputs, inputs, bits=costs.WEIGHT_BITS[weights], is_gated=is_gated)
 
     by_fp8 = costs.product(2048, outputs, inputs, bits=8.0, unit="float8", input_bytes=1)
     found: list[tuple[str, str, Cost]] = [
@@ -227,7 +226,9 @@ def timed_kernels() -> list[TimedKernel]:
     alone = [TimedKernel(name, cost, (Launch(name, kernel, cost),)) for name, kernel, cost in found]
     mixtures = [
         TimedKernel(
-            f"experts, {rows} rows", costs.experts(mixture, rows, 16.0), tuple(_experts(mixture, rows, "none"))
+            f"experts, {rows} rows",
+            costs.experts(mixture, rows, 16.0),
+            tuple(_experts(mixture, rows, "none")),
         )
         for rows in (1, 32, 256, 8192)
     ]
@@ -304,7 +305,7 @@ def predicted_goals() -> list[Goal]:
         Goal("batch-1 bf16 decode, share of copy bandwidth", floor / plain, goals.BATCH_1_SHARE),
         *(
             Goal(f"{form} over bf16 at batch 1", plain / decode_microseconds(llama, 1, 512, form), wanted)
-            for form, wanted in (("int4", goals.INT4_RATIO), ("fp8", goals.FP8_RATIO))
+            for form, wanted in _RATIOS
         ),
         Goal(
             "decode attention at 8k, batch 32, share of bandwidth",
@@ -347,7 +348,9 @@ def page_section() -> str:
         _kernels_table(),
         "### A layer of a decode step, launch by launch\n",
         "Microseconds, predicted, not measured; Llama-3.1-8B, contexts of 512 tokens.\n",
-        _layer_table(llama, ((1, "none"), (32, "none"), (256, "none"), (1, "int4"), (1, "fp8"), (128, "fp8"))),
+        _layer_table(
+            llama, ((1, "none"), (32, "none"), (256, "none"), (1, "int4"), (1, "fp8"), (128, "fp8"))
+        ),
         "Qwen3-30B-A3B, bfloat16.\n",
         _layer_table(mixture, ((1, "none"), (32, "none"), (256, "none"))),
         "### Decode steps\n",
@@ -383,7 +386,8 @@ def _kernels_table() -> str:
 
 def _layer_table(model: ModelShape, columns: Sequence[tuple[int, Weights]]) -> str:
     found = [
-        layer_launches(model, batch, decode_attention(model, batch, 512), weights) for batch, weights in columns
+        layer_launches(model, batch, decode_attention(model, batch, 512), weights)
+        for batch, weights in columns
     ]
     names = list(dict.fromkeys(one.name for launches in found for one in launches))
     rows = []
@@ -415,7 +419,9 @@ def _steps_table(llama: ModelShape, qwen: ModelShape, mixture: ModelShape) -> st
         for batch in batches:
             step = decode_microseconds(model, batch, 512, weights)
             floor = costs.decode_step(model, batch, 512, weights).floor_seconds(H200) * 1e6
-            cells.append(f"{step / 1e3:.2f} ms, {batch / step * 1e6:,.0f}/s ({floor / step:.0%} of the floor)")
+            cells.append(
+                f"{step / 1e3:.2f} ms, {batch / step * 1e6:,.0f}/s ({floor / step:.0%} of the floor)"
+            )
         rows.append((name, *cells))
     return _table(("", *(f"batch {batch}" for batch in batches)), rows)
 

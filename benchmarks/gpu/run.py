@@ -2,7 +2,7 @@
 
     PYTHONPATH=runtime python -m benchmarks.gpu.run --out results.json [--stage checks kernels engine peers]
 
-needs torch, triton, transformers, safetensors and numpy only; what needs fastapi or pydantic, the HTTP server,
+needs torch, triton, transformers, safetensors and numpy only; what needs fastapi or pydantic (the server)
 is left out. Every row is printed and written as soon as it is found, and none is begun that the time
 (`--seconds`, 540 by default, enough for one stage) does not allow, so that a cut loses nothing. It exits with
 1 if a row failed, or anything is further from what is right than rounding can explain.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.gpu.costs import Ceilings
     from benchmarks.gpu.report import Report, Row
+
     from headway_runtime.config import Device
 
 STAGES = ("checks", "kernels", "engine", "peers")

@@ -3,10 +3,10 @@
     PYTHONPATH=runtime python -m benchmarks.gpu.tune [--kernel paged_decode ...] [--out TABLE] [--seconds 540]
 
 For each class of shapes, every candidate (candidates.py) is launched at the shapes that are timed of it
-(cases/timed.py). One that the compiler or the device refuses, that spills registers, or that computes anything
-else than the present entry is out. Of the others the one with the least geometric mean of times is taken, if
-it is faster than the present entry by more than noise. For codes it is also found from how many rows on plain
-numbers are faster.
+(cases/timed.py). One that the compiler or the device refuses, that spills registers, or that computes
+anything else than the present entry is out. Of the others the one with the least geometric mean of times is
+taken, if it is faster than the present entry by more than noise. For codes it is also found from how many
+rows on plain numbers are faster.
 
 All that was found is kept in `--state` as soon as it is: another run goes on where this one was cut. What is
 faster is written to the table at once; the others' entries stay. Then compile the table where it will be
@@ -30,6 +30,7 @@ from benchmarks.gpu.table_file import changed, read_table, write_table
 
 if TYPE_CHECKING:
     from benchmarks.gpu.cases.case import Case, Result
+
     from headway_runtime.kernels.triton.launch import Gpu
 
 SEED = 7
@@ -99,6 +100,7 @@ def targets(
 ) -> list[Target]:
     """Of all kernels if none are named. ValueError for one that has no candidates."""
     from benchmarks.gpu.candidates import CANDIDATES, candidates_of
+
     from headway_runtime.kernels.triton.launch import configuration
 
     unknown = sorted(set(kernels) - set(CANDIDATES))
@@ -212,9 +214,7 @@ class Tuner:
             return {"out": f"{type(error).__name__}: {error}"[:300]}
         return {"microseconds": times}
 
-    def _timed(
-        self, case: "Case", want: "Result", values: Values, spilled: Callable[[], int]
-    ) -> float:
+    def _timed(self, case: "Case", want: "Result", values: Values, spilled: Callable[[], int]) -> float:
         from benchmarks.gpu.cases.case import error_of, generator_on
         from benchmarks.gpu.timing import num_sets, timed
 
@@ -240,6 +240,7 @@ class Tuner:
         """From how many rows on plain numbers are faster. pairs: rows, with codes, and without."""
         from benchmarks.gpu.cases.case import generator_on
         from benchmarks.gpu.timing import timed
+
         from headway_runtime.kernels.triton.launch import configuration
 
         entry = configuration("coded_plain", form, self._gpu)
@@ -309,6 +310,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
     from benchmarks.gpu.cases.timed import FORMS, FULL, SMOKE, timed_cases
     from benchmarks.gpu.machine import conditions
+
     from headway_runtime.kernels.triton import launch
 
     device = "cpu" if arguments.smoke else "cuda"
@@ -327,7 +329,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with Helpers(0 if arguments.smoke else None) as helpers:
         tuner = Tuner(gpu, device, out, state, arguments.seconds, helpers)
-        is_whole = all([tuner.tune(target) for target in found])
+        is_whole = True
+        for target in found:
+            is_whole &= tuner.tune(target)
         if not arguments.kernel or "coded_plain" in arguments.kernel:
             for form in FORMS:
                 tuner.tune_crossover(form, crossovers(form, is_smoke=arguments.smoke))

@@ -16,7 +16,9 @@ from headway_runtime.kernels.triton import launch
 from headway_runtime.kernels.triton.launch import DEFAULT, Gpu, configuration, tabled_kernels, trying
 
 H200 = Gpu("nvidia_h200", 90, 132)
-KERNELS = {kernel for name in launch.CAPABILITIES for kernel in tabled_kernels(Gpu(name, 90, 1).name)}
+# Limits that stand in the tables and are no kernel's; and what only a recorded step launches.
+OTHERS = {"one_shot_all_reduce", "place_step"}
+KERNELS = {kernel for name in launch.CAPABILITIES for kernel in tabled_kernels(name)} - OTHERS
 TABLES = Path(launch.__file__).with_name("configurations")
 
 
@@ -32,9 +34,9 @@ def test_every_kernel_of_the_tables_is_checked_and_timed(is_smoke: bool) -> None
     timed = {case.kernel for case in timed_cases(SMOKE if is_smoke else FULL)}
     all_checked = {case.kernel for case in checked_cases(is_smoke=is_smoke)}
 
-    assert KERNELS <= all_checked
+    assert all_checked >= KERNELS
     # Experts of int8 lie as those of fp8; both are one kernel.
-    assert KERNELS <= timed
+    assert timed >= KERNELS
 
 
 def test_every_kernel_of_the_tables_has_candidates() -> None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu import predict
+from benchmarks.gpu import costs, predict
 from benchmarks.gpu.cases.timed import FULL, timed_cases
-from benchmarks.gpu.costs import Ceilings, Cost, Weights, model_shape
+from benchmarks.gpu.costs import Ceilings, Cost, ModelShape, Weights, model_shape
 from benchmarks.gpu.shapes import LLAMA_8B, QWEN3_8B, QWEN3_30B_A3B
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
@@ -72,12 +72,12 @@ def test_shares_are_below_one() -> None:
 
 
 @pytest.mark.parametrize("model", [LLAMA, QWEN, MIXTURE], ids=["llama", "qwen3", "mixture"])
-def test_no_prediction_is_below_its_floor(model: predict.ModelShape) -> None:
+def test_no_prediction_is_below_its_floor(model: ModelShape) -> None:
     for weights in ("none", "fp8", "int4"):
         for batch in (1, 32, 256):
-            floor = predict.costs.decode_step(model, batch, 512, weights).floor_seconds(predict.H200)
+            floor = costs.decode_step(model, batch, 512, weights).floor_seconds(predict.H200)
             assert predict.decode_microseconds(model, batch, 512, weights) > floor * 1e6
-        floor = predict.costs.prompt(model, 8192, weights).floor_seconds(predict.H200)
+        floor = costs.prompt(model, 8192, weights).floor_seconds(predict.H200)
         assert predict.prompt_microseconds(model, 8192, weights) > floor * 1e6
 
 

@@ -32,6 +32,9 @@ NOT_A_CODE = 0x7F
 # Of scores in float32, all heads together: beyond it there is no exact result.
 MOST_EXACT_PAIRS = 2**32
 
+# Compiling flex attention for a shape takes many seconds.
+LEAST_FLEX_TOKENS = 2**17
+
 Lengths = Sequence[tuple[int, int]]
 
 
@@ -69,12 +72,10 @@ def decode_case(
 
         def run() -> Result:
             numbers, scales = inputs.kv.numbers, inputs.kv.scales
-            paged_decode(
-                inputs.query, numbers, scales, which, own, heads.num_groups, workspace, inputs.out
-            )
+            paged_decode(inputs.query, numbers, scales, which, own, heads.num_groups, workspace, inputs.out)
             return inputs.out
 
-        peers = _decode_peers(heads, lengths, generator) if scoring is None else {}
+        peers = _decode_peers(heads, lengths, generator) if kv == "bfloat16" and scoring is None else {}
         return Work(run, _exact(inputs, own, heads, lengths), peers=peers)
 
     return Case(
@@ -105,12 +106,11 @@ def prefill_case(
 
         def run() -> Result:
             numbers, scales = inputs.kv.numbers, inputs.kv.scales
-            paged_prefill(
-                inputs.query, numbers, scales, inputs.which, own, heads.num_groups, inputs.out
-            )
+            paged_prefill(inputs.query, numbers, scales, inputs.which, own, heads.num_groups, inputs.out)
             return inputs.out
 
-        peers = _prefill_peers(heads, lengths[0], generator) if len(lengths) == 1 and scoring is None else {}
+        is_alone = len(lengths) == 1 and scoring is None and kv == "bfloat16"
+        peers = _prefill_peers(heads, lengths[0], generator) if is_alone else {}
         return Work(run, _exact(inputs, own, heads, lengths), peers=peers)
 
     return Case(
@@ -219,7 +219,8 @@ def _decode_peers(heads: HeadShape, lengths: Lengths, generator: Generator) -> d
         attend = _flex_attention(generator)
         return lambda: attend(query, key, value, enable_gqa=True)
 
-    return {"sdpa": sdpa, "flex": flex}
+    is_large = batch * context >= LEAST_FLEX_TOKENS or generator.device.type == "cpu"
+    return {"sdpa": sdpa, "flex": flex} if is_large else {"sdpa": sdpa}
 
 
 def _prefill_peers(heads: HeadShape, length: tuple[int, int], generator: Generator) -> dict[str, Peer]:
@@ -256,8 +257,9 @@ def _prefill_peers(heads: HeadShape, length: tuple[int, int], generator: Generat
         return lambda: attend(query, key, value, block_mask=mask, enable_gqa=True)
 
     if generator.device.type == "cpu":
-        return {"flash": by([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])}
-    peers = {"flash": by([SDPBackend.FLASH_ATTENTION]), "cudnn": by([SDPBackend.CUDNN_ATTENTION])}
+        peers = {"flash": by([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])}
+    else:
+        peers = {"flash": by([SDPBackend.FLASH_ATTENTION]), "cudnn": by([SDPBackend.CUDNN_ATTENTION])}
     return peers | {"flex": flex} if rows == context else peers
 
 

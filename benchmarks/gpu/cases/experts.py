@@ -137,7 +137,7 @@ def _exact(
 
 
 def _peers(x: Tensor, logits: Tensor, model: ModelShape, generator: Generator) -> dict[str, Peer]:
-    """PyTorch's grouped products in bfloat16, rows sorted by expert beforehand and put back by their slots."""
+    """PyTorch's grouped products in bfloat16, of rows sorted by expert and put back by their slots."""
     if generator.device.type == "cpu":
         return {}
 

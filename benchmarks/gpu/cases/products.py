@@ -43,7 +43,9 @@ def plain_case(name: str, rows: int, shape: Shape) -> Case:
 
     def make(generator: Generator) -> Work:
         x, weight = normal(generator, rows, inputs), _weight(generator, shape)
-        return Work(lambda: functional.linear(x, weight), lambda: functional.linear(x.float(), weight.float()))
+        return Work(
+            lambda: functional.linear(x, weight), lambda: functional.linear(x.float(), weight.float())
+        )
 
     return Case(name, "cublas", None, make, costs.product(rows, outputs, inputs))
 
@@ -203,9 +205,7 @@ def codes_product_case(
             peers=_codes_peers(rows, codes, weight, shape, generator),
         )
 
-    cost = costs.product(
-        rows, outputs, inputs, bits=8.0, unit="float8" if is_fp8 else "int8", input_bytes=1
-    )
+    cost = costs.product(rows, outputs, inputs, bits=8.0, unit="float8" if is_fp8 else "int8", input_bytes=1)
     return Case(name, coded_rows_product.KERNEL, class_of_rows(rows), make, cost)
 
 

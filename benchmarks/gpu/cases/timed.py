@@ -26,12 +26,13 @@ from benchmarks.gpu.costs import KVName, ModelShape, model_shape
 from benchmarks.gpu.shapes import LLAMA_8B, QWEN3_8B, QWEN3_30B_A3B, TINY, TINY_MOE, TINY_QWEN3
 
 from headway_runtime.kernels.triton.coded_weight import Form
+from headway_runtime.kernels.triton.gated_product import MOST_ROWS as GATED_ROWS
 from headway_runtime.request import SamplingParams
 
 FORMS: tuple[Form, ...] = ("int4", "fp8", "int8")
 KV_NAMES: tuple[KVName, ...] = ("bfloat16", "fp8", "int8")
-# Rows of a weight-only product that go through `coded_product.py`, and more that do not.
-MOST_GATED_ROWS = 64
+# Rows of an fp8 weight that go through `coded_product.py`; more are multiplied as fp8 themselves.
+MOST_FP8_ROWS = 64
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLINGS = {
     "greedy": GREEDY,
@@ -73,12 +74,12 @@ FULL = Sizes(
 _WIDER = {"hidden_size": 128, "intermediate_size": 256}
 SMOKE = Sizes(
     llama=model_shape(TINY | _WIDER),
-    qwen=model_shape(TINY_QWEN3 | _WIDER | {"vocab_size": 330}),
+    qwen=model_shape(TINY_QWEN3 | _WIDER | {"vocab_size": 330, "intermediate_size": 384}),
     mixture=model_shape(TINY_MOE | {"num_experts": 4, "num_experts_per_tok": 2}),
     rows=(1, 3),
-    prompt_rows=(40,),
+    prompt_rows=(20,),
     decodes=((2, 40),),
-    prompts=((20, 20), (20, 33)),
+    prompts=((16, 16), (16, 33)),
     verified=(2, 3, 20),
 )
 
@@ -108,55 +109,66 @@ def _attention(sizes: Sizes) -> Iterator[Case]:
     )
     for place, (rows, context) in enumerate(sizes.prompts):
         for kv in KV_NAMES if place == 0 else KV_NAMES[:1]:
-            yield prefill_case(
-                f"prefill attention, {rows} of {context}, {kv}", llama, [(rows, context)], kv
-            )
+            yield prefill_case(f"prefill attention, {rows} of {context}, {kv}", llama, [(rows, context)], kv)
     rows, context = sizes.prompts[0]
-    yield prefill_case(
-        f"prefill attention, 8 heads to one, {rows} of {context}", mixture, [(rows, context)]
-    )
+    yield prefill_case(f"prefill attention, 8 heads to one, {rows} of {context}", mixture, [(rows, context)])
     piece = max(1, rows // 16)
     yield prefill_case(f"prefill attention, 16 prompts of {piece}", llama, [(piece, piece)] * 16)
 
 
 def _products(sizes: Sizes) -> Iterator[Case]:
-    """Of few rows the gate and up projection, with its gate, and the others; of many the largest one."""
-    llama, qwen = sizes.llama, sizes.qwen
-    shapes = llama.projections
-    wide, narrow = shapes["gate_up"], shapes["output"]
+    yield from _coded_products(sizes)
+    yield from _plain_products(sizes)
+    yield from _many_rows(sizes)
+
+
+def _coded_products(sizes: Sizes) -> Iterator[Case]:
+    """The gate and up projection with its gate, at all batch sizes; of few rows the others too."""
+    shapes = sizes.llama.projections
+    wide = shapes["gate_up"]
     for form in FORMS:
         for rows in sizes.rows:
             name = f"{form} product, {rows} x {wide[0]} x {wide[1]}"
-            activation = "silu" if form != "fp8" or rows <= MOST_GATED_ROWS else None
-            if form == "fp8" and rows > MOST_GATED_ROWS:
+            if form == "fp8" and rows > MOST_FP8_ROWS:
                 yield many_rows_case(f"{name}, as layers do", form, rows, wide)
             else:
-                yield coded_case(name, form, rows, wide, activation=activation)
-            if rows in sizes.rows[:2]:
-                for label in ("qkv", "output", "down"):
-                    own = shapes[label]
-                    yield coded_case(f"{form} {label}, {rows} x {own[0]} x {own[1]}", form, rows, own)
+                yield coded_case(name, form, rows, wide, activation="silu")
+        for rows in sizes.rows[:2]:
+            for label in ("qkv", "output", "down"):
+                own = shapes[label]
+                yield coded_case(f"{form} {label}, {rows} x {own[0]} x {own[1]}", form, rows, own)
+
+
+def _plain_products(sizes: Sizes) -> Iterator[Case]:
+    llama = sizes.llama
+    shapes = llama.projections | {"head": (llama.vocab_size, llama.hidden)}
+    wide, other = shapes["gate_up"], sizes.qwen.projections["gate_up"]
     for rows in sizes.rows:
-        if rows <= MOST_GATED_ROWS:
+        if rows <= GATED_ROWS:
             yield gated_case(f"gated product, {rows} x {wide[0]} x {wide[1]}", rows, wide)
-    for label, shape in (*shapes.items(), ("head", (llama.vocab_size, llama.hidden))):
-        for rows in sizes.rows[:1] if label != "gate_up" else sizes.rows:
+    first = sizes.rows[0]
+    yield gated_case(f"gated product, {first} x {other[0]} x {other[1]}", first, other)
+    for label, shape in shapes.items():
+        for rows in sizes.rows if label == "gate_up" else sizes.rows[:1]:
             yield plain_case(f"cublas {label}, {rows} x {shape[0]} x {shape[1]}", rows, shape)
-    other = qwen.projections["gate_up"]
-    yield gated_case(f"gated product, {sizes.rows[0]} x {other[0]} x {other[1]}", sizes.rows[0], other)
+
+
+def _many_rows(sizes: Sizes) -> Iterator[Case]:
+    """Of prompts, and what turns rows or weights into what is multiplied."""
+    shapes = sizes.llama.projections
+    wide = shapes["gate_up"]
+    shape = f"{wide[0]} x {wide[1]}"
     for rows in sizes.prompt_rows:
-        yield plain_case(f"cublas gate_up, {rows} x {wide[0]} x {wide[1]}", rows, wide)
+        yield plain_case(f"cublas gate_up, {rows} x {shape}", rows, wide)
         for form in FORMS:
-            yield many_rows_case(f"{form} many rows, {rows} x {wide[0]} x {wide[1]}", form, rows, wide)
+            yield many_rows_case(f"{form} many rows, {rows} x {shape}", form, rows, wide)
     for form in FORMS:
-        yield plain_numbers_case(f"{form} to plain numbers, {wide[0]} x {wide[1]}", form, wide)
+        yield plain_numbers_case(f"{form} to plain numbers, {shape}", form, wide)
     for rows in (*sizes.rows[:5:2], *sizes.prompt_rows[-2:]):
-        yield codes_product_case(f"int8 by int8, {rows} x {wide[0]} x {wide[1]}", rows, wide, "int8")
+        yield codes_product_case(f"int8 by int8, {rows} x {shape}", rows, wide, "int8")
     for rows in (sizes.rows[-1], *sizes.prompt_rows[-2:]):
-        yield codes_product_case(
-            f"fp8 blocks by fp8, {rows} x {wide[0]} x {wide[1]}", rows, wide, "fp8 blocks"
-        )
-    for size in (narrow[1], shapes["down"][1]):
+        yield codes_product_case(f"fp8 blocks by fp8, {rows} x {shape}", rows, wide, "fp8 blocks")
+    for size in (shapes["output"][1], shapes["down"][1]):
         for rows in (sizes.rows[-1], sizes.prompt_rows[-1]):
             yield coded_rows_case(f"rows as fp8, {rows} x {size}", rows, size, torch.float8_e4m3fn)
             yield coded_rows_case(f"rows as int8, {rows} x {size}", rows, size, torch.int8)
@@ -192,7 +204,7 @@ def _fused(sizes: Sizes) -> Iterator[Case]:
 
 
 def _sampling(sizes: Sizes) -> Iterator[Case]:
-    some = (sizes.rows[0], sizes.rows[len(sizes.rows) // 2], sizes.rows[-1])
+    some = tuple(dict.fromkeys((sizes.rows[0], sizes.rows[len(sizes.rows) // 2], sizes.rows[-1])))
     for vocab_size, numbers in ((sizes.llama.vocab_size, some), (sizes.qwen.vocab_size, some[1:2])):
         for rows in numbers:
             yield blocks_case(f"blocks of logits, {rows} x {vocab_size}", rows, vocab_size)
