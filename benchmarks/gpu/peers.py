@@ -115,10 +115,14 @@ def _continuous(model: Any, plan: Plan, batch: int, device: Device) -> Row:
         # Else it takes most of the machine's memory, which takes a minute.
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-        options["continuous_batching_config"] = ContinuousBatchingConfig(num_blocks=64)
-    answers = model.generate_batch(
-        inputs=prompts, generation_config=config, record_timestamps=True, progress_bar=False, **options
-    )
+        options["continuous_batching_config"] = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=256)
+    try:
+        answers = model.generate_batch(
+            inputs=prompts, generation_config=config, record_timestamps=True, progress_bar=False, **options
+        )
+    finally:
+        # What it sets and, where it fails, leaves.
+        model.set_attn_implementation("sdpa")
     told_at = max((answer.timestamps for answer in answers.values()), key=max)
     step = statistics.median(later - earlier for earlier, later in pairwise(told_at))
     return {"step_milliseconds": step * 1e3, "tokens_per_second": batch / step}

@@ -53,8 +53,8 @@ def run(out: Path, stages: list[str], seconds: float, *, is_smoke: bool) -> "Rep
         return report
     for stage in stages:
         _run_stage(stage, report, device, found[0], is_smoke=is_smoke)
-    _say_goals(report)
     if device == "cuda":
+        _say_goals(report)
         report.found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
     return report
 

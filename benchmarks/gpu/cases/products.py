@@ -28,6 +28,7 @@ from headway_runtime.model_config import Activation
 # As `configurations/` names them. fp8 is e4m3.
 FORM_WEIGHTS: dict[Form, Weights] = {"int4": "int4", "int8": "int8", "fp8": "fp8"}
 SCALE_BLOCK = 128
+LARGEST_FLOAT8 = 448.0
 # Standard deviation of codes that are all equally likely, for int4 and int8.
 CODE_DEVIATIONS = {"int4": 4.6, "int8": 73.9}
 # Rows from which PyTorch's product of int8 works.
@@ -231,7 +232,7 @@ def random_codes(
     if zeros != "none":
         points = torch.randint(0, 16, num_scales, generator=generator, device=device).float()
     if form == "fp8":
-        codes = normal(generator, outputs, inputs, dtype=torch.float32).mul_(100).to(torch.float8_e4m3fn)
+        codes = _float8(generator, shape)
     else:
         size = inputs // 2 if form == "int4" else inputs
         codes = torch.randint(0, 256, (outputs, size), generator=generator, device=device).to(torch.uint8)
@@ -239,6 +240,12 @@ def random_codes(
     weight = coded_weight(form, [codes], [scales], [points], scale_rows=scale_rows)
     assert weight is not None, f"no product multiplies {form} {shape} in groups of {group_size}"
     return weight
+
+
+def _float8(generator: Generator, shape: Shape) -> Tensor:
+    """Of all sizes; before PyTorch 2.15 what is larger than the largest became no number."""
+    wide = normal(generator, *shape, dtype=torch.float32).mul_(100)
+    return wide.clamp_(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
 
 
 def _weight(generator: Generator, shape: Shape) -> Tensor:
@@ -249,7 +256,7 @@ def _row_weight(shape: Shape, generator: Generator, *, is_fp8: bool) -> RowWeigh
     outputs, inputs = shape
     device = generator.device
     if is_fp8:
-        codes = normal(generator, outputs, inputs, dtype=torch.float32).mul_(100).to(torch.float8_e4m3fn)
+        codes = _float8(generator, shape)
         blocks = (-(-outputs // SCALE_BLOCK), -(-inputs // SCALE_BLOCK))
         return RowWeight(codes, torch.rand(blocks, generator=generator, device=device) / 100 + 1e-3)
     codes = torch.randint(-128, 128, shape, generator=generator, device=device, dtype=torch.int8)
