@@ -68,3 +68,9 @@ def size(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is out of range; give at least 1 byte")
     return value
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Positive integers between commas, as `1,2,8`; each once, ascending."""
+    read = integer(1)
+    return tuple(sorted({read(part.strip()) for part in text.strip("[]()").split(",") if part.strip()}))

@@ -14,6 +14,9 @@ from headway_runtime.request import SamplingParams, TokenLogprobs
 if TYPE_CHECKING:
     from headway_runtime.grammar_matcher import TokenMatcher
 
+# Among a sequence's tokens: one that a step which is under way samples. The device alone knows which it is.
+UNREAD = -1
+
 
 @dataclass(slots=True)
 class Chunk:
@@ -22,7 +25,8 @@ class Chunk:
     Nobody changes one once it is made. It is not frozen because that makes making it three times as slow, and
     each step makes one per sequence.
 
-    token_ids: all known tokens of the sequence, prompt and generated.
+    token_ids: all known tokens of the sequence, prompt and generated; the last one may be UNREAD, if the step
+        before samples it. They are more once the step has been launched.
     block_table: ids of the KV blocks that hold positions 0, block_size, 2 * block_size, ...; they reach past
         the last position computed here.
     num_generated: how many of token_ids were generated; the sampled token becomes the next one.
@@ -78,6 +82,11 @@ class Batch:
     num_decodes: int
     num_tokens: int
     num_drafts: int = 0
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of all chunks but decodes."""
+        return self.num_tokens - self.num_decodes - self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,9 @@ class EngineConfig:
     lora: None for an engine that has no adapters.
     offload: None where what the KV cache has no room for is lost.
     parallel: the processes that share the model.
+    enforce_eager: whether decode steps run kernel by kernel also where a GPU could launch them as one.
+    cuda_graph_sizes: numbers of rows of those that it can; None lets the engine choose.
+    overlap: whether a step is launched while the one before it runs; None: on a GPU.
     seed: for weights of the dummy load format only; a request brings its own.
     """
 
@@ -205,3 +208,11 @@ class EngineConfig:
     seed: int = 0
     quantization: str = "auto"
     parallel: ParallelConfig = ParallelConfig()
+    enforce_eager: bool = False
+    cuda_graph_sizes: tuple[int, ...] | None = None
+    overlap: bool | None = None
+
+    @property
+    def overlaps_steps(self) -> bool:
+        """Whether a step is launched while the one before it runs."""
+        return self.device == "cuda" if self.overlap is None else self.overlap

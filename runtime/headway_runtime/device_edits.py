@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway_runtime import transfers
 from headway_runtime.batch import Chunk
 from headway_runtime.kernels.triton.edit_logits import EditedRows, edited
 from headway_runtime.logit_edits import is_penalized
@@ -94,12 +95,11 @@ def uploaded(parts: Sequence[NDArray[numpy.int32]], device: torch.device) -> lis
     for part in parts:
         starts.append(size)
         size += -(-part.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES // part.itemsize
-    flat = torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+    flat = transfers.host_memory(size, torch.int32, device)
     host = flat.numpy()
     for start, part in zip(starts, parts, strict=True):
         host[start : start + part.size] = part.reshape(-1)
-    if device.type == "cuda":
-        flat = flat.to(device, non_blocking=True)
+    flat = transfers.sent(flat, device)
     return [
         flat[start : start + part.size].view(part.shape) for start, part in zip(starts, parts, strict=True)
     ]

@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from headway_runtime import transfers
 from headway_runtime.batch import Chunk, Sample
 from headway_runtime.device_edits import DeviceEdits, uploaded
 from headway_runtime.draws import MASK_64, block_size_of, split_mix
@@ -30,17 +31,23 @@ from headway_runtime.token_masks import Unsatisfiable, forbids_stops
 
 @dataclass(frozen=True, slots=True)
 class PendingSamples:
-    """Samples that are being chosen. tokens: int64 [chunks], -1 where there is none; on the device."""
+    """Samples that are being chosen. tokens: int64 [chunks], -1 where there is none; on the device.
+
+    on_host: the same. logprobs: of the rows at these places, on the host. Both are there from `moment` on.
+    """
 
     tokens: Tensor
+    on_host: Tensor
     params: Sequence[SamplingParams]
     problems: dict[int, Unsatisfiable]
     places: Sequence[int]
     logprobs: TopLogprobs | None
+    moment: transfers.Moment
 
     def read(self) -> list[Sample]:
         """Waits for the device."""
-        token_ids = self.tokens.tolist()
+        self.moment.wait()
+        token_ids = self.on_host.tolist()
         found = self._entries()
         samples = []
         for place, token_id in enumerate(token_ids):
@@ -111,8 +118,15 @@ class DeviceSampler:
             problems = {places[row]: problem for row, problem in found.items()}
             parameters = _at(plan.edited, positions[-1])
             draw(rows, parameters, tokens, self._block_size, reads_places=False)
+        logprobs = self._logprobs(logits, plan, tokens)
         return PendingSamples(
-            tokens, plan.params, problems, plan.with_logprobs, self._logprobs(logits, plan, tokens)
+            tokens,
+            transfers.brought(tokens),
+            plan.params,
+            problems,
+            plan.with_logprobs,
+            None if logprobs is None else _on_host(logprobs),
+            transfers.Moment(self._device),
         )
 
     def _logprobs(self, logits: Tensor, plan: _Plan, tokens: Tensor) -> TopLogprobs | None:
@@ -193,8 +207,14 @@ def _at(rows: _Rows, positions: Tensor) -> DrawParameters:
     return DrawParameters(one.places, one.temperatures, one.top_k, one.top_p, one.min_p, one.seeds, positions)
 
 
+def _on_host(found: TopLogprobs) -> TopLogprobs:
+    ranks = None if found.ranks is None else transfers.brought(found.ranks)
+    parts = (found.logprobs, found.tokens)
+    return TopLogprobs(transfers.brought(found.chosen), ranks, *map(transfers.brought, parts))
+
+
 def listed(found: TopLogprobs, num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """Read from the device. num_top: how many likeliest tokens each row asked for."""
+    """As the values of a request. num_top: how many likeliest tokens each row asked for."""
     ranks = [None] * len(num_top) if found.ranks is None else found.ranks.tolist()
     rows = zip(
         found.chosen.tolist(), num_top, found.logprobs.tolist(), found.tokens.tolist(), ranks, strict=True

@@ -101,7 +101,7 @@ class DraftModel:
         """So many of the guesses that `chunk` checks came true; the draft's KV of the others is void."""
         # The last guess was made, but not computed.
         num_valid = min(num_accepted, len(chunk.ahead) - 1)
-        num_known = len(chunk.token_ids)
+        num_known = chunk.start + chunk.num_tokens - len(chunk.ahead)
         self._truncate(chunk.block_table, num_known + num_valid, num_known + len(chunk.ahead))
 
     def clear_blocks(self, blocks: Tensor) -> None:

@@ -1,10 +1,9 @@
-"""The step loop: schedule, run, commit; and the numbers that fall out of it.
+"""The engine: requests in, steps, outputs out.
 
-Owns the scheduler, the runner and the order in which they are called. Knows nothing of text, HTTP or other
-processes, and reads only the clock it was given; what it starts is hidden in `GrammarQueue`, which compiles
-grammars on the side. One step is one call of `step`:
-
-    schedule (who computes what) -> runner.execute (tokens) -> commit (state, finished ones leave) -> outputs
+Owns the scheduler, the runner, the loop of steps between them, and all that a request may wait for before it
+is scheduled. Knows nothing of text, HTTP or other processes, and reads only the clock it was given; what it
+starts is hidden in `GrammarQueue`, which compiles grammars on the side. One call of `step` is one step of
+the loop (`step_loop`).
 
 Every accepted request gets exactly one output with a finish reason, unless `abort` or `finish` took it out.
 """
@@ -12,15 +11,13 @@ Every accepted request gets exactly one output with a finish reason, unless `abo
 import logging
 import math
 import time
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter
 from headway_runtime.adapters.metrics import AdapterSnapshot
 from headway_runtime.adapters.service import AdapterService
-from headway_runtime.batch import Batch, StepResult
 from headway_runtime.config import EngineConfig, Limits, Targets
 from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.errors import (
@@ -32,13 +29,16 @@ from headway_runtime.errors import (
 from headway_runtime.grammar_queue import GrammarQueue
 from headway_runtime.metrics import EngineMetrics, RejectReason
 from headway_runtime.offload.opening import open_offload
-from headway_runtime.offload.tiers import Copies, KVOffload
+from headway_runtime.offload.tiers import KVOffload
 from headway_runtime.parallel.open_ranks import open_ranks
 from headway_runtime.parallel.started import StartedRanks
-from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams
+from headway_runtime.request import FinishReason, Request, RequestOutput
+from headway_runtime.request_checks import check_request
 from headway_runtime.runner import Runner
-from headway_runtime.scheduler import Progress, Scheduler
-from headway_runtime.sequence import Sequence
+from headway_runtime.scheduler import Scheduler
+from headway_runtime.start_timeline import StartTimeline
+from headway_runtime.step_accounts import StepAccounts
+from headway_runtime.step_loop import StepLoop, StepOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -49,21 +49,6 @@ GRAMMAR_WAIT_SECONDS = 0.002
 LOADING_WAIT_SECONDS = 0.002
 # Likewise for a disk that is read for a request.
 DISK_WAIT_SECONDS = 0.002
-NOT_FINITE = "the model's logits are not finite; check the weights, or serve it with another --dtype"
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutputs:
-    """What one step did. All zero and empty when there was nothing to do.
-
-    outputs: one entry per request that got tokens or ended.
-    num_decodes: sequences that computed a single token; num_prefill_tokens: tokens of all others.
-    """
-
-    outputs: list[RequestOutput]
-    num_prefill_tokens: int = 0
-    num_decodes: int = 0
-    num_preempted: int = 0
 
 
 class EngineCore:
@@ -111,6 +96,17 @@ class EngineCore:
             max_adapters=0 if config.lora is None else config.lora.max_loras,
             offload=self._offload,
         )
+        self._accounts = StepAccounts(
+            self.metrics, self._scheduler.cache, guesses=config.speculative is not None
+        )
+        self._steps = StepLoop(
+            self._scheduler,
+            self._runner,
+            self._accounts,
+            self._clock,
+            offload=self._offload,
+            overlaps=config.overlaps_steps,
+        )
         # None where the engine was not told to have any.
         self.adapters = None if config.lora is None else AdapterService(config.lora, self._runner)
         for module in () if config.lora is None else config.lora.modules:
@@ -119,6 +115,9 @@ class EngineCore:
         self._grammars = GrammarQueue(
             Path(config.model_path), self._runner.vocab_size, config.structured_output_timeout_seconds
         )
+        self._tell_graph_bytes()
+        self.start.ended("ready")
+        self.metrics.started(self.start.seconds)
 
     @property
     def limits(self) -> Limits:
@@ -153,11 +152,30 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step, or several, would do something; while an adapter is loaded, they let it go on."""
-        return self.num_running + self.num_waiting > 0 or self._is_loading
+        return self.num_running + self.num_waiting > 0 or self._steps.is_under_way or self._is_loading
 
     @property
     def _is_loading(self) -> bool:
         return self.adapters is not None and self.adapters.is_loading
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether something can be done for later steps while there is none to do."""
+        return self._runner.graphs is not None and not self._runner.graphs.is_complete
+
+    def work_idly(self) -> None:
+        """Do a little of that: less than half a second's. Only while there is no work."""
+        self._runner.record_next()
+        self._tell_graph_bytes()
+
+    def _tell_graph_bytes(self) -> None:
+        if self._runner.graphs is not None:
+            self.metrics.cuda_graph_bytes = self._runner.graphs.num_bytes
+
+    @property
+    def start(self) -> StartTimeline:
+        """Of the runner: what its stages took."""
+        return self._runner.start
 
     @property
     def kv_blocks_total(self) -> int:
@@ -253,45 +271,20 @@ class EngineCore:
         self._runner.close()
 
     def step(self, now: float) -> StepOutputs:
-        """Compute one step and return what it did; returns at once when nothing can run.
+        """Go on by one step, see `StepLoop`; returns at once when nothing can run.
 
         If the runner fails, the requests of that step end with FinishReason.ERROR and the engine goes on;
         a device that no longer works makes the runner's exception pass through. While all requests wait for
         their grammars, it waits with them for a moment.
         """
         refused = self._take_grammars() if self._grammars else []
-        schedule = self._scheduler.schedule(now)
-        for sequence in schedule.admitted:
-            self._count_start(sequence, now)
-        for _ in schedule.preempted:
-            self.metrics.preempted()
-        batch = schedule.batch
-        if not batch.chunks:
+        done = self._steps.step(now)
+        if done is None:
             if not refused:
                 self._wait()
-            return StepOutputs(refused, num_preempted=len(schedule.preempted))
-        try:
-            if schedule.blocks_to_clear:
-                self._runner.clear_blocks(array("q", schedule.blocks_to_clear))
-            if schedule.copies:
-                self._copy_blocks(schedule.copies)
-            result = self._runner.execute(batch)
-        except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
-            if not self._runner.is_usable():
-                raise
-            logger.exception("a step of %d sequences failed; their requests end", len(batch.chunks))
-            self._scheduler.cache.not_cleared(schedule.blocks_to_clear)
-            self._scheduler.cache.undo(schedule.copies)
-            outputs = self._fail(batch, f"{type(error).__name__}: {error}")
-        else:
-            outputs = self._commit(batch, result, now)
-        self._release_adapters(outputs)
-        return StepOutputs(
-            refused + outputs,
-            batch.num_tokens - batch.num_decodes - batch.num_drafts,
-            batch.num_decodes,
-            len(schedule.preempted),
-        )
+            return StepOutputs(refused)
+        self._release_adapters(done.outputs)
+        return replace(done, outputs=refused + done.outputs) if refused else done
 
     def _wait(self) -> None:
         """Nothing can run; what it is that all wait for shall go on."""
@@ -326,10 +319,6 @@ class EngineCore:
             counters=self.metrics.offload,
         )
 
-    def _copy_blocks(self, copies: Copies) -> None:
-        assert self._offload is not None
-        self._offload.copied(copies, *self._runner.copy_blocks(copies.stores, copies.loads))
-
     def _take_grammars(self) -> list[RequestOutput]:
         """Hand over to the scheduler whose grammar is ready; refuse those who cannot have theirs."""
         ready, unusable = self._grammars.take()
@@ -352,104 +341,6 @@ class EngineCore:
         self._release_adapters(outputs)
         return outputs
 
-    def _commit(self, batch: Batch, result: StepResult, started_at: float) -> list[RequestOutput]:
-        ended_at = self._clock()
-        num_prefill_tokens = batch.num_tokens - batch.num_decodes - batch.num_drafts
-        self.metrics.step(
-            ended_at - started_at,
-            num_prefill_tokens,
-            batch.num_decodes,
-            len(batch.chunks) - batch.num_decodes,
-        )
-        if self._offload is not None:
-            self._offload.observe_step(num_prefill_tokens, ended_at - started_at)
-        if self.config.speculative is not None:
-            self._count_drafts(batch, result, ended_at - started_at)
-        committed = self._scheduler.commit(batch, result, ended_at)
-        num_generated = sum((one.sample.token_id is not None) + len(one.more) for one in committed.progress)
-        self.metrics.tokens(prompt_computed=committed.num_prompt_tokens, generated=num_generated)
-        return [self._report(one, ended_at) for one in committed.progress]
-
-    def _count_drafts(self, batch: Batch, result: StepResult, seconds: float) -> None:
-        """Learn from a step what guessing costs and brings, and count it."""
-        policy, verified = self._scheduler.draft_policy, result.verified
-        num_drafted = sum(one.num_drafted for one in verified.values())
-        if len(batch.chunks) == batch.num_decodes:
-            policy.observe_step(batch.num_decodes + num_drafted, seconds - result.draft_seconds)
-            plain_seconds = policy.plain_seconds(batch.num_decodes)
-            if verified and plain_seconds is not None:
-                num_accepted = sum(len(one.samples) for one in verified.values())
-                share = (batch.num_decodes + num_accepted) / batch.num_decodes
-                self.metrics.drafts.took(seconds, plain_seconds * share)
-        if result.num_draft_passes and verified:
-            policy.observe_drafts(len(verified), result.num_draft_passes, result.draft_pass_seconds)
-        for one in verified.values():
-            self.metrics.drafts.drafted(one.num_drafted, len(one.samples))
-
-    def _report(self, progress: Progress, now: float) -> RequestOutput:
-        sequence, sample = progress.sequence, progress.sample
-        request_id = sequence.request.request_id
-        if sample.token_id is None:
-            if sample.error_param is not None and sequence.num_generated == 0:
-                # The client's fault, which only the first token could show.
-                self.metrics.rejected(RejectReason.INVALID)
-            else:
-                self._count_end(sequence, FinishReason.ERROR, now)
-            return RequestOutput(
-                request_id,
-                (),
-                FinishReason.ERROR,
-                error=sample.error or NOT_FINITE,
-                error_param=sample.error_param,
-            )
-        queue_seconds = prefill_seconds = prompt_logprobs = None
-        num_cached_tokens = 0
-        if progress.previous_token_at is not None:
-            gap_seconds = now - progress.previous_token_at
-            self.metrics.inter_token(gap_seconds)
-            if sequence.num_generated - len(progress.more) == 2:
-                self.metrics.first_decoded(gap_seconds)
-        elif sequence.scheduled_at is not None:
-            queue_seconds = sequence.scheduled_at - sequence.request.received_at
-            prefill_seconds = now - sequence.scheduled_at
-            self.metrics.prefilled(prefill_seconds)
-            num_cached_tokens = sequence.num_cached
-            if sequence.request.sampling.num_prompt_logprobs is not None:
-                prompt_logprobs = (None, *sequence.prompt_logprobs)
-                # Delivered; they may be many.
-                sequence.prompt_logprobs = []
-        if progress.finish_reason is not None:
-            self._count_end(sequence, progress.finish_reason, now)
-        if progress.finish_reason is FinishReason.ERROR:
-            # The only error that comes with a token: one that the grammar does not take.
-            assert sequence.matcher is not None
-            return RequestOutput(
-                request_id,
-                (),
-                FinishReason.ERROR,
-                error=sequence.matcher.error,
-                error_param=sequence.matcher.param,
-            )
-        samples = (sample, *progress.more)
-        return RequestOutput(
-            request_id,
-            tuple(one.token_id for one in samples if one.token_id is not None),
-            progress.finish_reason,
-            tuple(one.logprobs for one in samples if one.logprobs is not None),
-            num_cached_tokens=num_cached_tokens,
-            queue_seconds=queue_seconds,
-            prefill_seconds=prefill_seconds,
-            prompt_logprobs=prompt_logprobs,
-        )
-
-    def _fail(self, batch: Batch, error: str) -> list[RequestOutput]:
-        now = self._clock()
-        for chunk in batch.chunks:
-            self._take_out(chunk.request_id, FinishReason.ERROR, now)
-        return [
-            RequestOutput(chunk.request_id, (), FinishReason.ERROR, error=error) for chunk in batch.chunks
-        ]
-
     def _adapter_of(self, request: Request) -> Adapter:
         return NO_ADAPTER if self.adapters is None else self.adapters.of(request.request_id)
 
@@ -464,39 +355,17 @@ class EngineCore:
         sequence = self._scheduler.remove(request_id)
         if sequence is None:
             return False
-        self._count_end(sequence, reason, now)
+        self._accounts.ended(sequence, reason, now)
         return True
-
-    def _count_start(self, sequence: Sequence, now: float) -> None:
-        self.metrics.scheduled(now - sequence.request.received_at)
-        if self._scheduler.cache.is_read_by(sequence):
-            self.metrics.cache_queried(sequence.num_prompt)
-            self.metrics.tokens(cached=sequence.num_cached)
-
-    def _count_end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self.metrics.sizes(sequence.num_prompt, sequence.num_generated)
-        self.metrics.finished(reason, now - sequence.request.received_at, sequence.seconds_per_output_token())
 
     def _check(self, request: Request, now: float) -> None:
         """Refuse what can never run, and what would wait behind a full queue."""
-        num_tokens = len(request.prompt_token_ids)
-        if num_tokens == 0:
-            raise InvalidRequestError("prompt is empty; send at least one token", param="prompt")
-        if num_tokens >= self.max_model_len:
-            raise ContextLengthError(
-                f"prompt has {num_tokens} tokens, but the context of {self.max_model_len} tokens must hold "
-                "it and at least one generated token; shorten the prompt",
-                param="prompt",
-            )
-        vocab_size = self._runner.vocab_size
-        if request.adapter and self.adapters is None:
-            raise AdapterNotFoundError(request.adapter)
-        if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab_size:
-            raise InvalidRequestError(
-                f"prompt holds a token id outside [0, {vocab_size - 1}]; use this model's tokenizer",
-                param="prompt",
-            )
-        _check_tokens(request.sampling, vocab_size)
+        check_request(
+            request,
+            vocab_size=self._runner.vocab_size,
+            max_model_len=self.max_model_len,
+            has_adapters=self.adapters is not None,
+        )
         if request.request_id in self._scheduler or request.request_id in self._grammars:
             raise InvalidRequestError(
                 f"request_id={request.request_id!r} is live already", param="request_id"
@@ -505,17 +374,3 @@ class EngineCore:
             # A request that came now would wait about as long as the oldest has waited.
             seconds = math.ceil(self.oldest_waiting_seconds(now))
             raise QueueFullError(self.num_waiting, min(max(1, seconds), LONGEST_RETRY_AFTER_SECONDS))
-
-
-def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
-    """InvalidRequestError for token ids that the model does not have."""
-    named = {
-        "logit_bias": [token for token, _ in sampling.logit_bias],
-        "allowed_token_ids": sampling.allowed_token_ids or (),
-    }
-    for param, token_ids in named.items():
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            raise InvalidRequestError(
-                f"{param} holds a token id outside [0, {vocab_size - 1}]; use this model's tokenizer",
-                param=param,
-            )

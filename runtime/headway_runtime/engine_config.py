@@ -42,6 +42,9 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         offload=options.offload,
         seed=options.seed,
         parallel=options.parallel,
+        enforce_eager=options.enforce_eager,
+        cuda_graph_sizes=options.cuda_graph_sizes,
+        overlap=options.overlap,
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from headway_runtime.adapters.options import add_lora_arguments, lora_config
-from headway_runtime.argument_types import integer, not_negative, positive, share, size
+from headway_runtime.argument_types import integer, not_negative, positive, share, size, sizes
 from headway_runtime.config import (
     Envelope,
     KVCacheDtype,
@@ -71,6 +71,9 @@ class EngineOptions:
     lora: LoraConfig | None
     offload: OffloadConfig | None
     parallel: ParallelConfig
+    enforce_eager: bool
+    cuda_graph_sizes: tuple[int, ...] | None
+    overlap: bool | None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,8 +108,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-memory-bytes",
         type=size,
         metavar="SIZE",
-        help="e.g. 512Mi, 4G (default: what a full batch can fill, at most 0.4 of the free memory, 0.85 of a "
-        "GPU's; to be given where servers share a machine, as a CPU's is taken only as it fills)",
+        help="e.g. 512Mi, 4G (default: what a full batch can fill, at most 0.4 of the free memory, of a "
+        "GPU's what weights and the largest step leave; to be given where servers share a machine, as a CPU's "
+        "is taken only as it fills)",
     )
     add(
         "--kv-cache-dtype",
@@ -157,6 +161,27 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--initial-num-speculative-tokens",
         type=integer(0, MOST_SPECULATIVE_TOKENS),
         help="live limit at start (default: what --speculative-config says)",
+    )
+    add(
+        "--enforce-eager",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="run decode steps kernel by kernel, without CUDA graphs (default: with them, on a GPU)",
+    )
+    add(
+        "--cuda-graph-sizes",
+        type=sizes,
+        metavar="N,N,...",
+        help="sequences of the decode steps that are recorded as CUDA graphs (default: 1, 2, 4, and "
+        "multiples of 8 up to --max-num-seqs)",
+    )
+    add(
+        "--overlap",
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="launch each step while the one before it runs, and notice one step late that an answer has "
+        "ended (default: on a GPU)",
     )
     add_lora_arguments(parser)
     add_parallel_arguments(parser)
@@ -222,6 +247,9 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         lora=lora_config(arguments, getattr(arguments, "lifeline_fd", None)),
         offload=offload_config(arguments, parallel.size),
         parallel=parallel,
+        enforce_eager=arguments.enforce_eager,
+        cuda_graph_sizes=arguments.cuda_graph_sizes,
+        overlap=arguments.overlap,
     )
 
 

@@ -50,6 +50,9 @@ class CoreLike(Protocol):
     @property
     def has_work(self) -> bool: ...
     @property
+    def has_idle_work(self) -> bool: ...
+    def work_idly(self) -> None: ...
+    @property
     def num_waiting(self) -> int: ...
     def add_request(self, request: Request, now: float) -> None: ...
     def abort(self, request_id: str, now: float) -> bool: ...
@@ -210,6 +213,8 @@ class EngineThread:
                 if self._core.has_work:
                     for output in self._core.step(time.monotonic()).outputs:
                         self._deliver(output)
+                elif self._core.has_idle_work:
+                    self._core.work_idly()
                 self._poll_loads()
         except (EngineDeadError, RankDiedError) as error:
             logger.error("the engine cannot go on: %s", error)
@@ -233,7 +238,12 @@ class EngineThread:
         """Do what was asked for, waiting for it if there is nothing else to do. False when told to end."""
         with self._condition:
             while not (
-                self._commands or self._is_closing or self._failure or self._core.has_work or self._backlog
+                self._commands
+                or self._is_closing
+                or self._failure
+                or self._core.has_work
+                or self._backlog
+                or self._core.has_idle_work
             ):
                 self._condition.wait()
             if self._failure is not None:

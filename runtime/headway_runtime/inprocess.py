@@ -11,6 +11,7 @@ web framework nor sockets; the server and this are two users of the same core.
 
 import asyncio
 import contextlib
+import logging
 import queue
 import secrets
 import time
@@ -40,6 +41,8 @@ from headway_runtime.sampling_params import SamplingParams
 from headway_runtime.seeds import choice_seed
 from headway_runtime.sources import resolve
 from headway_runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -72,12 +75,15 @@ class EngineKeywords(TypedDict, total=False):
     tpot_target_milliseconds: float | None
     speculative_config: dict[str, object] | str | None
     initial_num_speculative_tokens: int | None
+    overlap: bool | None
     enable_lora: bool
     lora_modules: list[str | dict[str, str]] | None
     max_loras: int
     max_cpu_loras: int | None
     max_lora_rank: int
     seed: int
+    enforce_eager: bool
+    cuda_graph_sizes: list[int] | str | None
     num_threads: int | None
     tensor_parallel_size: int
     nnodes: int
@@ -110,6 +116,7 @@ class Engine:
         if engine_options.parallel.size > 1:
             words = agreed_words(engine_options)
             started = start_ranks(engine_options.parallel, engine_options.num_threads, words)
+        entered_at = time.monotonic()
         # Only now, as torch takes seconds: neither an import nor a mistake in the options waits for it.
         from headway_runtime.engine import EngineCore
         from headway_runtime.engine_config import resolve_engine_config
@@ -123,6 +130,9 @@ class Engine:
                 started.close()
             raise
         metrics.model_loaded(time.monotonic() - began_at)
+        core.start.add("imports", began_at - entered_at)
+        metrics.started(core.start.seconds)
+        logger.info("%s", core.start.told())
         self._max_tokens_in_all = min(core.max_model_len, core.num_kv_tokens)
         self._thread = EngineThread(core, metrics)
         self._adapters = InprocessAdapters(self._thread, options.get("download_dir"))

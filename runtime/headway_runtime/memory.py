@@ -1,9 +1,10 @@
 """How much memory the KV cache gets, and how many blocks that makes: arithmetic, and a look at the machine.
 
-Imports no torch; free memory of a GPU is told.
+Imports no torch; a GPU's memory is told.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway_runtime.config import KVCacheDtype
@@ -16,6 +17,9 @@ CPU_FRACTION = 0.4
 CUDA_FRACTION = 0.85
 # Of all memory, where a system does not say how much is free (macOS).
 FREE_FRACTION = 0.5
+# Of a GPU's memory, what is left alone where steps have been measured: gaps between tensors that come and go
+# in another order than they were measured in, and what drivers and libraries take later on.
+SPARE_SHARE = 0.02
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Of a key's, or value's, number, and what each token and head has besides: a float32 scale, or nothing.
@@ -72,9 +76,13 @@ def default_kv_cache_memory_bytes(
     fraction: float,
 ) -> int:
     """A fraction of the free memory, and no more than the sequences of a full batch can fill."""
-    blocks_per_sequence = -(-max_model_len // block_size)
-    usable = (max_num_seqs * blocks_per_sequence + 1) * block_size * bytes_per_token
+    usable = usable_cache_bytes(bytes_per_token, max_num_seqs, max_model_len, block_size)
     return min(usable, int(free_bytes * fraction))
+
+
+def usable_cache_bytes(bytes_per_token: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """What the sequences of a full batch can fill, and the null block."""
+    return (max_num_seqs * -(-max_model_len // block_size) + 1) * block_size * bytes_per_token
 
 
 def check_free(kv_cache_memory_bytes: int, free_bytes: int) -> None:
@@ -84,6 +92,74 @@ def check_free(kv_cache_memory_bytes: int, free_bytes: int) -> None:
             f"kv_cache_memory_bytes={kv_cache_memory_bytes!r} is more than the {free_bytes} bytes that are "
             "free beside the weights; lower --kv-cache-memory-bytes, or leave it out to have it chosen"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A GPU's memory once the weights are loaded, in bytes.
+
+    total, free: as the driver says. weights: what loading took. step: what the largest step takes.
+    graphs: set aside for recorded decode steps. adapters: the same for LoRA adapters.
+    """
+
+    total: int
+    free: int
+    weights: int
+    step: int
+    graphs: int
+    adapters: int = 0
+
+    @property
+    def spare(self) -> int:
+        return int(self.total * SPARE_SHARE)
+
+    @property
+    def for_cache(self) -> int:
+        """What is left for the KV cache; negative if it does not even suffice for the rest."""
+        return self.free - self.step - self.graphs - self.adapters - self.spare
+
+    def cache_bytes(
+        self, wanted: int | None, *, usable: int, least: int, max_num_batched_tokens: int, max_model_len: int
+    ) -> int:
+        """What the KV cache gets. ConfigError, with all of the arithmetic, if there is too little.
+
+        wanted: what the user asks for. usable: what sequences of a full batch can fill. least: what one of
+        max_model_len needs.
+        """
+        needed = least if wanted is None else wanted
+        if needed <= self.for_cache:
+            return min(usable, self.for_cache) if wanted is None else wanted
+        whose = (
+            f"one sequence of max_model_len={max_model_len}"
+            if wanted is None
+            else f"kv_cache_memory_bytes={wanted!r}"
+        )
+        remedies = [
+            "--max-model-len" if wanted is None else "--kv-cache-memory-bytes",
+            f"--max-num-batched-tokens (now {max_num_batched_tokens})",
+            "--max-num-seqs",
+        ]
+        if self.graphs:
+            remedies.append("--cuda-graph-sizes")
+        if self.adapters:
+            remedies.append("--max-cpu-loras")
+        others = max(0, self.total - self.free - self.weights)
+        raise ConfigError(
+            f"the KV cache does not fit: it needs {_gib(needed)} for {whose}, and has "
+            f"{_gib(self.for_cache)} = {_gib(self.total)} of this GPU - {_gib(self.weights)} weights - "
+            f"{_gib(others)} taken by others and the driver - {_gib(self.step)} the largest step, as "
+            f"measured - {_gib(self.graphs)} recorded decode steps - {_gib(self.adapters)} LoRA adapters - "
+            f"{_gib(self.spare)} spare ({SPARE_SHARE:.0%}); lower {', '.join(remedies)}, or take a quantization of fewer bits"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def least_cache_bytes(bytes_per_token: int, max_model_len: int, block_size: int) -> int:
+    """Of one sequence, and of the null block."""
+    return (-(-max_model_len // block_size) + 1) * block_size * bytes_per_token
 
 
 def num_kv_blocks(

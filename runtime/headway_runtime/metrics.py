@@ -13,7 +13,7 @@ Two things here are decided on purpose:
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,6 +55,8 @@ class MetricsSnapshot:
     histograms: times, by the names in `HISTOGRAM_NAMES`. sizes: by the names in `SIZE_NAMES`.
     rates: tokens per second, prompt and generated, over the last ten seconds.
     model_load_seconds: what loading the weights took; 0.0 where nobody said.
+    start_seconds: what each stage of the start took, as `start_timeline.STAGES` names them.
+    cuda_graph_bytes: memory of recorded decode steps; 0 where there are none.
     """
 
     targets: Targets
@@ -69,6 +71,8 @@ class MetricsSnapshot:
     drafts: DraftSnapshot
     offload: OffloadSnapshot
     traffic: Traffic
+    start_seconds: dict[str, float]
+    cuda_graph_bytes: int
 
 
 class EngineMetrics:
@@ -94,6 +98,9 @@ class EngineMetrics:
         self._step_tokens, self._step_sequences = self._sizes["step_tokens"], self._sizes["step_sequences"]
         self._prompt_rate, self._generated_rate = RateWindow(clock), RateWindow(clock)
         self._model_load_seconds = 0.0
+        self._start_seconds: dict[str, float] = {}
+        # Told by the engine, whenever it changes.
+        self.cuda_graph_bytes = 0
         self.drafts = DraftCounters()
         self.offload = OffloadCounters()
         # Of the ranks that share the model; theirs to count.
@@ -118,6 +125,10 @@ class EngineMetrics:
     def model_loaded(self, seconds: float) -> None:
         """The weights are in place, `seconds` after loading began."""
         self._model_load_seconds = seconds
+
+    def started(self, stage_seconds: Mapping[str, float]) -> None:
+        """What stages of the start took, besides those already told."""
+        self._start_seconds.update(stage_seconds)
 
     def received(self) -> None:
         """A request has arrived; exactly one of `rejected` and `finished` follows."""
@@ -269,4 +280,6 @@ class EngineMetrics:
             drafts=self.drafts.snapshot(),
             offload=self.offload.snapshot(),
             traffic=self.traffic.snapshot(),
+            start_seconds=dict(self._start_seconds),
+            cuda_graph_bytes=self.cuda_graph_bytes,
         )

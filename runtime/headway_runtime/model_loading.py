@@ -18,6 +18,7 @@ from headway_runtime.models.model import Model
 from headway_runtime.parallel.ranks import Ranks
 from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 from headway_runtime.quantization.choice import Quantization
+from headway_runtime.start_timeline import StartTimeline
 from headway_runtime.step_inputs import StepInputBuilder
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -32,10 +33,11 @@ def load_model(
     device: torch.device,
     group: TensorGroup = ALONE,
     adapters: AdapterBank | None = None,
+    timeline: StartTimeline | None = None,
 ) -> Model:
     """This rank's share of it. ModelLoadError if the checkpoint does not fit its config.
 
-    adapters: takes the products that they can change.
+    adapters: takes the products that they can change. timeline: is told of the stages of the load.
     """
     weights: Weights
     if config.load_format == "dummy":
@@ -43,7 +45,12 @@ def load_model(
     else:
         weights = CheckpointWeights(folder, dtype, device, quantization, adapters)
     num_positions = min(config.max_model_len, model_config.longest_context)
-    return Decoder(model_config, weights, num_positions, dtype, device, group)
+    model = Decoder(model_config, weights, num_positions, dtype, device, group)
+    if timeline is not None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        weights.tell(timeline)
+    return model
 
 
 def own_share(model_config: ModelConfig, num_ranks: int) -> ModelConfig:

@@ -8,11 +8,12 @@ stands a hash of the cache salt and of the adapter's contents. A key thus names 
 block depends on, and only sequences of one salt and one adapter, whatever its name, can ever agree on one.
 Each key is computed once per sequence, when it is first needed.
 
-Life of a block. `publish` enters a block under its key once a step has computed its last token, be it of a
-prompt or of an answer; of equal blocks the first one stays entered. `take` gives a new sequence the entered
-blocks of its longest known beginning, and others from the free list's head, whose keys are forgotten: a block
-stays entered after its last release until it is the longest unused free block. A block that is not full is
-never entered, so that a shared one is never written. The last known token is always left to be computed.
+Life of a block. `publish` enters a block under its key once a step that computed its last token was read, be
+it of a prompt or of an answer; of equal blocks the first one stays entered. `take` gives a new sequence the
+entered blocks of its longest known beginning, and others from the free list's head, whose keys are forgotten:
+a block stays entered after its last release until it is the longest unused free block. A block that is not
+full is never entered, so that a shared one is never written. The last known token is always left to be
+computed.
 
 Proof. What is not finite would spread: to sharers, and through the masked tail of a reused block (0 * nan).
 A finite sample proves all tokens before it, since it depends on each of them. Blocks that are entered or
@@ -121,12 +122,14 @@ class PrefixCache:
         return key in self._block_of or (self._offload is not None and key in self._offload)
 
     def keys_of_step(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
-        """Keys of the blocks that a step completes if it computes `num_tokens` of a sequence."""
+        """Keys of the blocks that are complete, and not entered yet, once those steps have run that are under
+        way, and one that computes `num_tokens` of a sequence."""
         if not self._is_enabled or not sequence.is_cacheable:
             return []
-        end = (sequence.num_computed + num_tokens) // self._block_size
+        num_read = len(sequence.token_ids) - sequence.num_unread
+        end = min(sequence.num_computed + num_tokens, num_read) // self._block_size
         self.extend_keys(sequence, end)
-        return sequence.block_keys[sequence.num_computed // self._block_size : end]
+        return sequence.block_keys[sequence.num_published : end]
 
     def num_tokens_under_way(self, sequence: Sequence, found: list[int], keys: set[bytes]) -> int:
         """How many tokens lie in blocks of these keys, from `found` on without a gap; never the last one."""
@@ -158,7 +161,7 @@ class PrefixCache:
         sequence.block_table.extend(fresh)
         table, unproven = sequence.block_table, self._unproven
         proven = next((index for index in range(len(found)) if table[index] in unproven), len(found))
-        sequence.num_computed = sequence.num_given = len(found) * self._block_size
+        sequence.num_computed = sequence.num_confirmed = sequence.num_given = len(found) * self._block_size
         sequence.num_published = len(found)
         # What was found after a preemption is no hit, but not computed either.
         sequence.num_prompt_counted = max(
@@ -213,8 +216,8 @@ class PrefixCache:
         sequence.block_table = array("q")
 
     def publish(self, sequence: Sequence) -> None:
-        """Enter the blocks that were computed to their end since the last call, unproven as yet."""
-        start, end = sequence.num_published, sequence.num_computed // self._block_size
+        """Enter the blocks that were confirmed to their end since the last call, unproven as yet."""
+        start, end = sequence.num_published, sequence.num_confirmed // self._block_size
         sequence.num_published = end
         if not self._is_enabled or not sequence.is_cacheable:
             return
@@ -227,24 +230,27 @@ class PrefixCache:
                 self._unproven.add(block)
 
     def prove(self, sequence: Sequence) -> None:
-        """Take note that a finite sample has followed all computed tokens."""
+        """Take note that a finite sample has followed all confirmed tokens."""
         size, start = self._block_size, sequence.num_proven
         if self._proof_reach is not None:
-            start = max(start, sequence.num_computed - self._proof_reach)
+            start = max(start, sequence.num_confirmed - self._proof_reach)
         if start > sequence.num_proven:
             # What lies between stays unproven, and with it, for the partial block that a sequence may give
             # back, all that follows; whole blocks within reach are proven all the same.
             first = -(-start // size)
         else:
             first = start // size
-            sequence.num_proven = sequence.num_computed
+            sequence.num_proven = sequence.num_confirmed
         self._unproven.difference_update(sequence.block_table[first : sequence.num_published])
 
-    def distrust(self, sequence: Sequence) -> None:
-        """Take a sequence's unproven blocks out of the cache: its sample was not finite."""
-        for block in self._unproven.intersection(sequence.block_table):
-            if self._key_of[block] is not None:
-                self._forget(block)
+    def distrust(self, blocks: Iterable[int]) -> None:
+        """Take those that are unproven out of the cache: a sample that hangs on them was not finite.
+
+        They may have been given back since the step was launched. What was overwritten by then is proven, or
+        not entered.
+        """
+        for block in self._unproven.intersection(blocks):
+            self._take_out(block)
 
     def reset(self, running: Iterable[Sequence]) -> None:
         """Forget all contents; nor is what `running` sequences have computed, or will, ever reused."""
@@ -277,8 +283,7 @@ class PrefixCache:
     def undo(self, copies: Copies) -> None:
         """A step failed: these may not have been done."""
         for _, block in copies.loads:
-            if self._key_of[block] is not None:
-                self._forget(block)
+            self._take_out(block)
             self._unproven.add(block)
         if self._offload is not None:
             self._offload.undo(copies)
@@ -311,8 +316,8 @@ class PrefixCache:
 
     def _check_sequence(self, one: Sequence) -> None:
         name, size = one.request.request_id, self._block_size
-        assert 0 <= one.num_proven <= one.num_computed <= one.num_given, name
-        assert one.num_published == one.num_computed // size, f"{name}: a full block is not entered"
+        assert 0 <= one.num_proven <= one.num_confirmed <= one.num_computed <= one.num_given, name
+        assert one.num_published == one.num_confirmed // size, f"{name}: a full block is not entered"
         want = [root_key(one.request.cache_salt, one.adapter.digest)]
         for start, end in pairwise(range(0, one.num_published * size + 1, size)):
             want.append(sha256(want[-1] + array("I", one.token_ids[start:end]).tobytes()).digest())
@@ -323,6 +328,12 @@ class PrefixCache:
             else:
                 assert key is None, f"{name}: block {block} is entered and not full"
                 assert self._pool.num_references(block) == 1, f"{name}: block {block} is shared and written"
+
+    def _take_out(self, block: int) -> None:
+        """Let nobody find a block any more, be it in use or free."""
+        if self._key_of[block] is not None:
+            self._forget(block)
+            self.num_reusable -= self._pool.num_references(block) == 0
 
     def _forget(self, block: int) -> None:
         key = self._key_of[block]

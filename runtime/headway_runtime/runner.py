@@ -11,30 +11,31 @@ import logging
 import time
 from array import array
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from headway_runtime import cleared_memory
+from headway_runtime import cleared_memory, transfers
 from headway_runtime.adapters.adapted_linear import AdapterBank
 from headway_runtime.adapters.adapter import AdapterFacts
 from headway_runtime.adapters.adapter_rows import rows_of
 from headway_runtime.adapters.loading import AdapterLoading
 from headway_runtime.batch import Batch, Sample, StepResult, Verified
-from headway_runtime.config import EngineConfig, LoraConfig
+from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
-from headway_runtime.logprobs import prompt_logprobs
-from headway_runtime.memory import (
-    CPU_FRACTION,
-    CUDA_FRACTION,
-    check_free,
-    default_kv_cache_memory_bytes,
-    free_memory_bytes,
-    kept_as,
-    kv_bytes_per_token,
-    num_kv_blocks,
+from headway_runtime.graphs.opening import graph_sizes, open_graphs
+from headway_runtime.kv_budget import (
+    KVBudget,
+    adapters_bytes,
+    cpu_budget,
+    cuda_budget,
+    free_bytes_for,
+    measured_steps,
 )
-from headway_runtime.model_config import StoredDtype, read_model_config
+from headway_runtime.logprobs import prompt_logprobs
+from headway_runtime.memory import free_memory_bytes, kept_as, kv_bytes_per_token
+from headway_runtime.model_config import ModelConfig, StoredDtype, read_model_config
 from headway_runtime.model_loading import (
     TORCH_DTYPES,
     check_lengths,
@@ -49,19 +50,24 @@ from headway_runtime.parallel.open_ranks import open_ranks
 from headway_runtime.parallel.ranks import Ranks, on_all_ranks
 from headway_runtime.parallel.step_batch import StepBatch, step_batch
 from headway_runtime.parallel.traffic import Traffic
+from headway_runtime.pending_step import AskedLogprobs, PendingSamples, PendingStep
 from headway_runtime.quantization.choice import Quantization, choose_quantization
-from headway_runtime.request import TokenLogprobs
 from headway_runtime.sampler import make_sampler
 from headway_runtime.speculator import Speculator, load_draft
+from headway_runtime.start_timeline import StartTimeline
 from headway_runtime.step_inputs import StepInputs
 from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
+from headway_runtime.token_feed import TokenFeed
 from headway_runtime.verification import sampled_rows, verified, with_drafts
+
+if TYPE_CHECKING:
+    from headway_runtime.graphs.decode_graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
 
 def _compacted(runner: "Runner", batch: Batch) -> tuple[StepBatch]:
-    return (step_batch(batch, runner._block_size),)
+    return (step_batch(batch, runner._block_size, runner._feed.sources(batch.chunks)),)
 
 
 class Runner:
@@ -69,6 +75,7 @@ class Runner:
 
     def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
         """ranks: that share the model; None starts the others, if there are any."""
+        self.start = StartTimeline()
         self.ranks = open_ranks(config) if ranks is None else ranks
         try:
             self._load(config)
@@ -90,6 +97,7 @@ class Runner:
         self._host_memory_bytes = _host_memory_bytes(config, ranks)
         self._refuse_what_cannot_fit(config, quantization, dtype_name)
         self._adapters, self._bank = self._adapters_of(config, dtype)
+        self.start.ended("config")
         with torch.inference_mode():
             self._model = load_model(
                 folder,
@@ -100,31 +108,41 @@ class Runner:
                 self._device,
                 self._group,
                 self._bank,
+                self.start,
             )
             is_first = ranks.rank == 0
             draft = load_draft(config, dtype, self._device) if is_first else None
             # The KV cache takes of what is free once all have loaded.
             ranks.agree(0)
+            self.start.ended("ready")
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
             self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
             if any(rope.goes_by_length for rope in self._model_config.ropes):
                 self.kept_as["max_model_len"] = str(config.max_model_len)
-            self.num_blocks = ranks.agree(
-                self._choose_num_blocks(config, sum(kv_bytes_per_token(one, self.kv_dtype) for one in models))
-            )
+            sizes = graph_sizes(config, self._device, ranks.size)
+            bytes_per_token = sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
+            budget = self._budget(config, own_config, dtype, bytes_per_token, sizes)
+            self.num_blocks = ranks.agree(budget.num_blocks)
             self._cache = make_cache(self._model, own_config, config, self.num_blocks, dtype, self._device)
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
             self.host_blocks: HostBlocks | None = None
             if config.offload is not None:
                 self.host_blocks = HostBlocks(self._cache.data, self._host_memory_bytes)
             self._sampler = make_sampler(self.vocab_size, self._device)
+            self._feed = TokenFeed()
+            self._step_before: transfers.Moment | None = None
             self._speculator: Speculator | None = None
             if config.speculative is not None and is_first:
                 self._speculator = Speculator(
                     config.speculative, draft, config, self.num_blocks, self.vocab_size, dtype, self._device
                 )
+            self.start.ended("profile")
+            self._graphs = open_graphs(
+                self._model, self._cache, config, sizes, self.vocab_size, budget.graph_bytes, self._device
+            )
+            self.start.ended("graphs")
         self._governor: ThreadGovernor | None = None
         if self._device.type == "cpu" and config.num_threads > 1 and can_tell_waiting():
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
@@ -152,46 +170,107 @@ class Runner:
         return self._model_config.vocab_size
 
     @property
+    def graphs(self) -> "DecodeGraphs | None":
+        """Recorded decode steps; None where steps run kernel by kernel."""
+        return self._graphs
+
+    def record_next(self) -> None:
+        """Record one more size of decode steps. No step may be under way."""
+        assert self._graphs is not None
+        if self._bank is not None:
+            self._bank.rows = None  # recorded steps are without adapters
+        self._graphs.capture_next()
+
+    @property
     def traffic(self) -> Traffic:
         """What the ranks exchange, as this one counts it."""
         return self._group.traffic
 
-    @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Compute all chunks, and a sample after each one that reaches its last known token."""
+        return self.read(self.launch(batch))
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> PendingStep:
+        """Begin to; on a GPU without waiting for anything, but for guesses.
+
+        One step before it may still be unread: chunks may end in its samples, which are UNREAD.
+        """
         started_at = time.monotonic()
-        speculator = self._speculator
-        drafts = {} if speculator is None else speculator.propose(batch)
-        batch = with_drafts(batch, drafts)
+        if self._speculator is not None:
+            batch = with_drafts(batch, self._speculator.propose(batch))
+        if self._graphs is not None and self._graphs.takes(batch.chunks):
+            return self._launch_recorded(self._graphs, batch, started_at)
         inputs, logits = self._compute(batch)
+        samples: PendingSamples | None = None
+        moment: transfers.Moment | None = None
+        if logits is not None:
+            chunks = [batch.chunks[index] for index in inputs.sampled]
+            if any(chunk.ahead for chunk in chunks):
+                own = dict.fromkeys(inputs.sampled)
+                chunks = [row for index in own for row in sampled_rows(batch.chunks[index])]
+            samples = self._sampler.launch(logits, chunks)
+            self._feed.keep(chunks, samples.tokens)
+        else:
+            self._feed.keep((), None)
+            moment = transfers.Moment(self._device)
+        if self._speculator is not None:
+            self._speculator.computed(batch)
+        asked = _asked_logprobs(batch, inputs.order)
+        return PendingStep(batch, inputs.sampled, samples, moment, asked, time.monotonic() - started_at)
+
+    def _launch_recorded(self, graphs: "DecodeGraphs", batch: Batch, started_at: float) -> PendingStep:
+        """The same of a step that `graphs` takes: one token of each sequence, and a sample after it."""
+        chunks = batch.chunks
+        samples = graphs.launch(chunks, self._feed.tokens, self._feed.sources(chunks))
+        self._feed.keep(chunks, samples.tokens)
+        if self._speculator is not None:
+            self._speculator.computed(batch)
+        return PendingStep(batch, range(len(chunks)), samples, None, (), time.monotonic() - started_at)
+
+    @torch.inference_mode()
+    def read(self, pending: PendingStep) -> StepResult:
+        """Wait for a step, the first of those that were launched. One with prompts' log-probabilities must be
+        read before the next is launched."""
+        began_at = time.monotonic()
+        batch = pending.batch
         samples: list[Sample | None] = [None] * len(batch.chunks)
         checked: dict[int, Verified] = {}
-        if logits is not None:
-            if drafts:
-                checked = self._sample_after_drafts(batch, inputs.sampled, logits, samples)
-            else:
-                chunks = [batch.chunks[index] for index in inputs.sampled]
-                for index, sample in zip(inputs.sampled, self._sampler(logits, chunks), strict=True):
+        if pending.samples is not None:
+            after: dict[int, list[Sample]] = {}
+            for index, sample in zip(pending.sampled, pending.samples.read(), strict=True):
+                if batch.chunks[index].ahead:
+                    after.setdefault(index, []).append(sample)
+                else:
                     samples[index] = sample
-        elif self._device.type == "cuda":
-            # Reading samples waits for the device; without any, wait here: a step's time is its own, and the
-            # next one writes into the buffers that this one is copied from.
-            torch.cuda.synchronize(self._device)
-        prompt_logprobs = self._prompt_logprobs(batch, inputs.order)
+            for index, own in after.items():
+                samples[index] = own[0]
+                checked[index] = verified(batch.chunks[index].ahead, own)
+        elif pending.moment is not None:
+            # Without samples, too: the step after the next one writes into the memory that this one is sent
+            # from.
+            pending.moment.wait()
+        of_prompts = {
+            one.index: prompt_logprobs(
+                one.row, self._logits_of_rows, self.vocab_size, list(one.token_ids), one.num_top
+            )
+            for one in pending.asked
+        }
+        speculator = self._speculator
         if speculator is None:
-            result = StepResult(tuple(samples), prompt_logprobs)
+            result = StepResult(tuple(samples), of_prompts)
         else:
-            speculator.computed(batch, checked)
+            speculator.accepted(batch, checked)
             result = StepResult(
                 tuple(samples),
-                prompt_logprobs,
+                of_prompts,
                 checked,
                 speculator.seconds,
                 speculator.num_passes,
                 speculator.pass_seconds,
             )
         if self._governor is not None:
-            self._governor.after_step(time.monotonic() - started_at)
+            self._governor.after_step(pending.seconds + time.monotonic() - began_at)
         return result
 
     @on_all_ranks(told=_compacted)
@@ -199,13 +278,17 @@ class Runner:
     def _compute(self, batch: Batch | StepBatch) -> tuple[StepInputs, torch.Tensor | None]:
         """Compute all chunks; logits where tokens are to be sampled, if they are anywhere."""
         began_at = time.monotonic()
-        inputs = self._inputs.build(batch)
+        sources = batch.sources if isinstance(batch, StepBatch) else self._feed.sources(batch.chunks)
+        inputs = self._inputs.build(batch, sources)
+        self._feed.fill(inputs.token_ids, inputs.fed, self._group)
         hidden = self._forward(batch, inputs)
         self._hidden = hidden
         logits: torch.Tensor | None = None
         if inputs.sampled:
             logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
         if self.ranks.rank > 0:
+            # The first rank samples.
+            self._feed.expect(len(inputs.sampled), self._device)
             self._end_step(began_at)
         return inputs, logits
 
@@ -229,9 +312,11 @@ class Runner:
         return logits
 
     def _end_step(self, began_at: float) -> None:
-        """On ranks that sample nothing and so never wait for the device: the next step reuses the buffers."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        """On ranks that sample nothing, and so read no step: the next one reuses memory of the last but one."""
+        moment = transfers.Moment(self._device)
+        if self._step_before is not None:
+            self._step_before.wait()
+        self._step_before = moment
         if self._governor is not None:
             self._governor.after_step(time.monotonic() - began_at)
 
@@ -281,43 +366,11 @@ class Runner:
         """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""
         self.ranks.close()
 
-    def _sample_after_drafts(
-        self, batch: Batch, sampled: list[int], logits: torch.Tensor, samples: list[Sample | None]
-    ) -> dict[int, Verified]:
-        """Sample after each chunk, into `samples`, and after each guess; says which guesses came true."""
-        indices = list(dict.fromkeys(sampled))
-        rows = [sampled_rows(batch.chunks[index]) for index in indices]
-        found = iter(self._sampler(logits, [row for own in rows for row in own]))
-        checked = {}
-        for index, own in zip(indices, rows, strict=True):
-            after = [next(found) for _ in own]
-            samples[index] = after[0]
-            if drafts := batch.chunks[index].ahead:
-                checked[index] = verified(drafts, after)
-        return checked
-
-    def _prompt_logprobs(self, batch: Batch, order: list[int]) -> dict[int, list[TokenLogprobs]]:
-        """Of the prompt tokens that follow computed ones, where they are asked for and not yet delivered."""
-        found: dict[int, list[TokenLogprobs]] = {}
-        if all(chunk.sampling.num_prompt_logprobs is None for chunk in batch.chunks):
-            return found
-        row = 0
-        for index in order:
-            chunk = batch.chunks[index]
-            # Without a generated token, all that is known is the prompt; nothing known follows its last one.
-            count = min(chunk.num_tokens, len(chunk.token_ids) - 1 - chunk.start)
-            num_top = chunk.sampling.num_prompt_logprobs
-            if num_top is not None and chunk.num_generated == 0 and count > 0:
-                following = chunk.token_ids[chunk.start + 1 : chunk.start + 1 + count]
-                found[index] = prompt_logprobs(row, self._logits_of_rows, self.vocab_size, following, num_top)
-            row += chunk.num_tokens
-        return found
-
     @on_all_ranks
     @torch.inference_mode()
     def clear_blocks(self, blocks: "array[int]") -> None:
         """Zero blocks whose contents must not be met again, not even behind a mask."""
-        index = torch.tensor(blocks, dtype=torch.int64, device=self._device)
+        index = transfers.sent_integers(blocks, self._device)
         self._cache.clear(index)
         if self._speculator is not None:
             self._speculator.clear_blocks(index)
@@ -352,46 +405,54 @@ class Runner:
 
     def _free_bytes(self) -> int:
         """ConfigError on a machine that does not tell."""
+        return free_bytes_for(self._device, self.ranks, self._host_memory_bytes)
+
+    def _budget(
+        self,
+        config: EngineConfig,
+        own_config: ModelConfig,
+        dtype: torch.dtype,
+        bytes_per_token: int,
+        sizes: tuple[int, ...],
+    ) -> KVBudget:
+        """Of what is free now that all weights are loaded. sizes: of decode steps to be recorded."""
+        adapters = adapters_bytes(config, self._bank)
         if self._device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self._device)[0])
-        # Ranks of one machine share its memory.
-        free_bytes = free_memory_bytes() // self.ranks.num_local
-        return max(0, free_bytes - self._host_memory_bytes)
-
-    def _adapters_bytes(self, lora: LoraConfig | None) -> int:
-        if lora is None or self._bank is None:
-            return 0
-        return lora.max_cpu_loras * self._bank.num_bytes(lora.max_lora_rank)
-
-    def _choose_num_blocks(self, config: EngineConfig, bytes_per_token: int) -> int:
-        memory_bytes = config.kv_cache_memory_bytes
-        is_cuda = self._device.type == "cuda"
+            step = measured_steps(
+                self._model,
+                own_config,
+                config,
+                self.vocab_size,
+                dtype,
+                self._device,
+                samples=self.ranks.rank == 0,
+                num_recorded_rows=max(sizes, default=0),
+            )
+            return cuda_budget(config, bytes_per_token, step, sizes, adapters, self._device)
+        free_bytes: int | None = None
         try:
             free_bytes = self._free_bytes()
         except ConfigError:
-            # A machine that does not tell; then what the user says is all there is to go by.
-            if memory_bytes is None:
+            if config.kv_cache_memory_bytes is None:
                 raise
-            free_bytes = memory_bytes
-        else:
-            # Adapters come when the cache has taken its share.
-            free_bytes = max(0, free_bytes - self._adapters_bytes(config.lora))
-        if memory_bytes is None:
-            memory_bytes = default_kv_cache_memory_bytes(
-                bytes_per_token=bytes_per_token,
-                max_num_seqs=config.envelope.max_num_seqs,
-                max_model_len=config.max_model_len,
-                block_size=config.block_size,
-                free_bytes=free_bytes,
-                fraction=CUDA_FRACTION if is_cuda else CPU_FRACTION,
-            )
-        check_free(memory_bytes, free_bytes)
-        return num_kv_blocks(
-            kv_cache_memory_bytes=memory_bytes,
-            bytes_per_token=bytes_per_token,
-            max_model_len=config.max_model_len,
-            block_size=config.block_size,
-        )
+        return cpu_budget(config, bytes_per_token, free_bytes, adapters)
+
+
+def _asked_logprobs(batch: Batch, order: list[int]) -> list[AskedLogprobs]:
+    """Of the prompt tokens that follow computed ones, where they are asked for and not yet delivered."""
+    if all(chunk.sampling.num_prompt_logprobs is None for chunk in batch.chunks):
+        return []
+    found, row = [], 0
+    for index in order:
+        chunk = batch.chunks[index]
+        # Without a generated token, all that is known is the prompt; nothing known follows its last one.
+        count = min(chunk.num_tokens, len(chunk.token_ids) - 1 - chunk.start)
+        num_top = chunk.sampling.num_prompt_logprobs
+        if num_top is not None and chunk.num_generated == 0 and count > 0:
+            following = chunk.token_ids[chunk.start + 1 : chunk.start + 1 + count]
+            found.append(AskedLogprobs(index, row, following, num_top))
+        row += chunk.num_tokens
+    return found
 
 
 def _host_memory_bytes(config: EngineConfig, ranks: Ranks) -> int:

@@ -21,6 +21,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from headway_runtime import transfers
 from headway_runtime.batch import Chunk, Sample
 from headway_runtime.draws import LOWEST_TEMPERATURE, Drawer, DrawRows, Integers
 from headway_runtime.layers.kernel_choice import uses_triton
@@ -86,6 +87,10 @@ class Sampler:
 
     def __call__(self, logits: Tensor, chunks: Sequence[Chunk]) -> list[Sample]:
         """logits: [chunks, vocab_size] in the model's dtype; not changed."""
+        return self.launch(logits, chunks).read()
+
+    def launch(self, logits: Tensor, chunks: Sequence[Chunk]) -> "ChosenSamples":
+        """The same in two parts, the first of which chooses the tokens."""
         plan = self._plan_for(chunks)
         problems: dict[int, Unsatisfiable] = {}
         if plan.edits is None and len(plan.plain.greedy_places) == len(chunks):
@@ -102,12 +107,15 @@ class Sampler:
                 found = plan.edits.apply(edited, rows, self._counters)
                 problems = {plan.places[row]: problem for row, problem in found.items()}
                 self._choose(edited, plan.edited, positions, tokens, times)
-        token_ids = torch.where(times.isfinite(), tokens, -1).tolist()
-        return self._samples(logits, plan, token_ids, problems)
+        tokens = torch.where(times.isfinite(), tokens, -1)
+        return ChosenSamples(
+            self, logits, plan, tokens, transfers.brought(tokens), problems, transfers.Moment(self._device)
+        )
 
-    def _samples(
+    def samples(
         self, logits: Tensor, plan: _Plan, token_ids: list[int], problems: dict[int, Unsatisfiable]
     ) -> list[Sample]:
+        """What was chosen, with the log-probabilities that were asked for."""
         if not plan.with_logprobs and not problems and min(token_ids) >= 0:
             return [Sample(token_id) for token_id in token_ids]
         logprobs = self._logprobs(logits, plan, token_ids)
@@ -201,6 +209,27 @@ class Sampler:
             first, last = greedy_rows[0], greedy_rows[-1]
             index = slice(first, last + 1) if is_range else torch.tensor(greedy_rows, device=self._device)
         return _Choices(index, [place for _, place in greedy], draws)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSamples:
+    """Tokens that were chosen, and what else is asked of their logits. tokens: -1 where there is none.
+
+    on_host: the same tokens, there from `moment` on.
+    """
+
+    sampler: Sampler
+    logits: Tensor
+    plan: _Plan
+    tokens: Tensor
+    on_host: Tensor
+    problems: dict[int, Unsatisfiable]
+    moment: transfers.Moment
+
+    def read(self) -> list[Sample]:
+        """Waits for the device."""
+        self.moment.wait()
+        return self.sampler.samples(self.logits, self.plan, self.on_host.tolist(), self.problems)
 
 
 def make_sampler(vocab_size: int, device: torch.device) -> "Sampler | DeviceSampler":

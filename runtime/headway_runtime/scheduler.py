@@ -23,6 +23,10 @@ is spent:
    and the request can still take, in blocks that are free beyond one for each running sequence. Guesses never
    preempt and never keep anybody waiting.
 
+A step may be under way, and not read yet, while the next one is scheduled; see `commits`. What it computes
+and samples counts as there. A sequence whose last token it samples is in no step any more. While there is
+one, nobody is preempted: its blocks will be free in a moment, and who needs one waits a step for it.
+
 Why nothing waits for ever. A sequence alone always fits (`add` refuses others), and a generated token is
 never taken back. Only finitely many sequences ever rank before a given one: of those that come later, only
 such as have a better priority and come within `priority_ageing_seconds` per unit of difference. So each one
@@ -40,23 +44,28 @@ and running decodes beyond it pause, the last in rank first, with their blocks k
 import bisect
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter
 from headway_runtime.adapters.admission import AdapterAdmission
-from headway_runtime.batch import Batch, Chunk, Sample, StepResult, Verified
+from headway_runtime.batch import Batch, Chunk, StepResult
 from headway_runtime.blocks import BlockPool
+from headway_runtime.commits import Commits, Committed, Progress
 from headway_runtime.config import Limits
 from headway_runtime.draft_policy import DraftPolicy
+from headway_runtime.guessing import give_guesses
 from headway_runtime.offload.tiers import Copies, KVOffload
 from headway_runtime.prefix_cache import PrefixCache
-from headway_runtime.request import FinishReason, Request
+from headway_runtime.request import Request
 from headway_runtime.sequence import Sequence
+from headway_runtime.step_draft import StepDraft
 
 if TYPE_CHECKING:
     from headway_runtime.grammar_matcher import TokenMatcher
+
+__all__ = ["Committed", "Progress", "Schedule", "Scheduler"]
 
 # A sequence waits a step for another one's blocks only if they spare it so many tokens.
 LEAST_TOKENS_WORTH_WAITING = 64
@@ -79,67 +88,6 @@ class Schedule:
     preempted: list[Sequence]
     blocks_to_clear: list[int]
     copies: Copies
-
-
-@dataclass(slots=True)
-class Progress:
-    """What one sample did to its sequence. Not frozen for the same reason as `Chunk`.
-
-    previous_token_at: when its token before this one was made; None for the first.
-    finish_reason: set when this was the last token; the sequence's blocks are free then.
-    more: the samples after it, if tokens were guessed and came true.
-    """
-
-    sequence: Sequence
-    sample: Sample
-    previous_token_at: float | None
-    finish_reason: FinishReason | None
-    more: tuple[Sample, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What one step did. num_prompt_tokens: prompt tokens computed for the first time."""
-
-    progress: list[Progress]
-    num_prompt_tokens: int
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step in the making: the tokens given to each sequence so far, and what is left to give.
-
-    largest: tokens that long prompts may take together while others want some; long_budget: what is left.
-    prompts: all prompts under way, and those admitted.
-    """
-
-    budget: int
-    largest: int
-    long_budget: int
-    shares: dict[Sequence, int] = field(default_factory=dict)
-    drafts: dict[Sequence, int] = field(default_factory=dict)
-    prompts: list[Sequence] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-
-    def part_for(self, num_pending: int) -> int:
-        """Tokens that a prompt gets at first."""
-        limit = self.budget if num_pending <= self.largest else min(self.budget, self.long_budget)
-        return min(num_pending, limit)
-
-    def give(self, sequence: Sequence, num_tokens: int) -> None:
-        if num_tokens > 0:
-            self.shares[sequence] = self.shares.get(sequence, 0) + num_tokens
-            self.budget -= num_tokens
-
-    def give_prompt(self, sequence: Sequence) -> None:
-        """Give a prompt its first part."""
-        num_pending = sequence.num_pending
-        num_tokens = self.part_for(num_pending)
-        if num_pending > self.largest:
-            self.long_budget -= num_tokens
-        self.prompts.append(sequence)
-        self.give(sequence, num_tokens)
 
 
 class Scheduler:
@@ -187,6 +135,7 @@ class Scheduler:
         self._unscheduled: OrderedDict[str, Sequence] = OrderedDict()
         self._num_arrived = 0
         self._latest_received_at = -math.inf
+        self._commits = Commits(self._sequences, self.cache, self.draft_policy, self.remove, block_size)
 
     @property
     def num_running(self) -> int:
@@ -214,6 +163,7 @@ class Scheduler:
         self._latest_received_at = max(self._latest_received_at, request.received_at)
         served_as_of = self._latest_received_at + request.priority * self._priority_ageing_seconds
         sequence = Sequence(request, self._num_arrived, served_as_of, matcher, adapter)
+        sequence.most_tokens = min(sequence.most_tokens, self.max_model_len)
         self._num_arrived += 1
         self._sequences[request.request_id] = sequence
         self._unscheduled[request.request_id] = sequence
@@ -248,58 +198,40 @@ class Scheduler:
         return min((one.request.received_at for one in chain(oldest, without_token)), default=None)
 
     def schedule(self, now: float) -> Schedule:
-        """Decide the next step. Blocks are taken and given back at once; tokens count from `commit`."""
+        """Decide the next step. Blocks are taken and given back at once; tokens count from `launch`."""
         budget = self.limits.max_num_batched_tokens
         largest = max(1, int(self._long_prefill_share * budget))
-        draft = _Draft(budget, largest, largest)
+        draft = StepDraft(budget, largest, largest)
         prompts = self._schedule_decodes(draft)
         for sequence in prompts:
             if draft.budget > 0 and sequence not in draft.preempted:
                 draft.give_prompt(sequence)
         if self._queue and draft.budget > 0:
             self._admit(draft, now)
-        self._spend_rest(draft)
-        if self.limits.num_speculative_tokens and draft.budget > 0 and draft.shares:
-            self._give_drafts(draft)
+        draft.give_rest()
+        most_guesses = self.limits.num_speculative_tokens
+        if most_guesses and draft.budget > 0 and draft.shares:
+            num_free = self.pool.num_free - len(self._running)
+            give_guesses(draft, self.draft_policy, most_guesses, self.cache, num_free, self.block_size)
         to_clear, copies = self.cache.blocks_to_clear(), self.cache.copies()
         return Schedule(self._batch(draft), draft.admitted, draft.preempted, to_clear, copies)
 
+    def launch(self, batch: Batch) -> None:
+        """A step was launched: the next one may be scheduled before it is read, unless `needs_reading`."""
+        self._commits.launch(batch)
+
+    @property
+    def needs_reading(self) -> bool:
+        """Whether the step that was launched last must be read before the next one is scheduled."""
+        return self._commits.needs_reading or self.limits.num_speculative_tokens > 0
+
     def commit(self, batch: Batch, result: StepResult, now: float) -> Committed:
-        """Take over what a step computed, at `now`. Sequences removed meanwhile are passed over."""
-        progress = []
-        num_prompt_tokens = 0
-        block_size = self.block_size
-        for index, entries in result.prompt_logprobs.items():
-            chunk = batch.chunks[index]
-            sequence = self._sequences.get(chunk.request_id)
-            if sequence is not None:
-                sequence.add_prompt_logprobs(chunk.start, entries)
-        for index, (chunk, sample) in enumerate(zip(batch.chunks, result.samples, strict=True)):
-            sequence = self._sequences.get(chunk.request_id)
-            if sequence is None:
-                continue
-            sequence.num_computed += chunk.num_tokens
-            if sequence.num_prompt_counted < sequence.num_prompt:
-                num_prompt_tokens += sequence.count_prompt_tokens()
-            if sample is not None and sample.token_id is None:
-                if sample.error is None:
-                    self.cache.distrust(sequence)
-                self.remove(chunk.request_id)
-                progress.append(Progress(sequence, sample, sequence.last_token_at, FinishReason.ERROR))
-                continue
-            if chunk.num_drafts and sample is not None:
-                progress.append(self._take_verified(sequence, sample, result.verified.get(index), now))
-                continue
-            if sequence.num_computed >= (sequence.num_published + 1) * block_size:
-                self.cache.publish(sequence)
-            if sample is not None:
-                is_full = sequence.num_proven < sequence.num_published * block_size
-                if is_full or not self.cache.proves_blocks:
-                    self.cache.prove(sequence)
-                else:
-                    sequence.num_proven = sequence.num_computed
-                progress.append(self._take_sample(sequence, sample, now))
-        return Committed(progress, num_prompt_tokens)
+        """Take over what a step computed, read at `now`. Sequences removed meanwhile are passed over."""
+        return self._commits.commit(batch, result, now)
+
+    def drop(self, batch: Batch) -> list[Sequence]:
+        """A step failed: forget its sequences, which are returned."""
+        return self._commits.drop(batch)
 
     def check_integrity(self) -> None:
         """Prove that queues, block tables, pool and prefix cache agree. AssertionError if not."""
@@ -317,71 +249,16 @@ class Scheduler:
         for ranked in (self._running, self._queue):
             assert all(first.rank < second.rank for first, second in pairwise(ranked)), "not in order of rank"
         self.cache.check_integrity(self._running)
+        self._commits.check_integrity()
 
-    def _take_sample(self, sequence: Sequence, sample: Sample, now: float) -> Progress:
-        previous_token_at = sequence.last_token_at
-        assert sample.token_id is not None
-        reason = sequence.append_token(sample.token_id, now, self.max_model_len)
-        if reason is not None:
-            self.remove(sequence.request.request_id)
-        return Progress(sequence, sample, previous_token_at, reason)
-
-    def _take_verified(
-        self, sequence: Sequence, sample: Sample, verified: Verified | None, now: float
-    ) -> Progress:
-        """Take a sample, and those after the guesses that came true; the KV of these guesses is computed."""
-        previous_token_at = sequence.last_token_at
-        following = () if verified is None else verified.samples
-        taken, reason = [], None
-        for one in (sample, *following):
-            assert one.token_id is not None
-            taken.append(one)
-            reason = sequence.append_token(one.token_id, now, self.max_model_len)
-            if reason is not None:
-                break
-        sequence.num_computed += len(taken) - 1
-        if verified is None or verified.is_finite:
-            # What was computed for wrong guesses is written over, and harmless until then.
-            sequence.num_given = sequence.num_computed
-        if verified is not None:
-            self.draft_policy.observe_guesses(sequence.acceptance, verified.num_drafted, len(following))
-        self.cache.publish(sequence)
-        self.cache.prove(sequence)
-        if reason is not None:
-            self.remove(sequence.request.request_id)
-        return Progress(sequence, sample, previous_token_at, reason, tuple(taken[1:]))
-
-    def _give_drafts(self, draft: _Draft) -> None:
-        """Let tokens be guessed for decodes, as far as that pays and there is room for them."""
-        decodes = [
-            one for one, share in draft.shares.items() if share == 1 and one.num_computed >= one.num_prompt
-        ]
-        lengths = self.draft_policy.lengths(
-            [one.acceptance for one in decodes], self.limits.num_speculative_tokens
-        )
-        num_free = self.pool.num_free - len(self._running)
-        for sequence, length in zip(decodes, lengths, strict=True):
-            num_known = len(sequence.token_ids)
-            # One token more than is guessed is sampled.
-            room = min(sequence.num_wanted, self.max_model_len - num_known) - 1
-            count = min(length, draft.budget, room)
-            in_blocks = len(sequence.block_table) * self.block_size - num_known
-            if count > in_blocks and num_free > 0:
-                num_blocks = min(-(-(count - in_blocks) // self.block_size), num_free)
-                self.cache.allocate(sequence, num_blocks)
-                num_free -= num_blocks
-                in_blocks += num_blocks * self.block_size
-            count = min(count, in_blocks)
-            if count > 0:
-                draft.drafts[sequence] = count
-                draft.budget -= count
-
-    def _schedule_decodes(self, draft: _Draft) -> list[Sequence]:
+    def _schedule_decodes(self, draft: StepDraft) -> list[Sequence]:
         """Give decodes their token; returns the prompts under way."""
         prompts = []
         block_size, shares = self.block_size, draft.shares
         for sequence in self._running.copy():
             num_tokens = len(sequence.token_ids)
+            if num_tokens >= sequence.most_tokens:
+                continue  # its last token is on its way
             if num_tokens - sequence.num_computed > 1:
                 prompts.append(sequence)
             elif draft.budget > 0 and not (draft.preempted and sequence in draft.preempted):
@@ -391,9 +268,11 @@ class Scheduler:
                     draft.budget -= 1
         return prompts
 
-    def _make_room(self, sequence: Sequence, draft: _Draft) -> bool:
-        """Give a sequence the block its last known token needs; False if it had to give way itself."""
+    def _make_room(self, sequence: Sequence, draft: StepDraft) -> bool:
+        """Give a sequence the block its last known token needs; False if it has none in this step."""
         while self.pool.num_free == 0:
+            if any(one.is_ending for one in self._running):
+                return False  # their blocks will be free once the step that is under way is read
             victim = min(
                 self._running[1:], key=lambda one: (-one.request.priority, one.num_computed, -one.arrival)
             )
@@ -403,7 +282,7 @@ class Scheduler:
         self.cache.allocate(sequence, 1)
         return True
 
-    def _preempt(self, victim: Sequence, draft: _Draft) -> None:
+    def _preempt(self, victim: Sequence, draft: StepDraft) -> None:
         draft.budget += draft.shares.pop(victim, 0)
         draft.preempted.append(victim)
         _take_out(self._running, victim)
@@ -411,11 +290,11 @@ class Scheduler:
         victim.forget_computed()
         bisect.insort(self._queue, victim, key=_rank)
 
-    def _admit(self, draft: _Draft, now: float) -> None:
+    def _admit(self, draft: StepDraft, now: float) -> None:
         """Admit from the queue, by rank; see the header for who may be overtaken."""
         self.cache.poll()
         under_way: set[bytes] = set()
-        for sequence in draft.prompts:
+        for sequence in {*draft.prompts, *self._commits.prompts_under_way()}:
             under_way.update(self.cache.keys_of_step(sequence, draft.shares.get(sequence, 0)))
         adapters = AdapterAdmission(self._max_adapters, self._running) if self._max_adapters else None
         position = 0
@@ -441,7 +320,7 @@ class Scheduler:
             under_way.update(self.cache.keys_of_step(sequence, draft.shares[sequence]))
 
     def _is_overtaken(
-        self, sequence: Sequence, found: list[int], under_way: set[bytes], draft: _Draft
+        self, sequence: Sequence, found: list[int], under_way: set[bytes], draft: StepDraft
     ) -> bool:
         num_tokens = draft.part_for(len(sequence.token_ids) - len(found) * self.block_size)
         if num_tokens == 0:
@@ -451,7 +330,7 @@ class Scheduler:
         num_spared = self.cache.num_tokens_under_way(sequence, found, under_way)
         return num_spared >= max(LEAST_TOKENS_WORTH_WAITING, num_tokens / 2)
 
-    def _start(self, sequence: Sequence, found: list[int], draft: _Draft, now: float) -> None:
+    def _start(self, sequence: Sequence, found: list[int], draft: StepDraft, now: float) -> None:
         self.cache.take(sequence, found)
         bisect.insort(self._running, sequence, key=_rank)
         if sequence.scheduled_at is None:
@@ -461,12 +340,7 @@ class Scheduler:
             draft.admitted.append(sequence)
         draft.give_prompt(sequence)
 
-    def _spend_rest(self, draft: _Draft) -> None:
-        for sequence in draft.prompts:
-            extra = min(sequence.num_pending - draft.shares.get(sequence, 0), draft.budget)
-            draft.give(sequence, extra)
-
-    def _batch(self, draft: _Draft) -> Batch:
+    def _batch(self, draft: StepDraft) -> Batch:
         decodes: list[Chunk] = []
         others: list[Chunk] = []
         for sequence, share in draft.shares.items():

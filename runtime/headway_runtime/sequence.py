@@ -2,12 +2,17 @@
 
 Only the scheduler changes a sequence. There are no phases: a sequence wants its computed tokens to catch up
 with its known tokens, be it by a chunk of a prompt, by one decoded token, or again after a preemption.
+
+A step counts twice. Once it is launched, what it computes is computed for whatever is launched later, and the
+token that it samples is a known one, though UNREAD. Once it is read, the token has its value, and what is in
+the blocks is certain.
 """
 
 from array import array
 from typing import TYPE_CHECKING
 
 from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter
+from headway_runtime.batch import UNREAD
 from headway_runtime.draft_policy import Acceptance
 from headway_runtime.request import FinishReason, Request, TokenLogprobs
 
@@ -20,10 +25,13 @@ class Sequence:
 
     arrival: place in the order of acceptance; the oldest has the lowest.
     rank: who comes first when not all can be served, the lowest; unique, and the same for life.
-    num_computed: tokens whose KV lies in the blocks of block_table.
-    num_given: tokens that steps were told to compute so far; those beyond num_computed are under way.
-    num_proven: computed tokens that a finite sample has followed.
-    num_published: full computed blocks, offered to the prefix cache.
+    token_ids: prompt and answer so far; the last num_unread of them are UNREAD.
+    most_tokens: how long token_ids can become at most.
+    num_computed: tokens whose KV lies in the blocks of block_table, once the steps launched so far have run.
+    num_confirmed: of these, those of steps that were read.
+    num_given: tokens that steps were told to compute so far; more than num_computed if some were guessed.
+    num_proven: confirmed tokens that a finite sample has followed.
+    num_published: full confirmed blocks, offered to the prefix cache.
     block_keys: keys of the first blocks of token_ids, as many as were needed so far.
     is_cacheable: whether its blocks may be entered into the prefix cache.
     num_cached: prompt tokens found in the prefix cache when it was first scheduled.
@@ -33,6 +41,7 @@ class Sequence:
     matcher: where the generated tokens stand in the request's grammar; None if it has none.
     adapter: what it is computed with. num_overtaken: see `adapters.admission`.
     acceptance: how often guesses for it came true.
+    needs_reading: see `SamplingParams`.
     prompt_logprobs: of the prompt tokens from the second on, as far as they are computed; stays empty unless
         they are asked for.
     """
@@ -48,14 +57,18 @@ class Sequence:
         "is_cacheable",
         "last_token_at",
         "matcher",
+        "most_tokens",
+        "needs_reading",
         "num_cached",
         "num_computed",
+        "num_confirmed",
         "num_given",
         "num_overtaken",
         "num_prompt",
         "num_prompt_counted",
         "num_proven",
         "num_published",
+        "num_unread",
         "prompt_logprobs",
         "rank",
         "request",
@@ -81,6 +94,9 @@ class Sequence:
         self.rank = (served_as_of, arrival)
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
+        self.num_unread = 0
+        self.most_tokens = self.num_prompt + request.sampling.max_tokens
+        self.needs_reading = request.sampling.needs_reading
         self.num_cached = 0
         self.num_prompt_counted = 0
         self.block_table: array[int] = array("q")
@@ -97,22 +113,24 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        return len(self.token_ids) - self.num_prompt
+        """Tokens of the answer that were read."""
+        return len(self.token_ids) - self.num_unread - self.num_prompt
 
     @property
-    def num_wanted(self) -> int:
-        """Tokens that the answer may still get."""
-        return self.request.sampling.max_tokens - self.num_generated
+    def is_ending(self) -> bool:
+        """Whether its last token is on its way."""
+        return len(self.token_ids) >= self.most_tokens
 
     def forget_computed(self) -> None:
         """Start again: none of the known tokens is computed."""
-        self.num_computed = self.num_given = self.num_proven = self.num_published = 0
+        self.num_computed = self.num_confirmed = self.num_given = 0
+        self.num_proven = self.num_published = 0
         self.is_cacheable = True
         self.awaits_until: float | None = None
 
-    def count_prompt_tokens(self) -> int:
-        """Count the computed prompt tokens that were not counted yet; say how many these are."""
-        num_new = max(0, min(self.num_computed, self.num_prompt) - self.num_prompt_counted)
+    def count_prompt_tokens(self, end: int) -> int:
+        """Count the prompt tokens before `end`, as far as they are new; say how many these are."""
+        num_new = max(0, min(end, self.num_prompt) - self.num_prompt_counted)
         self.num_prompt_counted += num_new
         return num_new
 
@@ -123,9 +141,18 @@ class Sequence:
         """
         self.prompt_logprobs += entries[len(self.prompt_logprobs) - start :]
 
-    def append_token(self, token_id: int, now: float, max_model_len: int) -> FinishReason | None:
-        """Take a token sampled at `now`; say whether, and why, it was the last one."""
-        self.token_ids.append(token_id)
+    def expect_token(self) -> None:
+        """A step that samples the next token was launched."""
+        self.token_ids.append(UNREAD)
+        self.num_unread += 1
+
+    def read_token(self, token_id: int, now: float) -> FinishReason | None:
+        """Take the next token, read at `now`; say whether, and why, it was the last one."""
+        if self.num_unread:
+            self.token_ids[-self.num_unread] = token_id
+            self.num_unread -= 1
+        else:
+            self.token_ids.append(token_id)
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
@@ -137,8 +164,7 @@ class Sequence:
         # Before min_tokens none of these is ever sampled.
         if token_id in sampling.stop_token_ids:
             return FinishReason.STOP
-        num_tokens = len(self.token_ids)
-        if num_tokens - self.num_prompt >= sampling.max_tokens or num_tokens >= max_model_len:
+        if len(self.token_ids) - self.num_unread >= self.most_tokens:
             return FinishReason.LENGTH
         return None
 

@@ -103,13 +103,16 @@ class Speculator:
         self.seconds = time.monotonic() - started_at
         return found
 
-    def computed(self, batch: Batch, verified: dict[int, Verified]) -> None:
-        """The model has computed the batch. verified: what became of guesses, by the index of their chunk."""
-        if self._draft_model is None:
-            return
-        self._draft_model.computed(batch)
-        for index, one in verified.items():
-            self._draft_model.accepted(batch.chunks[index], len(one.samples))
+    def computed(self, batch: Batch) -> None:
+        """The model computes the batch."""
+        if self._draft_model is not None:
+            self._draft_model.computed(batch)
+
+    def accepted(self, batch: Batch, verified: dict[int, Verified]) -> None:
+        """What became of guesses, by the index of their chunk."""
+        if self._draft_model is not None:
+            for index, one in verified.items():
+                self._draft_model.accepted(batch.chunks[index], len(one.samples))
 
     def loaded(self, blocks: Iterable[int]) -> None:
         """The model's KV of these blocks was brought back from elsewhere; no draft's is kept there."""

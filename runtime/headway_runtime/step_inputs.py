@@ -9,7 +9,7 @@ to nobody follow the last token.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway_runtime import transfers
 from headway_runtime.config import EngineConfig
 from headway_runtime.layers.attention import (
     AttentionInputs,
@@ -82,6 +83,7 @@ class StepInputs:
     sample_rows: rows after which a token is sampled, in ascending order, and then some that do not count.
     sampled: the chunk that each of these rows belongs to, as an index into the batch.
     order: all chunks in the order of their rows, as indices into the batch.
+    fed: rows whose tokens are samples of the step before, and which these are; None where there is none.
     """
 
     token_ids: Tensor
@@ -90,6 +92,7 @@ class StepInputs:
     sample_rows: Tensor
     sampled: list[int]
     order: list[int]
+    fed: tuple[Tensor, Tensor] | None = None
 
 
 class _Kind(Enum):
@@ -144,7 +147,8 @@ class StepInputBuilder:
         )
         # Guesses make more sampled rows than sequences.
         sampled = min(tokens, sequences * (1 + envelope.num_speculative_tokens))
-        size = 3 * tokens + sampled
+        # Rows that are fed, and with what.
+        size = 3 * tokens + sampled + 2 * sequences
         size += max(
             envelope.max_num_seqs * blocks_per_sequence,
             -(-num_paged_integers(envelope.max_num_seqs, blocks_per_sequence) // 2),
@@ -152,8 +156,11 @@ class StepInputBuilder:
         self._integers = _IntegerBuffer(size, device)
         self._ramp = torch.arange(blocks_per_sequence * self._block_size, device=device)
 
-    def build(self, batch: Work) -> StepInputs:
-        """Rows are the decodes, longest context first, then short chunks of generated tokens, then others."""
+    def build(self, batch: Work, sources: Mapping[int, int] | None = None) -> StepInputs:
+        """Rows are the decodes, longest context first, then short chunks of generated tokens, then others.
+
+        sources: of chunks whose last token is a sample of the step before, by index, which sample.
+        """
         block_size, of_batch = self._block_size, batch.chunks
         # Kernels add up chunks in another order than decodes; a prompt's tokens are chunks, be it one alone.
         decodes = [
@@ -172,7 +179,7 @@ class StepInputBuilder:
         stretches = []
         if self._gpu_kernels is None:
             stretches = list(_stretches(chunks, num_decodes, block_size, has_kernels=self._has_kernels))
-        ends = accumulate(chunk.num_tokens for chunk in chunks)
+        ends = list(accumulate(chunk.num_tokens for chunk in chunks))
         # One that has guesses is sampled after each of them, too.
         sampled = [
             (index, row)
@@ -195,6 +202,11 @@ class StepInputBuilder:
             integers.write(_block_table(stretch, block_size)) if stretch.needs_cache else None
             for stretch in stretches
         ]
+        fed = None
+        if sources:
+            rows = [end - 1 for index, end in zip(order, ends, strict=True) if index in sources]
+            samples = [sources[index] for index in order if index in sources]
+            fed = (integers.write(numpy.array(rows)), integers.write(numpy.array(samples)))
         calls: list[Decodes | FirstChunk | LaterChunk | DecodesAgain | Paged] = []
         if self._gpu_kernels is not None:
             calls.extend(paged_calls(chunks, num_few, block_size, integers.write_halves))
@@ -207,7 +219,7 @@ class StepInputBuilder:
         place = None if self._has_kernels else (slots // block_size, slots % block_size)
         attention = AttentionInputs(slots, place, calls, num_decodes, num_padding)
         return StepInputs(
-            token_ids, positions, attention, sample_rows, [index for index, _ in sampled], order
+            token_ids, positions, attention, sample_rows, [index for index, _ in sampled], order, fed
         )
 
     def _num_padding(self, num_rows: int) -> int:
@@ -234,15 +246,26 @@ class StepInputBuilder:
 
 
 class _IntegerBuffer:
-    """Preallocated int64 storage, filled on the host and uploaded at once."""
+    """Preallocated int64 storage, filled on the host and uploaded at once.
+
+    On the device it is one, as steps follow each other there. On the host there are two by turns: one step
+    may be copied from its own while the next one is written; it has been read before the one after that is.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._array: Integers = self._host.numpy()
-        self._on_device = self._host if device.type == "cpu" else self._host.to(device)
+        is_shared = transfers.shares_memory(device)
+        self._hosts = [
+            transfers.host_memory(size, torch.int64, device).zero_() for _ in range(1 if is_shared else 2)
+        ]
+        self._arrays: list[Integers] = [host.numpy() for host in self._hosts]
+        self._on_device = self._hosts[0] if is_shared else torch.zeros_like(self._hosts[0], device=device)
+        self._turn = 0
+        self._array = self._arrays[0]
         self._length = 0
 
     def clear(self) -> None:
+        self._turn = (self._turn + 1) % len(self._hosts)
+        self._array = self._arrays[self._turn]
         self._length = 0
 
     def write(self, values: Integers, num_padding: int = 0) -> Tensor:
@@ -264,8 +287,9 @@ class _IntegerBuffer:
         return halves[: values.size].view(values.shape)
 
     def upload(self) -> None:
-        if self._on_device is not self._host:
-            self._on_device[: self._length].copy_(self._host[: self._length], non_blocking=True)
+        host = self._hosts[self._turn]
+        if host is not self._on_device:
+            transfers.fill(self._on_device[: self._length], host[: self._length])
 
 
 def _stretches(

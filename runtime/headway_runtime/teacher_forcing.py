@@ -32,6 +32,7 @@ class TeacherForcing:
                 kv_cache_memory_bytes=None,
                 speculative=None,
                 offload=None,
+                enforce_eager=True,
             )
         )
 

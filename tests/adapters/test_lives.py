@@ -70,13 +70,16 @@ def test_other_weights_under_the_same_name_hit_nothing_of_the_old_ones(
         assert driver.outputs[str(turn)][0].num_cached_tokens == (64 if turn == 2 else 0)
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapping"])
 def test_an_unloaded_adapter_serves_its_requests_to_their_ends_and_no_others(
     checkpoint: Callable[..., Checkpoint],
     start_engine: StartEngine,
     random_prompts: Callable[..., list[list[int]]],
+    *,
+    overlap: bool,
 ) -> None:
     one = checkpoint()
-    driver = start_engine(one.folder, {"it": one.adapters["one"]}, limits=Limits(1, 256))
+    driver = start_engine(one.folder, {"it": one.adapters["one"]}, limits=Limits(1, 256), overlap=overlap)
     adapters = driver.engine.adapters
     assert adapters is not None
     prompts = random_prompts(23, (20, 30, 40))
@@ -99,15 +102,18 @@ def test_an_unloaded_adapter_serves_its_requests_to_their_ends_and_no_others(
     assert driver.engine.adapter_snapshot().num_leaving == 0
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapping"])
 @pytest.mark.parametrize("end", ["abort", "finish"])
 def test_an_adapters_memory_is_free_when_its_last_request_ends(
     end: str,
     checkpoint: Callable[..., Checkpoint],
     start_engine: StartEngine,
     random_prompts: Callable[..., list[list[int]]],
+    *,
+    overlap: bool,
 ) -> None:
     one = checkpoint()
-    driver = start_engine(one.folder, {"it": one.adapters["one"]})
+    driver = start_engine(one.folder, {"it": one.adapters["one"]}, overlap=overlap)
     adapters, bank = driver.engine.adapters, driver.engine._runner._bank
     assert adapters is not None
     assert bank is not None

@@ -20,7 +20,7 @@ def computed(cache: PrefixCache, length: int, num_steps: int = 0) -> Sequence:
     one = Sequence(Request("one", tuple(range(length)), SamplingParams(), 0.0), 0)
     cache.take(one, cache.find(one))
     for _ in range(num_steps + 1):
-        one.num_computed = one.num_given = len(one.token_ids)
+        one.num_computed = one.num_confirmed = one.num_given = len(one.token_ids)
         cache.publish(one)
         cache.prove(one)
         one.token_ids.append(7)
@@ -74,20 +74,20 @@ def test_a_bad_beginning_beyond_all_windows_does_not_reach_others(
     if driver.engine._runner._cache.kernels is None:
         pytest.skip("PyTorch's operators look at all of a context, so that nothing can hide there")
     driver.add("long", range(250), max_tokens=3)
-    step = driver.engine._runner.execute
+    launch = driver.engine._runner.launch
 
     def spoiled(batch: Any) -> Any:
-        result = step(batch)
+        pending = launch(batch)
         data = driver.engine._runner._cache.layers[0].numbers
         with torch.inference_mode():
             if batch.chunks[0].start > 200:
                 data[torch.tensor(batch.chunks[0].block_table[:3])] = torch.nan
-        return result
+        return pending
 
-    driver.engine._runner.execute = spoiled
+    driver.engine._runner.launch = spoiled
     driver.run()
     assert len(driver.tokens("long")) == 3
-    driver.engine._runner.execute = step
+    driver.engine._runner.launch = launch
     for number in range(6):
         driver.add(str(number), range(20, 60), max_tokens=8)
         driver.add(f"beside {number}", range(30, 51), max_tokens=8)

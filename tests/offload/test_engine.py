@@ -66,11 +66,12 @@ def test_without_offload_it_is_lost(start_engine: StartEngine, random_prompts: R
     assert driver.ask(prompts[0])[1] == 0
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapping"])
 def test_what_was_loaded_is_shared_like_what_was_computed(
-    start_engine: StartEngine, random_prompts: RandomPrompts
+    start_engine: StartEngine, random_prompts: RandomPrompts, *, overlap: bool
 ) -> None:
     first, *others = random_prompts(2, [160] * 4)
-    driver = start_engine(80)
+    driver = start_engine(80, overlap=overlap)
     answer = driver.ask(first)[0]
     answers(driver, others)
     names = [driver.add(first) for _ in range(3)]
@@ -93,12 +94,13 @@ def test_tenants_do_not_find_each_others_blocks(
     assert driver.ask(first, salt="a")[1] == 192
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapping"])
 def test_preempted_sequences_find_their_blocks_again(
-    start_engine: StartEngine, random_prompts: RandomPrompts
+    start_engine: StartEngine, random_prompts: RandomPrompts, *, overlap: bool
 ) -> None:
     prompts = random_prompts(4, [60] * 6)
     want = [start_engine(0).ask(prompt, max_tokens=80)[0] for prompt in prompts]
-    driver = start_engine(100)
+    driver = start_engine(100, overlap=overlap)
     names = [driver.add(prompt, max_tokens=80) for prompt in prompts]
     driver.run()
     assert driver.metrics.snapshot().counters["preemptions"] >= 2
@@ -314,14 +316,17 @@ def test_a_model_with_windows_says_what_is_not_kept_and_answers_the_same(
     assert driver.offload.host.hit_tokens >= 48, "of prompts within the window"
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapping"])
 def test_a_step_that_fails_leaves_no_wrong_contents_behind(
     start_engine: StartEngine,
     random_prompts: RandomPrompts,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    *,
+    overlap: bool,
 ) -> None:
     prompts = random_prompts(14, [200] * 3)
-    driver = start_engine(80)
+    driver = start_engine(80, overlap=overlap)
     want = answers(driver, prompts)
     runner = driver.engine._runner
 

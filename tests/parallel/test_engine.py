@@ -35,20 +35,26 @@ def test_mixed_batches(checkpoint: Any, single_driver: Any, pair_driver: Any, ra
     assert answers(two, prompts) == answers(one, prompts)
 
 
-def test_drawn_tokens(checkpoint: Any, single_driver: Any, pair_driver: Any, random_prompts: Any) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapping"])
+def test_drawn_tokens(
+    checkpoint: Any, single_driver: Any, pair_driver: Any, random_prompts: Any, *, overlap: bool
+) -> None:
     reference = checkpoint("llama")
-    one, two = both(single_driver, pair_driver, reference.folder)
+    one, two = both(single_driver, pair_driver, reference.folder, overlap=overlap)
     prompts = random_prompts(4, [20, 40])
     sampling = {"temperature": 0.8, "top_p": 0.9, "seed": 11}
     assert answers(two, prompts, **sampling) == answers(one, prompts, **sampling)
 
 
-def test_preemption(checkpoint: Any, single_driver: Any, pair_driver: Any, random_prompts: Any) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapping"])
+def test_preemption(
+    checkpoint: Any, single_driver: Any, pair_driver: Any, random_prompts: Any, *, overlap: bool
+) -> None:
     reference = checkpoint("llama")
     prompts = random_prompts(5, [90, 60, 80, 20, 75])
     # 64 blocks of 4 tokens on either: a rank has half the KV heads.
     bytes_of = {1: reference.kv_bytes(65, 4), 2: reference.kv_bytes(65, 4) // 2}
-    shared = {"block_size": 4, "max_model_len": 200}
+    shared = {"block_size": 4, "max_model_len": 200, "overlap": overlap}
     one = single_driver(reference.folder, kv_cache_memory_bytes=bytes_of[1], **shared)
     two = pair_driver(reference.folder, kv_cache_memory_bytes=bytes_of[2], **shared)
     assert answers(two, prompts) == answers(one, prompts)
@@ -123,7 +129,7 @@ def test_a_request_that_fails_alone_leaves_ranks_in_step(
     (prompt,) = random_prompts(9, [20])
     runner = driver.engine._runner
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_sampler", lambda *_: [][0])
+        patch.setattr(runner._sampler, "launch", lambda *_: [][0])
         driver.add("a", prompt, max_tokens=4)
         driver.run()
     assert driver.outputs["a"][-1].error == "IndexError: list index out of range"

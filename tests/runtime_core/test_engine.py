@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headway_runtime.batch import Batch, StepResult
+from headway_runtime.batch import Batch
 from headway_runtime.config import Envelope, Limits, Targets
 from headway_runtime.engine import EngineCore
 from headway_runtime.errors import (
@@ -249,12 +249,11 @@ class FailingOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def execute(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> Any:
         if not self._has_failed:
             self._has_failed = True
             raise RuntimeError("out of memory")
-        result: StepResult = self._runner.execute(batch)
-        return result
+        return self._runner.launch(batch)
 
     def is_usable(self) -> bool:
         return self._usable
@@ -264,7 +263,7 @@ def test_failed_step_ends_its_requests_and_the_engine_goes_on(start_engine: Any)
     driver = start_engine(envelope=Envelope(2, 64), limits=Limits(2, 64))
     for name in ("a", "b", "c"):
         driver.add(name, range(20), **GREEDY)
-    driver.engine._runner = FailingOnce(driver.engine._runner, usable=True)
+    driver.engine._steps.runner = FailingOnce(driver.engine._runner, usable=True)
     outputs = driver.step()
     assert [(one.request_id, one.finish_reason, one.error) for one in outputs] == [
         ("a", FinishReason.ERROR, "RuntimeError: out of memory"),
@@ -279,7 +278,7 @@ def test_failed_step_ends_its_requests_and_the_engine_goes_on(start_engine: Any)
 def test_dead_device_passes_the_error_through(start_engine: Any) -> None:
     driver = start_engine()
     driver.add("a", [1], **GREEDY)
-    driver.engine._runner = FailingOnce(driver.engine._runner, usable=False)
+    driver.engine._steps.runner = FailingOnce(driver.engine._runner, usable=False)
     with pytest.raises(RuntimeError, match="out of memory"):
         driver.step()
 

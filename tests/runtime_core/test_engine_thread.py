@@ -71,6 +71,10 @@ class FakeCore:
     finish = abort
 
     adapters = None
+    has_idle_work = False
+
+    def work_idly(self) -> None:
+        raise AssertionError("there is none")
 
     def close(self) -> None:
         self.is_closed = True

@@ -1,34 +1,41 @@
-"""Random lives of the scheduler and the prefix cache, judged after every step and against each request alone.
+"""Random lives of the scheduler and the prefix cache, judged after every turn and against each request alone.
 
-The runner here keeps in each slot a checksum of all tokens up to it, read from the slot before, as KV
-depends on all that came before: a block shared wrongly, or too early, changes the tokens that follow. Token 7
-makes its slot and all that depend on it "not a number", which also spreads from the tail of a block. What it
-copies to host memory, and what a disk holds of that, is judged likewise.
+They go through the real loop of steps, plain and overlapping. The runner here keeps in each slot a checksum
+of all tokens up to it, read from the slot before, as KV depends on all that came before: a block shared
+wrongly, or too early, changes the tokens that follow. Token 7 makes its slot and all that depend on it "not a
+number", which also spreads from the tail of a block. What it copies to host memory, and what a disk holds of
+that, is judged likewise. Like a device it computes steps in the order of their launches, and knows what they
+sample before it is read.
 
 HEADWAY_TRAJECTORIES sets how many trajectories run; then they are drawn anew each time.
 """
 
 import os
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway_runtime import scheduler as scheduler_module
-from headway_runtime.batch import Batch, Chunk, Sample, StepResult, Verified
+from headway_runtime.batch import UNREAD, Batch, Chunk, Sample, StepResult, Verified
+from headway_runtime.commits import Committed
 from headway_runtime.config import Limits
 from headway_runtime.draft_policy import DraftPolicy
+from headway_runtime.metrics import EngineMetrics
 from headway_runtime.offload.counters import OffloadCounters
 from headway_runtime.offload.disk_tier import Read
-from headway_runtime.offload.tiers import Copies, KVOffload
+from headway_runtime.offload.tiers import KVOffload
 from headway_runtime.prefix_cache import root_key
-from headway_runtime.request import FinishReason, Request, SamplingParams
+from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from headway_runtime.scheduler import Progress, Schedule, Scheduler
 from headway_runtime.sequence import Sequence
+from headway_runtime.step_accounts import StepAccounts
+from headway_runtime.step_loop import StepLoop
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 40
@@ -48,27 +55,85 @@ def next_token(last: int, seed: int) -> int:
     return zlib.crc32(f"{last}+{seed}".encode()) % VOCAB_SIZE
 
 
+Failure = Literal["copying", "launching", "reading"]
+
+
 @dataclass
 class ChainRunner:
     """Stands in for the model. slots: by block id * BLOCK_SIZE + offset; untouched ones are missing.
 
-    host: what slots of host memory hold.
+    host: what slots of host memory hold. sampled: what the latest step sampled after which list of tokens.
+    fails: where the next step fails. on_launch: called when a step is under way.
     """
 
     slots: dict[int, int | None] = field(default_factory=dict)
     host: dict[int, list[int | None]] = field(default_factory=dict)
+    sampled: list[tuple[list[int], int]] = field(default_factory=list)
     num_accepted: int = 0
+    num_fed: int = 0
+    fails: Failure | None = None
+    on_launch: Callable[[Batch], None] | None = None
 
-    def clear(self, blocks: list[int]) -> None:
+    def clear_blocks(self, blocks: "array[int]") -> None:
         for block in blocks:
             self.slots.update(dict.fromkeys(range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE), 0))
 
-    def copy(self, copies: Copies) -> None:
-        for block, slot in copies.stores:
-            self.host[slot] = [self.slots[block * BLOCK_SIZE + offset] for offset in range(BLOCK_SIZE)]
-        for slot, block in copies.loads:
+    def copy_blocks(self, stores: list[tuple[int, int]], loads: list[tuple[int, int]]) -> tuple[float, float]:
+        is_failing = self.fails == "copying"
+        for block, slot in stores:
+            found = [self.slots[block * BLOCK_SIZE + offset] for offset in range(BLOCK_SIZE)]
+            self.host[slot] = [None] * BLOCK_SIZE if is_failing else found
+        for slot, block in loads:
             for offset, value in enumerate(self.host[slot]):
-                self.slots[block * BLOCK_SIZE + offset] = value
+                # What is launched after copies and fails may have spoilt them.
+                self.slots[block * BLOCK_SIZE + offset] = None if self.fails == "launching" else value
+        if is_failing:
+            for _, block in loads:
+                self.slots.update(dict.fromkeys(range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)))
+            self.fails = None
+            raise RuntimeError("copies fail")
+        return 0.0, 0.0
+
+    def launch(self, batch: Batch) -> StepResult | None:
+        """None if reading it fails."""
+        if self.fails in ("copying", "launching"):
+            self.fails = None
+            for chunk in batch.chunks:
+                for position in range(chunk.start, chunk.start + chunk.num_tokens + chunk.num_drafts):
+                    self.slots[self._slot(chunk, position)] = None
+            raise RuntimeError("a launch fails")
+        result = self.execute(batch)
+        self.sampled = [
+            # What has no token goes on with any, as nobody will ask for it.
+            (chunk.token_ids, 0 if sample.token_id is None else sample.token_id)
+            for chunk, sample in zip(batch.chunks, result.samples, strict=True)
+            if sample is not None
+        ]
+        if self.on_launch is not None:
+            self.on_launch(batch)
+        if self.fails is None:
+            return result
+        self.fails = None
+        return None
+
+    def read(self, pending: StepResult | None) -> StepResult:
+        if pending is None:
+            raise RuntimeError("reading fails")
+        return pending
+
+    def is_usable(self) -> bool:
+        return True
+
+    def _token(self, chunk: Chunk, position: int) -> int:
+        """What the device computes at a position of a chunk."""
+        token_id = chunk.token_ids[position]
+        if token_id != UNREAD:
+            return token_id
+        assert chunk.samples, "a token that is not known is not the last one"
+        assert position == len(chunk.token_ids) - 1
+        self.num_fed += 1
+        (found,) = (token for token_ids, token in self.sampled if token_ids is chunk.token_ids)
+        return found
 
     def execute(self, batch: Batch) -> StepResult:
         assert batch.num_drafts == sum(chunk.num_drafts for chunk in batch.chunks)
@@ -85,7 +150,7 @@ class ChainRunner:
             for position in range(chunk.start, len(slots)):
                 assert slots[position] not in written, "two sequences write one slot"
                 written.add(slots[position])
-                self.slots[slots[position]] = last = link(last, chunk.token_ids[position])
+                self.slots[slots[position]] = last = link(last, self._token(chunk, position))
         samples = tuple(self._sample(batch, index) for index in range(len(batch.chunks)))
         verified = {}
         for index, (chunk, sample) in enumerate(zip(batch.chunks, samples, strict=True)):
@@ -131,7 +196,7 @@ class ChainRunner:
             block = chunk.block_table[position // BLOCK_SIZE]
             found = self.slots.get(block * BLOCK_SIZE + position % BLOCK_SIZE, 0)
             if position < end:
-                want = link(want, chunk.token_ids[position])
+                want = link(want, self._token(chunk, position))
                 assert found == want, f"{chunk.request_id}: position {position} holds another one's KV"
             elif found is None:
                 return Sample(None)
@@ -246,9 +311,9 @@ class Step:
 
 @dataclass(frozen=True)
 class FailedStep:
-    """The runner raises, having written what is not finite; before or after all copies were made."""
+    """The runner raises, having written what is not finite; or, once all was launched, when it is read."""
 
-    is_copied: bool
+    where: Failure
 
 
 @dataclass(frozen=True)
@@ -281,6 +346,7 @@ class Shape:
     num_speculative_tokens: int = 0
     num_slots: int = 0
     has_disk: bool = False
+    overlaps: bool = False
 
 
 PREFIXES = tuple(tuple((3 * start + 5 * index) % 6 for index in range(64)) for start in range(3))
@@ -301,7 +367,10 @@ LIMITS = st.integers(1, 8).flatmap(
     )
 )
 RARE = st.one_of(
-    LIMITS, st.builds(Abort, st.integers(0, 30)), st.builds(FailedStep, st.booleans()), st.just(Reset())
+    LIMITS,
+    st.builds(Abort, st.integers(0, 30)),
+    st.builds(FailedStep, st.sampled_from(["copying", "launching", "reading"])),
+    st.just(Reset()),
 )
 EVENTS = st.lists(st.one_of(ADDS, ADDS, STEPS, STEPS, STEPS, STEPS, RARE), min_size=20, max_size=80)
 SHAPES = st.builds(
@@ -314,7 +383,31 @@ SHAPES = st.builds(
     num_speculative_tokens=st.sampled_from([0, 0, 1, 3, 6]),
     num_slots=st.sampled_from([0, 1, 4, 12, 40]),
     has_disk=st.booleans(),
+    overlaps=st.sampled_from([True, True, False]),
 )
+
+
+class JudgedScheduler(Scheduler):
+    """Each schedule is shown to `judge` before anything is made of it."""
+
+    judge: Callable[[Schedule], None]
+
+    def schedule(self, now: float) -> Schedule:
+        schedule = super().schedule(now)
+        self.check_integrity()
+        self.judge(schedule)
+        return schedule
+
+
+class JudgedAccounts(StepAccounts):
+    """Each progress is shown to `judge`."""
+
+    judge: Callable[[Progress], None]
+
+    def outputs(self, committed: Committed, now: float) -> list[RequestOutput]:
+        for one in committed.progress:
+            self.judge(one)
+        return super().outputs(committed, now)
 
 
 class Trajectory:
@@ -335,7 +428,7 @@ class Trajectory:
                 disk=self.disk,
             )
             self.offload.observe_step(100, 50.0)
-        self.scheduler = Scheduler(
+        self.scheduler = JudgedScheduler(
             num_blocks=-(-shape.max_model_len // BLOCK_SIZE) + shape.num_spare_blocks,
             block_size=BLOCK_SIZE,
             max_model_len=shape.max_model_len,
@@ -345,6 +438,20 @@ class Trajectory:
             enable_prefix_caching=shape.enable_prefix_caching,
             draft_policy=DraftPolicy(is_adaptive=False),
             offload=self.offload,
+        )
+        self.scheduler.judge = self._judge
+        self.metrics = EngineMetrics()
+        accounts = JudgedAccounts(
+            self.metrics, self.scheduler.cache, guesses=shape.num_speculative_tokens > 0
+        )
+        accounts.judge = self._note
+        self.loop = StepLoop(
+            self.scheduler,
+            self.runner,
+            accounts,
+            lambda: self.now,
+            offload=self.offload,
+            overlaps=shape.overlaps,
         )
         self.now = 0.0
         self.requests: dict[str, Request] = {}
@@ -360,7 +467,9 @@ class Trajectory:
             case Step():
                 self.step(event.removed)
             case FailedStep():
-                self.fail_step(is_copied=event.is_copied)
+                self.runner.fails = event.where
+                self.step()
+                self.runner.fails = None
             case Abort():
                 live = [name for name in self.requests if name not in self.ended]
                 if live:
@@ -399,10 +508,7 @@ class Trajectory:
         for index, key in enumerate(sequence.block_keys):
             self.contents[key] = values[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
 
-    def schedule(self) -> Schedule:
-        self.now += 1.0
-        schedule = self.scheduler.schedule(self.now)
-        self.scheduler.check_integrity()
+    def _judge(self, schedule: Schedule) -> None:
         assert schedule.batch.num_tokens <= self.scheduler.limits.max_num_batched_tokens
         assert all(chunk.num_tokens > 0 for chunk in schedule.batch.chunks)
         assert not {block for block, _ in schedule.copies.stores}.intersection(schedule.blocks_to_clear)
@@ -413,42 +519,25 @@ class Trajectory:
             assert sequence.num_cached < sequence.num_prompt, "nothing is left to compute"
             assert not sequence.num_cached or sequence.request.sampling.num_prompt_logprobs is None
             self.num_cached += sequence.num_cached
-        return schedule
 
-    def step(self, removed: int | None = None) -> Schedule:
-        schedule = self.schedule()
-        batch = schedule.batch
-        self.runner.clear(schedule.blocks_to_clear)
-        if self.offload is not None:
-            self.runner.copy(schedule.copies)
-            self.offload.copied(schedule.copies, 0.0, 0.0)
+    def step(self, removed: int | None = None) -> bool:
+        """One turn; whether there was anything to do. removed: of the step's chunks, whose request is aborted
+        while it is under way."""
+        self.now += 1.0
         if self.disk is not None:
             self.disk.work()
-        result = self.runner.execute(batch)
-        if removed is not None and removed < len(batch.chunks):
-            self.take_out(batch.chunks[removed].request_id)
-        for one in self.scheduler.commit(batch, result, self.now).progress:
-            self._note(one)
-        return schedule
 
-    def fail_step(self, *, is_copied: bool) -> None:
-        schedule = self.schedule()
-        if is_copied and self.offload is not None:
-            self.runner.copy(schedule.copies)
-            self.offload.copied(schedule.copies, 0.0, 0.0)
-        for chunk in schedule.batch.chunks:
-            for position in range(chunk.start, chunk.start + chunk.num_tokens + chunk.num_drafts):
-                slot = chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
-                self.runner.slots[slot] = None
-        for _, filled in schedule.copies.stores if not is_copied else ():
-            self.runner.host[filled] = [None] * BLOCK_SIZE
-        for _, block in schedule.copies.loads:
-            for offset in range(BLOCK_SIZE):
-                self.runner.slots[block * BLOCK_SIZE + offset] = None
-        self.scheduler.cache.not_cleared(schedule.blocks_to_clear)
-        self.scheduler.cache.undo(schedule.copies)
-        for chunk in schedule.batch.chunks:
-            self.take_out(chunk.request_id)
+        def remove(batch: Batch) -> None:
+            if removed is not None and removed < len(batch.chunks):
+                self.take_out(batch.chunks[removed].request_id)
+
+        self.runner.on_launch = remove
+        done = self.loop.step(self.now)
+        for output in [] if done is None else done.outputs:
+            if output.error is not None and output.error.startswith("RuntimeError"):
+                assert output.request_id not in self.ended, "a second end"
+                self.ended[output.request_id] = None
+        return done is not None
 
     def take_out(self, name: str) -> None:
         assert self.scheduler.remove(name) is not None
@@ -482,13 +571,16 @@ class Trajectory:
     def finish(self) -> None:
         """Run to the end, and compare with each request alone."""
         num_steps = 0
-        while self.scheduler.num_running + self.scheduler.num_waiting:
+        while self.scheduler.num_running + self.scheduler.num_waiting or self.loop.is_under_way:
             is_waiting = self.offload is not None and self.offload.is_reading
-            assert self.step().batch.chunks or is_waiting, "live requests, but a step without work"
+            assert self.step() or is_waiting, "live requests, but a turn without work"
             self.check()
             num_steps += 1
             assert num_steps < 200 * (1 + len(self.requests)), "not finished in time"
         assert self.scheduler.pool.num_used == 0
+        counters = self.metrics.snapshot().counters
+        assert counters["generated_tokens"] == sum(map(len, self.tokens.values()))
+        assert counters["preemptions"] == self.num_preempted
         for name, request in self.requests.items():
             want_tokens, want_reason = run_alone(request, self.shape.max_model_len)
             if self.ended[name] is None:
@@ -533,9 +625,10 @@ def add_many(trajectory: Trajectory, count: int) -> None:
         trajectory.apply(Add((index % 3, 10 + index % 17), (index % 5,), "", 0, 25, index % 2, False))
 
 
-def test_trajectories_of_this_kind_do_preempt_and_hit() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_trajectories_of_this_kind_do_preempt_and_hit(*, overlaps: bool) -> None:
     """The random ones would prove little if blocks never ran out in them, or were never found again."""
-    trajectory = busy()
+    trajectory = busy(overlaps=overlaps)
     for _ in range(6):
         add_many(trajectory, 6)
         for _ in range(8):
@@ -543,6 +636,7 @@ def test_trajectories_of_this_kind_do_preempt_and_hit() -> None:
     trajectory.finish()
     assert trajectory.num_preempted >= 5
     assert trajectory.num_cached >= 20 * BLOCK_SIZE
+    assert (trajectory.runner.num_fed > 100) == overlaps
 
 
 def test_trajectories_with_guesses_accept_and_preempt() -> None:

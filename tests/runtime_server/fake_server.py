@@ -72,6 +72,7 @@ class FakeEngine:
         self.num_kv_tokens = NUM_BLOCKS * BLOCK_SIZE
         self.kv_dtype = "bfloat16"
         self.adapters = None
+        self.has_idle_work = False
         self.kv_blocks_total = NUM_BLOCKS
         self.kv_blocks_cached = 0
         self.kv_wasted_share = 0.0
@@ -109,6 +110,9 @@ class FakeEngine:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+    def work_idly(self) -> None:
+        raise AssertionError("there is none")
 
     def reset_prefix_cache(self) -> None:
         self._seen.clear()

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway_runtime import transfers
+
 TILE_ROWS = 4
 # Of a tile: the adapter's slot, the number of rows, and these.
 TILE_NUMBERS = 2 + TILE_ROWS
@@ -65,7 +67,7 @@ class AdapterRows:
         for slot, rows in by_slot:
             start, end = int(rows[0]), int(rows[-1]) + 1
             is_all = end - start == len(rows)
-            own = None if is_all else torch.from_numpy(rows).to(self._device)
+            own = None if is_all else transfers.sent_integers(rows, self._device)
             groups.append(Group(slot, start, end, own))
             count = -(-len(rows) // TILE_ROWS)
             padded = numpy.zeros(count * TILE_ROWS, numpy.int64)

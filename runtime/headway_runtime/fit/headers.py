@@ -33,7 +33,7 @@ def read_headers(folder: Path) -> Headers | None:
     plain: set[str] = set()
     num_bytes = 0
     for path in paths:
-        for name, tensor in _header(path).items():
+        for name, tensor in read_header(path).items():
             if name == "__metadata__":
                 continue
             try:
@@ -47,7 +47,8 @@ def read_headers(folder: Path) -> Headers | None:
     return Headers(len(paths), num_bytes, frozenset(plain))
 
 
-def _header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> dict[str, Any]:
+    """All of it, as it stands there. ModelLoadError for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(LENGTH_BYTES))

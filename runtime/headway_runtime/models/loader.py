@@ -11,12 +11,10 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Set
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headway_runtime.adapters.adapted_linear import AdapterBank
@@ -30,6 +28,8 @@ from headway_runtime.models.stored_weights import FLOATS, WEIGHT_NAMES, read_sto
 from headway_runtime.parallel.share import Range
 from headway_runtime.quantization.choice import Quantization
 from headway_runtime.quantization.scheme import Scheme
+from headway_runtime.start_timeline import StartTimeline
+from headway_runtime.weight_stream.opening import open_tensor_files
 
 # What may be there and is not needed: buffers of old checkpoints, which follow from config.json, and scales
 # for a KV cache, which finds its own.
@@ -78,6 +78,9 @@ class Weights(Protocol):
     def finish(self, unused: Iterable[str] = ()) -> None:
         """All is taken. `unused`: names that may be there although nobody takes them."""
 
+    def tell(self, timeline: StartTimeline) -> None:
+        """Where the time went since the timeline was told last: the model is made."""
+
 
 class CheckpointWeights:
     """The safetensors files of one folder, a single one or shards with an index."""
@@ -93,25 +96,14 @@ class CheckpointWeights:
         self.dtype = dtype
         self.adapters = adapters
         self._quantization = quantization
-        self._files = ExitStack()
-        self._where: dict[str, Path] = {}
-        self._opened = {}
-        self._left: Counter[Path] = Counter()
         self._put: dict[str, Tensor] = {}
         paths = checkpoint_files(folder)
         self._progress = LoadProgress(sum(path.stat().st_size for path in paths), len(paths))
-        for path in paths:
-            try:
-                opened = self._files.enter_context(safe_open(path, framework="pt", device=str(device)))
-            except (OSError, SafetensorError) as error:
-                raise ModelLoadError(
-                    f"{path}: cannot be read ({error}); copy the checkpoint again"
-                ) from error
-            self._opened[path] = opened
-            names = opened.keys()
-            self._where.update(dict.fromkeys(names, path))
-            self._left[path] = len(names)
-        self._all = dict(self._where)
+        self._files = open_tensor_files(paths, device)
+        self._all = dict(self._files.places)
+        # Those that nobody has taken, and how many there are of each file.
+        self._where = dict(self._all)
+        self._left = Counter(self._all.values())
 
     def names(self) -> Set[str]:
         return self._where.keys() | self._put.keys() if self._put else self._where.keys()
@@ -143,16 +135,12 @@ class CheckpointWeights:
             return cut_plain(self._put.pop(name), part)
         if part == ALL or name not in self._where:
             return self.take_stored(name, FLOATS, shape).to(self.dtype)
-        stored = self._opened[self._where[name]].get_slice(name)
-        if tuple(stored.get_shape()) != shape or stored.get_dtype() not in PLAIN_DTYPES:
+        files, rows = self._files, part.rows
+        if files.shape_of(name) != shape or files.dtype_of(name) not in PLAIN_DTYPES:
             self.take_stored(name, FLOATS, shape)  # says what is wrong
-        rows, columns = part.rows, part.columns
-        if columns is not None:
-            own = stored[:, columns.first : columns.last]
-        else:
-            assert rows is not None
-            end = min(rows.last, shape[0])
-            own = stored[rows.first : end] if rows.first < end else stored[:0]
+        # There may be no more rows than that.
+        own_rows = None if rows is None else Range(min(rows.first, shape[0]), min(rows.last, shape[0]))
+        own = files.read(name, Part(own_rows, part.columns))
         self._taken(name, math.prod(shape) * own.dtype.itemsize)
         own = own.to(self.dtype)
         return own.contiguous() if rows is None else filled_rows(own, Range(0, len(rows)))
@@ -166,7 +154,7 @@ class CheckpointWeights:
         name = f"{module}.weight"
         if name not in self._where:
             return name in self._put
-        return self._opened[self._where[name]].get_slice(name).get_dtype() in PLAIN_DTYPES
+        return self._files.dtype_of(name) in PLAIN_DTYPES
 
     def holds(self, name: str) -> bool:
         """Whether a tensor of that name is there and not yet taken."""
@@ -178,7 +166,7 @@ class CheckpointWeights:
             raise ModelLoadError(
                 f"tensor {name!r} is in no file of the checkpoint; config.json does not fit it"
             )
-        tensor: Tensor = self._opened[self._where[name]].get_tensor(name)
+        tensor = self._files.read(name)
         if tuple(tensor.shape) not in shapes:
             wanted = " or ".join(map(repr, shapes))
             raise self.error(name, f"has shape {tuple(tensor.shape)!r}, config.json asks for {wanted}")
@@ -211,7 +199,6 @@ class CheckpointWeights:
         )
         self._progress.close()
         self._files.close()
-        self._opened.clear()
         if left:
             raise ModelLoadError(
                 f"{len(left)} tensors of the checkpoint have no place in this model, first {left[0]!r}; "
@@ -222,7 +209,10 @@ class CheckpointWeights:
         """Quantizers give layers without a bias one of zeros."""
         if self._quantization.stored is None or not name.endswith(BIAS):
             return False
-        return not bool(self._opened[self._where[name]].get_tensor(name).any())
+        return not bool(self._files.read(name).any())
+
+    def tell(self, timeline: StartTimeline) -> None:
+        self._files.tell(timeline)
 
 
 class DummyWeights:
@@ -274,3 +264,6 @@ class DummyWeights:
 
     def finish(self, unused: Iterable[str] = ()) -> None:
         """Nothing can be left over."""
+
+    def tell(self, timeline: StartTimeline) -> None:
+        timeline.ended("repack")

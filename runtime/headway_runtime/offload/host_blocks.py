@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from headway_runtime import transfers
 from headway_runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class HostBlocks:
         main = torch.cuda.current_stream(self._data.device)
         for start in range(0, len(stores), GATHERED_AT_ONCE):
             part = stores[start : start + GATHERED_AT_ONCE]
-            index = torch.tensor([block for block, _ in part], device=self._data.device)
+            index = transfers.sent_integers((block for block, _ in part), self._data.device)
             gathered = self._data.index_select(1, index).transpose(0, 1).contiguous()
             self._stream.wait_stream(main)
             with torch.cuda.stream(self._stream), self._timing("store"):
@@ -97,7 +98,7 @@ class HostBlocks:
                 for row, (slot, _) in enumerate(part):
                     gathered[row].copy_(self._slots[slot], non_blocking=True)
             main.wait_stream(self._stream)
-            index = torch.tensor([block for _, block in part], device=self._data.device)
+            index = transfers.sent_integers((block for _, block in part), self._data.device)
             self._data.index_copy_(1, index, gathered.transpose(0, 1))
             gathered.record_stream(main)
         return self._known_seconds()

@@ -35,6 +35,7 @@ class StepBatch:
     """numbers: of each chunk its start, tokens, prompt tokens, whether it samples, table length, adapter.
 
     ahead: guesses by index of the chunk, where there are some; they are among the tokens, too.
+    sources: of chunks that end in a sample of the step before, by index, which sample.
     """
 
     num_decodes: int
@@ -42,6 +43,7 @@ class StepBatch:
     tokens: "array[int]"
     tables: "array[int]"
     ahead: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sources: dict[int, int] = field(default_factory=dict)
 
     @property
     def chunks(self) -> Sequence[ComputedRows]:
@@ -65,8 +67,8 @@ class StepBatch:
         return found
 
 
-def step_batch(batch: Batch, block_size: int) -> StepBatch:
-    """What ranks need of it."""
+def step_batch(batch: Batch, block_size: int, sources: dict[int, int] | None = None) -> StepBatch:
+    """What ranks need of it. sources: as there."""
     numbers, tokens = array("q"), array("i")
     tables = array(batch.chunks[0].block_table.typecode) if batch.chunks else array("i")
     ahead = {}
@@ -86,4 +88,4 @@ def step_batch(batch: Batch, block_size: int) -> StepBatch:
         tables.extend(chunk.block_table[:length])
         if chunk.ahead:
             ahead[index] = chunk.ahead
-    return StepBatch(batch.num_decodes, numbers, tokens, tables, ahead)
+    return StepBatch(batch.num_decodes, numbers, tokens, tables, ahead, sources or {})

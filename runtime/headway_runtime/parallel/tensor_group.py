@@ -1,4 +1,6 @@
-"""What ranks do with tensors together: add them up, and bring them to the first rank. Counts what that takes.
+"""What ranks do with tensors together: add them up, bring them to the first rank, get what it has.
+
+Counts what that takes.
 
 Owns torch.distributed's process group (gloo between CPUs, NCCL between GPUs), made for one engine alone: it
 is never the process' default group, so that several engines, and the user's own groups, may live beside it.
@@ -10,8 +12,21 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GatherOptions, PrefixStore, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import (
+    BroadcastOptions,
+    GatherOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+)
 
+from headway_runtime.parallel.one_shot import (
+    SmallSums,
+    SymmetricSum,
+    can_share_memory,
+    most_bytes_for,
+    open_small_sums,
+)
 from headway_runtime.parallel.share import WHOLE, Share
 from headway_runtime.parallel.traffic import Traffic
 
@@ -22,17 +37,21 @@ class Collectives(Protocol):
     def allreduce(self, tensors: list[Tensor]) -> Any: ...
     def allgather(self, parts: list[list[Tensor]], tensors: list[Tensor]) -> Any: ...
     def gather(self, parts: list[list[Tensor]], tensors: list[Tensor], options: GatherOptions) -> Any: ...
+    def broadcast(self, tensors: list[Tensor], options: BroadcastOptions) -> Any: ...
     def abort(self) -> None: ...
 
 
 class TensorGroup:
     """All ranks call the same methods in the same order, with tensors of the same shape."""
 
-    def __init__(self, share: Share, processes: Collectives | None) -> None:
-        """processes: None for a rank that is alone."""
+    def __init__(
+        self, share: Share, processes: Collectives | None, small_sums: SmallSums | None = None
+    ) -> None:
+        """processes: None for a rank that is alone. small_sums: what adds up tensors that it takes."""
         assert (processes is None) == (share.size == 1)
         self.share = share
         self._processes = processes
+        self._small_sums = small_sums
         self.traffic = Traffic(share.size)
 
     @property
@@ -40,10 +59,14 @@ class TensorGroup:
         return self.share.size
 
     def add_up(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in place; the same to the last bit on each."""
+        """The sum over all ranks, maybe in place; the same to the last bit on each."""
         if self._processes is None:
             return x
         began_at = time.monotonic()
+        if self._small_sums is not None and self._small_sums.takes(x):
+            total = self._small_sums(x)
+            self._count(x, began_at)
+            return total
         self._processes.allreduce([x]).wait()
         self._count(x, began_at)
         return x
@@ -74,6 +97,17 @@ class TensorGroup:
         own = [part[:, : max(0, num_columns - index * width)] for index, part in enumerate(parts)]
         return torch.cat(own, dim=1)
 
+    def from_first(self, x: Tensor) -> Tensor:
+        """What the first rank has, in place, on all of them."""
+        if self._processes is None:
+            return x
+        began_at = time.monotonic()
+        options = BroadcastOptions()
+        options.rootRank = 0
+        self._processes.broadcast([x], options).wait()
+        self._count(x, began_at)
+        return x
+
     def abort(self) -> None:
         """Let whoever waits for others on a device go on, with an error."""
         if self._processes is not None:
@@ -102,8 +136,25 @@ def open_group(
         nccl: Any = ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timeout
-        return TensorGroup(share, nccl(own, share.rank, share.size, options))
+        processes: Collectives = nccl(own, share.rank, share.size, options)
+        return TensorGroup(share, processes, _small_sums(processes, share, store, device))
     return TensorGroup(share, _gloo(own, share, host, timeout))
+
+
+def _small_sums(processes: Collectives, share: Share, store: Store, device: torch.device) -> SmallSums | None:
+    most_bytes = most_bytes_for(share, device)
+
+    def all_agree(own: bool) -> bool:  # noqa: FBT001 - a word of this rank
+        said = torch.tensor([float(own)], device=device)
+        processes.allreduce([said]).wait()
+        return int(said.item()) == share.size
+
+    return open_small_sums(
+        most_bytes,
+        lambda: can_share_memory(share, device),
+        lambda: SymmetricSum(share, PrefixStore("headway-sums", store), most_bytes, device),
+        all_agree,
+    )
 
 
 def _gloo(store: Store, share: Share, host: str, timeout: timedelta) -> Collectives:

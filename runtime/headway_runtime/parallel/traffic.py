@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 class Traffic:
     """So far.
 
-    num_ranks: that share the model. num_bytes: of tensors that were added up or gathered, as a rank has them.
+    num_ranks: that share the model. num_bytes: of tensors that were added up, gathered or sent, as a rank
+    has them.
     seconds: until these were done, waiting for the slowest rank included; 0 on a GPU, which nobody waits for.
     """
 

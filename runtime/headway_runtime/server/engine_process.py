@@ -75,6 +75,9 @@ class EngineLike(Protocol):
     @property
     def has_work(self) -> bool: ...
     @property
+    def has_idle_work(self) -> bool: ...
+    def work_idly(self) -> None: ...
+    @property
     def num_running(self) -> int: ...
     @property
     def num_waiting(self) -> int: ...
@@ -142,10 +145,13 @@ class EngineLoop:
         """Serve until told to stop. What `step` raises passes through: such an engine cannot go on."""
         engine = self._engine
         while True:
-            if not self._drain(wait=not engine.has_work):
+            if not self._drain(wait=not (engine.has_work or engine.has_idle_work)):
                 return
-            if engine.has_work and (outputs := engine.step(time.monotonic()).outputs):
-                self._send_outputs(outputs)
+            if engine.has_work:
+                if outputs := engine.step(time.monotonic()).outputs:
+                    self._send_outputs(outputs)
+            elif engine.has_idle_work:
+                engine.work_idly()
             if engine.adapters is not None and engine.adapters.is_loading:
                 self._tell_of_loads(engine.adapters)
 
@@ -388,6 +394,7 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
     """The real engine. Imports torch, which is most of the time that a small model takes to start."""
     from headway_runtime import head_start
 
+    entered_at = time.monotonic()
     head_start.begin(options)
     started = None
     if options.parallel.size > 1:
@@ -409,6 +416,9 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
     engine = EngineCore(config, metrics, time.monotonic, started)
     metrics.model_loaded(time.monotonic() - began_at)
     mark("model")
+    engine.start.add("imports", began_at - entered_at)
+    metrics.started(engine.start.seconds)
+    logger.info("%s", engine.start.told())
     return engine
 
 

@@ -95,10 +95,15 @@ class _Page(Collector):
             ("headway_kv_wasted_ratio", "Token slots allocated, but empty.", state.kv_wasted_share),
             ("headway_uptime_seconds", "Since the engine started.", state.uptime_seconds),
             ("headway_model_load_seconds", "What loading the model took.", state.metrics.model_load_seconds),
+            ("headway_cuda_graph_bytes", "Memory of recorded decode steps.", state.metrics.cuda_graph_bytes),
             ("headway_draining", "1 while the server ends its work.", int(self._is_draining)),
         )
         for name, text, value in plain:
             yield GaugeMetricFamily(name, text, value)
+        start = GaugeMetricFamily("headway_start_seconds", "What the start took.", labels=["stage"])
+        for stage, seconds in state.metrics.start_seconds.items():
+            start.add_metric([stage], seconds)
+        yield start
         limits = GaugeMetricFamily("headway_limit", "Batch limits in force.", labels=["limit"])
         envelope = GaugeMetricFamily("headway_limit_max", "Upper ends of the limits.", labels=["limit"])
         for limit in ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens"):

@@ -1,0 +1,122 @@
+"""What steps did, in numbers for the metrics and in outputs for those who asked. Decides nothing."""
+
+from headway_runtime.batch import Batch, StepResult
+from headway_runtime.commits import Committed, Progress
+from headway_runtime.draft_policy import DraftPolicy
+from headway_runtime.metrics import EngineMetrics, RejectReason
+from headway_runtime.prefix_cache import PrefixCache
+from headway_runtime.request import FinishReason, RequestOutput, TokenLogprobs
+from headway_runtime.scheduler import Schedule
+from headway_runtime.sequence import Sequence
+
+NOT_FINITE = "the model's logits are not finite; check the weights, or serve it with another --dtype"
+
+
+class StepAccounts:
+    """cache: says who may use it. guesses: whether the engine can guess tokens."""
+
+    def __init__(self, metrics: EngineMetrics, cache: PrefixCache, *, guesses: bool) -> None:
+        self._metrics = metrics
+        self._cache = cache
+        self._guesses = guesses
+
+    def scheduled(self, schedule: Schedule, now: float) -> None:
+        """Count who starts and who has to start again."""
+        for sequence in schedule.admitted:
+            self._metrics.scheduled(now - sequence.request.received_at)
+            if self._cache.is_read_by(sequence):
+                self._metrics.cache_queried(sequence.num_prompt)
+                self._metrics.tokens(cached=sequence.num_cached)
+        for _ in schedule.preempted:
+            self._metrics.preempted()
+
+    def step(self, batch: Batch, result: StepResult, seconds: float, policy: DraftPolicy) -> None:
+        """Count a step that was read; `policy` learns from it what guessing costs and brings."""
+        num_prompts = len(batch.chunks) - batch.num_decodes
+        self._metrics.step(seconds, batch.num_prefill_tokens, batch.num_decodes, num_prompts)
+        if self._guesses:
+            self._count_guesses(batch, result, seconds, policy)
+
+    def _count_guesses(self, batch: Batch, result: StepResult, seconds: float, policy: DraftPolicy) -> None:
+        verified = result.verified
+        num_drafted = sum(one.num_drafted for one in verified.values())
+        if not batch.num_prefill_tokens:
+            policy.observe_step(batch.num_decodes + num_drafted, seconds - result.draft_seconds)
+            plain_seconds = policy.plain_seconds(batch.num_decodes)
+            if verified and plain_seconds is not None:
+                num_accepted = sum(len(one.samples) for one in verified.values())
+                share = (batch.num_decodes + num_accepted) / batch.num_decodes
+                self._metrics.drafts.took(seconds, plain_seconds * share)
+        if result.num_draft_passes and verified:
+            policy.observe_drafts(len(verified), result.num_draft_passes, result.draft_pass_seconds)
+        for one in verified.values():
+            self._metrics.drafts.drafted(one.num_drafted, len(one.samples))
+
+    def outputs(self, committed: Committed, now: float) -> list[RequestOutput]:
+        """What each request gets of a step."""
+        num_generated = sum((one.sample.token_id is not None) + len(one.more) for one in committed.progress)
+        self._metrics.tokens(prompt_computed=committed.num_prompt_tokens, generated=num_generated)
+        return [self._output(one, now) for one in committed.progress]
+
+    def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """Count the end of a request that was scheduled, or waited for that."""
+        self._metrics.sizes(sequence.num_prompt, sequence.num_generated)
+        seconds = now - sequence.request.received_at
+        self._metrics.finished(reason, seconds, sequence.seconds_per_output_token())
+
+    def _output(self, progress: Progress, now: float) -> RequestOutput:
+        sequence, sample = progress.sequence, progress.sample
+        request_id = sequence.request.request_id
+        if sample.token_id is None:
+            if sample.error_param is not None and sequence.num_generated == 0:
+                # The client's fault, which only the first token could show.
+                self._metrics.rejected(RejectReason.INVALID)
+            else:
+                self.ended(sequence, FinishReason.ERROR, now)
+            return RequestOutput(
+                request_id,
+                (),
+                FinishReason.ERROR,
+                error=sample.error or NOT_FINITE,
+                error_param=sample.error_param,
+            )
+        queue_seconds = prefill_seconds = None
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        num_cached_tokens = 0
+        if progress.previous_token_at is not None:
+            gap_seconds = now - progress.previous_token_at
+            self._metrics.inter_token(gap_seconds)
+            if sequence.num_generated - len(progress.more) == 2:
+                self._metrics.first_decoded(gap_seconds)
+        elif sequence.scheduled_at is not None:
+            queue_seconds = sequence.scheduled_at - sequence.request.received_at
+            prefill_seconds = now - sequence.scheduled_at
+            self._metrics.prefilled(prefill_seconds)
+            num_cached_tokens = sequence.num_cached
+            if sequence.request.sampling.num_prompt_logprobs is not None:
+                prompt_logprobs = (None, *sequence.prompt_logprobs)
+                # Delivered; they may be many.
+                sequence.prompt_logprobs = []
+        if progress.finish_reason is not None:
+            self.ended(sequence, progress.finish_reason, now)
+        if progress.finish_reason is FinishReason.ERROR:
+            # The only error that comes with a token: one that the grammar does not take.
+            assert sequence.matcher is not None
+            return RequestOutput(
+                request_id,
+                (),
+                FinishReason.ERROR,
+                error=sequence.matcher.error,
+                error_param=sequence.matcher.param,
+            )
+        samples = (sample, *progress.more)
+        return RequestOutput(
+            request_id,
+            tuple(one.token_id for one in samples if one.token_id is not None),
+            progress.finish_reason,
+            tuple(one.logprobs for one in samples if one.logprobs is not None),
+            num_cached_tokens=num_cached_tokens,
+            queue_seconds=queue_seconds,
+            prefill_seconds=prefill_seconds,
+            prompt_logprobs=prompt_logprobs,
+        )

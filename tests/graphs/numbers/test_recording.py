@@ -1,0 +1,166 @@
+"""What is recorded, when, and what is found out about it: waits of the host, memory, failures."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from headway_runtime.graphs.recording import Recorder
+from headway_runtime.layers.norm import RMSNorm
+from headway_runtime.models.decoder import Decoder
+
+
+def test_sizes_are_recorded_while_there_is_nothing_else_to_do(start: Callable[..., Any]) -> None:
+    driver = start()
+    assert driver.graphs.sizes == (1, 6)
+    first_bytes = driver.metrics.snapshot().cuda_graph_bytes
+    assert first_bytes > 0
+
+    count = 0
+    while driver.engine.has_idle_work:
+        driver.engine.work_idly()
+        count += 1
+
+    assert count == 2
+    assert driver.graphs.sizes == (1, 2, 4, 6)
+    assert driver.metrics.snapshot().cuda_graph_bytes > first_bytes
+
+
+def test_recording_between_requests_changes_no_cached_prefix(
+    start: Callable[..., Any], generator: torch.Generator
+) -> None:
+    recording, plain = start(), start(enforce_eager=True)
+    prompt = torch.randint(0, 330, (20,), generator=generator).tolist()
+    for driver in (plain, recording):
+        driver.add("first", prompt, max_tokens=3, temperature=0.0)
+        driver.run()
+    cached = recording.engine._runner._cache.data.clone()
+
+    while recording.engine.has_idle_work:
+        recording.engine.work_idly()
+
+    assert torch.equal(recording.engine._runner._cache.data, cached)
+    for driver in (plain, recording):
+        driver.add("again", prompt, max_tokens=3, temperature=0.0)
+    assert recording.run() == plain.run()
+
+
+class Bounded(Recorder):
+    """A device whose recordings take a megabyte each."""
+
+    def used_bytes(self) -> int:
+        return len(self.works) << 20
+
+
+def test_no_more_memory_is_taken_than_was_set_aside(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from headway_runtime.kv_budget import KVBudget
+    from headway_runtime.runner import Runner
+
+    budget = Runner._budget
+    monkeypatch.setattr(Runner, "_budget", lambda *asked: KVBudget(budget(*asked).num_blocks, (2 << 20) + 5))
+    driver = start(recorder=Bounded())
+    caplog.set_level(logging.INFO)
+
+    while driver.engine.has_idle_work:
+        driver.engine.work_idly()
+
+    assert driver.graphs.sizes == (1, 4, 6)
+    assert "sizes [2] are left out" in caplog.text
+    assert driver.metrics.snapshot().cuda_graph_bytes == 3 << 20
+
+
+def test_a_wait_for_the_device_is_found_and_steps_run_plainly(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logits = Decoder.logits
+
+    def waiting(self: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+        assert hidden.sum().item() is not None
+        return logits(self, hidden)
+
+    monkeypatch.setattr(Decoder, "logits", waiting)
+
+    driver = start()
+    driver.add("one", [5, 6], max_tokens=4, temperature=0.0)
+    got = driver.run()
+
+    assert len(got["one"]) == 4
+    assert not driver.engine.has_idle_work
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    (warning,) = (one for one in warnings if "cannot be recorded" in one)
+    assert "a decode step of 6 sequences" in warning
+    assert "the host waits for the device" in warning
+    assert "--enforce-eager" in warning
+
+
+def test_numbers_of_the_host_in_a_step_are_found(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    norm = RMSNorm.__call__
+
+    def scaled(self: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+        return norm(self, x) * torch.tensor([1.0])
+
+    monkeypatch.setattr(RMSNorm, "__call__", scaled)
+
+    driver = start()
+
+    assert driver.graphs.sizes == ()
+    assert "lift_fresh" in caplog.text
+
+
+def test_a_replayed_step_runs_nothing_of_the_model_on_the_host(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Decoder.forward
+    calls: list[int] = []
+
+    def counted(self: Decoder, *asked: Any) -> torch.Tensor:
+        calls.append(1)
+        return forward(self, *asked)
+
+    monkeypatch.setattr(Decoder, "forward", counted)
+    recording = start()
+    # Each of two sizes was warmed up and recorded.
+    assert len(calls) == 4
+    recording.add("one", [5, 6, 7], max_tokens=4, temperature=0.0)
+
+    recording.run()
+
+    # The prompt.
+    assert len(calls) == 5
+
+
+def test_a_number_of_the_host_stays_what_it_was_when_recorded(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder keeps constants as a graph does, or these tests would prove nothing."""
+    logits = Decoder.logits
+    factor = [1.0]
+    monkeypatch.setattr(Decoder, "logits", lambda self, hidden: logits(self, hidden).mul_(factor[0]))
+    driver = start()
+    driver.add("one", [3], max_tokens=4, temperature=0.0)
+    want = driver.run()["one"]
+
+    # A step that saw this would take the first of equals, token 0.
+    factor[0] = 0.0
+    driver.add("two", [3], max_tokens=4, temperature=0.0)
+
+    assert driver.run()["two"] == want
+    assert any(want)
+    plain = start(enforce_eager=True)
+    plain.add("three", [3], max_tokens=4, temperature=0.0)
+    assert plain.run()["three"] == [0] * 4
+
+
+def test_engines_may_be_told_to_record_nothing(start: Callable[..., Any]) -> None:
+    driver = start(enforce_eager=True)
+
+    assert driver.engine._runner.graphs is None
+    assert not driver.engine.has_idle_work
+    assert driver.recorder.works == []
+    assert driver.metrics.snapshot().cuda_graph_bytes == 0
