@@ -85,6 +85,7 @@ CANDIDATES: dict[str, Classes] = {
     "gate": {DEFAULT: _tiles("BLOCK", (512, 1024, 2048, 4096), (4, 8))},
     "gate_codes": {DEFAULT: _warps(4, 8, 16)},
     "rotate_and_store": {DEFAULT: _tiles("TILE", (256, 512, 1024, 2048), (2, 4, 8))},
+    "place_step": {DEFAULT: _tiles("TILE", (64, 128, 256), (1, 2, 4))},
     "vocabulary_blocks": {DEFAULT: _tiles("TILE", (1024, 2048, 4096, 8192), (4, 8))},
     "draw": {DEFAULT: _tiles("TILE", (1024, 2048, 4096), (8, 16))},
     "edit_logits": {

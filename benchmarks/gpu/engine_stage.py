@@ -151,6 +151,7 @@ def _engine(
             max_batched_tokens=max(8192 if device == "cuda" else 512, plan.load[0]),
             quantization=quantization,
             kv_cache_memory_bytes=None if device == "cuda" else 64 * 2**20,
+            cuda_graph_sizes=plan.batches,
         )
         made.append(engine)
         return {"load_seconds": seconds, "kv_blocks": engine.kv_blocks_total}
@@ -301,6 +302,7 @@ def _speculation(report: Report, device: Device, plan: Plan) -> None:
                 num_guesses=0 if method is None else 6,
                 kv_cache_memory_bytes=2**30 if device == "cuda" else 16 * 2**20,
                 enable_prefix_caching=False,
+                cuda_graph_sizes=(1,),
             )
             phrase = random_prompt(1, 8, plan.llama["vocab_size"])
             for repeat in range(2):

@@ -28,8 +28,13 @@ def make_engine(
     speculative: SpeculativeConfig | None = None,
     num_guesses: int = 0,
     enable_prefix_caching: bool = True,
+    cuda_graph_sizes: tuple[int, ...] | None = None,
 ) -> EngineCore:
-    """An engine of the model in `folder`; a `is_dummy` one needs config.json only."""
+    """An engine of the model in `folder`; a `is_dummy` one needs config.json only.
+
+    cuda_graph_sizes: of decode steps that are recorded, all of them before this returns; None: the usual
+    ones, of which a server records some while it is idle.
+    """
     envelope = Envelope(max_num_seqs, max_batched_tokens, num_guesses)
     config = EngineConfig(
         model_path=str(folder),
@@ -47,8 +52,12 @@ def make_engine(
         speculative=speculative,
         enable_prefix_caching=enable_prefix_caching,
         long_prefill_share=1.0,
+        cuda_graph_sizes=cuda_graph_sizes,
     )
-    return EngineCore(config, EngineMetrics())
+    engine = EngineCore(config, EngineMetrics())
+    while engine.has_idle_work:
+        engine.work_idly()
+    return engine
 
 
 def make_random(shape: Shape, device: Device, **options: object) -> tuple[EngineCore, float]:

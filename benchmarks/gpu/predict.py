@@ -240,7 +240,7 @@ def _as(name: str, launch: Launch) -> tuple[str, str, Cost]:
 
 
 def step_launches(model: ModelShape, batch: int, weights: Weights = "none") -> list[Launch]:
-    """What a decode step has besides its layers: embedding, cosines and sines, head and sampler."""
+    """What a recorded decode step has besides its layers: places of tokens, embedding, head and sampler."""
     rows = Cost(2.0 * batch * model.hidden * costs.NUMBER_BYTES)
     table = Cost(2.0 * batch * model.head_dim * costs.NUMBER_BYTES)
     bits = costs.HEAD_BITS[weights]
@@ -248,11 +248,11 @@ def step_launches(model: ModelShape, batch: int, weights: Weights = "none") -> l
     kernel = "coded_product" if is_coded else "cublas"
     head = costs.product(batch, model.vocab_size, model.hidden, bits=bits)
     return [
+        Launch("places of tokens", "lookup", table),
         Launch("embedding", "lookup", rows),
         Launch("cosines", "lookup", table),
         Launch("sines", "lookup", table),
         Launch("last sum", "norm", Cost(1.5 * rows.num_bytes)),
-        Launch("rows that are sampled", "lookup", rows),
         Launch("last norm", "norm", costs.norm(batch, model.hidden, adds=False)),
         Launch("head", kernel, head),
         Launch("blocks of logits", "vocabulary_blocks", costs.vocabulary(batch, model.vocab_size)),

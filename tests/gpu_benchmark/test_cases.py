@@ -16,8 +16,8 @@ from headway_runtime.kernels.triton import launch
 from headway_runtime.kernels.triton.launch import DEFAULT, Gpu, configuration, tabled_kernels, trying
 
 H200 = Gpu("nvidia_h200", 90, 132)
-# Limits that stand in the tables and are no kernel's; and what only a recorded step launches.
-OTHERS = {"one_shot_all_reduce", "place_step"}
+# Limits that stand in the tables and are no kernel's.
+OTHERS = {"one_shot_all_reduce"}
 KERNELS = {kernel for name in launch.CAPABILITIES for kernel in tabled_kernels(name)} - OTHERS
 TABLES = Path(launch.__file__).with_name("configurations")
 

@@ -53,6 +53,16 @@ def test_a_mixtures_layer_has_five_launches_for_its_experts_and_a_router() -> No
     assert weights == pytest.approx(75.5e6, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("model", "want"), [(LLAMA, 265), (QWEN, 297), (MIXTURE, 585)], ids=["llama", "qwen3", "mixture"]
+)
+def test_a_step_is_as_many_launches_as_are_counted_in_a_recording(model: ModelShape, want: int) -> None:
+    """By tests/graphs/numbers/test_launches.py, of small models of these shapes."""
+    layer = predict.layer_launches(model, 1, predict.decode_attention(model, 1, 512))
+
+    assert model.num_layers * len(layer) + len(predict.step_launches(model, 1)) == want
+
+
 def test_a_launch_takes_its_gap_and_the_longest_of_three_times() -> None:
     ceilings = Ceilings(1e12, 1e15)
     expected = predict.EXPECTED["cublas"]

@@ -14,6 +14,7 @@ from benchmarks.gpu.cases.attention import Lengths, decode_case, prefill_case
 from benchmarks.gpu.cases.case import Case
 from benchmarks.gpu.cases.experts import choice_case, experts_case, order_case, sum_case
 from benchmarks.gpu.cases.fused import gate_case, norm_case, rotate_case
+from benchmarks.gpu.cases.loop import place_step_case
 from benchmarks.gpu.cases.products import (
     coded_case,
     coded_rows_case,
@@ -64,6 +65,7 @@ def checked_cases(*, is_smoke: bool) -> list[Case]:
         _experts(is_smoke=is_smoke),
         _fused(is_smoke=is_smoke),
         _sampling(is_smoke=is_smoke),
+        [place_step_case(f"places of a step of {rows}", rows, 300) for rows in (1, 9)],
     )
     return list(chain(*parts))
 

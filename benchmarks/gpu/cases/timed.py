@@ -12,6 +12,7 @@ from benchmarks.gpu.cases.attention import decode_case, prefill_case
 from benchmarks.gpu.cases.case import Case
 from benchmarks.gpu.cases.experts import choice_case, experts_case, order_case, sum_case
 from benchmarks.gpu.cases.fused import gate_case, norm_case, rotate_case
+from benchmarks.gpu.cases.loop import place_step_case
 from benchmarks.gpu.cases.products import (
     coded_case,
     coded_rows_case,
@@ -210,6 +211,9 @@ def _sampling(sizes: Sizes) -> Iterator[Case]:
             yield blocks_case(f"blocks of logits, {rows} x {vocab_size}", rows, vocab_size)
             for name, params in SAMPLINGS.items():
                 yield draw_case(f"draw, {name}, {rows} x {vocab_size}", rows, vocab_size, params)
+    context = sizes.decodes[0][1]
+    for rows in some:
+        yield place_step_case(f"places of a step, {rows} at {context}", rows, context)
     vocab_size = sizes.llama.vocab_size
     for rows in (sizes.rows[0], sizes.rows[-1]):
         yield edit_case(f"edits, {rows} rows", rows, vocab_size)
