@@ -1,7 +1,8 @@
-"""Stage 3: the engine end to end with random weights of real shapes, against what the bytes allow.
+"""Stage 3: the engine end to end with random weights of real shapes, against what the GPU allows.
 
 A decode step's floor is the bytes of the weights that it reads, and of the KV of all its sequences, over the
-measured copy bandwidth; a prompt's is its products' floating point operations over the measured rate.
+measured copy bandwidth, or its operations over the measured rate; a prompt's likewise (see costs.py). The
+engine is driven as its own thread drives it, a step after the other, whatever a step hides.
 """
 
 import gc
@@ -13,26 +14,30 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from benchmarks.gpu.engines import add, drain, kv_bytes, make_random, random_prompt, weight_bytes
-from benchmarks.gpu.machine import Ceilings
+from benchmarks.gpu import costs
+from benchmarks.gpu.costs import Ceilings, Weights, model_shape
+from benchmarks.gpu.engines import add, drain, make_random, random_prompt
+from benchmarks.gpu.gpu_trace import traced
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.shapes import LLAMA_8B, QWEN3_8B, QWEN3_30B_A3B, TINY, TINY_MOE, TINY_QWEN3, Shape
 
 from headway_runtime.config import Device, SpeculativeConfig
 from headway_runtime.engine import EngineCore
 
-# Bits that a layer's weight takes with its scales: a group of 128 shares a float16.
-WEIGHT_BITS = {"none": 16.0, "fp8": 8.0, "int4": 4.125}
+FORMS: tuple[Weights, ...] = ("none", "fp8", "int4")
+# Steps that are traced, and sequences in them.
+TRACED_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run, in tokens and requests."""
+    """What is run, in tokens and requests. traced: sequences of the steps whose use of the GPU is told."""
 
     llama: Shape
     qwen: Shape
     mixture: Shape
     batches: tuple[int, ...]
+    traced: int
     context: int
     steps: int
     prompts: tuple[int, ...]
@@ -47,6 +52,7 @@ FULL = Plan(
     qwen=QWEN3_8B,
     mixture=QWEN3_30B_A3B,
     batches=(1, 8, 32, 128, 256),
+    traced=32,
     context=512,
     steps=48,
     prompts=(2048, 8192),
@@ -60,6 +66,7 @@ SMOKE = Plan(
     qwen=TINY_QWEN3,
     mixture=TINY_MOE,
     batches=(1, 4),
+    traced=4,
     context=24,
     steps=6,
     prompts=(64, 256),
@@ -74,7 +81,7 @@ def run_engine(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: 
     """All rows; each model is loaded once."""
     plan = SMOKE if is_smoke else FULL
     longest = max(*plan.prompts, plan.context + plan.steps) + 64
-    for quantization in WEIGHT_BITS:
+    for quantization in FORMS:
         with _engine(
             report, f"llama {quantization}", plan.llama, device, longest, plan, quantization
         ) as engine:
@@ -86,11 +93,16 @@ def run_engine(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: 
                     f"llama {quantization}, decode {batch} at {plan.context}",
                     partial(_decode, engine, plan.llama, plan, batch, ceilings, quantization),
                 )
+            report.row(
+                "engine",
+                f"llama {quantization}, GPU use of decode {plan.traced} at {plan.context}",
+                partial(_gpu_use, engine, plan.llama, plan, device),
+            )
             for length in plan.prompts:
                 report.row(
                     "engine",
                     f"llama {quantization}, prompt of {length}",
-                    partial(_prompt, engine, plan.llama, length, ceilings),
+                    partial(_prompt, engine, plan.llama, length, ceilings, quantization),
                 )
             report.row(
                 "engine", f"llama {quantization}, prefix of {plan.prefix}", partial(_prefix, engine, plan)
@@ -99,7 +111,8 @@ def run_engine(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: 
     with _engine(report, "llama, long", plan.llama, device, longest, plan, "none") as engine:
         if engine is not None:
             long = plan.longest_prompt
-            report.row("engine", f"prompt of {long}", partial(_prompt, engine, plan.llama, long, ceilings))
+            measure = partial(_prompt, engine, plan.llama, long, ceilings, "none")
+            report.row("engine", f"prompt of {long}", measure)
     with _engine(report, "qwen3", plan.qwen, device, sum(plan.load[1:]) + 64, plan, "none") as engine:
         if engine is not None:
             name = "qwen3, {} requests, {} in, {} out".format(*plan.load)
@@ -118,7 +131,13 @@ def run_engine(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: 
 
 @contextmanager
 def _engine(
-    report: Report, name: str, shape: Shape, device: Device, longest: int, plan: Plan, quantization: str
+    report: Report,
+    name: str,
+    shape: Shape,
+    device: Device,
+    longest: int,
+    plan: Plan,
+    quantization: Weights,
 ) -> Iterator[EngineCore | None]:
     """A loaded engine, gone afterwards with all its memory; None if it could not be made or time is short."""
     made: list[EngineCore] = []
@@ -132,6 +151,7 @@ def _engine(
             max_batched_tokens=max(8192 if device == "cuda" else 512, plan.load[0]),
             quantization=quantization,
             kv_cache_memory_bytes=None if device == "cuda" else 64 * 2**20,
+            cuda_graph_sizes=plan.batches,
         )
         made.append(engine)
         return {"load_seconds": seconds, "kv_blocks": engine.kv_blocks_total}
@@ -149,14 +169,12 @@ def _engine(
 
 
 def _decode(
-    engine: EngineCore, shape: Shape, plan: Plan, batch: int, ceilings: Ceilings, quantization: str
+    engine: EngineCore, shape: Shape, plan: Plan, batch: int, ceilings: Ceilings, quantization: Weights
 ) -> Row:
     """The median step of so many sequences; twice, since the first steps of a size prepare it."""
     seconds: list[float] = []
-    for repeat in range(2):
-        for index in range(batch):
-            prompt = random_prompt(1000 * repeat + index, plan.context, shape["vocab_size"])
-            add(engine, str(index), prompt, plan.steps)
+    for _ in range(2):
+        _add_decodes(engine, shape, plan, batch)
         seconds.clear()
         while engine.has_work:
             began_at = time.perf_counter()
@@ -164,33 +182,73 @@ def _decode(
             if outputs.num_decodes == batch:
                 seconds.append(time.perf_counter() - began_at)
     step = statistics.median(seconds)
-    read = weight_bytes(shape, WEIGHT_BITS[quantization]) + batch * plan.context * kv_bytes(shape)
-    floor = read / ceilings.bytes_per_second
+    context = plan.context + plan.steps // 2
+    floor = costs.decode_step(model_shape(shape), batch, context, quantization).floor_seconds(ceilings)
     return {
         "step_milliseconds": step * 1e3,
         "tokens_per_second": batch / step,
         "floor_milliseconds": floor * 1e3,
-        "share_of_bandwidth": floor / step,
+        "share_of_floor": floor / step,
     }
 
 
-def _prompt(engine: EngineCore, shape: Shape, length: int, ceilings: Ceilings) -> Row:
-    """One prompt alone to its first token: the median of three, after one that is not counted."""
-    # Of another length, another seed: no prompt begins like one before.
-    prompts = [random_prompt(10 * length + index, length, shape["vocab_size"]) for index in range(4)]
-    seconds = [_first_token(engine, prompt) for prompt in prompts]
-    median = statistics.median(seconds[1:])
-    # The head is computed for the last token only.
-    weights = weight_bytes(shape) / 2 - shape["vocab_size"] * shape["hidden_size"]
-    head_dim = shape.get("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
-    attention = 2 * shape["num_hidden_layers"] * shape["num_attention_heads"] * head_dim * length**2
-    floor = (2 * weights * length + attention) / ceilings.bfloat16_per_second
+def _add_decodes(engine: EngineCore, shape: Shape, plan: Plan, batch: int) -> None:
+    """Always the same prompts, so that those of another batch size are in the prefix cache already."""
+    for index in range(batch):
+        add(engine, str(index), random_prompt(index, plan.context, shape["vocab_size"]), plan.steps)
+
+
+def _gpu_use(engine: EngineCore, shape: Shape, plan: Plan, device: Device) -> Row:
+    """Steps of decodes: how much of their time the GPU computes, and what the host does in it.
+
+    What runs on the device is traced, which takes some time of the host; how long a step takes is measured
+    without.
+    """
+    num_steps = min(TRACED_STEPS, plan.steps // 3)
+
+    def steps() -> None:
+        for _ in range(num_steps):
+            engine.step(time.monotonic())
+
+    _add_decodes(engine, shape, plan, plan.traced)
+    while engine.step(time.monotonic()).num_decodes < plan.traced:
+        assert engine.has_work, "sequences ended before all of them decoded"
+    began_at = time.perf_counter()
+    steps()
+    step = (time.perf_counter() - began_at) / num_steps
+    found = traced(steps, device)
+    drain(engine)
+    busy = found.busy_seconds / num_steps
     return {
+        "step_milliseconds": step * 1e3,
+        "gpu_busy_milliseconds": busy * 1e3,
+        "gpu_idle_share": max(0.0, 1.0 - busy / step),
+        "host_milliseconds": found.host_seconds / num_steps * 1e3,
+        "launches_per_step": found.num_launches / num_steps,
+        "traced_step_milliseconds": found.seconds / num_steps * 1e3,
+    }
+
+
+def _prompt(engine: EngineCore, shape: Shape, length: int, ceilings: Ceilings, quantization: Weights) -> Row:
+    """One prompt alone to its first token: the median of three, after one that is not counted.
+
+    ttft_over_compute: over what the GPU computes in it, traced with a fifth prompt.
+    """
+    # Of another length, another seed: no prompt begins like one before.
+    prompts = [random_prompt(10 * length + index, length, shape["vocab_size"]) for index in range(5)]
+    seconds = [_first_token(engine, one) for one in prompts[:4]]
+    median = statistics.median(seconds[1:])
+    busy = traced(lambda: _first_token(engine, prompts[4]), engine.config.device).busy_seconds
+    floor = costs.prompt(model_shape(shape), length, quantization).floor_seconds(ceilings)
+    row: Row = {
         "ttft_milliseconds": median * 1e3,
         "tokens_per_second": length / median,
         "floor_milliseconds": floor * 1e3,
-        "share_of_products": floor / median,
+        "share_of_floor": floor / median,
     }
+    if busy:
+        row |= {"compute_milliseconds": busy * 1e3, "ttft_over_compute": median / busy}
+    return row
 
 
 def _prefix(engine: EngineCore, plan: Plan) -> Row:
@@ -244,6 +302,7 @@ def _speculation(report: Report, device: Device, plan: Plan) -> None:
                 num_guesses=0 if method is None else 6,
                 kv_cache_memory_bytes=2**30 if device == "cuda" else 16 * 2**20,
                 enable_prefix_caching=False,
+                cuda_graph_sizes=(1,),
             )
             phrase = random_prompt(1, 8, plan.llama["vocab_size"])
             for repeat in range(2):

@@ -28,8 +28,13 @@ def make_engine(
     speculative: SpeculativeConfig | None = None,
     num_guesses: int = 0,
     enable_prefix_caching: bool = True,
+    cuda_graph_sizes: tuple[int, ...] | None = None,
 ) -> EngineCore:
-    """An engine of the model in `folder`; a `is_dummy` one needs config.json only."""
+    """An engine of the model in `folder`; a `is_dummy` one needs config.json only.
+
+    cuda_graph_sizes: of decode steps that are recorded, all of them before this returns; None: the usual
+    ones, of which a server records some while it is idle.
+    """
     envelope = Envelope(max_num_seqs, max_batched_tokens, num_guesses)
     config = EngineConfig(
         model_path=str(folder),
@@ -47,8 +52,12 @@ def make_engine(
         speculative=speculative,
         enable_prefix_caching=enable_prefix_caching,
         long_prefill_share=1.0,
+        cuda_graph_sizes=cuda_graph_sizes,
     )
-    return EngineCore(config, EngineMetrics())
+    engine = EngineCore(config, EngineMetrics())
+    while engine.has_idle_work:
+        engine.work_idly()
+    return engine
 
 
 def make_random(shape: Shape, device: Device, **options: object) -> tuple[EngineCore, float]:
@@ -83,26 +92,3 @@ def drain(engine: EngineCore) -> dict[str, list[int]]:
         for output in engine.step(time.monotonic()).outputs:
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
     return tokens
-
-
-def weight_bytes(shape: Shape, bits: float = 16.0) -> float:
-    """Bytes of weights that a decode step of one sequence reads: of experts those it uses, and the head's.
-
-    bits: of a layer's weight; the head stays in bfloat16.
-    """
-    hidden = shape["hidden_size"]
-    head_dim = shape.get("head_dim", hidden // shape["num_attention_heads"])
-    heads = 2 * shape["num_attention_heads"] + 2 * shape["num_key_value_heads"]
-    if "num_experts" in shape:
-        feed_forward = 3 * hidden * shape["moe_intermediate_size"] * shape["num_experts_per_tok"]
-        feed_forward += hidden * shape["num_experts"]
-    else:
-        feed_forward = 3 * hidden * shape["intermediate_size"]
-    layers = shape["num_hidden_layers"] * (hidden * head_dim * heads + feed_forward)
-    return float(layers * bits / 8 + 2 * shape["vocab_size"] * hidden)
-
-
-def kv_bytes(shape: Shape, number_bytes: float = 2.0) -> float:
-    """Bytes of one token's keys and values, all layers together."""
-    head_dim = shape.get("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
-    return float(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim * number_bytes)

@@ -1,64 +1,61 @@
-"""What the GPU gives at this moment: the ceilings that everything else is held against, and how to time.
+"""What the GPU gives at this moment: the ceilings that everything else is held against, and its name.
 
 Copies count bytes read and written; products are of random numbers, since zeros multiply faster.
 """
 
 import importlib.metadata
 import platform
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from benchmarks.gpu.costs import Ceilings
+from benchmarks.gpu.timing import milliseconds
 
 COPY_BYTES = 4 * 2**30
 PRODUCT_SIZE = 8192
-TIMES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """bytes_per_second: of a large copy. bfloat16_per_second: operations of a large product."""
-
-    bytes_per_second: float
-    bfloat16_per_second: float
-
-
-def milliseconds(work: Callable[[], object], device: str, times: int = TIMES, warm_up: int = 3) -> float:
-    """Median time of `work` on the device, each run timed with events; by the host's clock on a CPU."""
-    for _ in range(warm_up):
-        work()
-    if device == "cpu":
-        found = []
-        for _ in range(times):
-            began_at = time.perf_counter()
-            work()
-            found.append((time.perf_counter() - began_at) * 1e3)
-        return statistics.median(found)
-    make_event: Any = torch.cuda.Event
-    starts, ends = ([make_event(enable_timing=True) for _ in range(times)] for _ in range(2))
-    for start, end in zip(starts, ends, strict=True):
-        start.record()
-        work()
-        end.record()
-    torch.cuda.synchronize()
-    return float(statistics.median(one.elapsed_time(other) for one, other in zip(starts, ends, strict=True)))
 
 
 def ceilings(device: str) -> Ceilings:
     """Measured now."""
-    scale = 1 if device == "cuda" else 256
-    source = torch.ones(COPY_BYTES // scale // 2, dtype=torch.bfloat16, device=device)
+    is_cuda = device == "cuda"
+    source = torch.ones(COPY_BYTES // (1 if is_cuda else 256) // 2, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
     copy = milliseconds(lambda: target.copy_(source), device)
-    size = PRODUCT_SIZE // (1 if device == "cuda" else 16)
+    size = PRODUCT_SIZE // (1 if is_cuda else 16)
     left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = milliseconds(lambda: left @ right, device)
-    return Ceilings(2 * source.nbytes / copy * 1e3, 2 * size**3 / product * 1e3)
+    operations = 2 * size**3 * 1e3
+    return Ceilings(
+        2 * source.nbytes / copy * 1e3,
+        operations / product,
+        operations / _float8_milliseconds(size, device) if _multiplies_float8(device) else None,
+        operations / _int8_milliseconds(size, device) if is_cuda else None,
+    )
+
+
+def _multiplies_float8(device: str) -> bool:
+    return device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
+
+
+def _float8_milliseconds(size: int, device: str) -> float:
+    """With a scale of each row and output, as layers multiply, and exact sums."""
+    left, right = (
+        torch.randn(size, size, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn) for _ in range(2)
+    )
+    rows, outputs = torch.rand(size, 1, device=device), torch.rand(1, size, device=device)
+    return milliseconds(
+        lambda: torch._scaled_mm(
+            left, right.t(), scale_a=rows, scale_b=outputs, out_dtype=torch.bfloat16, use_fast_accum=False
+        ),
+        device,
+    )
+
+
+def _int8_milliseconds(size: int, device: str) -> float:
+    left, right = (torch.randint(-128, 128, (size, size), device=device, dtype=torch.int8) for _ in range(2))
+    return milliseconds(lambda: torch._int_mm(left, right.t()), device)
 
 
 def conditions(device: str) -> dict[str, Any]:

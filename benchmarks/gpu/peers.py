@@ -1,15 +1,18 @@
 """Stage 4: the same work by what else can be had where this runs.
 
-transformers' `generate` always; its continuous batching and vLLM where they are installed. Decoding only, of
-the same shape with random weights: what one step of so many sequences takes.
+transformers' `generate` always, its continuous batching, and `generate` with a static cache and a compiled
+step in a CUDA graph, which is gpt-fast's method; vLLM where it is installed. Decoding only, of the same shape
+with random weights: what one step of so many sequences takes.
 """
 
 import gc
 import importlib.util
 import json
+import statistics
 import tempfile
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,20 @@ def run_peers(report: Report, device: Device, *, is_smoke: bool) -> None:
             partial(_generate, model[0], plan, batch, device),
             needs_seconds=60,
         )
+    for batch in plan.batches[:4] if model else ():
+        report.row(
+            "peers",
+            f"transformers generate_batch, decode {batch} at {plan.context}",
+            partial(_continuous, model[0], plan, batch, device),
+            needs_seconds=60,
+        )
+    for batch in (plan.batches[0], plan.traced) if model else ():
+        report.row(
+            "peers",
+            f"transformers compiled with a static cache, decode {batch} at {plan.context}",
+            partial(_generate, model[0], plan, batch, device, cache_implementation="static"),
+            needs_seconds=120,
+        )
     model.clear()
     gc.collect()
     if device == "cuda":
@@ -61,8 +78,8 @@ def _random_model(plan: Plan, device: Device) -> Any:
         torch.set_default_dtype(torch.float32)
 
 
-def _generate(model: Any, plan: Plan, batch: int, device: Device) -> Row:
-    """A step is what 1 + `steps` tokens take more than one, over `steps`."""
+def _generate(model: Any, plan: Plan, batch: int, device: Device, **options: Any) -> Row:
+    """A step is what 1 + `steps` tokens take more than one, over `steps`. options: of `generate`."""
     token_ids = torch.randint(0, plan.llama["vocab_size"], (batch, plan.context), device=device)
 
     def seconds(num_tokens: int) -> float:
@@ -74,13 +91,40 @@ def _generate(model: Any, plan: Plan, batch: int, device: Device) -> Row:
             max_new_tokens=num_tokens,
             do_sample=False,
             pad_token_id=0,
+            **options,
         )
         if device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began_at
 
-    seconds(2)
+    # Both lengths: a compiled step is made for the size of its cache.
+    for num_tokens in (1, plan.steps + 1):
+        seconds(num_tokens)
     step = (seconds(plan.steps + 1) - seconds(1)) / plan.steps
+    return {"step_milliseconds": step * 1e3, "tokens_per_second": batch / step}
+
+
+def _continuous(model: Any, plan: Plan, batch: int, device: Device) -> Row:
+    """A step is the median time between two tokens of the request that came last; no token ends an answer."""
+    prompts = [torch.randint(0, plan.llama["vocab_size"], (plan.context,)).tolist() for _ in range(batch)]
+    config: Any = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=plan.steps + 1, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    options: dict[str, Any] = {}
+    if device == "cpu":
+        # Else it takes most of the machine's memory, which takes a minute.
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+        options["continuous_batching_config"] = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=256)
+    try:
+        answers = model.generate_batch(
+            inputs=prompts, generation_config=config, record_timestamps=True, progress_bar=False, **options
+        )
+    finally:
+        # What it sets and, where it fails, leaves.
+        model.set_attn_implementation("sdpa")
+    told_at = max((answer.timestamps for answer in answers.values()), key=max)
+    step = statistics.median(later - earlier for earlier, later in pairwise(told_at))
     return {"step_milliseconds": step * 1e3, "tokens_per_second": batch / step}
 
 

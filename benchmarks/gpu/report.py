@@ -22,7 +22,7 @@ class Report:
         self._began_at = time.monotonic()
         self._seconds = seconds
         self.found: Row = {"conditions": conditions, "rows": []}
-        self._write()
+        self.write()
 
     @property
     def seconds_left(self) -> float:
@@ -52,7 +52,7 @@ class Report:
                 f"{stage} | {name} | left out: {self.seconds_left:.0f} s left, it wants {needs_seconds:.0f}"
             )
             self.found.setdefault("left_out", []).append(name)
-            self._write()
+            self.write()
             return None
         began_at = time.monotonic()
         try:
@@ -62,12 +62,13 @@ class Report:
             traceback.print_exc()
         row["seconds"] = time.monotonic() - began_at
         self.rows.append(row)
-        self._write()
+        self.write()
         cells = [f"{key} {_shown(value)}" for key, value in row.items() if key not in ("stage", "name")]
         print(f"{stage} | {name} | {', '.join(cells)}", flush=True)
         return row
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """As it is now."""
         self.found["total_seconds"] = time.monotonic() - self._began_at
         part = self._out.with_suffix(".part")
         part.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")

@@ -1,56 +1,100 @@
-"""The engine on one GPU: right tokens first, then every part against its floor and against its peers.
+"""The engine on one GPU: right first, then every part against its floor and against its peers.
 
-    PYTHONPATH=runtime python -m benchmarks.gpu.run --out results.json [--stage checks engine peers]
+    PYTHONPATH=runtime python -m benchmarks.gpu.run --out results.json [--stage checks kernels engine peers]
 
-needs torch, triton, transformers, safetensors and numpy only. Every row is printed and written as soon as it
-is found, and none is begun that the time (`--seconds`, 540 by default) does not allow, so that a cut loses
-nothing. It exits with 1 if a row failed, or a token is further from the best than rounding can explain.
-`--smoke` runs all of it on the CPU with tiny shapes, to prove that it works; its numbers mean nothing.
+needs torch, triton, transformers, safetensors and numpy only; what needs fastapi or pydantic (the server)
+is left out. Every row is printed and written as soon as it is found, and none is begun that the time
+(`--seconds`, 540 by default, enough for one stage) does not allow, so that a cut loses nothing. It exits with
+1 if a row failed, or anything is further from what is right than rounding can explain.
+`--smoke` runs all of it on the CPU with tiny shapes, kernels in Triton's interpreter, to prove that it works;
+its numbers mean nothing.
+
+Stages import what they need when they are run: Triton decides whether it interprets when it is imported.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from benchmarks.gpu.checks import run_checks
-from benchmarks.gpu.engine_stage import run_engine
-from benchmarks.gpu.machine import Ceilings, ceilings, conditions
-from benchmarks.gpu.peers import run_peers
-from benchmarks.gpu.report import Report, Row
+if TYPE_CHECKING:
+    from benchmarks.gpu.costs import Ceilings
+    from benchmarks.gpu.report import Report, Row
 
-from headway_runtime.config import Device
+    from headway_runtime.config import Device
 
-STAGES = ("checks", "engine", "peers")
+STAGES = ("checks", "kernels", "engine", "peers")
 
 
-def run(out: Path, stages: list[str], seconds: float, *, is_smoke: bool) -> Report:
+def run(out: Path, stages: list[str], seconds: float, *, is_smoke: bool) -> "Report":
     """All rows of the stages named."""
+    import torch
+    from benchmarks.gpu.machine import ceilings, conditions
+    from benchmarks.gpu.report import Report
+
     device: Device = "cpu" if is_smoke else "cuda"
     report = Report(out, conditions(device), seconds)
     found: list[Ceilings] = []
 
-    def measure() -> Row:
+    def measure() -> "Row":
         found.append(ceilings(device))
-        return {
-            "copy_gigabytes_per_second": found[0].bytes_per_second / 1e9,
-            "bfloat16_teraflops": found[0].bfloat16_per_second / 1e12,
+        operations = {
+            "bfloat16_teraflops": found[0].bfloat16_per_second,
+            "float8_teraflops": found[0].float8_per_second,
+            "int8_teraops": found[0].int8_per_second,
+        }
+        return {"copy_gigabytes_per_second": found[0].bytes_per_second / 1e9} | {
+            name: rate / 1e12 for name, rate in operations.items() if rate is not None
         }
 
     report.row("machine", "ceilings", measure)
-    if "checks" in stages:
-        run_checks(report, device)
-    if "engine" in stages and found:
-        run_engine(report, device, found[0], is_smoke=is_smoke)
-    if "peers" in stages:
-        run_peers(report, device, is_smoke=is_smoke)
+    if not found:
+        return report
+    for stage in stages:
+        _run_stage(stage, report, device, found[0], is_smoke=is_smoke)
     if device == "cuda":
+        _say_goals(report)
         report.found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
     return report
 
 
+def _run_stage(stage: str, report: "Report", device: "Device", found: "Ceilings", *, is_smoke: bool) -> None:
+    match stage:
+        case "checks":
+            from benchmarks.gpu.checks import run_checks
+            from benchmarks.gpu.kernels_stage import run_kernel_checks
+
+            run_kernel_checks(report, device, is_smoke=is_smoke)
+            run_checks(report, device)
+        case "kernels":
+            from benchmarks.gpu.kernels_stage import run_kernels
+
+            run_kernels(report, device, found, is_smoke=is_smoke)
+        case "engine":
+            from benchmarks.gpu.engine_stage import run_engine
+
+            run_engine(report, device, found, is_smoke=is_smoke)
+        case "peers":
+            from benchmarks.gpu.peers import run_peers
+
+            run_peers(report, device, is_smoke=is_smoke)
+
+
+def _say_goals(report: "Report") -> None:
+    from benchmarks.gpu.goals import judged
+
+    for goal in judged(report.rows):
+        said = "reached" if goal.is_reached else "not reached"
+        print(f"goal | {goal.name} | {goal.found:.4g}, goal {goal.wanted:g}: {said}")
+        report.found.setdefault("goals", []).append(
+            {"name": goal.name, "found": goal.found, "wanted": goal.wanted, "is_reached": goal.is_reached}
+        )
+    report.write()
+
+
 def main() -> int:
-    """0 if every row was measured and right."""
+    """0 if every row was measured and right; a goal that is not reached is no fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -59,8 +103,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything (default: 540)")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU")
     arguments = parser.parse_args()
-    if not arguments.smoke and not torch.cuda.is_available():
-        parser.error("PyTorch finds no CUDA device; use --smoke to try the script without one")
+    if arguments.smoke:
+        os.environ["TRITON_INTERPRET"] = "1"
+    else:
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error("PyTorch finds no CUDA device; use --smoke to try the script without one")
     report = run(arguments.out, arguments.stage, arguments.seconds, is_smoke=arguments.smoke)
     where, seconds = report.found["conditions"]["device"], report.found["total_seconds"]
     print(f"{where}: {len(report.rows)} rows, {seconds:.0f} s")

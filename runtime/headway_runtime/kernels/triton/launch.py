@@ -15,6 +15,7 @@ every configuration in the tables; a test compiles them all without a GPU (see r
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -116,6 +117,21 @@ def configuration(kernel: str, shape_class: str, gpu: Gpu) -> dict[str, int]:
             if own in classes:
                 return dict(classes[own])
     raise KeyError(f"kernel={kernel!r} has no configuration in {DEFAULT}.json; add one for {shape_class!r}")
+
+
+@contextmanager
+def trying(gpu: Gpu, kernel: str, shape_class: str, values: Mapping[str, int]) -> Iterator[None]:
+    """Have these values launched there instead of the table's: for `benchmarks/gpu/tune.py`."""
+    classes = _table(gpu.name).setdefault(kernel, {})
+    before = classes.get(shape_class)
+    classes[shape_class] = dict(values)
+    try:
+        yield
+    finally:
+        if before is None:
+            del classes[shape_class]
+        else:
+            classes[shape_class] = before
 
 
 def tabled_kernels(gpu: str) -> list[str]:

@@ -1,0 +1,116 @@
+"""All stages and the tuning, run whole on a CPU with tiny shapes, kernels interpreted: ready for a first GPU.
+
+Each is a process of its own, as Triton decides whether it interprets when it is imported.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_SECONDS = 280
+
+
+def run(module: str, *arguments: str) -> str:
+    """What it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.gpu.{module}", "--smoke", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+def rows_of(stage: str, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    out = tmp_path / "results.json"
+    printed = run("run", "--out", str(out), "--stage", stage)
+    found = json.loads(out.read_text())
+    rows = {row["name"]: row for row in found["rows"]}
+    assert {name: row for name, row in rows.items() if "error" in row} == {}
+    assert all(name in printed for name in rows)
+    assert "left_out" not in found
+    return rows
+
+
+def test_checks(tmp_path: Path) -> None:
+    rows = rows_of("checks", tmp_path)
+
+    kernels = {name: row for name, row in rows.items() if name.startswith("kernel ")}
+    assert len(kernels) > 20
+    assert sum(row["num_checks"] for row in kernels.values()) > 100
+    for name, row in kernels.items():
+        assert row["is_right"], (name, row)
+        assert 0 <= row["worst_share_of_tolerance"] < 1, name
+    tokens = [row for row in rows.values() if "num_tokens" in row]
+    assert len(tokens) == 6
+    assert all(row["is_right"] and row["num_tokens"] == 5 * 64 for row in tokens)
+
+
+def test_kernels(tmp_path: Path) -> None:
+    rows = rows_of("kernels", tmp_path)
+    rows.pop("ceilings")
+
+    assert len(rows) > 80
+    for name, row in rows.items():
+        assert 0 < row["floor_microseconds"] < row["microseconds"], name
+        assert row.get("is_right", True), (name, row)
+        assert not [field for field in row if field.endswith("_failed")], row
+    assert sum("error_of_result" in row for row in rows.values()) > 80
+    assert {field for row in rows.values() for field in row if field.endswith("_over_ours")} >= {
+        "sdpa_over_ours",
+        "flash_over_ours",
+        "cublas_over_ours",
+        "torch_over_ours",
+        "argmax_over_ours",
+    }
+
+
+def test_engine(tmp_path: Path) -> None:
+    rows = rows_of("engine", tmp_path)
+
+    for weights in ("none", "fp8", "int4"):
+        for batch in (1, 4):
+            row = rows[f"llama {weights}, decode {batch} at 24"]
+            assert 0 < row["floor_milliseconds"] < row["step_milliseconds"]
+        assert rows[f"llama {weights}, prompt of 256"]["ttft_milliseconds"] > 0
+        use = rows[f"llama {weights}, GPU use of decode 4 at 24"]
+        assert use["launches_per_step"] == 0
+        assert use["host_milliseconds"] > 0
+    assert rows["qwen3, 6 requests, 24 in, 8 out"]["is_whole"]
+    assert rows["llama, prompt lookup at 1"]["ratio"] > 0
+
+
+def test_peers(tmp_path: Path) -> None:
+    rows = rows_of("peers", tmp_path)
+
+    assert rows["transformers generate, decode 4 at 24"]["tokens_per_second"] > 0
+    assert rows["transformers generate_batch, decode 4 at 24"]["tokens_per_second"] > 0
+    assert rows["transformers compiled with a static cache, decode 4 at 24"]["tokens_per_second"] > 0
+
+
+def test_tuning_is_gone_on_with(tmp_path: Path) -> None:
+    table, state = tmp_path / "table.json", tmp_path / "state.json"
+    told = ("--kernel", "norm", "gated_product", "coded_plain", "--out", str(table), "--state", str(state))
+
+    first = run("tune", *told)
+
+    kept = json.loads(state.read_text())["found"]
+    assert set(kept) == {"norm", "gated_product", "coded_plain"}
+    for classes in kept.values():
+        for measured in classes.values():
+            assert len(measured) == 2
+            assert all(min(one["microseconds"]) > 0 for one in measured.values()), measured
+    assert "most_product_rows" in first
+    before = state.read_text()
+    run("tune", *told)
+    assert state.read_text() == before
