@@ -234,14 +234,6 @@ class EngineCore:
         else:
             self._grammars.add(request, grammar)
 
-    def reserve_adapter(self, request: Request) -> None:
-        """Keep the adapter that a request names for it, before it is accepted; until `abort` or its end.
-
-        AdapterNotFoundError if there is none of the name.
-        """
-        if self.adapters is not None:
-            self.adapters.acquire(request.adapter, request.request_id)
-
     def abort(self, request_id: str, now: float) -> bool:
         """Drop a request whose client is gone; its blocks are free on return. False if it was not live."""
         return self._take_out(request_id, FinishReason.ABORT, now)

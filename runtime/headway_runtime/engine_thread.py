@@ -250,7 +250,8 @@ class EngineThread:
         """However long they wait in the backlog, they have the adapters that are loaded now."""
         for request in requests:
             try:
-                self._core.reserve_adapter(request)
+                if self._core.adapters is not None:
+                    self._core.adapters.acquire(request.adapter, request.request_id)
             except AdapterNotFoundError as error:
                 sink(request.request_id, error)
                 continue

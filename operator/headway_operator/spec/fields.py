@@ -26,8 +26,8 @@ _REMOTE = ".matches('^(hf|s3|oci)://')"
 CREDENTIALS_RULE = (
     f"!has(self.model.credentialsSecretRef) || self.model.source{_REMOTE} || (has(self.speculative) && "
     f"has(self.speculative.draft) && self.speculative.draft.source{_REMOTE}) || (has(self.lora) && "
-    f"has(self.lora.adapters) && self.lora.adapters.exists(one, one.source{_REMOTE})) || (has(self.quality) && "
-    "has(self.quality.baseline) && has(self.quality.baseline.source) && "
+    f"has(self.lora.adapters) && self.lora.adapters.exists(one, one.source{_REMOTE})) || "
+    "(has(self.quality) && has(self.quality.baseline) && has(self.quality.baseline.source) && "
     f"self.quality.baseline.source{_REMOTE})"
 )
 CREDENTIALS_MESSAGE = (
@@ -69,8 +69,8 @@ class Model(SpecModel):
     s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY[:TAG|@DIGEST] or pvc://CLAIM/PATH, whose claim is mounted
     read-only. Up to 1024 characters, no default."""
     credentials_secret_ref: SecretRef | None = None
-    """Secret with what opens private sources: the model's, and those of a draft, of adapters and of a baseline,
-    of whatever kinds they are. For hf:// its key HF_TOKEN; for s3:// AWS_ACCESS_KEY_ID and
+    """Secret with what opens private sources, of whatever kinds: the model's, and those of a draft, of
+    adapters and of a baseline. For hf:// its key HF_TOKEN; for s3:// AWS_ACCESS_KEY_ID and
     AWS_SECRET_ACCESS_KEY, and if wanted AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL_S3; for oci://
     .dockerconfigjson, as `kubectl create secret docker-registry` makes it. Default: none."""
     max_model_len: PositiveTokens | None = None
