@@ -381,6 +381,13 @@ class EngineCore:
                 num_accepted = sum(len(one.samples) for one in verified.values())
                 share = (batch.num_decodes + num_accepted) / batch.num_decodes
                 self.metrics.drafts.took(seconds, plain_seconds * share)
+            elif result.draft_seconds:
+                # Spent for guesses that are yet to come, or never do.
+                self.metrics.drafts.took(result.draft_seconds, 0.0)
+        elif result.num_caught_up:
+            self.metrics.drafts.took(result.catch_up_seconds, 0.0)
+        if result.num_caught_up:
+            policy.observe_catch_up(result.num_caught_up, result.catch_up_seconds)
         if result.num_draft_passes and verified:
             policy.observe_drafts(len(verified), result.num_draft_passes, result.draft_pass_seconds)
         for one in verified.values():
@@ -474,6 +481,8 @@ class EngineCore:
             self.metrics.tokens(cached=sequence.num_cached)
 
     def _count_end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        if sequence.num_generated:
+            self._scheduler.draft_policy.observe_answer(sequence.num_generated)
         self.metrics.sizes(sequence.num_prompt, sequence.num_generated)
         self.metrics.finished(reason, now - sequence.request.received_at, sequence.seconds_per_output_token())
 

@@ -189,6 +189,7 @@ class Runner:
                 speculator.seconds,
                 speculator.num_passes,
                 speculator.pass_seconds,
+                *speculator.caught_up,
             )
         if self._governor is not None:
             self._governor.after_step(time.monotonic() - started_at)
