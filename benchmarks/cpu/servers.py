@@ -57,7 +57,9 @@ def vllm_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
     }
 
 
-# Headway with one lever pulled: what it adds to the command.
+# Headway with one lever pulled: what it adds to the command. A draft model, which needs a model that it can guess
+# for, is measured by `benchmarks.cpu.speculation`.
+ADAPTER = "ADAPTER"
 LEVERS = {
     "headway, fp8 weights": ("--quantization", "fp8"),
     "headway, int8 weights": ("--quantization", "int8"),
@@ -65,7 +67,18 @@ LEVERS = {
     "headway, fp8 KV": ("--kv-cache-dtype", "fp8"),
     "headway, int8 KV": ("--kv-cache-dtype", "int8"),
     "headway, prompt lookup": ("--speculative-config", '{"method": "ngram"}'),
+    "headway, KV offload": ("--kv-offloading-size", "0.5"),
+    "headway, LoRA adapter": (
+        *("--served-model-name", "base", "--enable-lora", "--max-lora-rank", "16"),
+        *("--lora-modules", f"benchmark={ADAPTER}"),
+    ),
+    "headway, two ranks": ("--tensor-parallel-size", "2"),
 }
+
+
+def adapter_folder(model: Path) -> Path:
+    """Where the adapter of a benchmark's model lies."""
+    return model.with_name(f"{model.name}-adapter")
 
 
 def command_of(name: str, folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
@@ -73,7 +86,8 @@ def command_of(name: str, folder: Path, port: int) -> tuple[list[str], dict[str,
     if name == "vllm":
         return vllm_command(folder, port)
     command, environment = headway_command(folder, port)
-    return [*command, *LEVERS.get(name, ())], environment
+    own = (flag.replace(ADAPTER, str(adapter_folder(folder))) for flag in LEVERS.get(name, ()))
+    return [*command, *own], environment
 
 
 @contextmanager

@@ -227,12 +227,10 @@ def test_the_distribution_is_the_models(
             if tokens.total() < LEAST_ANSWERS:
                 continue
             probabilities = filtered(checkpoint().logits([*prompt, *beginning])[-1].double(), **FILTERS)
-            one, own_degrees = chi_square(probabilities, tokens)
-            num_judged, statistic, degrees = (
-                num_judged + tokens.total(),
-                statistic + one,
-                degrees + own_degrees,
-            )
+            own_statistic, own_degrees = chi_square(probabilities, tokens)
+            num_judged += tokens.total()
+            statistic += own_statistic
+            degrees += own_degrees
     assert num_judged >= 20_000
     assert degrees > 100
     # Four standard deviations of a chi-square distribution above its mean.
