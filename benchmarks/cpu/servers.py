@@ -57,8 +57,8 @@ def vllm_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
     }
 
 
-# Headway with one lever pulled: what it adds to the command. A draft model, which needs a model that it can guess
-# for, is measured by `benchmarks.cpu.speculation`.
+# Headway with one lever pulled: what it adds to the command. A draft model, which needs a model that it can
+# guess for, is measured by `benchmarks.cpu.speculation`.
 ADAPTER = "ADAPTER"
 LEVERS = {
     "headway, fp8 weights": ("--quantization", "fp8"),
