@@ -36,9 +36,9 @@ class RunningServer:
     started_at: float
 
 
-def headway_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
+def headway_command(folder: Path, port: int, name: str = MODEL_NAME) -> tuple[list[str], dict[str, str]]:
     command = [sys.executable, "-m", "headway", "serve", str(folder), "--port", str(port)]
-    command += ["--served-model-name", "benchmark", "--max-model-len", str(MAX_MODEL_LEN)]
+    command += ["--served-model-name", name, "--max-model-len", str(MAX_MODEL_LEN)]
     return [*command, "--kv-cache-memory-bytes", HEADWAY_CACHE, "--log-level", "info"], {}
 
 
