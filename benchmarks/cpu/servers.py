@@ -15,6 +15,8 @@ from pathlib import Path
 
 from benchmarks.cpu.environments import peer_python
 
+# What requests name as their model.
+MODEL_NAME = "benchmark"
 START_TIMEOUT_SECONDS = 420.0
 STOP_TIMEOUT_SECONDS = 30.0
 POLL_SECONDS = 0.05
@@ -69,8 +71,7 @@ LEVERS = {
     "headway, prompt lookup": ("--speculative-config", '{"method": "ngram"}'),
     "headway, KV offload": ("--kv-offloading-size", "0.5"),
     "headway, LoRA adapter": (
-        *("--served-model-name", "base", "--enable-lora", "--max-lora-rank", "16"),
-        *("--lora-modules", f"benchmark={ADAPTER}"),
+        *("--enable-lora", "--max-lora-rank", "16", "--lora-modules", f"{MODEL_NAME}={ADAPTER}"),
     ),
     "headway, two ranks": ("--tensor-parallel-size", "2"),
 }
@@ -85,8 +86,9 @@ def command_of(name: str, folder: Path, port: int) -> tuple[list[str], dict[str,
     """The command of a peer, or of Headway with a lever, and what its environment has besides."""
     if name == "vllm":
         return vllm_command(folder, port)
-    command, environment = headway_command(folder, port)
-    own = (flag.replace(ADAPTER, str(adapter_folder(folder))) for flag in LEVERS.get(name, ()))
+    own = [flag.replace(ADAPTER, str(adapter_folder(folder))) for flag in LEVERS.get(name, ())]
+    # Where there is an adapter, it is what requests ask for.
+    command, environment = headway_command(folder, port, "base" if "--lora-modules" in own else MODEL_NAME)
     return [*command, *own], environment
 
 
