@@ -27,10 +27,11 @@ from typing import Any
 import aiohttp
 from benchmarks.cpu.environments import HERE, InstallError, cache_folder, peer_python
 from benchmarks.cpu.load import LoadError
+from benchmarks.cpu.lora import make_adapter
 from benchmarks.cpu.model_folder import WEIGHTS_FILE, make_model_folder
 from benchmarks.cpu.peers import IN_PROCESS, SERVED, PeerError, ServedPeer, measure_in_process
 from benchmarks.cpu.report import page, table
-from benchmarks.cpu.servers import LEVERS, ServerError
+from benchmarks.cpu.servers import ADAPTER, LEVERS, ServerError, adapter_folder
 from benchmarks.cpu.workload import FULL, OUTPUT_TOKENS, PROMPT_TOKENS, QUICK, Plan
 
 # Slow ones answer a batch of 64 as well, but once is enough.
@@ -151,6 +152,8 @@ def main() -> int:
     }
     for old in logs.glob("*.log"):
         old.unlink()
+    if any(ADAPTER in flag for name in arguments.only for flag in LEVERS.get(name, ())):
+        make_adapter(adapter_folder(folder), folder, rank=16, seed=0)
     visits = Visits(folder, config, plan, logs)
     for name in (name for name in VISITS if name in arguments.only):
         print(f"{name} ...", flush=True)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from benchmarks.cpu.environments import peer_python
 
+# What requests name as their model.
+MODEL_NAME = "benchmark"
 START_TIMEOUT_SECONDS = 420.0
 STOP_TIMEOUT_SECONDS = 30.0
 POLL_SECONDS = 0.05
@@ -36,9 +38,9 @@ class RunningServer:
     started_at: float
 
 
-def headway_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
+def headway_command(folder: Path, port: int, name: str = MODEL_NAME) -> tuple[list[str], dict[str, str]]:
     command = [sys.executable, "-m", "headway", "serve", str(folder), "--port", str(port)]
-    command += ["--served-model-name", "benchmark", "--max-model-len", str(MAX_MODEL_LEN)]
+    command += ["--served-model-name", name, "--max-model-len", str(MAX_MODEL_LEN)]
     return [*command, "--kv-cache-memory-bytes", HEADWAY_CACHE, "--log-level", "info"], {}
 
 
@@ -57,7 +59,9 @@ def vllm_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
     }
 
 
-# Headway with one lever pulled: what it adds to the command.
+# Headway with one lever pulled: what it adds to the command. A draft model, which needs a model that it can
+# guess for, is measured by `benchmarks.cpu.speculation`.
+ADAPTER = "ADAPTER"
 LEVERS = {
     "headway, fp8 weights": ("--quantization", "fp8"),
     "headway, int8 weights": ("--quantization", "int8"),
@@ -65,15 +69,27 @@ LEVERS = {
     "headway, fp8 KV": ("--kv-cache-dtype", "fp8"),
     "headway, int8 KV": ("--kv-cache-dtype", "int8"),
     "headway, prompt lookup": ("--speculative-config", '{"method": "ngram"}'),
+    "headway, KV offload": ("--kv-offloading-size", "0.5"),
+    "headway, LoRA adapter": (
+        *("--enable-lora", "--max-lora-rank", "16", "--lora-modules", f"{MODEL_NAME}={ADAPTER}"),
+    ),
+    "headway, two ranks": ("--tensor-parallel-size", "2"),
 }
+
+
+def adapter_folder(model: Path) -> Path:
+    """Where the adapter of a benchmark's model lies."""
+    return model.with_name(f"{model.name}-adapter")
 
 
 def command_of(name: str, folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
     """The command of a peer, or of Headway with a lever, and what its environment has besides."""
     if name == "vllm":
         return vllm_command(folder, port)
-    command, environment = headway_command(folder, port)
-    return [*command, *LEVERS.get(name, ())], environment
+    own = [flag.replace(ADAPTER, str(adapter_folder(folder))) for flag in LEVERS.get(name, ())]
+    # Where there is an adapter, it is what requests ask for.
+    command, environment = headway_command(folder, port, "base" if "--lora-modules" in own else MODEL_NAME)
+    return [*command, *own], environment
 
 
 @contextmanager

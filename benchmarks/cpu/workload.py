@@ -20,7 +20,7 @@ class Plan:
     num_prefixes: int
 
 
-FULL = Plan(rounds={1: 8, 4: 4, 16: 2, 64: 1}, num_prefixes=3)
+FULL = Plan(rounds={1: 8, 4: 4, 16: 4, 64: 1}, num_prefixes=3)
 QUICK = Plan(rounds={1: 2, 4: 1, 16: 1, 64: 1}, num_prefixes=2)
 
 

@@ -85,7 +85,7 @@ def measure(
 ) -> Point:
     """So many users, each of whom asks again when answered. run: numbers the questions of this one."""
     questions = Questions(sizes, row.asking, run, count_tokens)
-    num_requests = min(48, max(12, 3 * users))
+    num_requests = min(48, max(12, 5 * users))
     return asyncio.run(_measure(url, row, users, num_requests, questions))
 
 

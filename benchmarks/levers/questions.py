@@ -15,7 +15,8 @@ from benchmarks.levers.rows import Asking, Sizes
 from bundled_model.recall import Document, ask, draw_table
 from headway_bench.workload import Conversation, Turn
 
-SHARED_SHARE = 0.8
+# One of so many questions, somewhere among them, is about a document of its own.
+QUESTIONS_PER_OWN_DOCUMENT = 5
 _SHARED_DOCUMENT = -1
 
 
@@ -29,7 +30,10 @@ class Question:
 
 
 class Questions:
-    """The questions of one run. run: its own number; documents that are not shared are never met again."""
+    """The questions of one run: alike in all runs, in the same order, so that rows differ by levers alone.
+
+    run: its own number; documents that are not shared, and lines, are never met again.
+    """
 
     def __init__(self, sizes: Sizes, asking: Asking, run: int, count_tokens: Callable[[str], int]) -> None:
         self._sizes = sizes
@@ -40,13 +44,15 @@ class Questions:
 
     def question(self, number: int) -> Question:
         """The n-th one, n from 0: always the same."""
-        random = Random(f"levers/{self._run}/{number}")
+        random = Random(f"levers/{number}")
         document = self._shared
-        if random.random() >= SHARED_SHARE:
+        group, place = divmod(number, QUESTIONS_PER_OWN_DOCUMENT)
+        if place == Random(f"levers/group/{group}").randrange(QUESTIONS_PER_OWN_DOCUMENT):
             own = self._run * 100_000 + number
             document = _document(self._sizes.prefix_tokens, own, self._count_tokens)
         exchange = ask(random, random.choice(document.pairs), value_only=False)
-        line = f"Request {random.randrange(10_000)}, {random.randrange(24)}:{random.randrange(10, 60)}."
+        of_run = Random(f"levers/{self._run}/{number}")
+        line = f"Request {of_run.randrange(10_000)}, {of_run.randrange(24)}:{of_run.randrange(10, 60)}."
         length = random.randint(*self._sizes.uncapped_tokens)
         if self._asking.is_static_first:
             prompt = f"{document.text}\n\n{line}\n{exchange.question}"

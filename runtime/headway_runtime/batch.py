@@ -124,7 +124,8 @@ class StepResult:
     samples: one entry per chunk, None where the chunk samples nothing.
     verified: by index of the chunk, where tokens were guessed.
     draft_seconds: what guessing took. num_draft_passes, draft_pass_seconds: passes of the draft model that
-        say what a pass costs, and their time.
+        say what a pass costs, and their time. num_caught_up, catch_up_seconds: sequences of which that model
+        computed tokens that it lacked, and the time.
     prompt_logprobs: by index of the chunk, where they are asked for: one entry for each prompt token that
         follows a computed one.
     """
@@ -135,3 +136,5 @@ class StepResult:
     draft_seconds: float = 0.0
     num_draft_passes: int = 0
     draft_pass_seconds: float = 0.0
+    num_caught_up: int = 0
+    catch_up_seconds: float = 0.0

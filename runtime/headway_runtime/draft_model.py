@@ -59,16 +59,19 @@ class DraftModel:
         self._num_valid = array("i", [0]) * cache.shape.num_blocks
         self._plain: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         # Of the latest call: passes that say what a pass costs, and their time. The first one does not where
-        # it had to catch up.
+        # it had to catch up: that is time of its own.
         self.num_passes = 0
         self.pass_seconds = 0.0
+        self.num_caught_up = 0
+        self.catch_up_seconds = 0.0
 
     def propose(self, chunks: list[Chunk]) -> list[tuple[int, ...]]:
         """Up to `num_drafts` guesses for each chunk, a decode."""
         guesses: list[list[int]] = [[] for _ in chunks]
         live = self._catching_up(chunks)
-        tells = all(one.num_tokens <= FEW_TOKENS for _, one in live)
-        self.num_passes, self.pass_seconds = 0, 0.0
+        self.num_caught_up = sum(one.num_tokens > FEW_TOKENS for _, one in live)
+        tells = not self.num_caught_up
+        self.num_passes, self.pass_seconds, self.catch_up_seconds = 0, 0.0, 0.0
         while live:
             started_at = time.monotonic()
             tokens = self._run([chunk for _, chunk in live])
@@ -82,9 +85,12 @@ class DraftModel:
                 if len(guesses[index]) < origin.num_drafts and position < self._max_positions:
                     following.append((index, self._next(origin, guesses[index])))
             live = following
+            seconds = time.monotonic() - started_at
             if tells:
                 self.num_passes += 1
-                self.pass_seconds += time.monotonic() - started_at
+                self.pass_seconds += seconds
+            else:
+                self.catch_up_seconds = seconds
             tells = True
         return [tuple(one) for one in guesses]
 

@@ -5,16 +5,21 @@ A guess is right with a probability that is learnt for each sequence (`Acceptanc
 with so many rows, and seconds of a pass of the draft model for so many sequences. Before each step the
 lengths are chosen that bring most tokens per second:
 
-    (sum over sequences of 1 + a + ... + a^k) / (step(rows) + passes * draft(sequences))
+    tokens / (step(rows) + passes * draft(sequences) + tokens * catch-up), tokens = sum of 1 + a + ... + a^k
 
-with rows = sequences + all guesses. A guess is worth its row if a^k is above some bound, the same for all
-sequences, so a few bounds are tried. At small batches a step waits for memory and rows are nearly free; at
-large ones they cost as much as tokens do, and the best is to guess nothing at all.
+over the sequences, with rows = sequences + all guesses. Before a draft model guesses for a sequence it
+computes what it lacks of it, its prompt mostly: what that takes for a sequence is charged to each token, over
+the tokens that answers have on average.
+
+A guess is worth its row if a^k is above some bound, the same for all sequences, so a few bounds are tried.
+At small batches a step waits for memory and rows are nearly free; at large ones they cost as much as tokens
+do, and the best is to guess nothing at all.
 
 Learning needs both kinds of steps. Where guesses pay, every PLAIN_STEPS-th step is without, so that it stays
 known what such a step costs. Where they do not, two tokens each are guessed now and then: after FIRST_PROBE
 steps, then after twice as many, and so on, because what the first guesses cost says little (kernels are
-compiled, the draft reads its weights for the first time), and later ones seldom say anything new.
+compiled, the draft reads its weights for the first time), and later ones seldom say anything new; and not
+before what catching up takes is a hundredth of the time since the last try.
 
 Owns no tokens, no clock and no torch. The idea of choosing lengths by a cost model and acceptance is that of
 SmartSpec (arXiv 2406.14066).
@@ -34,6 +39,10 @@ LEAST_GAIN = 1.03
 BOUNDS = (0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07)
 FIRST_ACCEPTANCE = 0.6
 OWN_WEIGHT = 0.15
+# What one more answer counts for in the averages of their lengths, and of what catching up takes.
+ANSWER_WEIGHT = 0.05
+# Share of the time that catching up for mere tries may take.
+MOST_LOST = 0.01
 COMMON_WEIGHT = 0.02
 # A cost is the median of so many latest ones; of fewer than LEAST_COSTS, the lowest.
 NUM_COSTS = 9
@@ -56,6 +65,9 @@ class DraftPolicy:
         self._common = FIRST_ACCEPTANCE
         self._step_costs = _Costs()
         self._draft_costs = _Costs()
+        # Averages: tokens of an answer; seconds in which the draft catches up with a sequence.
+        self._answer_tokens: float | None = None
+        self._catch_up_seconds: float | None = None
         self._num_steps = 0
         self._probe_steps = FIRST_PROBE
         self._is_paying = False
@@ -70,7 +82,7 @@ class DraftPolicy:
         best = self._best(acceptances, most)
         if any(best) != self._is_paying:
             self._is_paying, self._probe_steps, self._num_steps = any(best), FIRST_PROBE, 0
-        if self._num_steps < (PLAIN_STEPS if self._is_paying else self._probe_steps):
+        if self._num_steps < (PLAIN_STEPS if self._is_paying else self._steps_to_probe(len(acceptances))):
             return best
         self._num_steps = 0
         if self._is_paying:
@@ -87,6 +99,14 @@ class DraftPolicy:
         """Guessing for so many sequences. num_passes: of the draft model, at least 1."""
         self._draft_costs.observe(num_sequences, seconds / num_passes)
 
+    def observe_catch_up(self, num_sequences: int, seconds: float) -> None:
+        """What the draft model took to compute the tokens that it lacked of so many sequences."""
+        self._catch_up_seconds = _averaged(self._catch_up_seconds, seconds / num_sequences)
+
+    def observe_answer(self, num_tokens: int) -> None:
+        """An answer that has ended."""
+        self._answer_tokens = _averaged(self._answer_tokens, num_tokens)
+
     def observe_guesses(self, acceptance: Acceptance, num_drafted: int, num_accepted: int) -> None:
         """So many guesses for a sequence, and how many of them came true."""
         if not acceptance.is_own:
@@ -99,6 +119,13 @@ class DraftPolicy:
     def plain_seconds(self, num_sequences: int) -> float | None:
         """What a step without guesses takes, as far as is known."""
         return self._step_costs.at(num_sequences)
+
+    def _steps_to_probe(self, num_sequences: int) -> float:
+        """How many steps without guesses there must be before the next try."""
+        plain = self._step_costs.at(num_sequences)
+        if not plain or not self._catch_up_seconds:
+            return self._probe_steps
+        return max(self._probe_steps, num_sequences * self._catch_up_seconds / (MOST_LOST * plain))
 
     def _best(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
         number = len(acceptances)
@@ -120,7 +147,8 @@ class DraftPolicy:
             )
             step = self._step_costs.at(number + sum(lengths)) or plain
             draft = self._draft_costs.at(sum(length > 0 for length in lengths)) or 0.0
-            value = tokens / (max(step, plain) + longest * draft)
+            catch_up = tokens * (self._catch_up_seconds or 0.0) / (self._answer_tokens or math.inf)
+            value = tokens / (max(step, plain) + longest * draft + catch_up)
             if value > best_value:
                 best, best_value = lengths, value
         return best
@@ -129,6 +157,10 @@ class DraftPolicy:
 def _length(rate: float, bound: float, most: int) -> int:
     """The guesses of which each comes true with at least probability `bound`."""
     return 0 if rate < bound else min(most, int(math.log(bound) / math.log(rate)))
+
+
+def _averaged(average: float | None, value: float) -> float:
+    return value if average is None else average + ANSWER_WEIGHT * (value - average)
 
 
 class _Costs:

@@ -97,7 +97,9 @@ class EngineCore:
             offload=self._offload,
         )
         self._accounts = StepAccounts(
-            self.metrics, self._scheduler.cache, guesses=config.speculative is not None
+            self.metrics,
+            self._scheduler.cache,
+            None if config.speculative is None else self._scheduler.draft_policy,
         )
         self._steps = StepLoop(
             self._scheduler,

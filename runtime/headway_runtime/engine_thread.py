@@ -20,6 +20,7 @@ from headway_runtime.adapters.adapter import AdapterEntry
 from headway_runtime.adapters.service import AdapterService
 from headway_runtime.config import EngineConfig, LoraModule
 from headway_runtime.errors import (
+    AdapterNotFoundError,
     AdapterRefusedError,
     EngineDeadError,
     HeadwayRuntimeError,
@@ -256,8 +257,16 @@ class EngineThread:
         return True
 
     def _accept(self, requests: Sequence[Request], sink: Sink) -> None:
-        self._sinks.update(dict.fromkeys((one.request_id for one in requests), sink))
-        self._backlog.extend(requests)
+        """However long they wait in the backlog, they have the adapters that are loaded now."""
+        for request in requests:
+            try:
+                if self._core.adapters is not None:
+                    self._core.adapters.acquire(request.adapter, request.request_id)
+            except AdapterNotFoundError as error:
+                sink(request.request_id, error)
+                continue
+            self._sinks[request.request_id] = sink
+            self._backlog.append(request)
 
     def _admit(self) -> None:
         """Hand over as many as the core lets wait."""
@@ -267,6 +276,7 @@ class EngineThread:
             try:
                 self._core.add_request(request, now)
             except InvalidRequestError as error:
+                self._core.abort(request.request_id, now)  # its adapter, which it has already
                 self._sinks.pop(request.request_id)(request.request_id, error)
 
     def _deliver(self, output: RequestOutput) -> None:

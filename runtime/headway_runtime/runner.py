@@ -268,6 +268,7 @@ class Runner:
                 speculator.seconds,
                 speculator.num_passes,
                 speculator.pass_seconds,
+                *speculator.caught_up,
             )
         if self._governor is not None:
             self._governor.after_step(pending.seconds + time.monotonic() - began_at)
@@ -326,8 +327,12 @@ class Runner:
         self._loading.begin(slot, folder)
 
     def is_adapter_read(self, slot: int) -> bool:
-        """Whether this rank has read it, or failed to."""
-        return self._loading.is_read(slot)
+        """Whether all ranks have read it, or failed to: no step waits for the slowest of them."""
+        return self._loading.is_read(slot) and (self.ranks.size == 1 or self._is_read_by_all(slot))
+
+    @on_all_ranks
+    def _is_read_by_all(self, slot: int) -> bool:
+        return bool(self.ranks.agree(int(self._loading.is_read(slot))))
 
     @on_all_ranks(confirmed=True)
     def finish_adapter(self, slot: int) -> AdapterFacts:

@@ -87,6 +87,12 @@ class Speculator:
         """What these took."""
         return 0.0 if self._draft_model is None else self._draft_model.pass_seconds
 
+    @property
+    def caught_up(self) -> tuple[int, float]:
+        """Of how many sequences the draft model computed in the latest step what it lacked; seconds."""
+        model = self._draft_model
+        return (0, 0.0) if model is None else (model.num_caught_up, model.catch_up_seconds)
+
     def propose(self, batch: Batch) -> dict[int, tuple[int, ...]]:
         """Guesses by the index of their chunk, as many as the request can take."""
         self.seconds = 0.0

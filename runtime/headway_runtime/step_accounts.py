@@ -13,12 +13,12 @@ NOT_FINITE = "the model's logits are not finite; check the weights, or serve it 
 
 
 class StepAccounts:
-    """cache: says who may use it. guesses: whether the engine can guess tokens."""
+    """cache: says who may use it. policy: learns what guessing costs and brings; None where nothing guesses."""
 
-    def __init__(self, metrics: EngineMetrics, cache: PrefixCache, *, guesses: bool) -> None:
+    def __init__(self, metrics: EngineMetrics, cache: PrefixCache, policy: DraftPolicy | None) -> None:
         self._metrics = metrics
         self._cache = cache
-        self._guesses = guesses
+        self._policy = policy
 
     def scheduled(self, schedule: Schedule, now: float) -> None:
         """Count who starts and who has to start again."""
@@ -30,12 +30,12 @@ class StepAccounts:
         for _ in schedule.preempted:
             self._metrics.preempted()
 
-    def step(self, batch: Batch, result: StepResult, seconds: float, policy: DraftPolicy) -> None:
-        """Count a step that was read; `policy` learns from it what guessing costs and brings."""
+    def step(self, batch: Batch, result: StepResult, seconds: float) -> None:
+        """Count a step that was read."""
         num_prompts = len(batch.chunks) - batch.num_decodes
         self._metrics.step(seconds, batch.num_prefill_tokens, batch.num_decodes, num_prompts)
-        if self._guesses:
-            self._count_guesses(batch, result, seconds, policy)
+        if self._policy is not None:
+            self._count_guesses(batch, result, seconds, self._policy)
 
     def _count_guesses(self, batch: Batch, result: StepResult, seconds: float, policy: DraftPolicy) -> None:
         verified = result.verified
@@ -47,6 +47,13 @@ class StepAccounts:
                 num_accepted = sum(len(one.samples) for one in verified.values())
                 share = (batch.num_decodes + num_accepted) / batch.num_decodes
                 self._metrics.drafts.took(seconds, plain_seconds * share)
+            elif result.draft_seconds:
+                # Spent for guesses that are yet to come, or never do.
+                self._metrics.drafts.took(result.draft_seconds, 0.0)
+        elif result.num_caught_up:
+            self._metrics.drafts.took(result.catch_up_seconds, 0.0)
+        if result.num_caught_up:
+            policy.observe_catch_up(result.num_caught_up, result.catch_up_seconds)
         if result.num_draft_passes and verified:
             policy.observe_drafts(len(verified), result.num_draft_passes, result.draft_pass_seconds)
         for one in verified.values():
@@ -61,6 +68,8 @@ class StepAccounts:
     def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """Count the end of a request that was scheduled, or waited for that."""
         self._metrics.sizes(sequence.num_prompt, sequence.num_generated)
+        if self._policy is not None and sequence.num_generated:
+            self._policy.observe_answer(sequence.num_generated)
         seconds = now - sequence.request.received_at
         self._metrics.finished(reason, seconds, sequence.seconds_per_output_token())
 

@@ -170,7 +170,7 @@ class StepLoop(Generic[Pending]):
         self._last_read_at = ended_at
         if self._offload is not None:
             self._offload.observe_step(batch.num_prefill_tokens, seconds)
-        self._accounts.step(batch, result, seconds, self._scheduler.draft_policy)
+        self._accounts.step(batch, result, seconds)
         return self._accounts.outputs(self._scheduler.commit(batch, result, ended_at), ended_at)
 
     def _fail(self, batch: Batch, error: Exception) -> list[RequestOutput]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,34 @@ def test_adapters_are_loaded_and_unloaded_by_name(engine: Engine, bundled: Check
         engine.unload_adapter("third")
     with pytest.raises(AdapterNotFoundError, match="'third' cannot be found"):
         engine.generate(PROMPTS[0], PARAMS, lora_request=LoRARequest("third"), use_tqdm=False)
+
+
+async def test_requests_of_a_long_backlog_keep_the_adapter_that_they_came_with(bundled: Checkpoint) -> None:
+    """Also those that the engine has not yet let into its queue when the adapter is unloaded."""
+    one = LoRARequest("one", lora_path=str(bundled.adapters["one"]))
+    with Engine(
+        "bundled://headway-tiny",
+        dtype="float32",
+        enable_lora=True,
+        num_threads=1,
+        max_num_seqs=1,
+        max_waiting=1,
+        max_loras=1,
+        max_cpu_loras=1,
+    ) as engine:
+        engine.load_adapter("one", one.lora_path)
+
+        async def ask() -> tuple[int, ...]:
+            outputs = [part async for part in engine.generate_async(PROMPTS[0], PARAMS, lora_request=one)]
+            return outputs[-1].outputs[0].token_ids
+
+        asked = [asyncio.ensure_future(ask()) for _ in range(8)]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        engine.unload_adapter("one")
+        assert sum(task.done() for task in asked) < len(asked)
+        assert {await task for task in asked} == {want(bundled, engine, "one", PROMPTS[0])}
+        # The last of them has given its place back.
+        engine.load_adapter("two", str(bundled.adapters["two"]))
 
 
 def test_what_cannot_be_asked_for_is_named(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.levers.page import BEGIN, END, render_page
 from benchmarks.levers.points import Point
-from benchmarks.levers.questions import SHARED_SHARE, Questions
+from benchmarks.levers.questions import QUESTIONS_PER_OWN_DOCUMENT, Questions
 from benchmarks.levers.rows import CPU, GPU, Asking, Sizes, rows
 from benchmarks.levers.run import Study
 
@@ -59,13 +59,19 @@ def test_each_row_adds_one_lever_and_keeps_the_others(sizes: Sizes) -> None:
 def test_most_prompts_begin_alike_only_where_the_static_part_stands_first(model: Path) -> None:
     beginnings = [prompt[:200] for prompt in asked(Asking(is_static_first=True), model)]
     most = max(beginnings.count(one) for one in beginnings)
-    assert abs(most / len(beginnings) - SHARED_SHARE) < 0.2
+    assert most == len(beginnings) * (QUESTIONS_PER_OWN_DOCUMENT - 1) // QUESTIONS_PER_OWN_DOCUMENT
     others = [prompt[:200] for prompt in asked(Asking(), model)]
     assert len(set(others)) == len(others)
 
 
 def test_questions_are_the_same_every_time_and_of_the_lengths_asked(model: Path) -> None:
     assert asked(Asking(), model) == asked(Asking(), model)
+    # Of another run all is new but the document that is shared.
+    count = LocalTokenizer(model).count
+    one, other = (Questions(SMALL, Asking(is_static_first=True), run, count).question(7) for run in (1, 2))
+    assert one.prompt[:200] == other.prompt[:200]
+    assert one.prompt != other.prompt
+    assert one.output_tokens == other.output_tokens
     questions = Questions(SMALL, Asking(), 1, LocalTokenizer(model).count)
     lengths = {questions.question(number).output_tokens for number in range(60)}
     assert (min(lengths), max(lengths)) == SMALL.uncapped_tokens

@@ -121,6 +121,20 @@ def keys(result: Rendered) -> frozenset[ChildKey]:
             {},
         ),
         (
+            "several-kinds",
+            {
+                "model": {"source": "pvc://weights/llama", "credentialsSecretRef": {"name": "all"}},
+                "speculative": {"draft": {"source": "s3://models/draft"}},
+                "lora": {
+                    "adapters": [
+                        {"name": "sql", "source": "hf://org/sql"},
+                        {"name": "law", "source": "oci://r.example/law:1"},
+                    ]
+                },
+            },
+            {},
+        ),
+        (
             "local",
             {},
             {

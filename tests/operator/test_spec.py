@@ -52,8 +52,8 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
         ),
         pytest.param(
             {"model": {"source": "pvc://claim/x", "credentialsSecretRef": {"name": "a"}}},
-            "spec.model",
-            "remove credentialsSecretRef or change source; source is 'pvc://claim/x'",
+            "spec",
+            "remove credentialsSecretRef or change a source; model.source is 'pvc://claim/x'",
             id="credentials of a claim",
         ),
         pytest.param({"modle": 1}, "spec.modle", "did you mean model?", id="misspelt field"),

@@ -6,6 +6,7 @@ import shutil
 from array import array
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from headway_runtime.config import LoraConfig, LoraModule
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.parallel.step_batch import StepBatch, step_batch
 from headway_runtime.request import SamplingParams
+from headway_runtime.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +68,18 @@ def test_adapters_come_and_go_on_both_ranks(
         driver.run()
         assert driver.tokens(name) == made.greedy(name, prompt, 12)
         assert driver.engine.adapter_snapshot().num_bytes == 0
+
+
+def test_an_adapter_is_read_once_the_slowest_rank_has_read_it() -> None:
+    """Else the step after rank 0's reading would wait for the others'."""
+    runner: Any = Runner.__new__(Runner)
+    told = iter((0, 0, 1))
+    runner.ranks = SimpleNamespace(
+        size=2, rank=0, call=lambda call, work: work(), agree=lambda value: min(value, next(told))
+    )
+    read = iter((False, *(True,) * 6))
+    runner._adapters = SimpleNamespace(is_read=lambda slot: next(read))
+    assert [runner.is_adapter_read(1) for _ in range(4)] == [False, False, False, True]
 
 
 def test_a_step_that_was_told_is_taken_apart_a_few_times_not_once_for_each_sequence(

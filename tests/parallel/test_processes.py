@@ -125,6 +125,17 @@ def test_a_killed_rank_ends_the_server_in_the_midst_of_work(serve: Any, wait_unt
     assert f"rank 1 on node 0 (process {rank.pid}) was killed by SIGKILL" in server.log
 
 
+def test_a_rank_that_is_killed_while_it_loads_ends_the_server(serve: Any, wait_until: Any) -> None:
+    server = serve("--tensor-parallel-size", "2")
+    wait_until(lambda: server.process.poll() is None and server.ranks(), START_SECONDS)
+    (rank,) = server.ranks()
+    assert server.status("/ready") != 200
+    rank.send_signal(signal.SIGKILL)
+    # Not before rank 0 has imported PyTorch: until then nobody waits for the rank.
+    assert server.process.wait(START_SECONDS) == 1
+    wait_until(lambda: f"rank 1 on node 0 (process {rank.pid}) was killed by SIGKILL" in server.log, 5)
+
+
 def test_a_stopped_rank_ends_an_idle_server_and_is_not_left_behind(serve: Any, wait_until: Any) -> None:
     server = serve("--tensor-parallel-size", "2")
     wait_until(server.is_ready, START_SECONDS)

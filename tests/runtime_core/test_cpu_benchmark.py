@@ -7,7 +7,7 @@ import pytest
 from benchmarks.cpu import run
 from benchmarks.cpu.peers import ServedPeer
 from benchmarks.cpu.report import table
-from benchmarks.cpu.servers import LEVERS, ServerError, command_of
+from benchmarks.cpu.servers import ADAPTER, LEVERS, ServerError, command_of
 from benchmarks.cpu.workload import QUICK, Answer, BatchResult, percentile
 
 MACHINE = {"read_gigabytes_per_second": 40.0, "products_tokens_per_second": 50.0}
@@ -70,7 +70,8 @@ def test_levers_are_rows_over_our_own_plain_weights() -> None:
     assert "int4" not in plain
     assert "| headway, int4 weights | 9.0 | 75 (2.50x; 1.00x) |" in levers
     assert "- decoding over plain, headway, int4 weights, 1 at once: 1.00 (goal 2: missed)" in levers
-    assert "- decoding over plain, headway, int8 weights, 16 at once: 1.00 (goal 1: met)" in levers
+    assert "- decoding over plain, headway, int8 weights, 16 at once: 1.00 (goal 0.97: met)" in levers
+    assert "- answers over plain, headway, int8 weights, 16 at once: 0.80 (goal 0.97: missed)" in levers
     assert len({line.count("|") for line in levers.splitlines() if "headway, " in line and "|" in line}) == 1
 
 
@@ -81,7 +82,12 @@ def test_every_lever_is_a_command_and_is_visited_between_ours(tmp_path: Path) ->
     )
     plain, _ = command_of("headway", tmp_path, 1)
     for name, flags in LEVERS.items():
-        assert command_of(name, tmp_path, 1)[0] == [*plain, *flags]
+        command = command_of(name, tmp_path, 1)[0]
+        assert command[: len(plain)] == [
+            "base" if "LoRA" in name and part == "benchmark" else part for part in plain
+        ]
+        assert len(command) == len(plain) + len(flags)
+        assert not any(ADAPTER in part for part in command)
 
 
 @pytest.mark.parametrize("failing", [1, 2])

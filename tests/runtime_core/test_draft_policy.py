@@ -13,7 +13,10 @@ from headway_runtime.draft_policy import LAST_PROBE, Acceptance, DraftPolicy
 
 @dataclass
 class Machine:
-    """step_seconds: by rows. draft_seconds: of a pass, by sequences. luck: how often a guess comes true."""
+    """step_seconds: by rows. draft_seconds: of a pass, by sequences. luck: how often a guess comes true.
+
+    catch_up_seconds: of a sequence that is guessed for the first time. answer_tokens: then another one comes.
+    """
 
     step_seconds: Callable[[int], float]
     draft_seconds: Callable[[int], float]
@@ -21,6 +24,8 @@ class Machine:
     num_sequences: int
     policy: DraftPolicy = field(default_factory=DraftPolicy)
     noise: float = 0.1
+    catch_up_seconds: float = 0.0
+    answer_tokens: int = 10**9
     seconds: float = 0.0
     num_tokens: int = 0
     num_guessing_steps: int = 0
@@ -28,6 +33,8 @@ class Machine:
     def __post_init__(self) -> None:
         self.random = random.Random(4)
         self.acceptances = [Acceptance() for _ in range(self.num_sequences)]
+        self.lacking = [True] * self.num_sequences
+        self.left = [self.answer_tokens] * self.num_sequences
 
     def run(self, num_steps: int, most: int = 6) -> None:
         """Decode for that many steps."""
@@ -43,11 +50,21 @@ class Machine:
                 self.num_guessing_steps += 1
                 self.policy.observe_drafts(sum(length > 0 for length in lengths), max(lengths), draft)
             self.seconds += step + draft
-            for acceptance, length in zip(self.acceptances, lengths, strict=True):
+            for place, length in enumerate(lengths):
+                acceptance = self.acceptances[place]
+                if length and self.lacking[place]:
+                    self.lacking[place] = False
+                    self.seconds += self.catch_up_seconds
+                    self.policy.observe_catch_up(1, self.catch_up_seconds)
                 num_true = next((i for i in range(length) if self.random.random() > self.luck), length)
                 self.num_tokens += 1 + num_true
                 if length:
                     self.policy.observe_guesses(acceptance, length, num_true)
+                self.left[place] -= 1 + num_true
+                if self.left[place] <= 0:
+                    self.policy.observe_answer(self.answer_tokens)
+                    self.acceptances[place], self.lacking[place] = Acceptance(), True
+                    self.left[place] = self.answer_tokens
 
     @property
     def speedup(self) -> float:
@@ -145,6 +162,21 @@ def test_prompt_lookup_costs_no_passes() -> None:
     machine.run(100)
     machine.run(500)
     assert machine.speedup > 1.7
+
+
+@pytest.mark.parametrize("num_sequences", [1, 8])
+def test_prompts_that_the_draft_must_read_are_charged_to_its_guesses(num_sequences: int) -> None:
+    """Ten tokens are not worth a tenth of a second before the first of them; a thousand are."""
+    short = Machine(waits_for_memory, small_draft, 0.6, num_sequences, catch_up_seconds=0.1, answer_tokens=10)
+    short.run(300)
+    short.run(3000)
+    assert short.speedup > 0.97
+    long = Machine(
+        waits_for_memory, small_draft, 0.6, num_sequences, catch_up_seconds=0.1, answer_tokens=1000
+    )
+    long.run(300)
+    long.run(2000)
+    assert long.speedup > 1.15
 
 
 def test_a_slow_first_guess_does_not_decide() -> None:

@@ -50,6 +50,8 @@ def guessing(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
 
 
+# Answers with the same beginning, from which on what followed it is judged.
+LEAST_ANSWERS = 100
 FILTERS: dict[str, Any] = {"temperature": 1.2, "top_k": 8, "min_p": 0.02}
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
 PARAMS = {
@@ -187,7 +189,7 @@ def test_the_distribution_is_the_models(
     random_prompts: Callable[..., list[list[int]]],
     tmp_path: Path,
 ) -> None:
-    """20,000 answers, guessed by a model that is nearly the same: chi-square of tokens after true guesses."""
+    """20,000 answers, guessed by a model that is nearly the same: chi-square of their tokens."""
     num_answers = 20_000
     similar = copy.deepcopy(checkpoint().model)
     torch.manual_seed(1)
@@ -212,27 +214,41 @@ def test_the_distribution_is_the_models(
     drafts = driver.metrics.snapshot().drafts
     assert drafts.num_drafts >= num_answers
     assert 0.05 < drafts.num_accepted / drafts.num_tokens < 0.95
-    answers = []
-    for index in range(num_answers):
-        came = [len(one.token_ids) for one in driver.outputs[str(index)]]
-        if came[1] > 1:
-            answers.append(driver.tokens(str(index)))
-    for beginning, count in Counter(tuple(answer[:2]) for answer in answers).most_common(5):
-        probabilities = filtered(checkpoint().logits([*prompt, *beginning])[-1].double(), **FILTERS)
-        seen = torch.zeros_like(probabilities)
+    # Each answer is judged at its second, third and fourth token: after guesses that came true, and after
+    # those that did not. What stands at the third must be drawn from the model's distribution after the first
+    # two, and so on.
+    answers = [driver.tokens(str(index)) for index in range(num_answers)]
+    num_judged, statistic, degrees = 0, 0.0, 0
+    for place in (1, 2, 3):
+        seen: dict[tuple[int, ...], Counter[int]] = {}
         for answer in answers:
-            if tuple(answer[:2]) == beginning:
-                seen[answer[2]] += 1
-        assert count > 200
-        assert seen[probabilities == 0.0].sum() == 0
-        likely = probabilities * count >= 5.0
-        want = torch.cat((probabilities[likely], probabilities[~likely].sum().view(1))) * count
-        got = torch.cat((seen[likely], seen[~likely].sum().view(1)))
-        want, got = want[want > 1e-9], got[want > 1e-9]
-        statistic = float(((got - want) ** 2 / want).sum())
-        degrees = len(want) - 1
-        # Five standard deviations of a chi-square distribution above its mean.
-        assert statistic < degrees + 5.0 * (2.0 * degrees) ** 0.5, (beginning, count, statistic, degrees)
+            seen.setdefault(tuple(answer[:place]), Counter())[answer[place]] += 1
+        for beginning, tokens in seen.items():
+            if tokens.total() < LEAST_ANSWERS:
+                continue
+            probabilities = filtered(checkpoint().logits([*prompt, *beginning])[-1].double(), **FILTERS)
+            own_statistic, own_degrees = chi_square(probabilities, tokens)
+            num_judged += tokens.total()
+            statistic += own_statistic
+            degrees += own_degrees
+    assert num_judged >= 20_000
+    assert degrees > 100
+    # Four standard deviations of a chi-square distribution above its mean.
+    assert statistic < degrees + 4.0 * (2.0 * degrees) ** 0.5, (num_judged, statistic, degrees)
+
+
+def chi_square(probabilities: torch.Tensor, seen: Counter[int]) -> tuple[float, int]:
+    """Of tokens that were seen, and its degrees of freedom; tokens that are not likely are one together."""
+    count = seen.total()
+    got = torch.zeros_like(probabilities)
+    for token, number in seen.items():
+        got[token] = number
+    assert got[probabilities == 0.0].sum() == 0
+    likely = probabilities * count >= 5.0
+    want = torch.cat((probabilities[likely], probabilities[~likely].sum().view(1))) * count
+    got = torch.cat((got[likely], got[~likely].sum().view(1)))
+    want, got = want[want > 1e-9], got[want > 1e-9]
+    return float(((got - want) ** 2 / want).sum()), len(want) - 1
 
 
 def filtered(

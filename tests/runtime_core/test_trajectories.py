@@ -441,9 +441,8 @@ class Trajectory:
         )
         self.scheduler.judge = self._judge
         self.metrics = EngineMetrics()
-        accounts = JudgedAccounts(
-            self.metrics, self.scheduler.cache, guesses=shape.num_speculative_tokens > 0
-        )
+        policy = self.scheduler.draft_policy if shape.num_speculative_tokens else None
+        accounts = JudgedAccounts(self.metrics, self.scheduler.cache, policy)
         accounts.judge = self._note
         self.loop = StepLoop(
             self.scheduler,

@@ -5,6 +5,7 @@ node are those that will serve. Without what only a server needs: ports, probes,
 containers (which would keep the Job from ending). Only labels differ that make a pod a replica.
 """
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -71,7 +72,9 @@ def evaluation_job(service: Service, site: Site, image: str, name: str) -> Manif
 def _template(
     service: Service, site: Site, image: str, quality: Quality, labels: dict[str, str]
 ) -> dict[str, Any]:
-    replica = runtime_template(service, site, image)
+    # Adapters and kept prefixes are of servers: nothing is mounted for them.
+    judged = service.spec.model_copy(update={"lora": None, "kv_offload": None})
+    replica = runtime_template(dataclasses.replace(service, spec=judged), site, image)
     spec = {key: value for key, value in replica["spec"].items() if key != "restartPolicy"}
     runtime = next(one for one in spec["containers"] if one["name"] == names.RUNTIME_CONTAINER)
     container = {key: value for key, value in runtime.items() if key not in OF_A_SERVER}

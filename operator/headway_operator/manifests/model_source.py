@@ -7,7 +7,8 @@ Secret of a remote source is what its own tools make: a token, an access key, a 
 from typing import Any
 
 from headway_operator.spec import InferenceServiceSpec
-from headway_operator.spec.source import REMOTE_SCHEMES, scheme_of
+from headway_operator.spec.fields import sources_of
+from headway_operator.spec.source import REMOTE_SCHEMES, Scheme, scheme_of
 
 # Of the model's claim; those of a draft and of adapters, if they have other ones, are mounted beside it.
 MODEL_MOUNT = ("model", "/mnt/models")
@@ -48,9 +49,12 @@ def volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
         {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         for claim, (volume, _) in _claims(spec).items()
     ]
-    if spec.model.credentials_secret_ref is not None and scheme_of(spec.model.source) == "oci":
+    schemes = _schemes_of_secret(spec)
+    if spec.model.credentials_secret_ref is not None and "oci" in schemes:
         items = [{"key": DOCKER_LOGIN_KEY, "path": "config.json"}]
-        secret = {"secretName": spec.model.credentials_secret_ref.name, "items": items}
+        secret: dict[str, Any] = {"secretName": spec.model.credentials_secret_ref.name, "items": items}
+        if schemes[0] != "oci":
+            secret["optional"] = True
         result.append({"name": LOGIN_VOLUME, "secret": secret})
     return result
 
@@ -65,16 +69,27 @@ def volume_mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 
 
 def environment(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
-    """Variables from which the libraries of the source take their credentials."""
+    """Variables from which the libraries of the sources take their credentials.
+
+    Of sources of several kinds, the Secret must have what the first one's takes: the others may be public.
+    """
     if spec.model.credentials_secret_ref is None:
         return []
-    scheme, secret = scheme_of(spec.model.source), spec.model.credentials_secret_ref.name
-    if scheme == "oci":
-        return [{"name": "DOCKER_CONFIG", "value": LOGIN_FOLDER}]
-    return [
-        {"name": name, "valueFrom": {"secretKeyRef": _key(secret, name, is_optional=is_optional)}}
-        for name, is_optional in SECRET_VARIABLES[scheme].items()
-    ]
+    secret = spec.model.credentials_secret_ref.name
+    found: list[dict[str, Any]] = []
+    for index, scheme in enumerate(_schemes_of_secret(spec)):
+        if scheme == "oci":
+            found.append({"name": "DOCKER_CONFIG", "value": LOGIN_FOLDER})
+        for name, is_optional in SECRET_VARIABLES.get(scheme, {}).items():
+            key = _key(secret, name, is_optional=is_optional or index > 0)
+            found.append({"name": name, "valueFrom": {"secretKeyRef": key}})
+    return found
+
+
+def _schemes_of_secret(spec: InferenceServiceSpec) -> list[Scheme]:
+    """The kinds of sources that are fetched, the model's own first."""
+    schemes = dict.fromkeys(scheme_of(source) for source in sources_of(spec))
+    return [scheme for scheme in schemes if scheme in REMOTE_SCHEMES]
 
 
 def _key(secret: str, key: str, *, is_optional: bool) -> dict[str, Any]:

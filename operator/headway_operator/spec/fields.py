@@ -22,10 +22,17 @@ from headway_operator.spec.quality import Quality
 from headway_operator.spec.resources import Resources
 from headway_operator.spec.source import REMOTE_SCHEMES, Source, scheme_of
 
-CREDENTIALS_RULE = "!has(self.credentialsSecretRef) || self.source.matches('^(hf|s3|oci)://')"
+_REMOTE = ".matches('^(hf|s3|oci)://')"
+CREDENTIALS_RULE = (
+    f"!has(self.model.credentialsSecretRef) || self.model.source{_REMOTE} || (has(self.speculative) && "
+    f"has(self.speculative.draft) && self.speculative.draft.source{_REMOTE}) || (has(self.lora) && "
+    f"has(self.lora.adapters) && self.lora.adapters.exists(one, one.source{_REMOTE})) || "
+    "(has(self.quality) && has(self.quality.baseline) && has(self.quality.baseline.source) && "
+    f"self.quality.baseline.source{_REMOTE})"
+)
 CREDENTIALS_MESSAGE = (
-    "credentialsSecretRef is for sources that are fetched, hf://, s3:// and oci://: "
-    "remove credentialsSecretRef or change source"
+    "model.credentialsSecretRef is for sources that are fetched, hf://, s3:// and oci://, of the model, its "
+    "draft, adapters or baseline: remove credentialsSecretRef or change a source"
 )
 ORDER_RULE = "self.minReplicas <= self.maxReplicas"
 ORDER_MESSAGE = (
@@ -57,25 +64,19 @@ class SecretRef(SpecModel):
 class Model(SpecModel):
     """The model to serve."""
 
-    model_config = ConfigDict(json_schema_extra=rules((CREDENTIALS_RULE, CREDENTIALS_MESSAGE)))
     source: Source
     """Where the weights lie: bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME[@REVISION],
     s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY[:TAG|@DIGEST] or pvc://CLAIM/PATH, whose claim is mounted
     read-only. Up to 1024 characters, no default."""
     credentials_secret_ref: SecretRef | None = None
-    """Secret with what opens a private source. For hf:// its key HF_TOKEN; for s3:// AWS_ACCESS_KEY_ID and
+    """Secret with what opens private sources, of whatever kinds: the model's, and those of a draft, of
+    adapters and of a baseline. For hf:// its key HF_TOKEN; for s3:// AWS_ACCESS_KEY_ID and
     AWS_SECRET_ACCESS_KEY, and if wanted AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL_S3; for oci://
     .dockerconfigjson, as `kubectl create secret docker-registry` makes it. Default: none."""
     max_model_len: PositiveTokens | None = None
     """Longest prompt plus answer, in tokens (1 to 1048576). Default: what the model's config states."""
     served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The model name that clients send, 1 to 256 characters. Default: the name of this InferenceService."""
-
-    @model_validator(mode="after")
-    def _credentials_are_for_what_is_fetched(self) -> Self:
-        if self.credentials_secret_ref is not None and scheme_of(self.source) not in REMOTE_SCHEMES:
-            raise ValueError(f"{CREDENTIALS_MESSAGE}; source is {self.source!r}")
-        return self
 
 
 class Draft(SpecModel):
@@ -177,7 +178,9 @@ class Auth(SpecModel):
 class InferenceServiceSpec(SpecModel):
     """What to serve, how fast, and within which bounds."""
 
-    model_config = ConfigDict(json_schema_extra=rules((TARGET_RULE, TARGET_MESSAGE)))
+    model_config = ConfigDict(
+        json_schema_extra=rules((TARGET_RULE, TARGET_MESSAGE), (CREDENTIALS_RULE, CREDENTIALS_MESSAGE))
+    )
     model: Model
     """The model to serve. No default."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -233,3 +236,21 @@ class InferenceServiceSpec(SpecModel):
         if self.replicas is None and not any(targets):
             raise ValueError(TARGET_MESSAGE)
         return self
+
+    @model_validator(mode="after")
+    def _credentials_are_for_what_is_fetched(self) -> Self:
+        is_remote = any(scheme_of(source) in REMOTE_SCHEMES for source in sources_of(self))
+        if self.model.credentials_secret_ref is not None and not is_remote:
+            raise ValueError(f"{CREDENTIALS_MESSAGE}; model.source is {self.model.source!r}")
+        return self
+
+
+def sources_of(spec: InferenceServiceSpec) -> list[str]:
+    """Everything that the service reads weights from, the model first."""
+    found = [spec.model.source]
+    if spec.speculative is not None and spec.speculative.draft is not None:
+        found.append(spec.speculative.draft.source)
+    found.extend(adapter.source for adapter in (() if spec.lora is None else spec.lora.adapters))
+    if spec.quality is not None and spec.quality.baseline.source is not None:
+        found.append(spec.quality.baseline.source)
+    return found

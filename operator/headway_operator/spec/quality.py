@@ -78,9 +78,8 @@ class Baseline(SpecModel):
     """What the model is held against; each field left out is as the served model has it without levers."""
 
     source: Source | None = None
-    """Where the baseline's weights lie; same forms as model.source; one of the same kind is opened by
-    model.credentialsSecretRef, too. Default: the served model itself, which then must not be quantized in its
-    checkpoint."""
+    """Where the baseline's weights lie; same forms as model.source, opened by model.credentialsSecretRef,
+    too. Default: the served model itself, which then must not be quantized in its checkpoint."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = None
     """Number format of the baseline's weights and activations. Default: auto."""
     quantization: (

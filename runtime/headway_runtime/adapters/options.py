@@ -115,12 +115,17 @@ def lora_module(
     name: str, source: str, parent: str = "", download_dir: str | None = None, lifeline_fd: int | None = None
 ) -> LoraModule:
     """The adapter at `source`, fetched where it has to be. ConfigError, ModelFetchError."""
+    check_name(name)
+    folder = resolve_adapter(source, download_dir=download_dir, lifeline_fd=lifeline_fd)
+    return LoraModule(name, source, str(folder), parent)
+
+
+def check_name(name: str) -> None:
+    """ConfigError for what no adapter may be called."""
     if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise ConfigError(
             f"lora_name={name!r}: want 1 to {LONGEST_NAME} characters without spaces; choose another name"
         )
-    folder = resolve_adapter(source, download_dir=download_dir, lifeline_fd=lifeline_fd)
-    return LoraModule(name, source, str(folder), parent)
 
 
 def _check_config(module: LoraModule, max_rank: int) -> None:

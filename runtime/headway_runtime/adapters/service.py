@@ -81,9 +81,14 @@ class AdapterService:
     # What requests use.
 
     def acquire(self, name: str, request_id: str) -> Adapter:
-        """The adapter of that name for a request, until `release`. AdapterNotFoundError if there is none."""
+        """The adapter of that name for a request, until `release`; again, the same one.
+
+        AdapterNotFoundError if there is none.
+        """
         if not name:
             return NO_ADAPTER
+        if request_id in self._used_by:
+            return self._used_by[request_id]
         adapter = self._by_name.get(name)
         if adapter is None:
             raise AdapterNotFoundError(name)

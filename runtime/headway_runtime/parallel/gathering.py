@@ -42,6 +42,8 @@ class Gathering:
         self._missing |= {("node", parallel.ranks_of(node)[0]) for node in range(1, parallel.num_nodes)}
         self._error: RankDiedError | None = None
         self._is_closing = False
+        # Of what is missing and who has come: each is welcomed by a thread of its own.
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="headway-gathering", daemon=True)
         self.calls: dict[int, socket.socket] = {}
         # This process' address for the others.
@@ -56,7 +58,8 @@ class Gathering:
 
     def close(self) -> None:
         """Nobody else may come; who has, is let go."""
-        self._is_closing = True
+        with self._lock:
+            self._is_closing = True
         self._thread.join()
         for connection in self.calls.values():
             connection.close()
@@ -72,27 +75,34 @@ class Gathering:
                     return
                 with contextlib.suppress(TimeoutError):
                     connection, _ = self._listener.accept()
-                    self._welcome(connection)
+                    # One that connects and says nothing keeps nobody else waiting.
+                    threading.Thread(
+                        target=self._welcome, args=(connection,), name="headway-hello", daemon=True
+                    ).start()
 
     def _welcome(self, connection: socket.socket) -> None:
         connection.settimeout(HELLO_SECONDS)
         try:
             hello = wire.receive_first(connection)
-            refusal = self._refusal(hello)
-            if refusal is not None:
-                logger.warning("refused: %s", refusal)
-                wire.send(connection, Refused(refusal))
-                connection.close()
-                return
-            assert isinstance(hello, Hello)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hello.role != "calls":
-                wire.send(connection, Accepted())
+            with self._lock:
+                self._take(hello, connection)
         except (OSError, EOFError, wire.BadMessageError, AttributeError, TypeError) as error:
             # The last two: a Hello without some of its fields, or with others' types in them.
             logger.warning("somebody connected who is no rank of this engine: %s", error)
             connection.close()
+
+    def _take(self, hello: object, connection: socket.socket) -> None:
+        """Give it its place, or tell it why it has none."""
+        refusal = "rank 0 gathers no more ranks" if self._is_closing else self._refusal(hello)
+        if refusal is not None:
+            logger.warning("refused: %s", refusal)
+            wire.send(connection, Refused(refusal))
+            connection.close()
             return
+        assert isinstance(hello, Hello)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hello.role != "calls":
+            wire.send(connection, Accepted())
         if hello.node_rank > 0:
             self.host = connection.getsockname()[0]
         if hello.role == "calls":

@@ -81,7 +81,8 @@ class Leader:
         return self._group
 
     def agree(self, value: int) -> int:
-        reports = self._reports("did not load its share of the model")
+        what = "did not agree" if self._is_calling else "did not load its share of the model"
+        reports = self._reports(what)
         least = min(value, *(report.value for report in reports.values()))
         self._tell(Agreed(least))
         return least

@@ -109,6 +109,10 @@ class RankWatch:
             self._watch()
         except OSError as error:
             self._fail(f"the ranks of this node cannot be started ({error}); free some memory or processes")
+        except Exception as error:
+            # Whatever it is: without a watch a lost rank would keep the others waiting for ever.
+            logger.exception("the watch over the ranks has failed")
+            self._fail(f"the watch over the ranks has failed ({type(error).__name__}: {error})")
         if self.failure is None:
             self._say_goodbye()
         self._end_all()

@@ -4,7 +4,7 @@ import asyncio
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from headway_runtime.adapters.options import lora_module
+from headway_runtime.adapters.options import check_name, lora_module
 from headway_runtime.errors import ConfigError, ModelFetchError, ModelLoadError
 from headway_runtime.server.adapter_bodies import LoadAdapterBody, UnloadAdapterBody
 from headway_runtime.server.body import parse_body
@@ -25,16 +25,16 @@ def adapter_routes(serving: Serving) -> APIRouter:
             raise _not_usable(f"lora_name={body.lora_name!r} is the model's own; choose another", "lora_name")
         download_dir = serving.options.download_dir
         try:
+            check_name(body.lora_name)
+        except ConfigError as error:
+            raise _not_usable(str(error), "lora_name") from error
+        try:
             module = await asyncio.to_thread(
                 lora_module, body.lora_name, body.lora_path, download_dir=download_dir
             )
         except ModelLoadError as error:
             raise _not_usable(str(error), "lora_path") from error
-        except ConfigError as error:
-            if "lora_name" in str(error):
-                raise _not_usable(str(error), "lora_name") from error
-            raise HttpError(404, str(error), param="lora_path", code="adapter_not_found") from error
-        except ModelFetchError as error:
+        except (ConfigError, ModelFetchError) as error:
             raise HttpError(404, str(error), param="lora_path", code="adapter_not_found") from error
         _check(await serving.client.load_adapter(module, in_place=bool(body.load_inplace)), "lora_path")
         return Response(
@@ -59,7 +59,7 @@ def _check(answer: AdapterAnswer, param: str) -> None:
         return
     if answer.is_unknown:
         raise HttpError(404, answer.error, param=param, code="adapter_not_found")
-    raise _not_usable(answer.error, "lora_name" if "LoRA adapter" in answer.error else param)
+    raise _not_usable(answer.error, "lora_name" if answer.is_name else param)
 
 
 def _not_usable(message: str, param: str) -> HttpError:

@@ -236,7 +236,8 @@ class EngineLoop:
                 error = str(refusal)
             else:
                 return
-        self._send(front, messages.AdapterAnswer(question.query_id, self._adapter_entries(), error))
+        refused = messages.AdapterAnswer(question.query_id, self._adapter_entries(), error, is_name=True)
+        self._send(front, refused)
 
     def _tell_of_loads(self, adapters: AdapterService) -> None:
         """Every front hears of a new adapter before anybody is told that it is there."""

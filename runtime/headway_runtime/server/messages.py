@@ -287,13 +287,15 @@ class PatchRefused(msgspec.Struct, tag="patch_refused", frozen=True):
 class AdapterAnswer(msgspec.Struct, tag="adapter_answer", frozen=True):
     """What has become of a question about adapters. error: why it was refused. adapters: as they are now.
 
-    is_unknown: whether that is because there is none of the name.
+    is_unknown: whether that is because there is none of the name. is_name: whether it is the name's fault, or
+    that of the moment, and not what lies at the path.
     """
 
     query_id: int
     adapters: list[AdapterEntry]
     error: str | None = None
     is_unknown: bool = False
+    is_name: bool = False
 
 
 Answer = State | Sample | PatchRefused | AdapterAnswer

@@ -221,7 +221,9 @@ def _draft_counters(drafts: DraftSnapshot) -> Iterator[Metric]:
         (((str(position),), count) for position, count in enumerate(drafts.accepted_at)),
     )
     yield CounterMetricFamily(
-        "headway_spec_decode_seconds", "Time of decode steps with guesses, guessing included.", drafts.seconds
+        "headway_spec_decode_seconds",
+        "Time of decode steps with guesses, guessing and what a draft reads for it included.",
+        drafts.seconds,
     )
     yield CounterMetricFamily(
         "headway_spec_decode_plain_seconds",
