@@ -107,6 +107,13 @@ class MeteredEngine:
     def adapter_snapshot(self) -> AdapterSnapshot:
         return AdapterSnapshot()
 
+    @property
+    def has_idle_work(self) -> bool:
+        return False
+
+    def work_idly(self) -> None:
+        """There is nothing to do between requests."""
+
     def close(self) -> None:
         """There is nothing to end."""
 

@@ -13,7 +13,7 @@ NOT_FINITE = "the model's logits are not finite; check the weights, or serve it 
 
 
 class StepAccounts:
-    """cache: says who may use it. policy: learns what guessing costs and brings; None where nothing guesses."""
+    """cache: says who may use it. policy: learns what guessing costs and brings; None if nobody guesses."""
 
     def __init__(self, metrics: EngineMetrics, cache: PrefixCache, policy: DraftPolicy | None) -> None:
         self._metrics = metrics

@@ -35,6 +35,8 @@ def state(count: int, *, epoch: int = 1, counts: tuple[int, ...] | None = None) 
         drafts=DraftSnapshot(),
         offload=OffloadSnapshot(),
         traffic=Traffic(),
+        start_seconds={},
+        cuda_graph_bytes=0,
     )
     return EngineState(
         instance="a" * 32,

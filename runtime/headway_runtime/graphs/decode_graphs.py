@@ -56,7 +56,8 @@ class DecodeGraphs:
         limit_bytes: int | None,
         device: torch.device,
     ) -> None:
-        """sizes: ascending. most_sampled: tokens of any step. limit_bytes: of memory, beyond which none is recorded; None: there is none."""
+        """sizes: ascending. most_sampled: tokens of any step. limit_bytes: of memory, beyond which nothing is
+        recorded; None: there is no limit."""
         block_size = cache.shape.block_size
         self._model, self._cache, self._capturer = model, cache, capturer
         self._limit_bytes = limit_bytes

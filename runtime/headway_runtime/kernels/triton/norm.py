@@ -201,7 +201,8 @@ def _cases() -> list[CompileCase]:
         block = 4096 if one.shape_class == DEFAULT else int(one.shape_class)
         constants, options = split_options(one.values)
         for kept, capabilities in KEPT_CAPABILITIES.items():
-            for label, adds, norms_delta in (("", False, False), (" adds", True, False), (" norms", True, True)):
+            variants = (("", False, False), (" adds", True, False), (" norms", True, True))
+            for label, adds, norms_delta in variants:
                 signature = {
                     "hidden_pointer": "*bf16",
                     "weight_pointer": "*fp32" if norms_delta else "*bf16",
@@ -209,7 +210,7 @@ def _cases() -> list[CompileCase]:
                     "out_pointer": STORED_TYPES[kept] or "*bf16",
                 }
                 flags = {"ADDS": adds, "NORMS_DELTA": norms_delta, "KEPT": kept}
-                absent = {}
+                absent: dict[str, None] = {}
                 optional = {"delta": (adds, "*bf16"), "delta_weight": (norms_delta, "*fp32")}
                 optional["scale"] = (kept != "plain", "*fp32")
                 for name, (is_there, kind) in optional.items():
