@@ -312,7 +312,7 @@ class Runner:
         return logits
 
     def _end_step(self, began_at: float) -> None:
-        """On ranks that sample nothing, and so read no step: the next one reuses memory of the last but one."""
+        """On ranks that sample nothing, so read no step: the next one reuses memory of the last but one."""
         moment = transfers.Moment(self._device)
         if self._step_before is not None:
             self._step_before.wait()
