@@ -77,7 +77,6 @@ def _replayed(calls: Sequence[Call], estimate: float) -> Timing:
     rounds = min(rounds, max(1, MOST_CALLS // len(calls)))
     graph = torch.cuda.CUDAGraph()
     # A collection in between might unload a kernel, which would end the capture.
-    gc.collect()
     gc.disable()
     try:
         with torch.cuda.graph(graph):
