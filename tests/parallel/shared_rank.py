@@ -43,7 +43,7 @@ class SharedRunner(Runner):
     def check(self, fails_on: int, error: str) -> int:
         """Fails on one rank alone, or on none."""
         if self.ranks.rank == fails_on:
-            raise ValueError(error)
+            raise LookupError(error)  # of no kind that anybody reckons with
         return self.ranks.rank
 
     def close(self) -> None:

@@ -79,7 +79,11 @@ class Follower:
             error: str | None = None
             try:
                 method(*call.arguments)
-            except (HeadwayRuntimeError, OSError, RuntimeError, ValueError) as failure:
+            except HeadwayRuntimeError as failure:
                 logger.warning("%s failed here: %s", call.method, failure)
+                error = told_error(failure)
+            except Exception as failure:
+                # Whatever it is: rank 0 waits for the word, and goes on without what failed.
+                logger.exception("%s failed here", call.method)
                 error = told_error(failure)
             wire.send(self._calls, Report(error=error))
