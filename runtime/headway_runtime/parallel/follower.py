@@ -77,8 +77,10 @@ class Follower:
                 method(*call.arguments)
                 continue
             error: str | None = None
+            alike = None
             try:
-                method(*call.arguments)
+                result = method(*call.arguments)
+                alike = getattr(result, call.alike) if call.alike else None
             except HeadwayRuntimeError as failure:
                 logger.warning("%s failed here: %s", call.method, failure)
                 error = told_error(failure)
@@ -86,4 +88,4 @@ class Follower:
                 # Whatever it is: rank 0 waits for the word, and goes on without what failed.
                 logger.exception("%s failed here", call.method)
                 error = told_error(failure)
-            wire.send(self._calls, Report(error=error))
+            wire.send(self._calls, Report(error=error, alike=alike))
