@@ -78,6 +78,9 @@ class Leader:
             self._group = open_group(share, self._store, device, self._host, self._parallel.timeout_seconds)
         except RuntimeError as error:
             raise self._verdict(error) from error
+        self._watch.let_go = self._group.abort
+        if self._watch.failure is not None:
+            self._group.abort()  # it was lost before that was known
         return self._group
 
     def agree(self, value: int) -> int:
