@@ -11,7 +11,6 @@ from headway_runtime.parallel.gathering import Gathering
 from headway_runtime.parallel.messages import Accepted, Hello, Refused
 from headway_runtime.parallel.watch import RankWatch
 
-
 # A pickle of a Hello that lacks all its fields.
 EMPTY = b"\x80\x05cheadway_runtime.parallel.messages\nHello\n)\x81."
 
