@@ -7,7 +7,6 @@ from pathlib import Path
 
 from headway_runtime.errors import ModelLoadError
 
-
 # No tensor has a side of more, and no float is larger.
 MOST_INTEGER = 2**31 - 1
 MOST_NUMBER = sys.float_info.max
