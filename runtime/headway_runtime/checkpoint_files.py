@@ -1,6 +1,7 @@
 """Which files of a folder hold a model's weights. Only safetensors are ever opened. Imports no torch."""
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from headway_runtime.errors import ModelLoadError
@@ -19,13 +20,44 @@ def checkpoint_files(folder: Path) -> list[Path]:
             f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors checkpoints are read, "
             "so convert other formats first"
         )
-    try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelLoadError(f"{index}: cannot be read ({error!r}); copy the checkpoint again") from error
-    for name in sorted(map(str, names)):
+    names = {str(name) for name in _weight_map(index).values()}
+    for name in sorted(names):
         if Path(name).name != name or not (folder / name).is_file():
             raise ModelLoadError(
                 f"{index}: names {name!r}, which is no file beside it; copy the checkpoint again"
             )
-    return [folder / str(name) for name in sorted(names)]
+    return [folder / name for name in sorted(names)]
+
+
+def indexed_tensors(folder: Path) -> dict[str, Path]:
+    """Where an index says that each tensor is; empty without one."""
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        return {}
+    return {str(tensor): folder / str(name) for tensor, name in _weight_map(index).items()}
+
+
+def placed_tensors(names: Mapping[Path, Iterable[str]], indexed: Mapping[str, Path]) -> dict[str, Path]:
+    """The file of each tensor. names: what each file holds. indexed: what `indexed_tensors` found.
+
+    That decides where several hold one of the same name; ModelLoadError where it says nothing of it.
+    """
+    found: dict[str, Path] = {}
+    for path, held in names.items():
+        for name in held:
+            if name in found and indexed.get(name) not in (found[name], path):
+                raise ModelLoadError(
+                    f"{path}: tensor {name!r} is in {found[name].name!r}, too, and {INDEX_FILE} does not say "
+                    "which of them counts; copy the checkpoint again into an empty folder"
+                )
+            if name not in found or indexed.get(name) == path:
+                found[name] = path
+    return found
+
+
+def _weight_map(index: Path) -> dict[str, object]:
+    try:
+        found = json.loads(index.read_bytes())["weight_map"]
+        return dict(found.items())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ModelLoadError(f"{index}: cannot be read ({error!r}); copy the checkpoint again") from error

@@ -212,7 +212,11 @@ class EngineThread:
             while self._take_commands():
                 self._admit()
                 if self._core.has_work:
-                    for output in self._core.step(time.monotonic()).outputs:
+                    outputs = self._core.step(time.monotonic()).outputs
+                    if self._failure is not None:
+                        # Without all of what the core needs, the step may have computed anything.
+                        raise EngineDeadError(self._failure)
+                    for output in outputs:
                         self._deliver(output)
                 elif self._core.has_idle_work:
                     self._core.work_idly()

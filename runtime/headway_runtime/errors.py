@@ -11,6 +11,7 @@
     ├── LimitRangeError           an admin change outside the envelope: HTTP 422
     ├── QueueFullError            the bound on waiting requests is reached: HTTP 503 with Retry-After
     ├── RankDiedError             a process that holds a share of the model has ended or hangs
+    ├── OtherResultError          a process that holds a share of the model has read other files than rank 0
     └── EngineDeadError           the engine process has ended: HTTP 503, then the server exits
 
 Bugs are `assert` or built-in exceptions, never these.
@@ -115,6 +116,14 @@ class QueueFullError(HeadwayRuntimeError):
 
 class RankDiedError(HeadwayRuntimeError):
     """One of several processes that share a model is gone or silent: which rank, where, and how it ended."""
+
+
+class OtherResultError(HeadwayRuntimeError):
+    """Of several processes that share a model, one came to another result: which rank, and where."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(f"{who} has other files than rank 0; copy the same to all nodes")
+        self.who = who
 
 
 class EngineDeadError(HeadwayRuntimeError):

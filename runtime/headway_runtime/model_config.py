@@ -134,9 +134,9 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def _architecture(fields: Fields) -> str:
     names = fields.values.get("architectures")
-    if not (isinstance(names, list) and len(names) == 1 and names[0] in FAMILIES):
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(name, str) or name not in FAMILIES:
         raise fields.error("architectures", f"supported are {', '.join(FAMILIES)}; serve such a model")
-    name = str(names[0])
     want = FAMILIES[name].model_type
     if fields.values.get("model_type", want) != want:
         raise fields.error(

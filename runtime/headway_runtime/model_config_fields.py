@@ -1,10 +1,15 @@
 """One JSON object of a model's files, read with checks. Knows no field's meaning, and imports no torch."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from headway_runtime.errors import ModelLoadError
+
+# No tensor has a side of more, and no float is larger.
+MOST_INTEGER = 2**31 - 1
+MOST_NUMBER = sys.float_info.max
 
 
 class Fields:
@@ -30,18 +35,23 @@ class Fields:
         value = None if name in self._nulls else self.get(name)
         return ModelLoadError(f"{self.where}: {name}={value!r}: {remedy}")
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST_INTEGER
+    ) -> int:
         value = self.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             kind = "a positive integer" if least == 1 else f"{least} or more"
             raise self.error(name, f"want {kind}; correct the model's file")
+        if value > most:
+            raise self.error(name, f"want at most {most}; correct the model's file")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name)
         value = default if value is None else value
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        # JSON's integers may have any number of digits, and Python's JSON has an Infinity.
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MOST_NUMBER:
             raise self.error(name, "want a positive number; correct the model's file")
         return float(value)
 

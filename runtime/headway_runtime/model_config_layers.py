@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from headway_runtime.model_config_families import Family, Windows
 from headway_runtime.model_config_fields import Fields
 
+# Each has a row here before any weight is looked for.
+MOST_LAYERS = 10_000
+KINDS = ("full_attention", "sliding_attention", "attention")
+
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
@@ -43,7 +47,7 @@ def read_layers(fields: Fields, family: Family) -> tuple[LayerConfig, ...]:
 
 
 def _windows(fields: Fields, family: Family) -> list[int | None]:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     if family.windows is Windows.NONE:
         return [None] * num_layers
     window = fields.optional_integer("sliding_window")
@@ -60,7 +64,7 @@ def _windows(fields: Fields, family: Family) -> list[int | None]:
 def _sliding_layers(fields: Fields, family: Family, num_layers: int, *, has_window: bool) -> list[bool]:
     types = fields.entries("layer_types")
     if types is not None:
-        if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention", "attention"}:
+        if len(types) != num_layers or not all(one in KINDS for one in types):
             raise fields.error(
                 "layer_types",
                 f"want {num_layers} of 'full_attention' and 'sliding_attention'; correct the file",
@@ -99,7 +103,7 @@ def _name_of_number(fields: Fields) -> str:
 
 
 def _have_experts(fields: Fields, family: Family) -> list[bool]:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     if "decoder_sparse_step" not in family.defaults:
         return [family.has_experts] * num_layers
     step, without = fields.integer("decoder_sparse_step"), fields.entries("mlp_only_layers") or []

@@ -334,7 +334,7 @@ class Runner:
     def _is_read_by_all(self, slot: int) -> bool:
         return bool(self.ranks.agree(int(self._loading.is_read(slot))))
 
-    @on_all_ranks(confirmed=True)
+    @on_all_ranks(confirmed=True, alike="digest")
     def finish_adapter(self, slot: int) -> AdapterFacts:
         """Use the adapter in the next step's chunks of that slot. ModelLoadError if it does not fit."""
         return self._loading.finish(slot)

@@ -84,11 +84,18 @@ def test_a_good_one_is_read(adapter: Path) -> None:
         ("r", 0, "want a rank from 1 to 512"),
         ("r", "8", "want a rank from 1 to 512"),
         ("lora_alpha", None, "want a number"),
+        pytest.param("lora_alpha", 10**400, "want a number that a float can hold", id="no float"),
+        ("lora_alpha", float("inf"), "want a number that a float can hold"),
+        ("alpha_pattern", {"q_proj": 10**400}, "want a number that a float can hold"),
         ("use_rslora", "yes", "want true or false"),
         ("target_modules", [7], "want names of layers"),
         ("rank_pattern", {"q_proj": 1000}, "want a rank"),
         ("alpha_pattern", {"q_proj": "x"}, "want a number"),
         ("rank_pattern", {"(": 3}, "no regular expression"),
+        # An expression by itself, and none where it is used: for the end of a name.
+        ("rank_pattern", {"(?i)Q_PROJ": 4}, "='(?i)Q_PROJ': no regular expression for the end"),
+        ("alpha_pattern", {"x{99999999999999999999}": 4}, "no regular expression"),
+        ("rank_pattern", {"(" * 5000 + ")" * 5000: 4}, "no regular expression"),
         ("rank_pattern", 3, "want an object"),
     ],
 )
@@ -173,6 +180,15 @@ def test_what_is_broken_or_missing_is_named(adapter: Path) -> None:
     assert refusal(adapter).endswith("adapter_config.json: holds no JSON object; copy the adapter again")
     (adapter / "adapter_config.json").unlink()
     assert "there is no such file; give the folder of an adapter as PEFT saves it" in refusal(adapter)
+
+
+def test_a_scale_that_makes_weights_infinite_is_named(
+    adapter: Path, edit_config: Callable[..., None]
+) -> None:
+    edit_config(adapter, lora_alpha=1e300)
+    message = refusal(adapter)
+    assert message.startswith(f"{adapter / 'adapter_config.json'}: 'model.layers.")
+    assert "is scaled by 1.25e+299 (lora_alpha, alpha_pattern)" in message
 
 
 def test_an_adapter_that_changes_while_it_is_read_is_refused(

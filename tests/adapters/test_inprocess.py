@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headway_runtime import Engine, LoRARequest, SamplingParams
+from headway_runtime.adapters import loading
 from headway_runtime.errors import (
     AdapterNotFoundError,
     AdapterRefusedError,
@@ -18,6 +22,7 @@ from headway_runtime.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.adapters.conftest import Checkpoint
 
@@ -68,6 +73,36 @@ def test_adapters_are_loaded_and_unloaded_by_name(engine: Engine, bundled: Check
         engine.unload_adapter("third")
     with pytest.raises(AdapterNotFoundError, match="'third' cannot be found"):
         engine.generate(PROMPTS[0], PARAMS, lora_request=LoRARequest("third"), use_tqdm=False)
+
+
+def test_an_engine_outlives_an_adapter_that_breaks_its_reading(
+    engine: Engine, bundled: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is in somebody's files: all others' answers go on."""
+    path = tmp_path / "adapter_config.json"
+    shutil.copytree(bundled.adapters["one"], tmp_path, dirs_exist_ok=True)
+    fields = json.loads(path.read_text())
+    for change, named in [
+        ({"lora_alpha": 10**400}, "lora_alpha=1000"),
+        ({"rank_pattern": {"(?i)Q_PROJ": 4}}, "rank_pattern='(?i)Q_PROJ'"),
+    ]:
+        path.write_text(json.dumps(fields | change))
+        with pytest.raises(ModelLoadError, match=re.escape(f"{path}: {named}")):
+            engine.load_adapter("broken", str(tmp_path))
+    path.write_text(json.dumps(fields))
+
+    def surprise(*_: object) -> None:
+        raise KeyError("nobody thought of this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "read_adapter", surprise)
+        with pytest.raises(ModelLoadError, match=re.escape(f"{tmp_path}: cannot be read (KeyError: ")):
+            engine.load_adapter("broken", str(tmp_path))
+    engine.load_adapter("mended", str(tmp_path))
+    mended = LoRARequest("mended")
+    (output,) = engine.generate(PROMPTS[0], PARAMS, lora_request=mended, use_tqdm=False)
+    assert output.outputs[0].token_ids == want(bundled, engine, "one", PROMPTS[0])
+    engine.unload_adapter("mended")
 
 
 async def test_requests_of_a_long_backlog_keep_the_adapter_that_they_came_with(bundled: Checkpoint) -> None:

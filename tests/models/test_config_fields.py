@@ -4,6 +4,7 @@ A field that changes results is honoured or refused; what neither does is listed
 version of transformers that brings another field fails here first.
 """
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -16,6 +17,7 @@ from headway_runtime.errors import ModelLoadError
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.model_config_families import FAMILIES
 from headway_runtime.model_config_layers import ExpertsConfig, LayerConfig
+from headway_runtime.model_config_rope import KNOWN_KEYS
 
 CLASSES: dict[str, Any] = {
     "LlamaForCausalLM": transformers.LlamaConfig,
@@ -235,6 +237,15 @@ def test_gemma3_within_another_model_is_read_with_the_defaults_of_its_class(read
     ("architecture", "fields", "complaint"),
     [
         ("LlamaForCausalLM", {"model_type": "mistral"}, "model_type='mistral': LlamaForCausalLM is of type"),
+        ("LlamaForCausalLM", {"architectures": [["x"]]}, "config.json: architectures=[['x']]: supported are"),
+        ("LlamaForCausalLM", {"architectures": [{}]}, "config.json: architectures=[{}]: supported are"),
+        (
+            "Qwen2ForCausalLM",
+            {"layer_types": [{}, 1, 2, 3]},
+            "config.json: layer_types=[{}, 1, 2, 3]: want 4 of 'full_attention'",
+        ),
+        ("LlamaForCausalLM", {"rms_norm_eps": 10**400}, "want a positive number"),
+        ("LlamaForCausalLM", {"rope_theta": float("inf")}, "rope_theta=inf: want a positive number"),
         ("LlamaForCausalLM", {"sliding_window": 64}, "sliding_window=64: would change this architecture's"),
         ("LlamaForCausalLM", {"residual_multiplier": 0.2}, "residual_multiplier=0.2"),
         ("LlamaForCausalLM", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config="),
@@ -279,6 +290,40 @@ def test_what_is_not_done_is_refused_by_name(
     with pytest.raises(ModelLoadError) as caught:
         read(architecture, **fields)
     assert complaint in str(caught.value)
+
+
+# What JSON can hold and nobody means; numbers that no float and no tensor can have among them.
+NONSENSE: tuple[Any, ...] = (
+    *({}, [], [{}], [["x"]], {"x": [1]}, "", "x", True, [None], [1, [2]]),
+    *(-1, 0, 1.5, float("inf"), 10**400),
+)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_nonsense_in_any_field_is_refused_by_name_if_it_is_refused(architecture: str, read: Any) -> None:
+    """Never by an error of Python's own, which names neither file nor field."""
+    inner = "text_config" if architecture == "Gemma3ForConditionalGeneration" else None
+    known = CLASSES.get(architecture, transformers.Gemma3TextConfig)
+    names = {field.name for field in dataclasses.fields(known)} | {"model_type", "torch_dtype"}
+    for name in sorted(names - WITHOUT_EFFECT):
+        for value in NONSENSE:
+            fields = {name: value} if inner is None else {inner: SIZES | {name: value}}
+            with contextlib.suppress(ModelLoadError):
+                read(architecture, **fields)
+
+
+@pytest.mark.parametrize(
+    "kind", ["default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
+)
+def test_nonsense_in_any_rotary_field_is_refused_by_name_if_it_is_refused(kind: str, read: Any) -> None:
+    good: dict[str, Any] = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64}
+    good |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    good |= {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8} if kind == "longrope" else {}
+    for name in sorted(KNOWN_KEYS | {"original_max_position_embeddings"}):
+        for value in NONSENSE:
+            for field in ("rope_scaling", "rope_parameters"):
+                with contextlib.suppress(ModelLoadError):
+                    read("LlamaForCausalLM", **{field: good | {name: value}})
 
 
 @pytest.mark.parametrize("architecture", CLASSES)

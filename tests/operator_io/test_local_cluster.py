@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from headway_operator.cluster.local import LocalCluster
+from headway_operator.cluster.local_template import process_template
 from headway_operator.cluster.local_workspace import Workspace
 from headway_operator.errors import ClusterError
 from headway_operator.state import ChildKey, Replica
@@ -207,6 +208,29 @@ async def test_a_cpu_limit_becomes_a_number_of_threads(
     said = local_cluster.processes[0].tail()
     assert "--num-threads 2" in said
     assert "OMP_NUM_THREADS=2" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "want"),
+    [
+        (["--tensor-parallel-size", "2"], 2),
+        (["--tensor-parallel-size=3"], 1),
+        (["-tp", "8"], 1),
+        (["--tensor-parallel-size", "4", "--tensor-parallel-size", "1"], 5),
+        (["--tensor-parallel-size", "many"], 5),
+        (["--tensor-parallel-size"], 5),
+        (["--tensor-parallel-size", "0"], 5),
+    ],
+)
+def test_processes_that_share_a_model_share_its_cpu_limit(
+    flags: list[str], want: int, deployment: Any
+) -> None:
+    resources = {"resources": {"limits": {"cpu": "4500m"}}}
+    manifest = deployment("demo-1a2b", container=resources)
+    manifest["spec"]["template"]["spec"]["containers"][0]["args"] = ["serve", "model", *flags]
+    made = process_template(manifest, {})
+    assert made.command[-2:] == ("--num-threads", str(want))
+    assert made.environment["OMP_NUM_THREADS"] == str(want)
 
 
 async def test_mounted_secrets_and_config_maps_are_files_at_the_rewritten_path(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,8 +44,14 @@ class SharedRunner(Runner):
     def check(self, fails_on: int, error: str) -> int:
         """Fails on one rank alone, or on none."""
         if self.ranks.rank == fails_on:
-            raise ValueError(error)
+            raise LookupError(error)  # of no kind that anybody reckons with
         return self.ranks.rank
+
+    @on_all_ranks
+    def begin_adapter(self, slot: int, folder: str) -> None:
+        """As on a node of its own, where the same path may hold other files."""
+        own = Path(f"{folder}.rank{self.ranks.rank}")
+        self._loading.begin(slot, str(own) if own.is_dir() else folder)
 
     def close(self) -> None:
         """Others will be loaded."""

@@ -70,6 +70,32 @@ def test_adapters_come_and_go_on_both_ranks(
         assert driver.engine.adapter_snapshot().num_bytes == 0
 
 
+def test_an_adapter_of_other_files_on_another_rank_is_refused_by_name(
+    checkpoint: Callable[..., Any], pair_driver: Callable[..., Any], random_prompts: Any, tmp_path: Path
+) -> None:
+    """Else each rank would add its part of another adapter, and the answers would be nobody's."""
+    made = checkpoint("llama")
+    driver = pair_driver(made.folder, lora=LoraConfig(1, 1, 64))
+    service = driver.engine.adapters
+    folder, other = tmp_path / "it", tmp_path / "it.rank1"
+    shutil.copytree(made.adapters["one"], folder)
+    shutil.copytree(made.adapters["two"], other)
+    module = LoraModule("it", str(folder), str(folder))
+    with pytest.raises(ModelLoadError) as refused:
+        service.load_now(module)
+    assert str(refused.value) == (
+        f"{folder}: rank 1 on node 0 has other files there than rank 0; copy the same adapter to all nodes"
+    )
+    assert driver.engine.adapter_snapshot().num_failed == 1
+    shutil.rmtree(other)
+    shutil.copytree(folder, other)
+    service.load_now(module)
+    (prompt,) = random_prompts(5, (30,))
+    add(driver, "a", prompt, "it", 12)
+    driver.run()
+    assert driver.tokens("a") == made.greedy("one", prompt, 12)
+
+
 def test_an_adapter_is_read_once_the_slowest_rank_has_read_it() -> None:
     """Else the step after rank 0's reading would wait for the others'."""
     runner: Any = Runner.__new__(Runner)

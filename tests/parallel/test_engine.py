@@ -139,7 +139,7 @@ def test_a_request_that_fails_alone_leaves_ranks_in_step(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_confirmed_call_tells_who_failed(rank: int, pair: Any) -> None:
-    kind, told = (ValueError, "no such file") if rank == 0 else (HeadwayRuntimeError, "rank 1 on node 0: ")
+    kind, told = (LookupError, "no such file") if rank == 0 else (HeadwayRuntimeError, "rank 1 on node 0: ")
     with pytest.raises(kind, match=told):
         pair.check(rank, "no such file")
     # All go on.

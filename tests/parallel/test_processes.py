@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -19,6 +20,8 @@ import pytest
 
 from headway_runtime.errors import ConfigError, EngineDeadError
 from headway_runtime.inprocess import Engine
+from headway_runtime.parallel import leader
+from headway_runtime.parallel.tensor_group import TensorGroup, open_group
 from headway_runtime.sampling_params import SamplingParams
 
 MODEL = "bundled://headway-tiny"
@@ -294,6 +297,72 @@ def test_an_engine_in_the_users_process(plain_answers: list[str], children: Any,
     wait_until(lambda: not children(), 5)
     with pytest.raises(ConfigError, match="node_rank=1: an Engine in a process is node 0's"):
         Engine(MODEL, tensor_parallel_size=2, nnodes=2, node_rank=1)
+
+
+class AsOnDevice:
+    """Tensors between ranks as a GPU has them: who waits for a lost rank's waits until the group is aborted,
+    and then goes on without an error, with numbers that nobody has computed."""
+
+    def __init__(self, processes: Any) -> None:
+        self._processes = processes
+        self.was_aborted = threading.Event()
+
+    def allreduce(self, tensors: list[Any]) -> Any:
+        return self._work(tensors, self._processes.allreduce, tensors)
+
+    def gather(self, parts: list[list[Any]], tensors: list[Any], options: object) -> Any:
+        return self._work(parts[0], self._processes.gather, parts, tensors, options)
+
+    def _work(self, results: list[Any], begin: Callable[..., Any], *arguments: object) -> Any:
+        def wait() -> None:
+            try:
+                begin(*arguments).wait()
+            except RuntimeError:
+                assert self.was_aborted.wait(START_SECONDS)
+                for one in results:
+                    one.uniform_(-1.0, 1.0)
+
+        return SimpleNamespace(wait=wait)
+
+    def allgather(self, parts: list[list[Any]], tensors: list[Any]) -> Any:
+        raise AssertionError("what GPUs alone are asked for")
+
+    def abort(self) -> None:
+        self.was_aborted.set()
+
+
+async def test_who_waits_on_a_device_for_a_lost_rank_is_let_go_and_hears_no_nonsense(
+    children: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[AsOnDevice] = []
+
+    def open_as_on_device(*arguments: Any) -> TensorGroup:
+        plain = open_group(*arguments)
+        groups.append(AsOnDevice(plain._processes))
+        return TensorGroup(plain.share, groups[0])
+
+    monkeypatch.setattr(leader, "open_group", open_as_on_device)
+    options: dict[str, Any] = {"max_model_len": 256, "kv_cache_memory_bytes": "8Mi", "device": "cpu"}
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    with Engine(MODEL, tensor_parallel_size=2, dtype="float32", num_threads=1, **options) as engine:
+        (whole,) = engine.generate(["Once"], params, use_tqdm=False)
+        heard: tuple[int, ...] = ()
+        began_at = 0.0
+
+        async def listen() -> None:
+            nonlocal heard, began_at
+            async for output in engine.generate_async("Once", params):
+                heard = output.outputs[0].token_ids
+                if not began_at:
+                    began_at = time.monotonic()
+                    children()[0].send_signal(signal.SIGKILL)
+
+        with pytest.raises(EngineDeadError, match=r"rank 1 on node 0 .* was killed by SIGKILL"):
+            await listen()
+        assert time.monotonic() - began_at < DEATH_SECONDS
+        assert 0 < len(heard) < 200
+        assert whole.outputs[0].token_ids[: len(heard)] == heard
+        assert groups[0].was_aborted.is_set()
 
 
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path, children: Any) -> None:

@@ -314,7 +314,7 @@ def test_quantized_weights_without_a_configuration_are_refused(
     write_checkpoint: Any, packers: Any, start_runner: Any
 ) -> None:
     written = write_checkpoint(None, packers["integers"]("channel"))
-    with pytest.raises(ModelLoadError, match=r"is torch\.int8, want .*quantization_config does not fit it"):
+    with pytest.raises(ModelLoadError, match=r"is torch\.int8, want .*has no quantization_config for that"):
         start_runner(written.folder)
     written = write_checkpoint(None, packers["gptq"](32))
     with pytest.raises(ModelLoadError, match=r"q_proj\.weight' is in no file"):

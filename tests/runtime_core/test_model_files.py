@@ -163,6 +163,80 @@ def tokens_of(start_engine: Any, folder: Path, **changes: Any) -> list[int]:
     return tokens
 
 
+@pytest.fixture
+def sharded(copied: Path) -> Callable[..., dict[str, Any]]:
+    """sharded(change, index_change): the model in two shards, changed before they are written; its index."""
+
+    def write(
+        change: Callable[[dict[str, dict[str, torch.Tensor]]], object] = lambda shards: None,
+        index_change: Callable[[dict[str, str]], object] = lambda weight_map: None,
+    ) -> dict[str, str]:
+        tensors = load_file(copied / "model.safetensors")
+        names = sorted(tensors)
+        shards = {
+            "a.safetensors": {name: tensors[name] for name in names[::2]},
+            "b.safetensors": {name: tensors[name] for name in names[1::2]},
+        }
+        weight_map = {name: file_name for file_name, shard in shards.items() for name in shard}
+        index_change(weight_map)
+        change(shards)
+        for file_name, shard in shards.items():
+            save_file(shard, copied / file_name)
+        (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        return weight_map
+
+    return write
+
+
+def test_of_two_shards_with_one_tensor_the_index_says_which_counts(
+    copied: Path, sharded: Callable[..., Any], start_engine: Any
+) -> None:
+    want = tokens_of(start_engine, copied)
+    name = "model.layers.0.mlp.up_proj.weight"
+
+    for file_name in ("a.safetensors", "b.safetensors"):
+
+        def twice(shards: dict[str, dict[str, torch.Tensor]], right: str = file_name) -> None:
+            (tensor,) = (shard.pop(name) for shard in list(shards.values()) if name in shard)
+            for each, shard in shards.items():
+                shard[name] = tensor if each == right else torch.full_like(tensor, 7.0)
+
+        sharded(twice, lambda weight_map, right=file_name: weight_map.update({name: right}))
+        assert tokens_of(start_engine, copied) == want
+        sharded(twice, lambda weight_map: weight_map.pop(name))
+        with pytest.raises(ModelLoadError) as refused:
+            start_engine(copied)
+        assert str(refused.value) == (
+            f"{copied / 'b.safetensors'}: tensor {name!r} is in 'a.safetensors', too, and "
+            "model.safetensors.index.json does not say which of them counts; copy the checkpoint again into "
+            "an empty folder"
+        )
+
+
+def test_a_missing_tensor_is_told_with_the_shard_that_should_have_it_or_the_folder(
+    copied: Path, sharded: Callable[..., Any], start_engine: Any
+) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def drop(shards: dict[str, dict[str, torch.Tensor]]) -> None:
+        for shard in shards.values():
+            shard.pop(name, None)
+
+    weight_map = sharded(drop)
+    with pytest.raises(ModelLoadError) as refused:
+        start_engine(copied)
+    assert str(refused.value) == (
+        f"{copied / weight_map[name]}: has no tensor {name!r}, which model.safetensors.index.json puts "
+        "there; copy the checkpoint again"
+    )
+    sharded(drop, lambda weight_map: weight_map.pop(name))
+    with pytest.raises(ModelLoadError) as refused:
+        start_engine(copied)
+    assert str(refused.value) == (
+        f"{copied}: tensor {name!r} is in no file of the checkpoint; config.json does not fit it"
+    )
+
+
 def test_sharded_checkpoint_gives_the_same_tokens(copied: Path, start_engine: Any) -> None:
     want = tokens_of(start_engine, copied)
     tensors = load_file(copied / "model.safetensors")

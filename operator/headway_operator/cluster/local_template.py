@@ -28,6 +28,8 @@ REFUSED_IN_POD = {
     "dnsConfig": "configure this machine's own resolver",
     "runtimeClassName": "remove it",
 }
+# The engine's, long and short.
+RANKS_FLAGS = ("--tensor-parallel-size", "-tp")
 REFUSED_IN_CONTAINER = {
     "envFrom": "use env with values",
     "workingDir": "write absolute paths",
@@ -90,7 +92,7 @@ def process_template(
     command = (*container.get("command", HEADWAY_COMMAND), *container.get("args", ()))
     folders = _mount_folders(container, mounts, where)
     command = tuple(_inside(argument, folders) for argument in command)
-    num_threads = _num_threads(container, where)
+    num_threads = _num_threads(container, command, where)
     values = {e["name"]: _environment_value(e, secrets, where) for e in container.get("env", ())}
     environment = {name: _inside(value, folders) for name, value in values.items() if value is not None}
     if num_threads is not None:
@@ -184,14 +186,25 @@ def _environment_value(variable: Mapping[str, Any], secrets: Secrets, where: str
     return None if value is None else value.decode()
 
 
-def _num_threads(container: Mapping[str, Any], where: str) -> int | None:
+def _num_threads(container: Mapping[str, Any], command: tuple[str, ...], where: str) -> int | None:
+    """Of each of the engine's processes, which share the limit."""
     limit = container.get("resources", {}).get("limits", {}).get("cpu")
     if limit is None:
         return None
     try:
-        return max(1, math.ceil(parse_quantity(limit)))
+        return max(1, math.ceil(parse_quantity(limit)) // _num_ranks(command))
     except ValueError as error:
         raise ClusterError(f"{where}: resources.limits.cpu: {error}") from error
+
+
+def _num_ranks(command: tuple[str, ...]) -> int:
+    """What the engine itself refuses counts as one: it says why."""
+    given = [
+        command[index + 1] if argument in RANKS_FLAGS else argument.partition("=")[2]
+        for index, argument in enumerate(command)
+        if (argument in RANKS_FLAGS and index + 1 < len(command)) or argument.startswith(f"{RANKS_FLAGS[0]}=")
+    ]
+    return int(given[-1]) if given and given[-1].isdecimal() and int(given[-1]) else 1
 
 
 def _has_flag(command: tuple[str, ...], flag: str) -> bool:

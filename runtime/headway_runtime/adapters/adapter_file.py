@@ -166,7 +166,14 @@ def _delta(path: Path, found: _Found, shape: LayerShape, config: PeftConfig, max
             raise ModelLoadError(
                 f"{path}: lora_{which} of {module!r} holds numbers that are infinite or none; copy it again"
             )
-    return LayerDelta(matrices["A"].float(), matrices["B"].float() * config.scale_of(module))
+    scale = config.scale_of(module)
+    b = matrices["B"].float() * scale
+    if not bool(torch.isfinite(b).all()):
+        raise ModelLoadError(
+            f"{config.path}: {module!r} is scaled by {scale!r} (lora_alpha, alpha_pattern), with which its "
+            "lora_B holds infinite numbers; correct the file"
+        )
+    return LayerDelta(matrices["A"].float(), b)
 
 
 _REMEDY = "use an adapter that was trained for this model"

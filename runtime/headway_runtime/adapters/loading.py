@@ -11,7 +11,7 @@ import torch
 from headway_runtime.adapters.adapted_linear import AdapterBank, AnyDelta
 from headway_runtime.adapters.adapter import AdapterFacts
 from headway_runtime.adapters.adapter_file import read_adapter
-from headway_runtime.errors import ModelLoadError
+from headway_runtime.errors import HeadwayRuntimeError, ModelLoadError
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,15 @@ class AdapterLoading:
                 raise ModelLoadError(
                     f"{folder}: cannot be taken into memory ({type(error).__name__}: {error}); unload "
                     "another adapter, or lower --kv-cache-memory-bytes"
+                ) from error
+            except HeadwayRuntimeError:
+                raise
+            except Exception as error:
+                # Whatever is wrong with somebody's files: it must not end the engine, which serves others.
+                logger.exception("adapter %s cannot be read", folder)
+                raise ModelLoadError(
+                    f"{folder}: cannot be read ({type(error).__name__}: {error}); copy the adapter again, or "
+                    "save it anew with PEFT"
                 ) from error
         facts = AdapterFacts(
             digest=found.digest,

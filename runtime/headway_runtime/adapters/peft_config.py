@@ -169,14 +169,22 @@ def _pattern(path: Path, name: str, fields: Mapping[str, Any]) -> dict[str, Any]
     for key in found:
         try:
             re.compile(key)
-        except re.error as error:
-            raise _wrong(path, name, key, f"no regular expression ({error})") from error
+            re.compile(_expression(key))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise _wrong(
+                path, name, key, f"no regular expression for the end of a layer's name ({error}); correct it"
+            ) from error
     return found
 
 
 def _key_of(pattern: Mapping[str, object], module: str) -> str:
     """The key that PEFT takes for a layer: the first whose expression its name ends with."""
-    return next((key for key in pattern if re.fullmatch(rf"(?:.*\.)?(?:{key})", module)), module)
+    return next((key for key in pattern if re.fullmatch(_expression(key), module)), module)
+
+
+def _expression(key: str) -> str:
+    """For whole names. Not all that is an expression by itself is one here: flags may only come first."""
+    return rf"(?:.*\.)?(?:{key})"
 
 
 def _rank(path: Path, name: str, value: object) -> int:
@@ -186,9 +194,15 @@ def _rank(path: Path, name: str, value: object) -> int:
 
 
 def _alpha(path: Path, name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise _wrong(path, name, value, "want a number")
-    return float(value)
+    try:
+        alpha = float(value)
+    except OverflowError:  # JSON's integers may have any number of digits
+        alpha = math.inf
+    if not math.isfinite(alpha):
+        raise _wrong(path, name, value, "want a number that a float can hold; correct the file")
+    return alpha
 
 
 def _flag(path: Path, name: str, value: object) -> bool:

@@ -18,7 +18,13 @@ from typing import Protocol
 from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter, AdapterEntry, AdapterFacts
 from headway_runtime.adapters.metrics import AdapterCounters, AdapterSnapshot
 from headway_runtime.config import LoraConfig, LoraModule
-from headway_runtime.errors import AdapterNotFoundError, AdapterRefusedError, HeadwayRuntimeError
+from headway_runtime.errors import (
+    AdapterNotFoundError,
+    AdapterRefusedError,
+    HeadwayRuntimeError,
+    ModelLoadError,
+    OtherResultError,
+)
 
 
 class AdapterRunner(Protocol):
@@ -208,11 +214,16 @@ class AdapterService:
         module, slot = loading.module, loading.slot
         try:
             facts = self._runner.finish_adapter(slot)
-        except HeadwayRuntimeError:
+        except HeadwayRuntimeError as error:
             # Another process of the model may have found no fault with it.
             self._runner.drop_adapter(slot)
             self._free.append(slot)
             self.counters.num_failed += 1
+            if isinstance(error, OtherResultError):
+                raise ModelLoadError(
+                    f"{module.folder}: {error.who} has other files there than rank 0; copy the same adapter "
+                    "to all nodes"
+                ) from error
             raise
         self._num_bytes[slot] = facts.num_bytes
         self.counters.num_loaded += 1

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headway_runtime.adapters.adapted_linear import AdapterBank
-from headway_runtime.checkpoint_files import checkpoint_files
+from headway_runtime.checkpoint_files import INDEX_FILE, checkpoint_files, indexed_tensors
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.layers.quantized_weights import QuantizedWeight
 from headway_runtime.layers.quantizer import quantized, quantized_as
@@ -96,10 +96,12 @@ class CheckpointWeights:
         self.dtype = dtype
         self.adapters = adapters
         self._quantization = quantization
+        self._folder = folder
         self._put: dict[str, Tensor] = {}
         paths = checkpoint_files(folder)
         self._progress = LoadProgress(sum(path.stat().st_size for path in paths), len(paths))
-        self._files = open_tensor_files(paths, device)
+        self._indexed = indexed_tensors(folder)
+        self._files = open_tensor_files(paths, device, self._indexed)
         self._all = dict(self._files.places)
         # Those that nobody has taken, and how many there are of each file.
         self._where = dict(self._all)
@@ -163,17 +165,17 @@ class CheckpointWeights:
     def take_stored(self, name: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...]) -> Tensor:
         """A tensor as it lies there, of one of these dtypes and shapes."""
         if name not in self._where:
-            raise ModelLoadError(
-                f"tensor {name!r} is in no file of the checkpoint; config.json does not fit it"
-            )
+            raise self._missing(name)
         tensor = self._files.read(name)
         if tuple(tensor.shape) not in shapes:
             wanted = " or ".join(map(repr, shapes))
             raise self.error(name, f"has shape {tuple(tensor.shape)!r}, config.json asks for {wanted}")
         if tensor.dtype not in dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            is_plain = self._quantization.stored is None
+            says = "has no quantization_config for that" if is_plain else "has another quantization_config"
             raise self.error(
-                name, f"is {tensor.dtype}, want {wanted}: config.json's quantization_config does not fit it"
+                name, f"is {tensor.dtype}, want {wanted}: config.json {says}; copy the checkpoint again"
             )
         self._taken(name, tensor.nbytes)
         return tensor
@@ -184,6 +186,16 @@ class CheckpointWeights:
         self._left[path] -= 1
         if not self._left[path]:
             self._progress.file_read()
+
+    def _missing(self, name: str) -> ModelLoadError:
+        shard = self._indexed.get(name)
+        if shard is not None:
+            return ModelLoadError(
+                f"{shard}: has no tensor {name!r}, which {INDEX_FILE} puts there; copy the checkpoint again"
+            )
+        return ModelLoadError(
+            f"{self._folder}: tensor {name!r} is in no file of the checkpoint; config.json does not fit it"
+        )
 
     def error(self, name: str, complaint: str) -> ModelLoadError:
         """About the tensor of that name, which may be taken already."""
@@ -201,8 +213,8 @@ class CheckpointWeights:
         self._files.close()
         if left:
             raise ModelLoadError(
-                f"{len(left)} tensors of the checkpoint have no place in this model, first {left[0]!r}; "
-                "config.json does not fit it"
+                f"{self._all[left[0]]}: {len(left)} tensors of the checkpoint have no place in this model, "
+                f"first {left[0]!r}; config.json does not fit it"
             )
 
     def _is_empty_bias(self, name: str) -> bool:

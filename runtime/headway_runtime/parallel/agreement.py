@@ -6,8 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
+from headway_runtime.checkpoint_digest import told_checkpoint_file
 from headway_runtime.checkpoint_files import checkpoint_files
 from headway_runtime.config import Envelope, ParallelConfig
+from headway_runtime.errors import ModelLoadError
+from headway_runtime.quantization.choice import OLD_FILES
 
 
 class EngineWords(Protocol):
@@ -38,17 +41,13 @@ class EngineWords(Protocol):
 
 
 def agreed_words(engine: EngineWords) -> dict[str, object]:
-    """Plain data, by name."""
+    """Plain data, by name. ModelLoadError for files of the model that cannot be read."""
     folder = Path(engine.model_path)
-    config = folder / "config.json"
-    digest = hashlib.sha256(config.read_bytes()).hexdigest()[:16] if config.is_file() else ""
-    is_dummy = engine.load_format == "dummy"
-    files = [] if is_dummy else [(path.name, path.stat().st_size) for path in checkpoint_files(folder)]
     return {
-        "model's config.json (digest)": digest,
-        "model's weight files": files,
         "tensor_parallel_size": engine.parallel.size,
         "nnodes": engine.parallel.num_nodes,
+        **{f"model's {name} (digest)": _digest(folder / name) for name in ("config.json", *OLD_FILES)},
+        **_told_weights(engine, folder),
         "dtype": engine.dtype,
         "load_format": engine.load_format,
         "quantization": engine.quantization,
@@ -59,6 +58,21 @@ def agreed_words(engine: EngineWords) -> dict[str, object]:
         **asdict(engine.envelope),
         "seed": engine.seed,
     }
+
+
+def _digest(path: Path) -> str:
+    """Of a small file; "" where there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read ({error.strerror}); copy the model again") from error
+
+
+def _told_weights(engine: EngineWords, folder: Path) -> dict[str, str]:
+    """By file, where nodes have their own: weights of equal shapes load on any node, and answer nonsense."""
+    if engine.load_format == "dummy" or engine.parallel.num_nodes == 1:
+        return {}
+    return {f"model's {path.name}": told_checkpoint_file(path) for path in checkpoint_files(folder)}
 
 
 def difference(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str | None:

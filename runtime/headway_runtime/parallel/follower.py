@@ -77,9 +77,15 @@ class Follower:
                 method(*call.arguments)
                 continue
             error: str | None = None
+            alike = None
             try:
-                method(*call.arguments)
-            except (HeadwayRuntimeError, OSError, RuntimeError, ValueError) as failure:
+                result = method(*call.arguments)
+                alike = getattr(result, call.alike) if call.alike else None
+            except HeadwayRuntimeError as failure:
                 logger.warning("%s failed here: %s", call.method, failure)
                 error = told_error(failure)
-            wire.send(self._calls, Report(error=error))
+            except Exception as failure:
+                # Whatever it is: rank 0 waits for the word, and goes on without what failed.
+                logger.exception("%s failed here", call.method)
+                error = told_error(failure)
+            wire.send(self._calls, Report(error=error, alike=alike))

@@ -22,6 +22,16 @@ from headway_runtime.parallel.watch import RankWatch
 logger = logging.getLogger(__name__)
 
 HELLO_SECONDS = 5.0
+# Of a Hello, which anybody may send.
+_TYPES = {
+    "role": str,
+    "rank": int,
+    "node_rank": int,
+    "pid": int,
+    "token": str,
+    "protocol": int,
+    "agreed": dict,
+}
 
 
 class Gathering:
@@ -86,8 +96,7 @@ class Gathering:
             hello = wire.receive_first(connection)
             with self._lock:
                 self._take(hello, connection)
-        except (OSError, EOFError, wire.BadMessageError, AttributeError, TypeError) as error:
-            # The last two: a Hello without some of its fields, or with others' types in them.
+        except (OSError, EOFError, wire.BadMessageError) as error:
             logger.warning("somebody connected who is no rank of this engine: %s", error)
             connection.close()
 
@@ -113,10 +122,15 @@ class Gathering:
     def _refusal(self, hello: object) -> str | None:
         if not isinstance(hello, Hello):
             return "want a Hello first"
+        for name, kind in _TYPES.items():
+            value = getattr(hello, name, None)
+            if type(value) is not kind:
+                return f"{name}={value!r} of a Hello: want {kind.__name__}; run one version on all nodes"
         who = f"node {hello.node_rank}"
         if hello.protocol != PROTOCOL:
             return f"{who} speaks version {hello.protocol}, rank 0 {PROTOCOL}; run one version on all nodes"
-        if hello.node_rank == 0 and not secrets.compare_digest(hello.token, self._token):
+        token = hello.token.encode(errors="replace")
+        if hello.node_rank == 0 and not secrets.compare_digest(token, self._token.encode()):
             return "a rank of node 0 that its engine has not started; give other nodes a --node-rank above 0"
         if hello.role == "node":
             other = difference(hello.agreed, self._agreed)
@@ -124,6 +138,8 @@ class Gathering:
                 return f"{who}: {other}"
         if (hello.role, hello.rank) not in self._missing:
             return f"{who}: rank {hello.rank} is here already, or unknown; give each node its own --node-rank"
+        if (node := self._parallel.node_of(hello.rank)) != hello.node_rank:
+            return f"{who}: rank {hello.rank} is of node {node}; give each node its own --node-rank"
         return None
 
     def _told_missing(self) -> str:

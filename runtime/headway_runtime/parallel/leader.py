@@ -17,7 +17,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from headway_runtime.config import EngineConfig
-from headway_runtime.errors import ConfigError, HeadwayRuntimeError, RankDiedError
+from headway_runtime.errors import ConfigError, HeadwayRuntimeError, OtherResultError, RankDiedError
 from headway_runtime.parallel import wire
 from headway_runtime.parallel.messages import (
     Accepted,
@@ -78,6 +78,9 @@ class Leader:
             self._group = open_group(share, self._store, device, self._host, self._parallel.timeout_seconds)
         except RuntimeError as error:
             raise self._verdict(error) from error
+        self._watch.let_go = self._group.abort
+        if self._watch.failure is not None:
+            self._group.abort()  # it was lost before that was known
         return self._group
 
     def agree(self, value: int) -> int:
@@ -109,7 +112,8 @@ class Leader:
         finally:
             self._is_calling = False
         if call.is_confirmed:
-            self._raise_failures(self._reports(f"did not answer {call.method!r}"), error)
+            alike = getattr(result, call.alike) if call.alike and error is None else None
+            self._raise_failures(self._reports(f"did not answer {call.method!r}"), error, alike)
         return result
 
     def close(self) -> None:
@@ -173,14 +177,17 @@ class Leader:
             found[rank] = message
         return found
 
-    def _raise_failures(self, reports: Mapping[int, Report], own: Exception | None) -> None:
-        """Rank 0's own error speaks first, as its caller knows it."""
+    def _raise_failures(self, reports: Mapping[int, Report], own: Exception | None, alike: object) -> None:
+        """Rank 0's own error speaks first, as its caller knows it. alike: rank 0's, which all must have."""
         if own is not None:
             raise own
         for rank, report in reports.items():
             if report.error is not None:
                 node = self._parallel.node_of(rank)
                 raise HeadwayRuntimeError(f"rank {rank} on node {node}: {report.error}")
+        for rank, report in reports.items():
+            if report.alike != alike:
+                raise OtherResultError(f"rank {rank} on node {self._parallel.node_of(rank)}")
 
     def _verdict(self, error: Exception, seconds: float | None = None) -> Exception:
         """What to raise for an error: that a rank is lost, if one is, which takes a moment to be known."""

@@ -6,7 +6,7 @@ from typing import Literal
 from headway_runtime.config import EngineConfig
 
 # Of what follows; another version of this package is refused by it.
-PROTOCOL = 1
+PROTOCOL = 2
 
 # calls: what rank 0 has the others compute, and their answers. watch: signs of life.
 # node: signs of life of a node without rank 0, which starts that node's ranks.
@@ -52,19 +52,24 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A method of the runner, and what it is called with. is_confirmed: rank 0 waits for a Report."""
+    """A method of the runner, and what it is called with. is_confirmed: rank 0 waits for a Report.
+
+    alike: the attribute of the result in which all ranks must agree; "" for none.
+    """
 
     method: str
     arguments: tuple[object, ...]
     is_confirmed: bool = False
+    alike: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """error: what a confirmed call raised. value: what is to be agreed on."""
+    """error: what a confirmed call raised. value: what is to be agreed on. alike: what the Call asks for."""
 
     value: int = 0
     error: str | None = None
+    alike: object = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ first one calls them. This is the one place to make work happen everywhere:
     @on_all_ranks                  each rank computes its part; an error ends the engine
     @on_all_ranks(confirmed=True)  what may fail on one rank alone: the first one waits for all and raises for
                                    those that failed; the ranks that did not must be able to go on
+    @on_all_ranks(confirmed=True, alike="digest")  the same; fails where a rank's result has another digest
     @on_all_ranks(told=compact)    others are called with compact(self, *arguments) instead
 
 Arguments are plain data (see `wire`), a rank's own result is all that its caller gets, and such a method may
@@ -87,7 +88,7 @@ class HasRanks(Protocol):
 def on_all_ranks(method: Method) -> Method: ...
 @overload
 def on_all_ranks(
-    *, confirmed: bool = False, told: Callable[..., tuple[object, ...]] | None = None
+    *, confirmed: bool = False, alike: str = "", told: Callable[..., tuple[object, ...]] | None = None
 ) -> Callable[[Method], Method]: ...
 
 
@@ -95,9 +96,11 @@ def on_all_ranks(
     method: Callable[..., Any] | None = None,
     *,
     confirmed: bool = False,
+    alike: str = "",
     told: Callable[..., tuple[object, ...]] | None = None,
 ) -> Any:
     """See the top of this file. The object has its ranks as `ranks`."""
+    assert confirmed or not alike, "what nobody reports cannot be compared"
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -106,7 +109,7 @@ def on_all_ranks(
             if ranks.size == 1 or ranks.rank > 0:
                 return method(self, *arguments)
             own = arguments if told is None else told(self, *arguments)
-            return ranks.call(Call(method.__name__, own, confirmed), lambda: method(self, *arguments))
+            return ranks.call(Call(method.__name__, own, confirmed, alike), lambda: method(self, *arguments))
 
         on_all.is_on_all_ranks = True  # type: ignore[attr-defined]
         return on_all

@@ -3,7 +3,7 @@
 Each second it sends a sign of life to every rank and node and wants one back. A rank that has ended, that
 has been silent for MOST_SILENT_TICKS of them once all are ready, or whose node is gone, is lost, and then all
 are: it ends this node's ranks, and closes every connection, by which the other nodes end theirs. So whoever
-waits for a lost rank's tensors gets an error. Knows nothing of tensors.
+waits for a lost rank's tensors gets an error; on a device `let_go` sees to that. Knows nothing of tensors.
 """
 
 import contextlib
@@ -60,6 +60,8 @@ class RankWatch:
         self._parallel = parallel
         self._launches = launches
         self.on_failure = on_failure
+        # Called after that: lets go who waits for tensors on a device, whom no connection's end reaches.
+        self.let_go: Callable[[], None] | None = None
         self.failure: str | None = None
         self.is_config_failure = False
         self.has_failed = threading.Event()
@@ -226,6 +228,11 @@ class RankWatch:
         self._end_all()
         if self.on_failure is not None:
             self.on_failure(self.failure, is_config)
+        if self.let_go is not None:
+            try:
+                self.let_go()
+            except RuntimeError:
+                logger.exception("whoever waits for tensors of a lost rank may go on waiting")
 
     def _say_goodbye(self) -> None:
         for key in self._selector.get_map().values():

@@ -1,6 +1,6 @@
 """Which way tensors take from their files to a device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,10 +18,12 @@ from headway_runtime.weight_stream.streamed_files import StreamedFiles
 from headway_runtime.weight_stream.tensor_files import MappedFiles, TensorFiles
 
 
-def open_tensor_files(paths: Sequence[Path], device: torch.device) -> TensorFiles:
-    """ModelLoadError for files that cannot be read."""
+def open_tensor_files(
+    paths: Sequence[Path], device: torch.device, indexed: Mapping[str, Path]
+) -> TensorFiles:
+    """indexed: the file of each tensor, as an index has it. ModelLoadError for files that cannot be read."""
     if device.type != "cuda":
-        return MappedFiles(paths, device)
+        return MappedFiles(paths, device, indexed)
 
     def make_lane() -> Lane:
         torch.cuda.set_device(device)  # of this thread
@@ -33,4 +35,4 @@ def open_tensor_files(paths: Sequence[Path], device: torch.device) -> TensorFile
         return event
 
     lanes = Lanes(make_lane, min(NUM_THREADS, max(2, usable_cpus())), release_pinned_memory)
-    return StreamedFiles(paths, device, lanes, mark)
+    return StreamedFiles(paths, device, lanes, mark, indexed)

@@ -46,7 +46,8 @@ class _Coming:
 
 class StreamedFiles:
     """lanes: to the device. mark: a point behind all that the device was given so far, for copies to wait
-    for: they write memory that others may have used before."""
+    for: they write memory that others may have used before. indexed: the file of each tensor, as an index
+    has it."""
 
     def __init__(
         self,
@@ -54,11 +55,12 @@ class StreamedFiles:
         device: torch.device,
         lanes: Lanes,
         mark: Callable[[], Ordering | None],
+        indexed: Mapping[str, Path] | None = None,
         *,
         ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
         self._device, self._lanes, self._mark = device, lanes, mark
-        self._places = tensor_places(paths)
+        self._places = tensor_places(paths, indexed)
         self._ahead: dict[str, _Coming] = {}
         self._ahead_bytes, self._most_ahead_bytes = 0, ahead_bytes
         self._num_bytes = 0

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from headway_runtime.checkpoint_files import placed_tensors
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.layers.weight_cuts import ALL, Part
 from headway_runtime.start_timeline import StartTimeline
@@ -38,11 +39,14 @@ class TensorFiles(Protocol):
 class MappedFiles:
     """Whatever is looked at is read then."""
 
-    def __init__(self, paths: Sequence[Path], device: torch.device) -> None:
+    def __init__(
+        self, paths: Sequence[Path], device: torch.device, indexed: Mapping[str, Path] | None = None
+    ) -> None:
+        """indexed: the file of each tensor, as an index has it."""
         self._stack = ExitStack()
         self._opened = {}
         self._num_bytes = 0
-        self.places: dict[str, Path] = {}
+        names = {}
         for path in paths:
             try:
                 opened = self._stack.enter_context(safe_open(path, framework="pt", device=str(device)))
@@ -52,7 +56,8 @@ class MappedFiles:
                     f"{path}: cannot be read ({error}); copy the checkpoint again"
                 ) from error
             self._opened[path] = opened
-            self.places.update(dict.fromkeys(opened.keys(), path))
+            names[path] = opened.keys()
+        self.places = placed_tensors(names, indexed or {})
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())

@@ -1,13 +1,14 @@
 """Where tensors lie in safetensors files: the format's own header, checked against the file."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from headway_runtime.checkpoint_files import placed_tensors
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.fit.headers import LENGTH_BYTES, read_header
 
@@ -58,9 +59,14 @@ class TensorPlace:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def tensor_places(paths: Sequence[Path]) -> dict[str, TensorPlace]:
-    """By name. ModelLoadError for a file that is cut, or whose header is not one."""
-    places: dict[str, TensorPlace] = {}
+def tensor_places(
+    paths: Sequence[Path], indexed: Mapping[str, Path] | None = None
+) -> dict[str, TensorPlace]:
+    """By name. indexed: the file of each tensor, as an index has it.
+
+    ModelLoadError for a file that is cut, or whose header is not one.
+    """
+    places: dict[Path, dict[str, TensorPlace]] = {path: {} for path in paths}
     for path in paths:
         header = read_header(path)
         try:
@@ -69,10 +75,10 @@ def tensor_places(paths: Sequence[Path]) -> dict[str, TensorPlace]:
                 start = LENGTH_BYTES + int.from_bytes(file.read(LENGTH_BYTES), "little")
             for name, told in header.items():
                 if name != "__metadata__":
-                    places[name] = _place(path, told, start, size)
+                    places[path][name] = _place(path, told, start, size)
         except (OSError, TypeError, KeyError, ValueError) as error:
             raise ModelLoadError(f"{path}: cannot be read ({error!r}); copy the checkpoint again") from error
-    return places
+    return {name: places[path][name] for name, path in placed_tensors(places, indexed or {}).items()}
 
 
 def _place(path: Path, told: dict[str, Any], start: int, size: int) -> TensorPlace:
