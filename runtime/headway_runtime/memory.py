@@ -70,11 +70,15 @@ def default_kv_cache_memory_bytes(
     block_size: int,
     free_bytes: int,
     fraction: float,
+    step_bytes: int = 0,
 ) -> int:
-    """A fraction of the free memory, and no more than the sequences of a full batch can fill."""
+    """A fraction of the free memory, and no more than the sequences of a full batch can fill.
+
+    step_bytes: that the largest step needs of the free memory, too; they are left to it.
+    """
     blocks_per_sequence = -(-max_model_len // block_size)
     usable = (max_num_seqs * blocks_per_sequence + 1) * block_size * bytes_per_token
-    return min(usable, int(free_bytes * fraction))
+    return max(0, min(usable, int(free_bytes * fraction), free_bytes - step_bytes))
 
 
 def check_free(kv_cache_memory_bytes: int, free_bytes: int) -> None:

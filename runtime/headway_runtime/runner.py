@@ -347,12 +347,14 @@ class Runner:
     def _refuse_what_cannot_fit(
         self, config: EngineConfig, quantization: Quantization, dtype: StoredDtype
     ) -> None:
-        """Before minutes are spent on loading it."""
+        """Before minutes are spent on loading it. What the largest step needs is noted."""
+        self._step_bytes = 0
         try:
             free_bytes = self._free_bytes() + cleared_memory.num_cleared()
         except ConfigError:
             return  # what a machine does not tell is asked for once it is needed
-        refuse_what_cannot_fit(config, self._model_config, quantization, dtype, free_bytes)
+        fit = refuse_what_cannot_fit(config, self._model_config, quantization, dtype, free_bytes)
+        self._step_bytes = fit.step.total
 
     def _free_bytes(self) -> int:
         """ConfigError on a machine that does not tell."""
@@ -388,6 +390,7 @@ class Runner:
                 block_size=config.block_size,
                 free_bytes=free_bytes,
                 fraction=CUDA_FRACTION if is_cuda else CPU_FRACTION,
+                step_bytes=self._step_bytes,
             )
         check_free(memory_bytes, free_bytes)
         return num_kv_blocks(

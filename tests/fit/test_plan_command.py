@@ -209,6 +209,19 @@ def test_it_starts_without_torch(fixture_folder: Any) -> None:
     assert "on a CPU: 64.00 GiB" in done.stdout
 
 
+def test_what_is_said_to_fit_leaves_its_step_the_memory_that_the_engines_own_choice_would_take(
+    plan: Any,
+) -> None:
+    """0.85 of what weights leave free of an L4 is more than a step of 16,384 tokens leaves."""
+    length = ("--max-model-len", "16384", "--max-num-batched-tokens", "16384")
+    status, got = plan("llama-3.1-8b", "--gpu", "l4", *length)
+    step = got["step"]
+    peak = max(step[stage] for stage in ("attention", "feed_forward", "sampling"))
+    free = got["memory_bytes"] - got["overhead_bytes"] - got["weight_bytes"]
+    assert status == 0
+    assert 0.85 * free > free - peak - step["kept"] == got["default_kv_bytes"] >= got["kv_bytes"]
+
+
 def test_ranks_on_cpus_share_a_machines_memory(plan: Any) -> None:
     _, whole = plan("llama-3.2-1b", "--device", "cpu", "--memory", "16Gi")
     _, half = plan("llama-3.2-1b", "--device", "cpu", "--memory", "16Gi", "--tensor-parallel-size", "2")

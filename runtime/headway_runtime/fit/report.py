@@ -100,7 +100,7 @@ def _arithmetic(fit: Fit) -> list[str]:
         _line("feed-forward", step.feed_forward),
         _line("logits and sampling", step.sampling),
         _line("step inputs, hashes, gathered context", step.kept),
-        _sum("largest step", step.peak + step.kept),
+        _sum("largest step", step.total),
         "",
         _sum("runtime overhead, a constant (docs/plan.md)", question.overhead_bytes),
         _sum("in all", fit.total_bytes),
