@@ -227,3 +227,14 @@ def test_ranks_on_cpus_share_a_machines_memory(plan: Any) -> None:
     _, half = plan("llama-3.2-1b", "--device", "cpu", "--memory", "16Gi", "--tensor-parallel-size", "2")
     assert half["tensor_parallel_size"] == 2
     assert half["weight_bytes"] == pytest.approx(whole["weight_bytes"] / 2, rel=0.02)
+    assert (whole["memory_bytes"], half["memory_bytes"]) == (16 * GIB, 8 * GIB)
+
+
+def test_ranks_on_cpus_share_the_memory_for_prefixes(plan: Any) -> None:
+    flags = ("--device", "cpu", "--memory", "17179869185", "--tensor-parallel-size", "2")
+    _, without = plan("llama-3.2-1b", *flags)
+    _, got = plan("llama-3.2-1b", *flags, "--kv-offloading-size", "3")
+    assert got["memory_bytes"] == 17179869185 // 2
+    assert got["kv_offloading_bytes"] == 3 * GIB
+    assert got["total_bytes"] - without["total_bytes"] == 3 * GIB // 2
+    assert got["offloaded_tokens"] == 3 * GIB // 2 // (16 * got["kv_bytes_per_token"]) * 16

@@ -111,8 +111,9 @@ class Fit:
 
     @property
     def offload_bytes(self) -> int:
-        """Of the device: a GPU's is not what blocks are offloaded to."""
-        return self.question.offload_bytes if self.question.placement.is_cpu else 0
+        """Of the device, one rank's part: a GPU's is not what blocks are offloaded to."""
+        question = self.question
+        return question.offload_bytes // question.num_ranks if question.placement.is_cpu else 0
 
     @property
     def offloaded_tokens(self) -> int:

@@ -70,7 +70,12 @@ def _parser() -> _Parser:
     add_source_arguments(parser)
     where = parser.add_argument_group("the device (default: this machine's memory)").add_argument
     where("--gpu", choices=tuple(GPU_KINDS), help="kind of GPU: its memory, bandwidth and arithmetic")
-    where("--memory", type=size, metavar="SIZE", help="of one device, e.g. 80Gi (default: the GPU's)")
+    where(
+        "--memory",
+        type=size,
+        metavar="SIZE",
+        help="of one GPU, or of the machine, e.g. 80Gi (default: the GPU's)",
+    )
     where(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what --memory is of (auto: cuda)"
     )
@@ -172,7 +177,10 @@ def _question(
     dtype: StoredDtype = model.dtype if arguments.dtype == "auto" else arguments.dtype
     # Ranks on CPUs share a machine, and each has its part of it.
     ranks = arguments.num_ranks
-    memory = arguments.memory or (free_memory_bytes() // ranks if kind is None else kind.memory_bytes)
+    if is_cpu:
+        memory = (arguments.memory or free_memory_bytes()) // ranks
+    else:
+        memory = arguments.memory or (0 if kind is None else kind.memory_bytes)
     speculative = speculative_options(arguments.speculative_config, folder, arguments.download_dir)
     lora = lora_bounds(arguments)
     most = arguments.max_num_seqs
