@@ -130,7 +130,12 @@ def _parser() -> _Parser:
 def _answer(arguments: argparse.Namespace) -> Answer:
     kind = None if arguments.gpu is None else GPU_KINDS[arguments.gpu]
     _check(arguments, kind)
-    folder = resolve(arguments.model, revision=arguments.revision, download_dir=arguments.download_dir)
+    folder = resolve(
+        arguments.model,
+        revision=arguments.revision,
+        download_dir=arguments.download_dir,
+        headers_only=True,
+    )
     headers = read_headers(folder)
     question = _question(arguments, folder, headers, kind)
     fit = assess(question)
@@ -181,7 +186,9 @@ def _question(
         memory = (arguments.memory or free_memory_bytes()) // ranks
     else:
         memory = arguments.memory or (0 if kind is None else kind.memory_bytes)
-    speculative = speculative_options(arguments.speculative_config, folder, arguments.download_dir)
+    speculative = speculative_options(
+        arguments.speculative_config, folder, arguments.download_dir, headers_only=True
+    )
     lora = lora_bounds(arguments)
     most = arguments.max_num_seqs
     return Question(
