@@ -7,7 +7,8 @@ manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantiti
 from headway_operator.spec.fields import InferenceServiceSpec, KVOffload, Speculative
 from headway_operator.spec.lora import Lora
 from headway_operator.spec.quantity import parse_quantity
-from headway_operator.spec.service import GPU_RESOURCE, Manifest, Service, generation_of, key_of, parse
+from headway_operator.spec.resources import GPU_RESOURCE
+from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
 from headway_operator.spec.status_fields import InferenceServiceStatus
 
 __all__ = [

@@ -19,7 +19,7 @@ from headway_operator.spec.base import (
 from headway_operator.spec.batching import Batching
 from headway_operator.spec.lora import Lora
 from headway_operator.spec.quality import Quality
-from headway_operator.spec.resources import Resources
+from headway_operator.spec.resources import Resources, gpus_rule
 from headway_operator.spec.source import REMOTE_SCHEMES, Source, scheme_of
 
 _REMOTE = ".matches('^(hf|s3|oci)://')"
@@ -47,6 +47,12 @@ TARGET_MESSAGE = (
     "set slo.ttftMilliseconds or slo.tpotMilliseconds, or set replicas"
 )
 
+# As `service` has them, which names the field.
+DISK_RULE = "self.tensorParallelSize == 1 || !has(self.kvOffload) || !has(self.kvOffload.disk)"
+DISK_MESSAGE = (
+    "kvOffload.disk is for one process: several could lose different files of one block; remove disk, or set "
+    "tensorParallelSize to 1"
+)
 DRAFT_RULE = "self.method == 'draft_model' ? has(self.draft) : !has(self.draft)"
 DRAFT_MESSAGE = (
     "method draft_model needs a draft and method ngram has none: set speculative.draft.source, or set "
@@ -179,7 +185,13 @@ class InferenceServiceSpec(SpecModel):
     """What to serve, how fast, and within which bounds."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules((TARGET_RULE, TARGET_MESSAGE), (CREDENTIALS_RULE, CREDENTIALS_MESSAGE))
+        json_schema_extra=rules(
+            (TARGET_RULE, TARGET_MESSAGE),
+            (CREDENTIALS_RULE, CREDENTIALS_MESSAGE),
+            (DISK_RULE, DISK_MESSAGE),
+            gpus_rule("resources"),
+            gpus_rule("quality.resources"),
+        )
     )
     model: Model
     """The model to serve. No default."""
