@@ -179,6 +179,9 @@ def test_files_beside_the_config_tell_their_size(
         (["--gpu", "l4", "--max-model-len", "200000"], "is more than the model's max_position_embeddings"),
         (["--gpu", "l4", "--max-model-len", "100", "--context", "101"], "--context=101 is more than"),
         (["--memory", "80Gi", "--price-per-gpu-hour", "2"], "give --gpu"),
+        (["--memory", "80Gi", "--concurrency", "8"], "--concurrency=8 is for bounds of a kind of GPU"),
+        (["--memory", "80Gi", "--efficiency", "0.3"], "--efficiency=0.3 is for the cost"),
+        (["--gpu", "l4", "--efficiency", "0.3"], "give --price-per-gpu-hour"),
         (["--gpu", "l4", "--quantization", "awq"], "is not quantized"),
     ],
 )

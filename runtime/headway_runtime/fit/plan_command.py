@@ -120,8 +120,8 @@ def _parser() -> _Parser:
     add(
         "--efficiency",
         type=share,
-        default=DEFAULT_EFFICIENCY,
-        help="part of the bound that an engine reaches, for the cost (default %(default)s)",
+        metavar="SHARE",
+        help=f"part of the bound that an engine reaches, for the cost (default: {DEFAULT_EFFICIENCY})",
     )
     add("--json", action="store_true", help="the same numbers in bytes and seconds")
     return parser
@@ -152,6 +152,16 @@ def _check(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
         raise ConfigError(
             f"--price-per-gpu-hour={arguments.price_per_gpu_hour!r}: how many tokens an hour makes hangs on "
             "the kind of GPU; give --gpu"
+        )
+    if arguments.concurrency is not None and kind is None:
+        raise ConfigError(
+            f"--concurrency={arguments.concurrency!r} is for bounds of a kind of GPU; give --gpu, or "
+            "--max-num-seqs for so many sequences to fit at once"
+        )
+    if arguments.efficiency is not None and arguments.price_per_gpu_hour is None:
+        raise ConfigError(
+            f"--efficiency={arguments.efficiency!r} is for the cost of a million tokens; give "
+            "--price-per-gpu-hour, or leave it out"
         )
     is_for_gpus = arguments.device == "cuda" or (arguments.num_ranks > 1 and not is_cpu)
     if kind is None and arguments.memory is None and is_for_gpus:
@@ -226,7 +236,8 @@ def _draft(speculative: SpeculativeOptions | None) -> LoadedModel | None:
 def _speed(arguments: argparse.Namespace, fit: Fit, kind: GpuKind) -> Speed:
     most = max(1, min(fit.sequences_that_fit, fit.question.max_num_seqs))
     together = bounds(fit, kind, arguments.concurrency or most)
-    return Speed(kind, bounds(fit, kind, 1), together, arguments.price_per_gpu_hour, arguments.efficiency)
+    efficiency = DEFAULT_EFFICIENCY if arguments.efficiency is None else arguments.efficiency
+    return Speed(kind, bounds(fit, kind, 1), together, arguments.price_per_gpu_hour, efficiency)
 
 
 def _told_device(question: Question, kind: GpuKind | None) -> str:
