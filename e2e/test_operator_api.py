@@ -578,6 +578,7 @@ async def test_the_api_server_holds_sources_to_their_forms(
 
 
 DRAFT = {"draft": {"source": "bundled://headway-tiny-draft"}}
+NGRAM = {"method": "ngram"}
 DISK = {"hostMemory": "1Gi", "disk": {"size": "5Gi"}}
 
 
@@ -617,9 +618,14 @@ def gpus(count: int | str) -> Json:
         ),
         pytest.param({"tensorParallelSize": 2, "quality": {"resources": gpus(2)}}, None),
         pytest.param({"speculative": DRAFT | {"numSpeculativeTokens": 16, "adaptive": False}}, None),
-        pytest.param({"speculative": {"method": "ngram"}}, None),
+        pytest.param({"speculative": NGRAM}, None),
+        pytest.param({"speculative": NGRAM | {"promptLookupMax": 7, "promptLookupMin": 7}}, None),
+        pytest.param({"speculative": NGRAM | {"promptLookupMin": 5}}, None),
+        pytest.param({"speculative": NGRAM | {"promptLookupMin": 6}}, "must not exceed promptLookupMax"),
+        pytest.param({"speculative": NGRAM | {"promptLookupMax": 33}}, "promptLookupMax"),
+        pytest.param({"speculative": DRAFT | {"promptLookupMax": 3}}, "are for method ngram"),
         pytest.param({"speculative": {}}, "method draft_model needs a draft"),
-        pytest.param({"speculative": {"method": "ngram"} | DRAFT}, "method ngram has none"),
+        pytest.param({"speculative": NGRAM | DRAFT}, "method ngram has none"),
         pytest.param({"speculative": {"method": "eagle"}}, "Unsupported value"),
         pytest.param({"speculative": DRAFT | {"numSpeculativeTokens": 17}}, "numSpeculativeTokens"),
         pytest.param({"speculative": {"draft": {"source": "hf://name"}}}, "source must be bundled://NAME"),
