@@ -806,6 +806,36 @@ async def test_an_evaluation_without_a_verdict_is_run_again_when_its_job_is_dele
     assert job["metadata"]["name"] == name
 
 
+async def test_an_evaluation_whose_pod_is_gone_with_its_verdict_is_run_again(
+    api: KubernetesApi, key: ServiceKey, take_pass: Any
+) -> None:
+    await ask_for(api, key, quantization="int8", quality={})
+    await take_pass()
+    name = await end_job(api, key, PASSED)
+    (first,) = await api.list("Job", key.namespace)
+    await no_pods(api, key)
+    outcome = await take_pass()
+    verified = condition(outcome.status, "QualityVerified")
+    assert (verified["status"], verified["reason"]) == ("Unknown", "VerdictLost")
+    assert (outcome.problems, await deployments(api, key)) == ([], set())
+    outcome = await take_pass()
+    assert condition(outcome.status, "QualityVerified")["reason"] == "Verifying"
+    (again,) = await api.list("Job", key.namespace)
+    assert again["metadata"]["name"] == name
+    assert again["metadata"]["uid"] != first["metadata"]["uid"]
+    await end_job(api, key, PASSED)
+    outcome = await take_pass()
+    assert condition(outcome.status, "QualityVerified")["reason"] == "Passed"
+
+
+async def no_pods(api: KubernetesApi, key: ServiceKey) -> None:
+    """There is no kubelet that would end one that is bound to a node."""
+    for pod_ in await api.list("Pod", key.namespace):
+        path = f"/api/v1/namespaces/{key.namespace}/pods/{pod_['metadata']['name']}"
+        await api._call("DELETE", path, query={"gracePeriodSeconds": "0"}, absent_is_none=True)
+    assert await api.list("Pod", key.namespace) == []
+
+
 @pytest.mark.parametrize(
     ("quality", "want"),
     [

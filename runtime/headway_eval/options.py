@@ -19,6 +19,8 @@ from headway_runtime.errors import ConfigError
 from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.speculative_options import first_difference
 
+# An evaluation that an operator has started is read by who wrote an InferenceService.
+BASELINE_FIELD = "spec.quality.baseline.source of an InferenceService"
 BUNDLED_TASKS_NAME = "bundled tasks"
 
 
@@ -106,8 +108,8 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
         return model, baseline
     except ConfigError as error:
         remedy = (
-            "; the baseline is the model itself without its levers: name another one with --against, or "
-            "say what differs with --baseline-..."
+            "; the baseline is the model itself without its levers: name another one with --against "
+            f"({BASELINE_FIELD}), or say what differs with --baseline-..."
             if is_same
             else ""
         )
@@ -193,6 +195,6 @@ def _check_vocabularies(model: Side, baseline: Side) -> None:
     if difference is not None:
         raise ComparisonError(
             f"--against={baseline.source!r}: its vocabulary is not {model.source!r}'s ({difference}), so "
-            f"their distributions cannot be compared; choose another, or judge tasks alone with {TEXT_FLAG} "
-            f"{NONE}"
+            f"their distributions cannot be compared; choose another ({BASELINE_FIELD}), or judge "
+            f"tasks alone with {TEXT_FLAG} {NONE}"
         )
