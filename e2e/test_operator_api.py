@@ -569,19 +569,88 @@ def _free_port() -> int:
 async def test_the_api_server_holds_sources_to_their_forms(
     api: KubernetesApi, model: dict[str, Any], complaint: str | None
 ) -> None:
-    path = f"/apis/serving.headway.dev/{API_VERSIONS['InferenceService'].rpartition('/')[2]}"
-    body = {
-        "apiVersion": API_VERSIONS["InferenceService"],
-        "kind": "InferenceService",
-        "metadata": {"name": "sources"},
-        "spec": {"model": model, "replicas": 1},
-    }
-    create = api._call("POST", f"{path}/namespaces/default/inferenceservices?dryRun=All", body=body)
+    create = _created_dry(api, {"model": model, "replicas": 1})
     if complaint is None:
         await create
         return
     with pytest.raises(ClusterError, match=complaint):
         await create
+
+
+DRAFT = {"draft": {"source": "bundled://headway-tiny-draft"}}
+NGRAM = {"method": "ngram"}
+DISK = {"hostMemory": "1Gi", "disk": {"size": "5Gi"}}
+
+
+def adapters(*names: str, source: str = "pvc://claim/adapter") -> list[Json]:
+    return [{"name": name, "source": source} for name in names]
+
+
+def gpus(count: int | str) -> Json:
+    return {"limits": {"nvidia.com/gpu": count}}
+
+
+@pytest.mark.parametrize(
+    ("levers", "complaint"),
+    [
+        pytest.param({"lora": {"adapters": adapters("a", "b"), "maxLoras": 2, "maxCpuLoras": 4}}, None),
+        pytest.param({"lora": {"adapters": adapters("a", source="bundled://a")}}, "no adapters are bundled"),
+        pytest.param({"lora": {"adapters": adapters("a", "a")}}, "Duplicate value"),
+        pytest.param({"lora": {"adapters": adapters("a b")}}, "adapters\\[0\\].name"),
+        pytest.param({"lora": {"adapters": adapters("a", "b"), "maxCpuLoras": 1}}, "the number of adapters"),
+        pytest.param({"lora": {"maxLoras": 4, "maxCpuLoras": 2}}, "must not be less than maxLoras"),
+        pytest.param({"lora": {"maxLoraRank": 513}}, "maxLoraRank"),
+        pytest.param({"kvOffload": DISK}, None),
+        pytest.param({"kvOffload": {"disk": {"size": "5Gi"}}}, "hostMemory"),
+        pytest.param({"kvOffload": {"hostMemory": "much"}}, "hostMemory"),
+        pytest.param({"kvOffload": {"hostMemory": "1Gi"}, "tensorParallelSize": 2}, None),
+        pytest.param({"kvOffload": DISK, "tensorParallelSize": 2}, "kvOffload.disk is for one process"),
+        pytest.param({"tensorParallelSize": 64}, None),
+        pytest.param({"tensorParallelSize": 65}, "tensorParallelSize"),
+        pytest.param({"tensorParallelSize": 4, "resources": gpus("4")}, None),
+        pytest.param({"tensorParallelSize": 4, "resources": gpus(8)}, None),
+        pytest.param({"tensorParallelSize": 4, "resources": gpus(2), "device": "cpu"}, None),
+        pytest.param({"tensorParallelSize": 4, "resources": gpus(2)}, "resources.limits must give each of"),
+        pytest.param({"tensorParallelSize": 4, "resources": gpus("3")}, "raise nvidia.com/gpu there"),
+        pytest.param(
+            {"tensorParallelSize": 2, "resources": gpus(2), "quality": {"resources": gpus(1)}},
+            "quality.resources.limits must give each",
+        ),
+        pytest.param({"tensorParallelSize": 2, "quality": {"resources": gpus(2)}}, None),
+        pytest.param({"speculative": DRAFT | {"numSpeculativeTokens": 16, "adaptive": False}}, None),
+        pytest.param({"speculative": NGRAM}, None),
+        pytest.param({"speculative": NGRAM | {"promptLookupMax": 7, "promptLookupMin": 7}}, None),
+        pytest.param({"speculative": NGRAM | {"promptLookupMin": 5}}, None),
+        pytest.param({"speculative": NGRAM | {"promptLookupMin": 6}}, "must not exceed promptLookupMax"),
+        pytest.param({"speculative": NGRAM | {"promptLookupMax": 33}}, "promptLookupMax"),
+        pytest.param({"speculative": DRAFT | {"promptLookupMax": 3}}, "are for method ngram"),
+        pytest.param({"speculative": {}}, "method draft_model needs a draft"),
+        pytest.param({"speculative": NGRAM | DRAFT}, "method ngram has none"),
+        pytest.param({"speculative": {"method": "eagle"}}, "Unsupported value"),
+        pytest.param({"speculative": DRAFT | {"numSpeculativeTokens": 17}}, "numSpeculativeTokens"),
+        pytest.param({"speculative": {"draft": {"source": "hf://name"}}}, "source must be bundled://NAME"),
+    ],
+)
+async def test_the_api_server_holds_levers_to_their_rules(
+    api: KubernetesApi, levers: Json, complaint: str | None
+) -> None:
+    create = _created_dry(api, {"model": {"source": "bundled://headway-tiny"}, "replicas": 1} | levers)
+    if complaint is None:
+        await create
+        return
+    with pytest.raises(ClusterError, match=complaint):
+        await create
+
+
+def _created_dry(api: KubernetesApi, spec: Json) -> Awaitable[Any]:
+    path = f"/apis/serving.headway.dev/{API_VERSIONS['InferenceService'].rpartition('/')[2]}"
+    body = {
+        "apiVersion": API_VERSIONS["InferenceService"],
+        "kind": "InferenceService",
+        "metadata": {"name": "dry"},
+        "spec": spec,
+    }
+    return api._call("POST", f"{path}/namespaces/default/inferenceservices?dryRun=All", body=body)
 
 
 JUDGED = {"quantization": "int8", "quality": {"text": "configmap://judge/text.jsonl"}}
@@ -735,6 +804,36 @@ async def test_an_evaluation_without_a_verdict_is_run_again_when_its_job_is_dele
     await take_pass()
     (job,) = await api.list("Job", key.namespace)
     assert job["metadata"]["name"] == name
+
+
+async def test_an_evaluation_whose_pod_is_gone_with_its_verdict_is_run_again(
+    api: KubernetesApi, key: ServiceKey, take_pass: Any
+) -> None:
+    await ask_for(api, key, quantization="int8", quality={})
+    await take_pass()
+    name = await end_job(api, key, PASSED)
+    (first,) = await api.list("Job", key.namespace)
+    await no_pods(api, key)
+    outcome = await take_pass()
+    verified = condition(outcome.status, "QualityVerified")
+    assert (verified["status"], verified["reason"]) == ("Unknown", "VerdictLost")
+    assert (outcome.problems, await deployments(api, key)) == ([], set())
+    outcome = await take_pass()
+    assert condition(outcome.status, "QualityVerified")["reason"] == "Verifying"
+    (again,) = await api.list("Job", key.namespace)
+    assert again["metadata"]["name"] == name
+    assert again["metadata"]["uid"] != first["metadata"]["uid"]
+    await end_job(api, key, PASSED)
+    outcome = await take_pass()
+    assert condition(outcome.status, "QualityVerified")["reason"] == "Passed"
+
+
+async def no_pods(api: KubernetesApi, key: ServiceKey) -> None:
+    """There is no kubelet that would end one that is bound to a node."""
+    for pod_ in await api.list("Pod", key.namespace):
+        path = f"/api/v1/namespaces/{key.namespace}/pods/{pod_['metadata']['name']}"
+        await api._call("DELETE", path, query={"gracePeriodSeconds": "0"}, absent_is_none=True)
+    assert await api.list("Pod", key.namespace) == []
 
 
 @pytest.mark.parametrize(

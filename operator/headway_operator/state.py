@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 ReplicaPhase = Literal["pending", "starting", "ready", "draining", "failed"]
-EvaluationPhase = Literal["pending", "running", "ended", "timed_out"]
+EvaluationPhase = Literal["pending", "running", "ended", "timed_out", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Evaluation:
     """One run of `headway eval` over what the service would serve, as the cluster reports it.
 
     output: what its last attempt left behind; a verdict when it came to one. message: the cause while it
-    cannot run, and how it ended, in words.
+    cannot run, and how it ended, in words. lost: it came to its end, and what it left behind is gone.
     """
 
     name: str

@@ -9,6 +9,7 @@ from headway_eval.bundled_suite import TASKS_PATH, TEXT_PATH, fits
 from headway_eval.errors import ComparisonError, OptionsError
 from headway_eval.flags import BUNDLED, DEFAULT_WINDOW_TOKENS, NONE, SAME, build_parser
 from headway_eval.side import Side, make_side, split_arguments
+from headway_eval.suite_names import unique_names
 from headway_eval.tasks import FLAG as TASKS_FLAG
 from headway_eval.tasks import Task, read_tasks
 from headway_eval.texts import FLAG as TEXT_FLAG
@@ -17,6 +18,10 @@ from headway_eval.verdict import DEFAULTS, DEFAULTS_FOUR_BITS, Thresholds
 from headway_runtime.errors import ConfigError
 from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.speculative_options import first_difference
+
+# An evaluation that an operator has started is read by who wrote an InferenceService.
+BASELINE_FIELD = "spec.quality.baseline.source of an InferenceService"
+BUNDLED_TASKS_NAME = "bundled tasks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,8 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
         return model, baseline
     except ConfigError as error:
         remedy = (
-            "; the baseline is the model itself without its levers: name another one with --against, or "
-            "say what differs with --baseline-..."
+            "; the baseline is the model itself without its levers: name another one with --against "
+            f"({BASELINE_FIELD}), or say what differs with --baseline-..."
             if is_same
             else ""
         )
@@ -143,13 +148,15 @@ def _suites(values: Sequence[str] | None, model: Side, baseline: Side) -> tuple[
         if len(values) > 1:
             raise OptionsError(f"{TASKS_FLAG}={NONE}: is given beside other tasks; leave one of them out")
         return ()
+    values = list(dict.fromkeys(values))
+    paths = [Path(BUNDLED_TASKS_NAME if value == BUNDLED else value) for value in values]
     suites = []
-    for value in dict.fromkeys(values):
+    for value, name in zip(values, unique_names(paths), strict=True):
         if value == BUNDLED:
             _check_fits(TASKS_FLAG, model)
             _check_fits(TASKS_FLAG, baseline)
         path = TASKS_PATH if value == BUNDLED else Path(value)
-        suites.append(Suite("bundled tasks" if value == BUNDLED else path.name, tuple(read_tasks(path))))
+        suites.append(Suite(name, tuple(read_tasks(path))))
     return tuple(suites)
 
 
@@ -188,6 +195,6 @@ def _check_vocabularies(model: Side, baseline: Side) -> None:
     if difference is not None:
         raise ComparisonError(
             f"--against={baseline.source!r}: its vocabulary is not {model.source!r}'s ({difference}), so "
-            f"their distributions cannot be compared; choose another, or judge tasks alone with {TEXT_FLAG} "
-            f"{NONE}"
+            f"their distributions cannot be compared; choose another ({BASELINE_FIELD}), or judge "
+            f"tasks alone with {TEXT_FLAG} {NONE}"
         )

@@ -6,13 +6,14 @@ that failed; `left_out` counts the checks that are not there.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from headway_eval.options import EvalOptions
 from headway_eval.report import finite
 from headway_eval.session import EvalResult
+from headway_eval.suite_names import numbered
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 4096
@@ -28,25 +29,26 @@ def write_verdict(path: Path, options: EvalOptions, result: EvalResult) -> None:
 
 def build_verdict(options: EvalOptions, result: EvalResult) -> dict[str, Any]:
     """Every number that a condition or a status has a place for."""
-    text = result.text
+    text, checks = result.text, result.verdict.checks
+    wholes = [suite.summary.whole for suite in result.suites]
     return {
         "schema_version": SCHEMA_VERSION,
         "passed": result.verdict.passed,
         "checks": [
             {
-                "name": _short(check.name),
+                "name": name,
                 "value": check.value,
                 "limit": check.limit,
                 "unit": check.unit,
                 "passed": check.passed,
                 "note": check.note[:MAX_NOTE_CHARACTERS],
             }
-            for check in result.verdict.checks
+            for name, check in zip(_short(one.name for one in checks), checks, strict=True)
         ],
         "text": None
         if text is None or options.text is None
         else {
-            "name": _short(options.text.name),
+            "name": _short([options.text.name])[0],
             "tokens": text.num_tokens,
             "perplexity": text.model_perplexity,
             "baseline_perplexity": text.baseline_perplexity,
@@ -56,14 +58,14 @@ def build_verdict(options: EvalOptions, result: EvalResult) -> dict[str, Any]:
         },
         "tasks": [
             {
-                "name": _short(whole.name),
+                "name": name,
                 "tasks": whole.num_tasks,
                 "right": whole.model_right,
                 "baseline_right": whole.baseline_right,
                 "lost": whole.num_lost,
                 "won": whole.num_won,
             }
-            for whole in (suite.summary.whole for suite in result.suites)
+            for name, whole in zip(_short(one.name for one in wholes), wholes, strict=True)
         ],
         "left_out": 0,
     }
@@ -100,7 +102,5 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _short(name: str) -> str:
-    if len(name) <= MAX_NAME_CHARACTERS:
-        return name
-    return name[: MAX_NAME_CHARACTERS - 3] + "..."
+def _short(names: Iterable[str]) -> list[str]:
+    return numbered(list(names), MAX_NAME_CHARACTERS)

@@ -8,6 +8,9 @@ from headway_runtime.errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# A safetensors file begins with its header's length, and the header; the format's own limit.
+LENGTH_BYTES = 8
+LONGEST_HEADER = 100_000_000
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

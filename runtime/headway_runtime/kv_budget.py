@@ -55,8 +55,13 @@ def adapters_bytes(config: EngineConfig, bank: AdapterBank | None) -> int:
     return config.lora.max_cpu_loras * bank.num_bytes(config.lora.max_lora_rank)
 
 
-def cpu_budget(config: EngineConfig, bytes_per_token: int, free_bytes: int | None, reserved: int) -> KVBudget:
-    """free_bytes: None for a machine that does not tell; then what the user says is all there is to go by."""
+def cpu_budget(
+    config: EngineConfig, bytes_per_token: int, free_bytes: int | None, reserved: int, step_bytes: int
+) -> KVBudget:
+    """free_bytes: None for a machine that does not tell; then what the user says is all there is to go by.
+
+    reserved: that others will take. step_bytes: that the largest step will.
+    """
     wanted = config.kv_cache_memory_bytes
     if free_bytes is None:
         assert wanted is not None
@@ -71,6 +76,7 @@ def cpu_budget(config: EngineConfig, bytes_per_token: int, free_bytes: int | Non
             block_size=config.block_size,
             free_bytes=free_bytes,
             fraction=CPU_FRACTION,
+            step_bytes=step_bytes,
         )
     check_free(wanted, free_bytes)
     return KVBudget(_num_blocks(config, bytes_per_token, wanted), None)

@@ -74,10 +74,14 @@ def default_kv_cache_memory_bytes(
     block_size: int,
     free_bytes: int,
     fraction: float,
+    step_bytes: int = 0,
 ) -> int:
-    """A fraction of the free memory, and no more than the sequences of a full batch can fill."""
+    """A fraction of the free memory, and no more than the sequences of a full batch can fill.
+
+    step_bytes: that the largest step needs of the free memory, too; they are left to it.
+    """
     usable = usable_cache_bytes(bytes_per_token, max_num_seqs, max_model_len, block_size)
-    return min(usable, int(free_bytes * fraction))
+    return max(0, min(usable, int(free_bytes * fraction), free_bytes - step_bytes))
 
 
 def usable_cache_bytes(bytes_per_token: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:

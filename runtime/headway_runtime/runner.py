@@ -401,12 +401,14 @@ class Runner:
     def _refuse_what_cannot_fit(
         self, config: EngineConfig, quantization: Quantization, dtype: StoredDtype
     ) -> None:
-        """Before minutes are spent on loading it."""
+        """Before minutes are spent on loading it. What the largest step needs is noted."""
+        self._step_bytes = 0
         try:
             free_bytes = self._free_bytes() + cleared_memory.num_cleared()
         except ConfigError:
             return  # what a machine does not tell is asked for once it is needed
-        refuse_what_cannot_fit(config, self._model_config, quantization, dtype, free_bytes)
+        fit = refuse_what_cannot_fit(config, self._model_config, quantization, dtype, free_bytes)
+        self._step_bytes = fit.step.total
 
     def _free_bytes(self) -> int:
         """ConfigError on a machine that does not tell."""
@@ -440,7 +442,7 @@ class Runner:
         except ConfigError:
             if config.kv_cache_memory_bytes is None:
                 raise
-        return cpu_budget(config, bytes_per_token, free_bytes, adapters)
+        return cpu_budget(config, bytes_per_token, free_bytes, adapters, self._step_bytes)
 
 
 def _asked_logprobs(batch: Batch, order: list[int]) -> list[AskedLogprobs]:

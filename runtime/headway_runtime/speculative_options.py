@@ -43,10 +43,12 @@ def speculative_options(
     model_path: Path,
     download_dir: str | None = None,
     lifeline_fd: int | None = None,
+    *,
+    headers_only: bool = False,
 ) -> SpeculativeOptions | None:
     """What was asked for; None for no speculation. ConfigError names the field at fault.
 
-    download_dir, lifeline_fd: as `sources.resolve` has them, for a draft that is fetched.
+    download_dir, lifeline_fd, headers_only: as `sources.resolve` has them, for a draft that is fetched.
     """
     if text is None:
         return None
@@ -65,7 +67,7 @@ def speculative_options(
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             if name in fields:
                 raise _error(name, fields[name], 'it is for method "ngram"; leave it out')
-        folder = _draft_folder(fields, model_path, download_dir, lifeline_fd)
+        folder = _draft_folder(fields, model_path, download_dir, lifeline_fd, headers_only=headers_only)
         return SpeculativeOptions(SpeculativeConfig("draft_model", str(folder), adaptive=adaptive), number)
     if "model" in fields and fields["model"] not in ("ngram", "[ngram]"):
         raise _error("model", fields["model"], 'method "ngram" has none; leave one of them out')
@@ -105,13 +107,20 @@ def _integer(fields: Mapping[str, object], name: str, default: int, low: int, hi
 
 
 def _draft_folder(
-    fields: Mapping[str, object], model_path: Path, download_dir: str | None, lifeline_fd: int | None
+    fields: Mapping[str, object],
+    model_path: Path,
+    download_dir: str | None,
+    lifeline_fd: int | None,
+    *,
+    headers_only: bool,
 ) -> Path:
     source = fields.get("model")
     if not isinstance(source, str) or not source:
         raise _error("model", source, "name the model that guesses, as the served one is named")
     try:
-        folder = resolve(source, download_dir=download_dir, lifeline_fd=lifeline_fd)
+        folder = resolve(
+            source, download_dir=download_dir, lifeline_fd=lifeline_fd, headers_only=headers_only
+        )
         read_model_config(folder)
     except (ConfigError, ModelFetchError, ModelLoadError) as error:
         raise ConfigError(f"{FLAG}: model: {error}") from error

@@ -1,5 +1,6 @@
 """What the operator renders is what the runtime and the gateway read, in both worlds."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from headway_eval.options import parse_options as parse_eval_options
 from headway_eval.verdict import DEFAULTS, Thresholds
 from headway_gateway.config import parse_config
+from headway_operator.errors import SpecError
 from headway_operator.manifests import render
 from headway_operator.manifests.evaluation_job import evaluation_job
 from headway_operator.spec import InferenceServiceSpec, parse
@@ -19,6 +21,7 @@ from headway_runtime.server.options import parse_options
 from headway_runtime.sources import resolve
 from headway_runtime.sources.reference import FolderModel
 from headway_runtime.sources.reference import parse as parse_source
+from headway_runtime.speculative_options import speculative_options
 
 QUANTIZED = Path(__file__).parents[1] / "quantization/fixtures"
 BARE: dict[str, Any] = {"model": {"source": "bundled://headway-tiny"}, "replicas": 1}
@@ -109,6 +112,27 @@ def test_prompt_lookup_needs_no_draft() -> None:
     engine = parse_options(arguments(spec, SITES["local"])["serve"], environment={}).engine
     assert engine.speculative == SpeculativeConfig("ngram", adaptive=False)
     assert engine.limits.num_speculative_tokens == 4
+    spec = BARE | {"speculative": {"method": "ngram", "promptLookupMin": 3, "promptLookupMax": 7}}
+    engine = parse_options(arguments(spec, SITES["local"])["serve"], environment={}).engine
+    assert engine.speculative == SpeculativeConfig("ngram", None, 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("lookup", "is_good"),
+    [((1, None), True), ((5, None), True), ((6, None), False), ((6, 6), True), ((7, 6), False)],
+)
+def test_both_sides_hold_lookups_to_the_same_bounds(lookup: tuple[int, int | None], is_good: bool) -> None:  # noqa: FBT001 - a row of a table
+    shortest, longest = lookup
+    asked: dict[str, Any] = {"method": "ngram", "prompt_lookup_min": shortest}
+    spec: dict[str, Any] = {"method": "ngram", "promptLookupMin": shortest}
+    if longest is not None:
+        asked["prompt_lookup_max"] = spec["promptLookupMax"] = longest
+    refused = contextlib.nullcontext() if is_good else pytest.raises(SpecError)
+    with refused:
+        arguments(BARE | {"speculative": spec}, SITES["local"])
+    wrong = contextlib.nullcontext() if is_good else pytest.raises(ConfigError)
+    with wrong:
+        speculative_options(asked, resolve("bundled://headway-tiny"))
 
 
 def test_adapters_arrive_at_the_engine(tmp_path: Path) -> None:

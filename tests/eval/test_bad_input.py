@@ -99,7 +99,7 @@ def test_same_of_a_quantized_checkpoint_asks_for_a_baseline(
 ) -> None:
     said = refusal(str(fp8_copy()))
     assert "--against='same'" in said
-    assert "name another one with --against" in said
+    assert "name another one with --against (spec.quality.baseline.source of an InferenceService)" in said
 
 
 def test_another_vocabulary_is_refused_for_text(refusal: Callable[..., str], tmp_path: Path) -> None:

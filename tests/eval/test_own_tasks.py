@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headway_eval.suite_names import numbered, unique_names
+
 MODEL = "bundled://headway-tiny"
 ROWS = [
     {"prompt": "12+34=", "answer": "46"},
@@ -35,6 +37,33 @@ def test_tasks_of_every_rule_are_answered_and_counted(run_eval: Callable[..., An
     }
     assert (suite["name"], suite["baseline_right"]) == ("mine.jsonl", 5)
     assert suite["model_interval"][0] < 5 / 6 < suite["model_interval"][1]
+
+
+def test_files_of_one_name_are_told_apart(run_eval: Callable[..., Any], tmp_path: Path) -> None:
+    flags: list[str] = []
+    for folder, answer in (("easy", "46"), ("hard", "47")):
+        path = tmp_path / folder / "sums.jsonl"
+        path.parent.mkdir()
+        path.write_text(json.dumps({"prompt": "12+34=", "answer": answer}))
+        flags += ["--tasks", str(path)]
+    verdict = tmp_path / "verdict.json"
+    judged = run_eval(MODEL, *flags, "--text", "none", "--verdict-file", str(verdict))
+    assert {one["name"]: one["model_right"] for one in judged.report["tasks"]} == {
+        "easy/sums.jsonl": 1,
+        "hard/sums.jsonl": 0,
+    }
+    want = ["accuracy drop, easy/sums.jsonl", "accuracy drop, hard/sums.jsonl"]
+    assert [one["name"] for one in judged.report["checks"]] == want
+    assert [one["name"] for one in json.loads(verdict.read_text())["checks"]] == want
+
+
+def test_names_of_files_are_as_long_as_tells_them_apart() -> None:
+    paths = ["/a/x.jsonl", "/b/x.jsonl", "/c/a/x.jsonl", "y.jsonl", "./y.jsonl", "x.jsonl"]
+    assert unique_names([Path(one) for one in paths]) == [
+        *("/a/x.jsonl", "b/x.jsonl", "c/a/x.jsonl"),
+        *("y.jsonl", "y.jsonl (2)", "x.jsonl"),
+    ]
+    assert numbered(["a" * 30, "a" * 29, "a"], 12) == ["aaaaaaaaa...", "aaaaa... (2)", "a"]
 
 
 def test_more_tasks_than_may_wait_are_answered_in_order(run_eval: Callable[..., Any], tmp_path: Path) -> None:

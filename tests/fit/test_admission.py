@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway_runtime import cleared_memory, runner
-from headway_runtime.config import SpeculativeConfig
+from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
 from headway_runtime.model_config import read_model_config
@@ -37,7 +37,8 @@ def test_weights_that_do_not_fit_are_refused_with_the_arithmetic_and_the_nearest
         admit(12 * GIB)
     told = str(caught.value)
     assert "weights 14.96 GiB (bfloat16, quantization none)" in told
-    assert "one sequence of 8192 tokens x 131072 B (bfloat16), 1.00 GiB = 15.96 GiB" in told
+    assert "one sequence of 8192 tokens x 131072 B (bfloat16), 1.00 GiB + the largest step" in told
+    assert "1024 tokens, 197.79 MiB = 16.16 GiB" in told
     assert "12.00 GiB of memory are free on device 'cuda'" in told
     assert "nearest that fits: --quantization fp8 (weights 7.98 GiB + KV cache 1.00 GiB)" in told
     assert "\n" not in told
@@ -77,6 +78,20 @@ def test_a_cpus_share_for_the_kv_cache_is_told_with_the_flag_that_changes_it(adm
     found = re.search(r"--kv-cache-memory-bytes (\d+)", str(caught.value))
     assert found is not None
     admit(22 * GIB, device="cpu", max_model_len=32768, kv_cache_memory_bytes=int(found[1]))
+
+
+def test_a_step_too_large_beside_the_weights_is_refused_with_the_largest_that_fits(admit: Any) -> None:
+    large = {"envelope": Envelope(64, 16384), "limits": Limits(64, 16384), "max_model_len": 16384}
+    with pytest.raises(
+        ConfigError, match=r"largest step, 16384 tokens, .*nearest that fits: --max-num-batched-tokens"
+    ) as caught:
+        admit(int(18.3 * GIB), **large)
+    found = re.search(r"--max-num-batched-tokens (\d+)", str(caught.value))
+    assert found is not None
+    smaller = {"envelope": Envelope(64, int(found[1])), "limits": Limits(64, int(found[1]))}
+    admit(int(18.3 * GIB), **large | smaller)
+    with pytest.raises(ConfigError, match=r"largest step, 16384 tokens"):
+        admit(int(18.3 * GIB), **large, kv_cache_memory_bytes=3 * GIB)
 
 
 def test_a_cache_too_small_for_one_sequence_is_refused_at_once(admit: Any) -> None:

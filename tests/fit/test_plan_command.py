@@ -179,6 +179,9 @@ def test_files_beside_the_config_tell_their_size(
         (["--gpu", "l4", "--max-model-len", "200000"], "is more than the model's max_position_embeddings"),
         (["--gpu", "l4", "--max-model-len", "100", "--context", "101"], "--context=101 is more than"),
         (["--memory", "80Gi", "--price-per-gpu-hour", "2"], "give --gpu"),
+        (["--memory", "80Gi", "--concurrency", "8"], "--concurrency=8 is for bounds of a kind of GPU"),
+        (["--memory", "80Gi", "--efficiency", "0.3"], "--efficiency=0.3 is for the cost"),
+        (["--gpu", "l4", "--efficiency", "0.3"], "give --price-per-gpu-hour"),
         (["--gpu", "l4", "--quantization", "awq"], "is not quantized"),
     ],
 )
@@ -209,8 +212,32 @@ def test_it_starts_without_torch(fixture_folder: Any) -> None:
     assert "on a CPU: 64.00 GiB" in done.stdout
 
 
+def test_what_is_said_to_fit_leaves_its_step_the_memory_that_the_engines_own_choice_would_take(
+    plan: Any,
+) -> None:
+    """0.85 of what weights leave free of an L4 is more than a step of 16,384 tokens leaves."""
+    length = ("--max-model-len", "16384", "--max-num-batched-tokens", "16384")
+    status, got = plan("llama-3.1-8b", "--gpu", "l4", *length)
+    step = got["step"]
+    peak = max(step[stage] for stage in ("attention", "feed_forward", "sampling"))
+    free = got["memory_bytes"] - got["overhead_bytes"] - got["weight_bytes"]
+    assert status == 0
+    assert 0.85 * free > free - peak - step["kept"] == got["default_kv_bytes"] >= got["kv_bytes"]
+
+
 def test_ranks_on_cpus_share_a_machines_memory(plan: Any) -> None:
     _, whole = plan("llama-3.2-1b", "--device", "cpu", "--memory", "16Gi")
     _, half = plan("llama-3.2-1b", "--device", "cpu", "--memory", "16Gi", "--tensor-parallel-size", "2")
     assert half["tensor_parallel_size"] == 2
     assert half["weight_bytes"] == pytest.approx(whole["weight_bytes"] / 2, rel=0.02)
+    assert (whole["memory_bytes"], half["memory_bytes"]) == (16 * GIB, 8 * GIB)
+
+
+def test_ranks_on_cpus_share_the_memory_for_prefixes(plan: Any) -> None:
+    flags = ("--device", "cpu", "--memory", "17179869185", "--tensor-parallel-size", "2")
+    _, without = plan("llama-3.2-1b", *flags)
+    _, got = plan("llama-3.2-1b", *flags, "--kv-offloading-size", "3")
+    assert got["memory_bytes"] == 17179869185 // 2
+    assert got["kv_offloading_bytes"] == 3 * GIB
+    assert got["total_bytes"] - without["total_bytes"] == 3 * GIB // 2
+    assert got["offloaded_tokens"] == 3 * GIB // 2 // (16 * got["kv_bytes_per_token"]) * 16

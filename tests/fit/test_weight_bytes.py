@@ -1,11 +1,14 @@
 """Predicted bytes of weights and KV against the tensors that an engine really holds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway_runtime import cleared_memory
+from headway_runtime import runner as runner_module
 from headway_runtime.config import Envelope, Limits, LoraConfig, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import TOLERANCE
@@ -89,6 +92,23 @@ def test_a_draft_takes_weights_and_kv_of_its_own(
     assert models == pytest.approx(fit.weight_bytes, rel=TOLERANCE / 5)
     caches = held_bytes((runner._cache.data, speculator._draft_model._cache.data))
     assert caches == fit.kv_bytes(2, 512)
+
+
+def test_an_engine_left_to_itself_leaves_its_largest_step_the_memory_that_is_planned(
+    write_model: Any, start_runner: Any, held_bytes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a machine with hardly more memory than a step of 1,024 tokens, whose weights are not counted."""
+    folder = write_model("llama, tied", intermediate_size=8192, num_hidden_layers=1)
+    fit = assess(question(folder, "bfloat16", max_model_len=2048, context=2048))
+    size = int(fit.step.total * 1.1) + fit.weight_bytes
+    free = iter([size, size - fit.weight_bytes])
+    monkeypatch.setattr(runner_module, "free_memory_bytes", lambda: next(free))
+    monkeypatch.setattr(cleared_memory, "num_cleared", lambda: 0)
+    runner = start_runner(folder, max_model_len=2048, kv_cache_memory_bytes=None)
+    planned = replace(question(folder, "bfloat16", max_model_len=2048, context=2048), memory_bytes=size)
+    want = assess(planned).default_kv_bytes
+    assert fit.least_kv_bytes <= want < 0.4 * (size - fit.weight_bytes)
+    assert held_bytes(runner._cache.data) == pytest.approx(want, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

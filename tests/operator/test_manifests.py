@@ -41,7 +41,7 @@ FULL_SPEC = {
     "resources": {"limits": {"nvidia.com/gpu": 2, "cpu": "4"}, "requests": {"memory": "8Gi"}},
     "auth": {"apiKeysSecretRef": {"name": "keys"}},
     "drainTimeoutSeconds": 120,
-    "speculative": {"method": "ngram", "numSpeculativeTokens": 6},
+    "speculative": {"method": "ngram", "numSpeculativeTokens": 6, "promptLookupMax": 8, "promptLookupMin": 3},
     "lora": {
         "adapters": [{"name": "sql", "source": "hf://org/sql"}, {"name": "law=2", "source": "file:///law"}],
         "maxLoras": 4,

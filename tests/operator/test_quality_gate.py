@@ -162,6 +162,16 @@ def test_without_a_verdict_deleting_the_job_asks_for_another(
     assert judge.gate().begins
 
 
+def test_a_verdict_that_was_lost_is_asked_for_again(judge: Judge) -> None:
+    gate = judge.ends("lost", message="its pod is gone")
+    assert (told(gate), gate.is_stuck, gate.begins) == (("Unknown", "VerdictLost"), False, False)
+    assert gate.is_under_way
+    assert "its pod is gone and the verdict with it; the Job is deleted to run again" in gate.message
+    assert (gate.job, gate.judgement) == ("", None)  # no Job is kept, and nothing is remembered
+    judge.evaluations = ()
+    assert (judge.gate().reason, judge.gate().begins) == ("Verifying", True)
+
+
 def test_time_that_ran_out_tells_what_was_seen_last(judge: Judge) -> None:
     seen = {
         "type": "QualityVerified",

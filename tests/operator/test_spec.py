@@ -125,6 +125,18 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
             id="a draft for lookup",
         ),
         pytest.param(
+            {"speculative": {"draft": {"source": "/draft"}, "promptLookupMax": 3}},
+            "spec.speculative",
+            "promptLookupMin and promptLookupMax are for method ngram",
+            id="lookup by a draft",
+        ),
+        pytest.param(
+            {"speculative": {"method": "ngram", "promptLookupMin": 6}},
+            "spec.speculative",
+            "must not exceed promptLookupMax, 5 where it is left out",
+            id="shortest match above the longest",
+        ),
+        pytest.param(
             {"lora": {"adapters": [{"name": "a", "source": "bundled://x"}]}},
             "spec.lora.adapters[0]",
             "no adapters are bundled",

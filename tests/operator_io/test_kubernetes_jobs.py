@@ -82,7 +82,12 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], Evaluation]] = {
         [pod(1, {"running": {}}, deleted=True)],
         Evaluation(NAME, "ended", "exit code 1"),
     ),
-    "its pod is gone": (job(DONE), [], Evaluation(NAME, "ended", "its pod is gone")),
+    "its pod is gone": (job(DONE), [], Evaluation(NAME, "lost", "its pod is gone")),
+    "its pod goes before it was read": (
+        job(DONE),
+        [pod(1, {"running": {}}, deleted=True)],
+        Evaluation(NAME, "lost", "its pod is gone"),
+    ),
     "no pod could be made": (
         job(("Failed", "BackoffLimitExceeded", "exceeded quota")),
         [],

@@ -36,6 +36,17 @@ def test_default_takes_no_more_than_a_full_batch_can_fill() -> None:
     assert num_kv_blocks(kv_cache_memory_bytes=got, **SIZES) == 3 * 7
 
 
+def test_default_leaves_the_largest_step_its_memory() -> None:
+    got = default_kv_cache_memory_bytes(
+        max_num_seqs=64, free_bytes=100_000, fraction=0.85, step_bytes=40_000, **SIZES
+    )
+    assert got == 60_000
+    none = default_kv_cache_memory_bytes(
+        max_num_seqs=64, free_bytes=10, fraction=0.85, step_bytes=40_000, **SIZES
+    )
+    assert none == 0
+
+
 def test_cache_that_cannot_hold_one_sequence_is_refused_with_the_size_it_needs() -> None:
     with pytest.raises(ConfigError, match="raise --kv-cache-memory-bytes to at least 12800") as caught:
         num_kv_blocks(kv_cache_memory_bytes=12_799, **SIZES)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -50,6 +51,16 @@ UNWANTED = {
     "README.md": b"# A model",
     "training_args.bin": b"a pickle too",
 }
+
+
+def safetensors_files(shard_bytes: int = 3_000_000) -> dict[str, bytes]:
+    """The same in two shards, whose headers are what safetensors' are; of no layer that a model has."""
+    files = model_files(2, 0)
+    for number, name in enumerate(sorted(one for one in files if one.startswith("model-0"))):
+        row = {"dtype": "BF16", "shape": [shard_bytes // 2], "data_offsets": [0, shard_bytes]}
+        header = json.dumps({f"tensor.{number}": row}).encode()
+        files[name] = struct.pack("<Q", len(header)) + header + os.urandom(shard_bytes)
+    return files
 
 
 def wanted_of(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -498,6 +509,11 @@ def proxy() -> Iterator[Callable[[str], Proxy]]:
 @pytest.fixture
 def make_files() -> Callable[..., dict[str, bytes]]:
     return model_files
+
+
+@pytest.fixture
+def make_safetensors() -> Callable[..., dict[str, bytes]]:
+    return safetensors_files
 
 
 @pytest.fixture

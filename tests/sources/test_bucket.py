@@ -13,6 +13,7 @@ import pytest
 from botocore.config import Config
 
 from headway_runtime.errors import ModelFetchError
+from headway_runtime.fit.headers import read_headers
 from headway_runtime.sources import resolve_adapter
 from headway_runtime.sources.bucket import Bucket
 from headway_runtime.sources.cache_folders import store_of
@@ -89,6 +90,34 @@ def test_fetches_what_lies_right_below_the_prefix(
     # Again: asked what there is, and nothing else.
     assert fetched(model) == folder
     assert watcher.arrived_bytes == watcher.expected
+
+
+@pytest.mark.usefixtures("user")
+def test_a_plan_needs_no_more_than_headers(
+    s3_server: str,
+    upload: Any,
+    make_safetensors: Any,
+    proxy: Any,
+    cut: Any,
+    impatient: Patience,
+    watcher: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = make_safetensors()
+    model = upload(files)
+    between = proxy(s3_server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{between.address}")
+    # Whoever wants all of the weights meets a connection that breaks.
+    between.cuts = [cut(after=2_900_000)] * 2
+    store = store_of(model, str(tmp_path / "cache"), os.environ)
+    with closing(Bucket(model)) as bucket:
+        folder = fetch(model, bucket, store, impatient, watcher, check_config, headers_only=True)
+    found = read_headers(folder)
+    assert found is not None
+    assert (found.num_files, found.num_bytes) == (2, 6_000_000)
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*")) < 2_900_000
+    assert store.complete(folder.name.removeprefix("headers-")) is None
 
 
 @pytest.mark.usefixtures("user")

@@ -20,6 +20,7 @@ import pytest
 import zstandard
 
 from headway_runtime.errors import ModelFetchError
+from headway_runtime.fit.headers import read_headers
 from headway_runtime.sources import resolve_adapter
 from headway_runtime.sources.cache_folders import store_of
 from headway_runtime.sources.fetch import fetch
@@ -154,6 +155,29 @@ def test_an_image_gives_the_model_in_its_models_folder(
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("blobs/*")) == sum(
         path.stat().st_size for path in folder.iterdir()
     )
+
+
+@pytest.mark.parametrize("is_image", [False, True], ids=["artifact", "image"])
+def test_a_plan_needs_no_more_than_headers_of_files_and_all_of_an_archive(
+    pusher: Pusher,
+    make_safetensors: Any,
+    impatient: Patience,
+    watcher: Any,
+    tmp_path: Path,
+    is_image: bool,  # noqa: FBT001 - a row of a table
+) -> None:
+    files = make_safetensors()
+    layers = [Layer(tar_of(in_models(files)))] if is_image else artifact(files)
+    model = pusher.push(layers, config=IMAGE_CONFIG if is_image else "application/vnd.x+json")
+    store = store_of(model, str(tmp_path / "cache"), os.environ)
+    with closing(Registry(model)) as registry:
+        identity = registry.listing().identity
+        folder = fetch(model, registry, store, impatient, watcher, check_config, headers_only=True)
+    found = read_headers(folder)
+    assert found is not None
+    assert (found.num_files, found.num_bytes) == (2, 6_000_000)
+    assert (store.complete(identity) == folder) == is_image
+    assert (watcher.arrived_bytes > 6_000_000) == is_image
 
 
 @pytest.mark.parametrize("is_image", [True, False])

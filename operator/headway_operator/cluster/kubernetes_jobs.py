@@ -31,6 +31,9 @@ def evaluation(job: Job, pods: Iterable[kubernetes_pods.Pod]) -> Evaluation:
     if newest is not None and not terminated and not newest["metadata"].get("deletionTimestamp"):
         # The pods were read a moment before the Jobs: what this one leaves behind is seen by the next pass.
         return _on_its_way(name, newest)
+    if not terminated and ended["type"] == "Complete":
+        # Evicted, collected or deleted before it was looked at; a drained node takes its pods along.
+        return Evaluation(name, "lost", "its pod is gone")
     output = str(terminated.get("message", ""))
     return Evaluation(name, "ended", _words(job, ended, terminated, output), output)
 
@@ -47,7 +50,7 @@ def _on_its_way(name: str, pod: kubernetes_pods.Pod | None) -> Evaluation:
 def _words(job: Job, ended: Mapping[str, Any], terminated: Mapping[str, Any], output: str) -> str:
     if not terminated:
         # Its pod is gone, or there never was one.
-        return str(ended.get("message", "")) if ended["type"] == "Failed" else "its pod is gone"
+        return str(ended.get("message", ""))
     cause = f"exited with status {terminated.get('exitCode', 0)}"
     if terminated.get("reason") == "OOMKilled":
         cause = "killed because memory ran out"

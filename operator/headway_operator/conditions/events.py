@@ -22,7 +22,7 @@ _EVERYDAY = (
     "VerifyingQuality",
 )
 # Worth an event although it is neither good nor bad news yet.
-_BEGINNINGS = ("Verifying", "FileMissing")
+_BEGINNINGS = ("Verifying", "FileMissing", "VerdictLost")
 
 
 def events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:

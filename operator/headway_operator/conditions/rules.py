@@ -66,9 +66,7 @@ def progressing(
     if gate is not None and rendered.withheld:
         serving = "" if rendered.serves_nothing else f"; revision {name} serves on"
         message = f"revision {rendered.withheld} is withheld: {gate.message}{serving}"
-        return Condition(
-            "Progressing", "True" if gate.reason == "Verifying" else "False", reason_of(gate), message
-        )
+        return Condition("Progressing", "True" if gate.is_under_way else "False", reason_of(gate), message)
     if others:
         message = f"revision {name} has {num_ready} of {wanted} replicas ready; {others} of older ones remain"
         return Condition("Progressing", "True", "RollingOut", message)
@@ -140,7 +138,7 @@ def degraded(
 
 def reason_of(gate: Gate) -> str:
     """The gate's reason among those of other conditions."""
-    return "VerifyingQuality" if gate.reason == "Verifying" else f"Quality{gate.reason}"
+    return "VerifyingQuality" if gate.is_under_way else f"Quality{gate.reason}"
 
 
 def is_crashing(replica: Replica) -> bool:

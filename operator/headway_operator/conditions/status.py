@@ -24,6 +24,7 @@ _QUALITY_WORDS = {
     "TimedOut": "timed out",
     "JobFailed": "not judged",
     "FileMissing": "file missing",
+    "VerdictLost": "verifying",
     "Verifying": "verifying",
     "ScaledToZero": "waiting",
 }

@@ -166,6 +166,10 @@ def _speculative_config(spec: InferenceServiceSpec, speculative: Speculative) ->
     if speculative.draft is not None:
         config["model"] = model_source.served_source(spec, speculative.draft.source)
     config["num_speculative_tokens"] = speculative.num_speculative_tokens
+    for name in ("prompt_lookup_max", "prompt_lookup_min"):
+        value = getattr(speculative, name)
+        if value is not None:
+            config[name] = value
     if not speculative.adaptive:
         config["adaptive"] = False
     return json.dumps(config)

@@ -7,7 +7,8 @@ The algorithm:
 3. What is judged has a hash (`judged`). A verdict on it, good or bad, that status has stands for good:
    nothing is judged twice, by whichever operator. An evaluation that came to no verdict stands as long as its
    Job is there; deleting that asks for another one.
-4. An evaluation of that name that has ended gives the verdict; one on its way is waited for.
+4. An evaluation of that name that has ended gives the verdict; one on its way is waited for. Where what it
+   left behind is gone, its Job is not kept, and the next pass finds none.
 5. Else one begins, unless no replica is wanted.
 
 Knows nothing of what is done about it: `withhold` does.
@@ -55,6 +56,11 @@ class Gate:
         return self.status == "True"
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether a verdict will come by itself."""
+        return self.reason in ("Verifying", "VerdictLost")
+
+    @property
     def is_stuck(self) -> bool:
         """Whether it stays as it is until somebody changes something."""
         return self.reason in STUCK_REASONS
@@ -89,6 +95,12 @@ def open_or_shut(
             cause = f": {evaluation.message}" if evaluation.message else ""
             message = f"{job} is {evaluation.phase}{cause}"
             return Gate("Unknown", "Verifying", message, hash_, job, history=history)
+        if evaluation.phase == "lost":
+            message = (
+                f"{job} came to its end, but {evaluation.message} and the verdict with it; the Job is "
+                "deleted to run again"
+            )
+            return Gate("Unknown", "VerdictLost", message, hash_, history=history)
         return _judged(_judgement(service, evaluation, hash_, now), job, history, is_news=True)
     if service.spec.replicas == 0:
         message = "spec.replicas is 0; what is asked for is judged when it is raised"

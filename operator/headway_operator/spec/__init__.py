@@ -4,10 +4,12 @@
 manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantities. Knows nothing of clusters.
 """
 
-from headway_operator.spec.fields import InferenceServiceSpec, KVOffload, Speculative
+from headway_operator.spec.fields import InferenceServiceSpec, KVOffload
 from headway_operator.spec.lora import Lora
 from headway_operator.spec.quantity import parse_quantity
-from headway_operator.spec.service import GPU_RESOURCE, Manifest, Service, generation_of, key_of, parse
+from headway_operator.spec.resources import GPU_RESOURCE
+from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
+from headway_operator.spec.speculative import Speculative
 from headway_operator.spec.status_fields import InferenceServiceStatus
 
 __all__ = [

@@ -19,8 +19,9 @@ from headway_operator.spec.base import (
 from headway_operator.spec.batching import Batching
 from headway_operator.spec.lora import Lora
 from headway_operator.spec.quality import Quality
-from headway_operator.spec.resources import Resources
+from headway_operator.spec.resources import Resources, gpus_rule
 from headway_operator.spec.source import REMOTE_SCHEMES, Source, scheme_of
+from headway_operator.spec.speculative import Speculative
 
 _REMOTE = ".matches('^(hf|s3|oci)://')"
 CREDENTIALS_RULE = (
@@ -47,10 +48,11 @@ TARGET_MESSAGE = (
     "set slo.ttftMilliseconds or slo.tpotMilliseconds, or set replicas"
 )
 
-DRAFT_RULE = "self.method == 'draft_model' ? has(self.draft) : !has(self.draft)"
-DRAFT_MESSAGE = (
-    "method draft_model needs a draft and method ngram has none: set speculative.draft.source, or set "
-    "speculative.method to ngram and remove speculative.draft"
+# As `service` has them, which names the field.
+DISK_RULE = "self.tensorParallelSize == 1 || !has(self.kvOffload) || !has(self.kvOffload.disk)"
+DISK_MESSAGE = (
+    "kvOffload.disk is for one process: several could lose different files of one block; remove disk, or set "
+    "tensorParallelSize to 1"
 )
 
 
@@ -77,35 +79,6 @@ class Model(SpecModel):
     """Longest prompt plus answer, in tokens (1 to 1048576). Default: what the model's config states."""
     served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The model name that clients send, 1 to 256 characters. Default: the name of this InferenceService."""
-
-
-class Draft(SpecModel):
-    """The small model whose guesses the served model checks."""
-
-    source: Source
-    """Where the draft's weights lie; same forms as model.source, opened by model.credentialsSecretRef, too.
-    No default."""
-
-
-class Speculative(SpecModel):
-    """Speculative decoding: tokens are guessed ahead and checked together. It changes no answer."""
-
-    model_config = ConfigDict(json_schema_extra=rules((DRAFT_RULE, DRAFT_MESSAGE)))
-    method: Literal["draft_model", "ngram"] = "draft_model"
-    """Who guesses: a smaller model, or what followed the same tokens earlier in prompt and answer. Default
-    draft_model."""
-    draft: Draft | None = None
-    """The draft model, for method draft_model. Default: none."""
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=16)] = 4
-    """Most tokens guessed per step for each sequence (1 to 16). Default 4."""
-    adaptive: bool = True
-    """Whether fewer tokens are guessed where that is faster, and none where guessing loses. Default true."""
-
-    @model_validator(mode="after")
-    def _has_who_guesses(self) -> Self:
-        if (self.method == "draft_model") != (self.draft is not None):
-            raise ValueError(DRAFT_MESSAGE)
-        return self
 
 
 class OffloadDisk(SpecModel):
@@ -179,7 +152,13 @@ class InferenceServiceSpec(SpecModel):
     """What to serve, how fast, and within which bounds."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules((TARGET_RULE, TARGET_MESSAGE), (CREDENTIALS_RULE, CREDENTIALS_MESSAGE))
+        json_schema_extra=rules(
+            (TARGET_RULE, TARGET_MESSAGE),
+            (CREDENTIALS_RULE, CREDENTIALS_MESSAGE),
+            (DISK_RULE, DISK_MESSAGE),
+            gpus_rule("resources"),
+            gpus_rule("quality.resources"),
+        )
     )
     model: Model
     """The model to serve. No default."""

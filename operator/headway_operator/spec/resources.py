@@ -4,6 +4,28 @@ from pydantic import Field
 
 from headway_operator.spec.base import Name, Quantity, SpecModel
 
+# As NVIDIA's device plugin names them.
+GPU_RESOURCE = "nvidia.com/gpu"
+
+
+def gpus_rule(path: str) -> tuple[str, str]:
+    """CEL over the spec: where resources at `path` ask for GPUs, each process gets one. With its message.
+
+    As an integer, since two quantities of any length cost more to compare than an API server allows.
+    """
+    limits = f"self.{path}.limits"
+    parents = [path.rpartition(".")[0], path] if "." in path else [path]
+    without = " || ".join(f"!has(self.{one})" for one in (*parents, f"{path}.limits"))
+    rule = (
+        f"self.device == 'cpu' || {without} || !('{GPU_RESOURCE}' in {limits}) || "
+        f"quantity(string({limits}['{GPU_RESOURCE}'])).asInteger() >= self.tensorParallelSize"
+    )
+    message = (
+        f"{path}.limits must give each of tensorParallelSize processes a GPU of its own: raise "
+        f"{GPU_RESOURCE} there, or leave it out"
+    )
+    return rule, message
+
 
 class ResourceClaim(SpecModel):
     """A claim from the pod template's resourceClaims."""

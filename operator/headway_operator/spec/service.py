@@ -12,15 +12,12 @@ from headway_operator.errors import SpecError
 from headway_operator.names import API_VERSION, KIND, MAX_NAME_LENGTH, ServiceKey
 from headway_operator.spec.fields import InferenceServiceSpec
 from headway_operator.spec.quantity import parse_quantity
+from headway_operator.spec.resources import GPU_RESOURCE
 
 Manifest = dict[str, Any]
 
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _DEFAULT_NAMESPACE = "default"
-
-
-# As NVIDIA's device plugin names them.
-GPU_RESOURCE = "nvidia.com/gpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Refuses, before anything is loaded, what an engine would only find not to fit once it is.
 
-Counts what is certain: weights, and the least KV cache an engine starts with, one sequence of max_model_len.
+Counts weights, the least KV cache an engine starts with, one sequence of max_model_len, and the largest step.
 What the arithmetic may be wrong by is left to the load, so that nothing that fits is refused.
 """
 
@@ -31,15 +31,20 @@ class _Room:
     kv_cache_memory_bytes: int | None
     fraction: float
 
-    def kv_bytes(self, loaded_bytes: float) -> float:
-        """For the KV cache, once weights and adapters of that size are loaded."""
-        free = self.free_bytes - loaded_bytes
+    def kv_bytes(self, fit: Fit, tolerance: float = 0.0) -> float:
+        """For the KV cache, once weights and adapters are loaded, with the largest step's memory left to it.
+
+        tolerance: the part of weights and step that may not be needed after all. Negative for a size, given
+        by the user, that there is no room for.
+        """
+        free = self.free_bytes - fit.weight_bytes * (1 - tolerance) - fit.adapter_bytes
+        beside_step = free - fit.step.total * (1 - tolerance)
         if self.kv_cache_memory_bytes is None:
-            return free * self.fraction
-        return self.kv_cache_memory_bytes if self.kv_cache_memory_bytes <= free else -1
+            return min(free * self.fraction, beside_step)
+        return self.kv_cache_memory_bytes if self.kv_cache_memory_bytes <= beside_step else -1
 
     def holds(self, fit: Fit, tolerance: float = 0.0) -> bool:
-        return self.kv_bytes(fit.weight_bytes * (1 - tolerance) + fit.adapter_bytes) >= fit.least_kv_bytes
+        return self.kv_bytes(fit, tolerance) >= fit.least_kv_bytes
 
 
 def refuse_what_cannot_fit(
@@ -48,8 +53,11 @@ def refuse_what_cannot_fit(
     quantization: Quantization,
     dtype: StoredDtype,
     free_bytes: int,
-) -> None:
-    """ConfigError with the arithmetic and the nearest changes. free_bytes: of the device, before any load."""
+) -> Fit:
+    """The arithmetic; ConfigError with it and the nearest changes for what cannot fit.
+
+    free_bytes: of the device, before any load.
+    """
     fit = assess(_question(config, model, quantization, dtype, free_bytes))
     given = config.kv_cache_memory_bytes
     if given is not None:
@@ -63,6 +71,7 @@ def refuse_what_cannot_fit(
     room = _Room(free_bytes, given, CPU_FRACTION if config.device == "cpu" else CUDA_FRACTION)
     if not room.holds(fit, TOLERANCE):
         raise ConfigError(_message(config, fit, room))
+    return fit
 
 
 def _question(
@@ -106,7 +115,7 @@ def _loaded(
 
 def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     """One line: it may be the last one that is seen of a pod."""
-    needed = fit.loaded_bytes + fit.least_kv_bytes
+    needed = fit.loaded_bytes + fit.least_kv_bytes + fit.step.total
     question = fit.question
     name = question.model.quantization.name
     weights = f"weights {told_bytes(fit.weight_bytes)} ({question.placement.dtype}, quantization {name})"
@@ -119,23 +128,24 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
         f"the least KV cache, one sequence of {config.max_model_len} tokens x {fit.token_bytes} B "
         f"({fit.kv_dtype}), {told_bytes(fit.least_kv_bytes)}"
     )
+    step = f"the largest step, {fit.step.num_tokens} tokens, {told_bytes(fit.step.total)}"
     ranks = config.parallel.size
     whose = f" for each of {ranks} ranks" if ranks > 1 else ""
     free = f"{told_bytes(room.free_bytes)} of memory are free on device {config.device!r}{whose}"
     if config.offload is not None and config.device == "cpu":
         free += f" beside the {told_bytes(config.offload.host_memory_bytes)} of --kv-offloading-size"
     if needed <= room.free_bytes and room.kv_cache_memory_bytes is not None:
-        beside = max(0, room.free_bytes - fit.loaded_bytes)
+        beside = max(0, room.free_bytes - fit.loaded_bytes - fit.step.total)
         return (
             f"kv_cache_memory_bytes={room.kv_cache_memory_bytes!r} is more than the {beside} bytes that "
-            f"will be free beside {weights}: {free}; lower --kv-cache-memory-bytes, to no less than "
-            f"{fit.least_kv_bytes}, or leave it out to have it chosen"
+            f"will be free beside {weights} and {step}: {free}; lower --kv-cache-memory-bytes, to no "
+            f"less than {fit.least_kv_bytes}, or leave it out to have it chosen"
         )
     changes = _changes(fit)
     if needed > room.free_bytes:
-        told = f"the model does not fit: {weights} + {least} = {told_bytes(needed)}, and {free}"
+        told = f"the model does not fit: {weights} + {least} + {step} = {told_bytes(needed)}, and {free}"
     else:
-        share = told_bytes(max(0.0, room.kv_bytes(fit.loaded_bytes)))
+        share = told_bytes(max(0.0, room.kv_bytes(fit)))
         told = (
             f"the KV cache does not fit: {weights}, {free}, of what is left the KV cache gets "
             f"{room.fraction:.0%}, {share}, less than {least}"

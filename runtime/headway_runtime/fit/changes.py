@@ -17,9 +17,11 @@ LEAST_SHARE = 16
 RANKS = (2, 4, 8)
 MOST_GPU_KINDS = 2
 OFFLOAD_STEP_BYTES = 2**26
+TOKENS_STEP, LEAST_TOKENS = 256, 512
 # What costs more stands further down.
 COSTS = {
     "kv_offloading_size": (0, "fewer prefixes kept outside of the KV cache"),
+    "max_num_batched_tokens": (0, "prompts take more steps"),
     "max_num_seqs": (0, "fewer sequences at once: others wait"),
     "kv_cache_dtype": (1, "keys and values rounded to 8 bits"),
     "fp8": (2, "weights rounded to 8 bits"),
@@ -90,6 +92,9 @@ def _single(question: Question, holds: Holds) -> Iterator[_Candidate]:
     smaller = _smaller_offload(question, holds)
     if smaller is not None:
         yield smaller
+    slighter = _smaller_step(question, holds)
+    if slighter is not None:
+        yield slighter
     yield from _coded(question)
     shorter = _shorter(question, holds)
     if shorter is not None:
@@ -149,6 +154,21 @@ def _fewer_sequences(question: Question, holds: Holds) -> _Candidate | None:
     if most is None:
         return None
     return _Candidate(("max_num_seqs",), f"--max-num-seqs {most}", with_number(most))
+
+
+def _smaller_step(question: Question, holds: Holds) -> _Candidate | None:
+    """Fewer tokens at once, whose activations and workspace are smaller."""
+
+    def with_steps(steps: int) -> Question:
+        return replace(question, max_num_batched_tokens=steps * TOKENS_STEP)
+
+    low = -(-max(LEAST_TOKENS, question.max_num_seqs) // TOKENS_STEP)
+    high = (min(question.max_num_batched_tokens, question.max_model_len) - 1) // TOKENS_STEP
+    most = _largest(low, high, lambda number: holds(assess(with_steps(number))))
+    if most is None:
+        return None
+    flags = f"--max-num-batched-tokens {most * TOKENS_STEP}"
+    return _Candidate(("max_num_batched_tokens",), flags, with_steps(most))
 
 
 def _smaller_offload(question: Question, holds: Holds) -> _Candidate | None:

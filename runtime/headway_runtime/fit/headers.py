@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway_runtime.checkpoint_files import checkpoint_files
+from headway_runtime.checkpoint_files import LENGTH_BYTES, LONGEST_HEADER, checkpoint_files
 from headway_runtime.errors import ModelLoadError
 
 PLAIN_DTYPES = ("BF16", "F16", "F32")
 WEIGHT = ".weight"
-LENGTH_BYTES = 8
-# The format's own limit.
-LONGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)

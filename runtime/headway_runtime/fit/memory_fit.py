@@ -106,13 +106,14 @@ class Fit:
     @property
     def other_bytes(self) -> int:
         """All but the KV cache."""
-        own = self.loaded_bytes + self.step.peak + self.step.kept + self.question.overhead_bytes
+        own = self.loaded_bytes + self.step.total + self.question.overhead_bytes
         return own + self.offload_bytes
 
     @property
     def offload_bytes(self) -> int:
-        """Of the device: a GPU's is not what blocks are offloaded to."""
-        return self.question.offload_bytes if self.question.placement.is_cpu else 0
+        """Of the device, one rank's part: a GPU's is not what blocks are offloaded to."""
+        question = self.question
+        return question.offload_bytes // question.num_ranks if question.placement.is_cpu else 0
 
     @property
     def offloaded_tokens(self) -> int:
@@ -149,12 +150,15 @@ class Fit:
 
     @property
     def default_kv_bytes(self) -> int:
-        """What an engine gives its KV cache unless told: a fraction of what weights leave free."""
+        """What an engine gives its KV cache unless told: a fraction of what weights leave free.
+
+        The largest step's memory is left to it in any case.
+        """
         fraction = CPU_FRACTION if self.question.placement.is_cpu else CUDA_FRACTION
         question = self.question
         free = question.memory_bytes - question.overhead_bytes - self.loaded_bytes - self.offload_bytes
         full = self.kv_bytes(self.question.max_num_seqs, self.question.max_model_len)
-        return max(0, min(int(free * fraction), full))
+        return max(0, min(int(free * fraction), full, free - self.step.total))
 
 
 def assess(question: Question) -> Fit:

@@ -70,7 +70,12 @@ def _parser() -> _Parser:
     add_source_arguments(parser)
     where = parser.add_argument_group("the device (default: this machine's memory)").add_argument
     where("--gpu", choices=tuple(GPU_KINDS), help="kind of GPU: its memory, bandwidth and arithmetic")
-    where("--memory", type=size, metavar="SIZE", help="of one device, e.g. 80Gi (default: the GPU's)")
+    where(
+        "--memory",
+        type=size,
+        metavar="SIZE",
+        help="of one GPU, or of the machine, e.g. 80Gi (default: the GPU's)",
+    )
     where(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what --memory is of (auto: cuda)"
     )
@@ -115,8 +120,8 @@ def _parser() -> _Parser:
     add(
         "--efficiency",
         type=share,
-        default=DEFAULT_EFFICIENCY,
-        help="part of the bound that an engine reaches, for the cost (default %(default)s)",
+        metavar="SHARE",
+        help=f"part of the bound that an engine reaches, for the cost (default: {DEFAULT_EFFICIENCY})",
     )
     add("--json", action="store_true", help="the same numbers in bytes and seconds")
     return parser
@@ -125,7 +130,12 @@ def _parser() -> _Parser:
 def _answer(arguments: argparse.Namespace) -> Answer:
     kind = None if arguments.gpu is None else GPU_KINDS[arguments.gpu]
     _check(arguments, kind)
-    folder = resolve(arguments.model, revision=arguments.revision, download_dir=arguments.download_dir)
+    folder = resolve(
+        arguments.model,
+        revision=arguments.revision,
+        download_dir=arguments.download_dir,
+        headers_only=True,
+    )
     headers = read_headers(folder)
     question = _question(arguments, folder, headers, kind)
     fit = assess(question)
@@ -142,6 +152,16 @@ def _check(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
         raise ConfigError(
             f"--price-per-gpu-hour={arguments.price_per_gpu_hour!r}: how many tokens an hour makes hangs on "
             "the kind of GPU; give --gpu"
+        )
+    if arguments.concurrency is not None and kind is None:
+        raise ConfigError(
+            f"--concurrency={arguments.concurrency!r} is for bounds of a kind of GPU; give --gpu, or "
+            "--max-num-seqs for so many sequences to fit at once"
+        )
+    if arguments.efficiency is not None and arguments.price_per_gpu_hour is None:
+        raise ConfigError(
+            f"--efficiency={arguments.efficiency!r} is for the cost of a million tokens; give "
+            "--price-per-gpu-hour, or leave it out"
         )
     is_for_gpus = arguments.device == "cuda" or (arguments.num_ranks > 1 and not is_cpu)
     if kind is None and arguments.memory is None and is_for_gpus:
@@ -172,8 +192,13 @@ def _question(
     dtype: StoredDtype = model.dtype if arguments.dtype == "auto" else arguments.dtype
     # Ranks on CPUs share a machine, and each has its part of it.
     ranks = arguments.num_ranks
-    memory = arguments.memory or (free_memory_bytes() // ranks if kind is None else kind.memory_bytes)
-    speculative = speculative_options(arguments.speculative_config, folder, arguments.download_dir)
+    if is_cpu:
+        memory = (arguments.memory or free_memory_bytes()) // ranks
+    else:
+        memory = arguments.memory or (0 if kind is None else kind.memory_bytes)
+    speculative = speculative_options(
+        arguments.speculative_config, folder, arguments.download_dir, headers_only=True
+    )
     lora = lora_bounds(arguments)
     most = arguments.max_num_seqs
     return Question(
@@ -211,7 +236,8 @@ def _draft(speculative: SpeculativeOptions | None) -> LoadedModel | None:
 def _speed(arguments: argparse.Namespace, fit: Fit, kind: GpuKind) -> Speed:
     most = max(1, min(fit.sequences_that_fit, fit.question.max_num_seqs))
     together = bounds(fit, kind, arguments.concurrency or most)
-    return Speed(kind, bounds(fit, kind, 1), together, arguments.price_per_gpu_hour, arguments.efficiency)
+    efficiency = DEFAULT_EFFICIENCY if arguments.efficiency is None else arguments.efficiency
+    return Speed(kind, bounds(fit, kind, 1), together, arguments.price_per_gpu_hour, efficiency)
 
 
 def _told_device(question: Question, kind: GpuKind | None) -> str:

@@ -100,7 +100,7 @@ def _arithmetic(fit: Fit) -> list[str]:
         _line("feed-forward", step.feed_forward),
         _line("logits and sampling", step.sampling),
         _line("step inputs, hashes, gathered context", step.kept),
-        _sum("largest step", step.peak + step.kept),
+        _sum("largest step", step.total),
         "",
         _sum("runtime overhead, a constant (docs/plan.md)", question.overhead_bytes),
         _sum("in all", fit.total_bytes),
@@ -113,9 +113,12 @@ def _offload(fit: Fit) -> list[str]:
     question = fit.question
     if not question.offload_bytes:
         return []
-    where = "" if fit.offload_bytes else ", of the machine's memory and not of the GPU's"
+    if question.placement.is_cpu:
+        where, num_bytes = "", fit.offload_bytes
+    else:
+        where, num_bytes = ", of the machine's memory and not of the GPU's", question.offload_bytes
     return [
-        _sum("KV offload, host memory" + where, question.offload_bytes),
+        _sum("KV offload, host memory" + where, num_bytes),
         f"  room for blocks of {fit.offloaded_tokens:,} tokens",
         "",
     ]

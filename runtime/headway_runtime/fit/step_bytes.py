@@ -59,6 +59,11 @@ class StepBytes:
         return max(self.attention, self.feed_forward, self.sampling)
 
     @property
+    def total(self) -> int:
+        """What memory must have room for."""
+        return self.peak + self.kept
+
+    @property
     def stage(self) -> str:
         """Which stage is the largest."""
         stages = {

@@ -35,12 +35,14 @@ def resolve(
     revision: str | None = None,
     download_dir: str | None = None,
     lifeline_fd: int | None = None,
+    headers_only: bool = False,
 ) -> Path:
     """The folder of `source`, which holds at least a config.json; fetched where it has to be.
 
     revision, download_dir: the flags of these names. lifeline_fd: a pipe at whose end nobody waits for it any
-    more. ConfigError for a source that names none, ModelFetchError for one that cannot be had, ModelLoadError
-    for a model that this engine does not have.
+    more. headers_only: of a remote model's weights, only the headers have to be there. ConfigError for a
+    source that names none, ModelFetchError for one that cannot be had, ModelLoadError for a model that this
+    engine does not have.
     """
     reference = parse(source, revision)
     match reference:
@@ -55,7 +57,7 @@ def resolve(
                 "folder where this machine has the volume"
             )
         case HubModel() | BucketModel() | RegistryModel():
-            return _remote(source, reference, revision, download_dir, lifeline_fd)
+            return _remote(source, reference, revision, download_dir, lifeline_fd, headers_only=headers_only)
 
 
 def resolve_adapter(source: str, *, download_dir: str | None = None, lifeline_fd: int | None = None) -> Path:
@@ -102,6 +104,7 @@ def _remote(
     lifeline_fd: int | None,
     *,
     is_adapter: bool = False,
+    headers_only: bool = False,
 ) -> Path:
     # Only now: a folder of this machine needs none of it.
     from headway_runtime.sources.cache_folders import store_of
@@ -114,7 +117,7 @@ def _remote(
     identity = reference.pinned or (store.known(reference.ref) if offline else None)
     if identity is not None and (folder := store.complete(identity)) is not None:
         return folder
-    return fetch_apart(Task(source, revision, download_dir, offline, lifeline_fd, is_adapter))
+    return fetch_apart(Task(source, revision, download_dir, offline, lifeline_fd, is_adapter, headers_only))
 
 
 def _checked(source: str, folder: Path) -> Path:

@@ -6,6 +6,9 @@
    files first: a model that this engine does not have is refused before its weights come.
 4. Bring the weights that the index names, and nothing else.
 5. Publish: links by the files' names, and last of all the manifest, without which nothing is used.
+
+For a plan the weights' headers take the place of 4 and 5 (`weight_headers`), where what lies there are files:
+an archive can only be read from its beginning on, so what is in one is fetched whole.
 """
 
 import hashlib
@@ -24,6 +27,7 @@ from headway_runtime.sources.reference import RemoteModel
 from headway_runtime.sources.remote import Listing, Remote, RemoteFile, TransientError
 from headway_runtime.sources.store import OWN_FOLDER, Store
 from headway_runtime.sources.transfer import Transfer, Watcher
+from headway_runtime.sources.weight_headers import bring_headers, header_folder
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +45,13 @@ def fetch(
     watcher: Watcher,
     check: Check,
     kind: wanted.Kind = wanted.MODEL,
+    *,
+    headers_only: bool = False,
 ) -> Path:
-    """The folder of `model`, complete and checked. ModelFetchError, or what `check` raises."""
+    """The folder of `model`, complete and checked. ModelFetchError, or what `check` raises.
+
+    headers_only: the weights are not needed, their headers are.
+    """
     what = str(model)
     known = store.known(model.ref)
     cached = store.complete(known) if known else None
@@ -57,15 +66,24 @@ def fetch(
             return cached
         raise ModelFetchError(f"{what}: {error}; given up. Look at the network and start again") from error
     identity = listing.identity
-    folder = store.complete(identity)
+    headers_only = headers_only and not listing.archives
+
+    def there() -> Path | None:
+        folder = store.complete(identity)
+        headers = header_folder(store, identity)
+        return headers if folder is None and headers_only and headers.is_dir() else folder
+
+    folder = there()
     if folder is None:
         store.prepare()
         with store.lock(what):
-            folder = store.complete(identity)
+            folder = there()
             if folder is None:
-                folder = _Fetching(
-                    what, listing, store, Transfer(remote, store, patience, watcher), check, kind
-                ).run()
+                transfer = Transfer(remote, store, patience, watcher)
+                fetching = _Fetching(what, listing, store, transfer, check, kind)
+                folder = fetching.headers(remote, patience) if headers_only else fetching.run()
+    if folder == header_folder(store, identity):
+        return folder  # what is remembered is a model that is there in full: perhaps the one of before
     store.remember(model.ref, identity)
     return folder
 
@@ -91,6 +109,24 @@ class _Fetching:
         self._taken_out: list[RemoteFile] = []
 
     def run(self) -> Path:
+        small, weights = self._found()
+        self._transfer.bring(list(weights.values()), self._what)
+        folder = self._store.publish(self._listing.identity, self._what, small | weights)
+        # What archives were good for: their files have names of their own now.
+        used = {file.key for file in (*small.values(), *weights.values())}
+        for file in (*self._listing.archives, *self._taken_out):
+            if file.key not in used:
+                self._store.blob(file.key).unlink(missing_ok=True)
+        return folder
+
+    def headers(self, remote: Remote, patience: Patience) -> Path:
+        """A folder with the small files, and no more of the weights than their headers."""
+        small, weights = self._found()
+        identity = self._listing.identity
+        return bring_headers(self._store, remote, patience, identity, self._what, small, weights)
+
+    def _found(self) -> tuple[dict[str, RemoteFile], dict[str, RemoteFile]]:
+        """The small files, which are brought and looked at, and the weights, which are not."""
         files = self._unpacked() | {file.path: file for file in self._listing.files}
         below = self._listing.below
         if self._listing.is_nested:
@@ -106,14 +142,7 @@ class _Fetching:
         weights = {
             name: by_name[name] for name in wanted.weight_files(by_name, index, self._what, self._kind)
         }
-        self._transfer.bring(list(weights.values()), self._what)
-        folder = self._store.publish(self._listing.identity, self._what, small | weights)
-        # What archives were good for: their files have names of their own now.
-        used = {file.key for file in (*small.values(), *weights.values())}
-        for file in (*self._listing.archives, *self._taken_out):
-            if file.key not in used:
-                self._store.blob(file.key).unlink(missing_ok=True)
-        return folder
+        return small, weights
 
     def _look_at(self, small: Mapping[str, RemoteFile]) -> None:
         """Have `check` look at the small files under their names."""

@@ -99,7 +99,7 @@ def run(task: Task, teller: Teller) -> Path:
     if task.is_offline:
         return offline(model, store, teller, kind)
     with contextlib.closing(remote_of(model)) as remote:
-        return fetch(model, remote, store, Patience(), teller, check, kind)
+        return fetch(model, remote, store, Patience(), teller, check, kind, headers_only=task.headers_only)
 
 
 def check_config(folder: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 class Task:
     """What to fetch. lifeline_fd: a pipe whose end is the end of the process, if there is one.
 
-    is_adapter: whether a LoRA adapter, not a model.
+    is_adapter: whether a LoRA adapter, not a model. headers_only: whether weights are left where they are.
     """
 
     source: str
@@ -20,6 +20,7 @@ class Task:
     is_offline: bool = False
     lifeline_fd: int | None = None
     is_adapter: bool = False
+    headers_only: bool = False
 
 
 def encoded(task: Task) -> str:

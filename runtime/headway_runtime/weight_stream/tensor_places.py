@@ -59,9 +59,7 @@ class TensorPlace:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def tensor_places(
-    paths: Sequence[Path], indexed: Mapping[str, Path] | None = None
-) -> dict[str, TensorPlace]:
+def tensor_places(paths: Sequence[Path], indexed: Mapping[str, Path] | None = None) -> dict[str, TensorPlace]:
     """By name. indexed: the file of each tensor, as an index has it.
 
     ModelLoadError for a file that is cut, or whose header is not one.
