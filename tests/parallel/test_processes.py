@@ -327,6 +327,9 @@ class AsOnDevice:
     def allgather(self, parts: list[list[Any]], tensors: list[Any]) -> Any:
         raise AssertionError("what GPUs alone are asked for")
 
+    def broadcast(self, tensors: list[Any], options: Any) -> Any:
+        return self._work(tensors, self._processes.broadcast, tensors, options)
+
     def abort(self) -> None:
         self.was_aborted.set()
 

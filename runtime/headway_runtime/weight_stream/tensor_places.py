@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from headway_runtime.checkpoint_files import placed_tensors
+from headway_runtime.checkpoint_files import LENGTH_BYTES, placed_tensors
 from headway_runtime.errors import ModelLoadError
-from headway_runtime.fit.headers import LENGTH_BYTES, read_header
+from headway_runtime.fit.headers import read_header
 
 # As the format names them.
 DTYPES = {
