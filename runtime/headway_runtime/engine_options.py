@@ -109,8 +109,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=size,
         metavar="SIZE",
         help="e.g. 512Mi, 4G (default: what a full batch can fill, at most 0.4 of the free memory, of a "
-        "GPU's what weights and the largest step leave; to be given where servers share a machine, as a CPU's "
-        "is taken only as it fills)",
+        "GPU's what weights and the largest step leave; to be given where servers share a machine, as a "
+        "CPU's is taken only as it fills)",
     )
     add(
         "--kv-cache-dtype",

@@ -149,7 +149,8 @@ class DeviceMemory:
             f"{_gib(self.for_cache)} = {_gib(self.total)} of this GPU - {_gib(self.weights)} weights - "
             f"{_gib(others)} taken by others and the driver - {_gib(self.step)} the largest step, as "
             f"measured - {_gib(self.graphs)} recorded decode steps - {_gib(self.adapters)} LoRA adapters - "
-            f"{_gib(self.spare)} spare ({SPARE_SHARE:.0%}); lower {', '.join(remedies)}, or take a quantization of fewer bits"
+            f"{_gib(self.spare)} spare ({SPARE_SHARE:.0%}); lower {', '.join(remedies)}, or take a "
+            "quantization of fewer bits"
         )
 
 

@@ -75,7 +75,6 @@ class Runner:
 
     def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
         """ranks: that share the model; None starts the others, if there are any."""
-        self.start = StartTimeline()
         self.ranks = open_ranks(config) if ranks is None else ranks
         try:
             self._load(config)
@@ -84,6 +83,7 @@ class Runner:
             raise
 
     def _load(self, config: EngineConfig) -> None:
+        self.start = StartTimeline()
         folder, ranks = Path(config.model_path), self.ranks
         self._model_config = read_model_config(folder)
         check_lengths(config, self._model_config)
@@ -312,7 +312,7 @@ class Runner:
         return logits
 
     def _end_step(self, began_at: float) -> None:
-        """On ranks that sample nothing, and so read no step: the next one reuses memory of the last but one."""
+        """On ranks that sample nothing, so read no step: the next one reuses memory of the last but one."""
         moment = transfers.Moment(self._device)
         if self._step_before is not None:
             self._step_before.wait()

@@ -56,7 +56,10 @@ class DecodeGraphs:
         limit_bytes: int | None,
         device: torch.device,
     ) -> None:
-        """sizes: ascending. most_sampled: tokens of any step. limit_bytes: of memory, beyond which none is recorded; None: there is none."""
+        """sizes: ascending. most_sampled: tokens of any step.
+
+        limit_bytes: of memory, beyond which no more is recorded; None: there is none.
+        """
         block_size = cache.shape.block_size
         self._model, self._cache, self._capturer = model, cache, capturer
         self._limit_bytes = limit_bytes
