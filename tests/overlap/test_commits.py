@@ -8,6 +8,7 @@ import pytest
 from headway_runtime.batch import UNREAD, Batch, Sample, StepResult
 from headway_runtime.commits import Committed
 from headway_runtime.config import Limits
+from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.request import FinishReason, Grammar, Request, SamplingParams
 from headway_runtime.scheduler import Schedule, Scheduler
 from headway_runtime.step_draft import StepDraft
@@ -279,3 +280,16 @@ def test_guessing_has_tokens_read_first() -> None:
     steps.add("a", range(6))
     steps.launch()
     assert steps.scheduler.needs_reading
+
+
+def test_guesses_that_are_under_way_are_read_first_when_they_are_turned_off() -> None:
+    steps = Steps(limits=Limits(8, 32, 3))
+    steps.scheduler.draft_policy = DraftPolicy(is_adaptive=False)
+    steps.add("a", range(6))
+    steps.read(steps.launch())
+    launched = steps.launch()
+    assert launched.batch.num_drafts == 3
+    steps.scheduler.limits = Limits(8, 32)
+    assert steps.scheduler.needs_reading
+    steps.read(launched)
+    assert not steps.scheduler.needs_reading
