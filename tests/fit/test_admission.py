@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway_runtime import cleared_memory, runner
+from headway_runtime import cleared_memory, kv_budget, runner
 from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
@@ -115,7 +115,7 @@ def test_an_engine_is_refused_before_it_opens_its_weights(
     fixture_folder: Any, engine_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are none: opening them would be another error."""
-    monkeypatch.setattr(runner, "free_memory_bytes", lambda: 4 * GIB)
+    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda: 4 * GIB)
     config = engine_config(fixture_folder("llama-3.1-8b"), kv_cache_memory_bytes=None)
     with pytest.raises(ConfigError, match=r"the model does not fit: weights 14.9\d GiB"):
         runner.Runner(config)
@@ -125,7 +125,7 @@ def test_memory_that_was_cleared_for_weights_counts_as_free(
     fixture_folder: Any, engine_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(runner, "free_memory_bytes", lambda: 4 * GIB)
+    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda: 4 * GIB)
     monkeypatch.setattr(cleared_memory, "num_cleared", lambda: GIB)
 
     def note(*arguments: Any) -> None:

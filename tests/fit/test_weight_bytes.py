@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway_runtime import cleared_memory
-from headway_runtime import runner as runner_module
+from headway_runtime import cleared_memory, kv_budget
 from headway_runtime.config import Envelope, Limits, LoraConfig, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import TOLERANCE
@@ -102,7 +101,7 @@ def test_an_engine_left_to_itself_leaves_its_largest_step_the_memory_that_is_pla
     fit = assess(question(folder, "bfloat16", max_model_len=2048, context=2048))
     size = int(fit.step.total * 1.1) + fit.weight_bytes
     free = iter([size, size - fit.weight_bytes])
-    monkeypatch.setattr(runner_module, "free_memory_bytes", lambda: next(free))
+    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda: next(free))
     monkeypatch.setattr(cleared_memory, "num_cleared", lambda: 0)
     runner = start_runner(folder, max_model_len=2048, kv_cache_memory_bytes=None)
     planned = replace(question(folder, "bfloat16", max_model_len=2048, context=2048), memory_bytes=size)

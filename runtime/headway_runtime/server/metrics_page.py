@@ -28,6 +28,7 @@ from headway_runtime.histograms import EDGES_MILLISECONDS, SIZE_EDGES, Histogram
 from headway_runtime.offload.counters import OffloadSnapshot
 from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.server.messages import EngineState
+from headway_runtime.start_timeline import STAGES
 
 _EDGE_LABELS = (*(format(edge / 1000.0, ".9g") for edge in EDGES_MILLISECONDS), "+Inf")
 _SIZE_LABELS = (*map(str, SIZE_EDGES), "+Inf")
@@ -101,8 +102,9 @@ class _Page(Collector):
         for name, text, value in plain:
             yield GaugeMetricFamily(name, text, value)
         start = GaugeMetricFamily("headway_start_seconds", "What the start took.", labels=["stage"])
-        for stage, seconds in state.metrics.start_seconds.items():
-            start.add_metric([stage], seconds)
+        for stage in STAGES:
+            # A start without a stage spent nothing on it.
+            start.add_metric([stage], state.metrics.start_seconds.get(stage, 0.0))
         yield start
         limits = GaugeMetricFamily("headway_limit", "Batch limits in force.", labels=["limit"])
         envelope = GaugeMetricFamily("headway_limit_max", "Upper ends of the limits.", labels=["limit"])
