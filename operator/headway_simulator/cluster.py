@@ -1,0 +1,276 @@
+"""One simulation: the events of a service under a trace, in order of time.
+
+| event            | what happens                                                                           |
+| ---              | ---                                                                                    |
+| a request comes  | the gateway gives it to a replica, or holds it                                         |
+| an engine wakes  | a turn of its loop ends: first bytes and ends become known, the next turn begins       |
+| a pass           | samples are taken; a scrape's delay later `decide` and `plan` act upon them             |
+| a pod changes    | it becomes ready, has drained, dies, or finds room on a node (`pods`)                  |
+
+Everything random is drawn from the seed, a stream for each purpose, so that two controllers meet the same
+requests, losses and cold starts. Time begins at BEGIN_SECONDS: to the controller 0 means never.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Generic
+
+from headway_operator.errors import ScrapeError
+from headway_operator.plan import plan
+from headway_operator.slo import Target, target_of
+from headway_operator.spec import Service
+from headway_operator.state import Observed, Plan, ReplicaSample, Sample
+from headway_runtime.config import Limits, Targets
+from headway_simulator.control import (
+    GATEWAY_ADDRESS,
+    AnyMemory,
+    Controller,
+    observed,
+    rendered,
+    replica_sample,
+    scale_of,
+)
+from headway_simulator.engine import EngineSettings, SimulatedEngine
+from headway_simulator.gateway import WAITING_TIMEOUT_SECONDS, Gateway
+from headway_simulator.pods import Deployment, Pod
+from headway_simulator.prompts import Prompts
+from headway_simulator.records import Flight, Run, pass_of
+from headway_simulator.trace import Trace
+
+BEGIN_SECONDS = 86400.0
+# Requests that are still under way so long after the load has ended count as unfinished.
+GRACE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a service meets besides its load.
+
+    cold_start_seconds: from a pod's place on a node until it is ready; each differs from it by up to
+    cold_start_spread, as a share. most_pods: that nodes have room for. missing_samples: the share of samples,
+    of replicas and of the gateway, that do not come. deaths_per_pod_hour: of ready pods. initial_replicas:
+    ready when the load begins. interval_seconds: between two passes; the operator's default.
+    """
+
+    initial_replicas: int = 1
+    cold_start_seconds: float = 60.0
+    cold_start_spread: float = 0.0
+    most_pods: int = 1000
+    interval_seconds: float = 5.0
+    scrape_delay_seconds: float = 0.05
+    missing_samples: float = 0.0
+    deaths_per_pod_hour: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything but the load and the controller."""
+
+    service: Service
+    engine: EngineSettings
+    conditions: Conditions = field(default_factory=Conditions)
+
+
+Told = Callable[[float], None]
+
+
+class Simulation(Generic[AnyMemory]):
+    """controller: None leaves replicas and limits as they begin. told: the share of the load that is past."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        setting: Setting,
+        controller: Controller[AnyMemory] | None,
+        told: Told = lambda share: None,
+    ) -> None:
+        self._setting = setting
+        self._controller = controller
+        self._memory: AnyMemory | None = None
+        self._told = told
+        self._conditions = conditions = setting.conditions
+        self._target: Target = target_of(setting.service.spec)
+        self.run = Run(BEGIN_SECONDS, BEGIN_SECONDS + trace.duration_seconds)
+        self.run.flights = [Flight(one, BEGIN_SECONDS + one.at_seconds) for one in trace.arrivals]
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = count()
+        self._num_ended = 0
+        self._prompts = Prompts()
+        self._cold_starts = random.Random(f"cold starts {conditions.seed}")
+        self._missing = random.Random(f"missing samples {conditions.seed}")
+        self._deaths = random.Random(f"deaths {conditions.seed}")
+        self.deployment = Deployment(
+            conditions.most_pods,
+            float(setting.service.spec.drain_timeout_seconds),
+            self._cold_start,
+            self._later,
+            self._pod_ready,
+            self._pod_gone,
+        )
+        self._gateway = Gateway(self.run.flights, lambda: self.deployment.living, self._send)
+
+    def result(self, stops_after: range | None = None) -> Run:
+        """Run it to its end; with stops_after, until the requests of these numbers have ended."""
+        self.deployment.start_ready(self._conditions.initial_replicas, BEGIN_SECONDS)
+        if self._controller is not None:
+            self._later(BEGIN_SECONDS, self._sample)
+        if self.run.flights:
+            self._later(self.run.flights[0].arrived_at, lambda now: self._arrive(0, now))
+        last_at = self.run.ends_at + GRACE_SECONDS
+        while self._events and self._events[0][0] <= last_at:
+            now, _, act = heapq.heappop(self._events)
+            act(now)
+            if now >= self.run.ends_at and self._gateway.num_open == 0:
+                break
+            if stops_after is not None and not self._is_any_open(stops_after):
+                break
+        self.run.pods = [life for pod in self._all_pods if (life := pod.life()) is not None]
+        for pod in self._all_pods:
+            self._count(pod)
+        return self.run
+
+    def _is_any_open(self, numbers: range) -> bool:
+        """Whether one of them is still to come or under way. They come in order, and mostly end so."""
+        while self._num_ended < len(numbers):
+            if self.run.flights[numbers[self._num_ended]].fate == "unfinished":
+                return True
+            self._num_ended += 1
+        return False
+
+    @property
+    def _all_pods(self) -> list[Pod]:
+        return [*self.deployment.gone, *self.deployment.living]
+
+    def _later(self, at: float, act: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (at, next(self._order), act))
+
+    def _arrive(self, number: int, now: float) -> None:
+        following = number + 1
+        if following < len(self.run.flights):
+            self._later(self.run.flights[following].arrived_at, lambda at: self._arrive(following, at))
+        if self._gateway.receive(number, now):
+            self._later(now + WAITING_TIMEOUT_SECONDS, lambda at: self._gateway.give_up(number))
+
+    def _send(self, pod: Pod, number: int, now: float) -> bool:
+        engine, flight = pod.engine, self.run.flights[number]
+        assert engine is not None
+        request = self._prompts.request(str(number), flight.arrival, flight.arrived_at)
+        taken = engine.add(request, self._prompts.answer_token(), now)
+        self._wake_later(pod, engine)
+        return taken
+
+    def _wake_later(self, pod: Pod, engine: SimulatedEngine) -> None:
+        """An event for when the engine wakes; one that was asked for earlier no longer counts."""
+        wakes_at = engine.wakes_at
+        if wakes_at < math.inf and wakes_at != pod.event_at:
+            pod.event_at = wakes_at
+            self._later(wakes_at, lambda now: self._wake(pod, engine, now))
+
+    def _wake(self, pod: Pod, engine: SimulatedEngine, now: float) -> None:
+        if pod.phase == "gone" or now != pod.event_at:
+            return
+        pod.event_at = None
+        emitted = engine.wake()
+        for name, ttft_seconds in emitted.first:
+            self._gateway.answered()
+            self.run.flights[int(name)].ttft_seconds = ttft_seconds
+        for name, tpot_seconds in emitted.ended:
+            self.run.flights[int(name)].tpot_seconds = tpot_seconds
+            self._gateway.finished(int(name), now)
+        if emitted.ended and pod.phase == "draining" and pod.in_flight == 0:
+            self.deployment.drained(pod, now)
+        self._wake_later(pod, engine)
+
+    def _pod_ready(self, pod: Pod, now: float) -> None:
+        pod.engine = SimulatedEngine(self._setting.engine, now, f"{self._conditions.seed} {pod.name}")
+        rate = self._conditions.deaths_per_pod_hour
+        if rate:
+            self._later(now + self._deaths.expovariate(rate / 3600), lambda at: self._die(pod, at))
+        self._gateway.wake_held(now)
+
+    def _die(self, pod: Pod, now: float) -> None:
+        if pod.phase != "gone":
+            self.deployment.die(pod, now)
+
+    def _pod_gone(self, pod: Pod, now: float) -> None:
+        if pod.engine is not None:
+            self._gateway.lost(pod, [int(name) for name in pod.engine.live_requests])
+
+    def _cold_start(self) -> float:
+        conditions = self._conditions
+        spread = conditions.cold_start_spread
+        return conditions.cold_start_seconds * (1 + self._cold_starts.uniform(-spread, spread))
+
+    def _sample(self, now: float) -> None:
+        """A pass begins: what is observed and sampled now is decided upon a moment later."""
+        self._told(min(1.0, (now - self.run.starts_at) / (self.run.ends_at - self.run.starts_at)))
+        pods = list(self.deployment.living)
+        seen = observed(self._setting.service, self.deployment.replicas, pods, BEGIN_SECONDS)
+        highest = self._target.highest
+        samples: dict[str, ReplicaSample | None] = {}
+        errors: dict[str, str] = {}
+        for pod in pods:
+            if pod.engine is None:
+                continue
+            if self._missing.random() >= self._conditions.missing_samples:
+                samples[pod.name] = replica_sample(pod, pod.engine, highest, now)
+                self._wake_later(pod, pod.engine)
+            elif pod.phase == "ready":
+                samples[pod.name] = None
+                errors[pod.name] = str(
+                    ScrapeError(f"GET http://{pod.name}/admin/sample: no answer within 2 s")
+                )
+        is_missing = self._missing.random() < self._conditions.missing_samples
+        gateways = {GATEWAY_ADDRESS: None if is_missing else self._gateway.sample(now)}
+        sample = Sample(now, samples, gateways, errors)
+        self._later(now + self._conditions.scrape_delay_seconds, lambda at: self._decide(sample, seen, at))
+
+    def _decide(self, sample: Sample, seen: Observed, now: float) -> None:
+        controller, service = self._controller, self._setting.service
+        assert controller is not None
+        if self._memory is None:
+            self._memory = controller.begin(sample, now)
+        decision, self._memory = controller.decide(self._target, self._memory, sample, seen, now)
+        ready = sum(one.phase == "ready" for one in seen.replicas)
+        pending = sum(one.phase in ("pending", "starting") for one in seen.replicas)
+        num_sampled = sum(one is not None for one in sample.replicas.values())
+        self.run.passes.append(pass_of(decision, ready, pending, num_sampled))
+        self._act(plan(service, rendered(service), seen, sample, decision), now)
+        if now < self.run.ends_at:
+            self._later(now + self._conditions.interval_seconds, self._sample)
+
+    def _act(self, todo: Plan, now: float) -> None:
+        pods = {pod.name: pod for pod in self.deployment.living}
+        for name, cost in todo.deletion_costs.items():
+            if name in pods:
+                pods[name].deletion_cost = cost
+        replicas = scale_of(todo, self._setting.service)
+        if replicas is not None:
+            self.deployment.scale(replicas, now)
+        for name, body in todo.patch.items():
+            pod = pods.get(name)
+            if pod is None or pod.engine is None or pod.phase == "gone":
+                continue
+            self._patch(pod.engine, body, now)
+            self._wake_later(pod, pod.engine)
+
+    def _patch(self, engine: SimulatedEngine, body: Mapping[str, Any], now: float) -> None:
+        """As the replica's PATCH /admin/limits does."""
+        if "max_num_seqs" in body:
+            engine.set_limits(Limits(body["max_num_seqs"], body["max_num_batched_tokens"]), now)
+        targets = engine.metrics.targets
+        names = ("ttft_milliseconds", "tpot_milliseconds")
+        wanted = {name: body.get(name, getattr(targets, name)) for name in names}
+        engine.set_targets(Targets(**wanted), now)
+
+    def _count(self, pod: Pod) -> None:
+        if pod.engine is not None:
+            counters = pod.engine.metrics.snapshot().counters
+            self.run.num_preemptions += counters["preemptions"]
+            self.run.num_prompt_tokens += counters["prompt_tokens"]
+            self.run.num_cached_tokens += counters["cached_tokens"]

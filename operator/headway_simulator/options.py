@@ -1,0 +1,205 @@
+"""From flags to a load, a service and its conditions; the one place that knows what defaults mean."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headway_operator.errors import SpecError
+from headway_operator.names import API_VERSION, KIND
+from headway_operator.spec import Service, parse
+from headway_runtime.config import Limits
+from headway_simulator.cluster import Conditions, Setting
+from headway_simulator.engine import EngineSettings
+from headway_simulator.errors import OptionsError
+from headway_simulator.flags import (
+    DEFAULT_ACCEPTANCE,
+    DEFAULT_DURATION_SECONDS,
+    DEFAULT_MAX_REPLICAS,
+    DEFAULT_PERCENTILE,
+    DEFAULT_REQUESTS_PER_SECOND,
+    DEFAULT_SLO_FACTOR,
+)
+from headway_simulator.generators import Course, Kind, generated
+from headway_simulator.oracle import INTERVAL_SECONDS, guessed_replicas
+from headway_simulator.rates import Lengths, arrivals_of, scaled_to_mean
+from headway_simulator.simulated_runner import Speculation
+from headway_simulator.step_model import (
+    StepModel,
+    idle_tpot_milliseconds,
+    idle_ttft_milliseconds,
+    read_step_model,
+)
+from headway_simulator.trace import Trace, half_of, part_of, percentile_of, scaled_rate
+from headway_simulator.trace_files import read_trace
+
+# Which flags only mean something for made-up loads, for CSVs of rates, and for a service made of flags.
+GENERATOR_FLAGS = ("duration_seconds", "factor", "period_seconds")
+KINDS_WITH: dict[str, tuple[Kind, ...]] = {
+    "factor": ("diurnal", "step", "flash"),
+    "variation": ("gamma",),
+    "period_seconds": ("diurnal",),
+}
+RATE_FLAGS = ("rate", "variation", "lengths")
+SERVICE_FLAGS = (
+    *("ttft_milliseconds", "tpot_milliseconds", "slo_factor", "percentile", "min_replicas", "max_replicas"),
+)
+PROMPT_PERCENTILE = 99
+
+
+def load_of(options: argparse.Namespace) -> Trace:
+    """The requests that come. Raises OptionsError and TraceError."""
+    trace = _generated(options) if options.generate else _read(options)
+    if not options.start_seconds < min(options.end_seconds, trace.duration_seconds):
+        raise OptionsError(
+            f"--start-seconds={options.start_seconds:g} is not before --end-seconds={options.end_seconds:g} "
+            f"and the load's end at {trace.duration_seconds:g}"
+        )
+    trace = half_of(part_of(trace, options.start_seconds, options.end_seconds), options.half)
+    if options.rate_scale != 1:
+        trace = scaled_rate(trace, options.rate_scale, options.seed)
+    if not trace.arrivals:
+        raise OptionsError("no request is left of the load; widen the part of it that is taken")
+    return trace
+
+
+def _generated(options: argparse.Namespace) -> Trace:
+    for name, kinds in KINDS_WITH.items():
+        if options.generate not in kinds:
+            _refuse(options, (name,), f"is of --generate {' and '.join(kinds)}; leave it out")
+    changes = {
+        name: getattr(options, name)
+        for name in ("factor", "variation", "period_seconds")
+        if getattr(options, name) is not None
+    }
+    course = Course(
+        options.generate,
+        options.rate or DEFAULT_REQUESTS_PER_SECOND,
+        options.duration_seconds or DEFAULT_DURATION_SECONDS,
+        **changes,
+    )
+    return generated(course, _lengths(options), options.seed)
+
+
+def _read(options: argparse.Namespace) -> Trace:
+    _refuse(options, GENERATOR_FLAGS, "is of --generate; leave it out")
+    found = read_trace(options.trace)
+    if isinstance(found, Trace):
+        _refuse(options, RATE_FLAGS, "is of --generate and of CSVs of rates, and this trace has its requests")
+        return found
+    windows = found if options.rate is None else scaled_to_mean(found, options.rate)
+    return arrivals_of(
+        options.trace.name, windows, _lengths(options), options.seed, variation=options.variation
+    )
+
+
+def _lengths(options: argparse.Namespace) -> Lengths:
+    if options.lengths is None:
+        return Lengths(None)
+    found = read_trace(options.lengths)
+    if not isinstance(found, Trace):
+        raise OptionsError(f"--lengths={str(options.lengths)!r} holds rates; give a trace of requests")
+    return Lengths(found)
+
+
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise OptionsError(f"--{name.replace('_', '-')}={getattr(options, name)!s} {why}")
+
+
+def setting_of(options: argparse.Namespace, trace: Trace) -> Setting:
+    """The service and what it meets. Raises OptionsError."""
+    model = read_step_model(options.step_model)
+    longest = max(one.prompt_tokens + one.output_tokens for one in trace.arrivals) + 1
+    if longest > model.kv_cache_tokens:
+        raise OptionsError(
+            f"the longest request has {longest} tokens, and the KV cache of step model {model.name!r} holds "
+            f"{model.kv_cache_tokens}; leave the request out, or give a larger kv_cache_tokens"
+        )
+    service = _made_service(options, trace, model) if options.service is None else _read_service(options)
+    scaling = service.spec.scaling
+    first = part_of(trace, 0.0, INTERVAL_SECONDS)
+    initial = options.initial_replicas or max(
+        scaling.min_replicas, min(scaling.max_replicas, guessed_replicas(model, first))
+    )
+    return Setting(
+        service,
+        EngineSettings(
+            model=model,
+            max_model_len=longest,
+            limits=Limits(*service.spec.batching.initial),
+            speculation=_speculation(options),
+        ),
+        Conditions(
+            initial_replicas=initial if service.spec.replicas is None else service.spec.replicas,
+            cold_start_seconds=options.cold_start_seconds,
+            cold_start_spread=options.cold_start_spread,
+            most_pods=options.most_pods,
+            interval_seconds=options.interval_seconds,
+            scrape_delay_seconds=options.scrape_delay_seconds,
+            missing_samples=options.missing_samples,
+            deaths_per_pod_hour=options.deaths_per_pod_hour,
+            seed=options.seed,
+        ),
+    )
+
+
+def _speculation(options: argparse.Namespace) -> Speculation | None:
+    if not options.num_speculative_tokens:
+        _refuse(options, ("acceptance",), "needs --num-speculative-tokens; give both or neither")
+        return None
+    acceptance = DEFAULT_ACCEPTANCE if options.acceptance is None else options.acceptance
+    return Speculation(options.num_speculative_tokens, acceptance)
+
+
+def _read_service(options: argparse.Namespace) -> Service:
+    _refuse(options, SERVICE_FLAGS, "does not go with --service; write it there")
+    path: Path = options.service
+    try:
+        manifest = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OptionsError(f"--service={str(path)!r} cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise OptionsError(f"--service={str(path)!r} is no manifest; write one InferenceService")
+    return _parsed(manifest, f"--service={str(path)!r}")
+
+
+def _made_service(options: argparse.Namespace, trace: Trace, model: StepModel) -> Service:
+    """The spec's own defaults, but for its promise and its bounds."""
+    if options.ttft_milliseconds and options.tpot_milliseconds:
+        _refuse(options, ("slo_factor",), "makes targets, and both are given; leave one of the three out")
+    factor = options.slo_factor or DEFAULT_SLO_FACTOR
+    manifest: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "simulated"},
+        "spec": {
+            "model": {"source": "/simulated"},
+            "slo": {
+                "percentile": options.percentile or DEFAULT_PERCENTILE,
+                "ttftMilliseconds": options.ttft_milliseconds or 1,
+                "tpotMilliseconds": options.tpot_milliseconds or 1,
+            },
+            "scaling": {
+                "minReplicas": options.min_replicas or 1,
+                "maxReplicas": options.max_replicas or DEFAULT_MAX_REPLICAS,
+            },
+        },
+    }
+    budget = _parsed(manifest, "the flags").spec.batching.max_num_batched_tokens.max
+    prompt = round(percentile_of((one.prompt_tokens for one in trace.arrivals), PROMPT_PERCENTILE))
+    slo = manifest["spec"]["slo"]
+    if options.ttft_milliseconds is None:
+        slo["ttftMilliseconds"] = round(factor * idle_ttft_milliseconds(model, prompt, budget))
+    if options.tpot_milliseconds is None:
+        slo["tpotMilliseconds"] = round(factor * idle_tpot_milliseconds(model, prompt))
+    return _parsed(manifest, "the flags")
+
+
+def _parsed(manifest: dict[str, Any], where: str) -> Service:
+    try:
+        return parse(manifest)
+    except SpecError as error:
+        raise OptionsError(f"{where}: {error}") from error

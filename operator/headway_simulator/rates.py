@@ -1,0 +1,121 @@
+"""Requests out of rates: renewal processes whose rate changes with time, and lengths drawn for them.
+
+A process of rate r(t) is one of rate 1 on a stretched clock: with R(t) the integral of r, the gaps of R are
+independent gamma variables of mean 1 (exponential ones make it Poisson), and each R is taken back to its t.
+That keeps the burstiness asked for where the rate moves (Gerhardt and Nelson 2009, "Transforming renewal
+processes for simulation of nonstationary arrival processes").
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from headway_simulator.errors import OptionsError
+from headway_simulator.trace import Arrival, Trace
+
+# Lengths where no trace lends its own: lognormal, median and sigma of the natural logarithm. They are of the
+# size of conversations as Azure's trace of 2023 shows them (mean prompt 1,155 tokens, mean answer 211).
+PROMPT_MEDIAN, PROMPT_SIGMA = 850.0, 0.8
+OUTPUT_MEDIAN, OUTPUT_SIGMA = 165.0, 0.7
+LEAST_TOKENS, MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS = 1, 8192, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class RateWindow:
+    """How fast requests come in [start, end); variation: of the gaps (standard deviation over mean)."""
+
+    start_seconds: float
+    end_seconds: float
+    requests_per_second: float
+    variation: float | None = None
+
+
+class Lengths:
+    """Pairs of lengths: drawn, with repetition, from a trace's requests, or lognormal ones without one."""
+
+    def __init__(self, trace: Trace | None) -> None:
+        self._recorded = () if trace is None else trace.arrivals
+
+    def draw(self, chance: random.Random) -> tuple[int, int]:
+        """Tokens of a prompt and of its answer."""
+        if self._recorded:
+            one = chance.choice(self._recorded)
+            return one.prompt_tokens, one.output_tokens
+        prompt = chance.lognormvariate(math.log(PROMPT_MEDIAN), PROMPT_SIGMA)
+        output = chance.lognormvariate(math.log(OUTPUT_MEDIAN), OUTPUT_SIGMA)
+        return (
+            max(LEAST_TOKENS, min(MOST_PROMPT_TOKENS, round(prompt))),
+            max(LEAST_TOKENS, min(MOST_OUTPUT_TOKENS, round(output))),
+        )
+
+
+def arrivals_of(
+    name: str,
+    windows: Sequence[RateWindow],
+    lengths: Lengths,
+    seed: int,
+    *,
+    variation: float | None = None,
+    step_at_seconds: float | None = None,
+) -> Trace:
+    """A trace that follows the windows' rates.
+
+    variation: of all gaps; None takes each window's own, and 1, Poisson, where it has none.
+    Raises OptionsError where the rates bring no request.
+    """
+    chance = random.Random(f"arrivals {seed}")
+    arrivals = tuple(Arrival(at, *lengths.draw(chance)) for at in _times(windows, variation, chance))
+    if not arrivals:
+        raise OptionsError(f"{name}: these rates bring no request; raise them or the duration")
+    return Trace(name, arrivals, windows[-1].end_seconds, step_at_seconds)
+
+
+def scaled_to_mean(windows: Sequence[RateWindow], requests_per_second: float) -> tuple[RateWindow, ...]:
+    """The same course of rates, with another mean over the whole time. OptionsError if all are 0.
+
+    A lower rate is a choice of the requests at random, each with probability p. That takes bursts apart: of a
+    renewal process whose gaps have the squared variation v, the thinned one's is 1 + p * (v - 1).
+    """
+    seconds = sum(one.end_seconds - one.start_seconds for one in windows)
+    mean = sum(one.requests_per_second * (one.end_seconds - one.start_seconds) for one in windows) / seconds
+    if mean == 0:
+        raise OptionsError("the rates are all 0; there is nothing to scale")
+    factor = requests_per_second / mean
+    return tuple(
+        replace(
+            one,
+            requests_per_second=one.requests_per_second * factor,
+            variation=None if one.variation is None else _thinned(one.variation, min(1.0, factor)),
+        )
+        for one in windows
+    )
+
+
+def _thinned(variation: float, share: float) -> float:
+    return math.sqrt(1 + share * (variation**2 - 1))
+
+
+def _times(windows: Sequence[RateWindow], variation: float | None, chance: random.Random) -> Iterator[float]:
+    """When requests come."""
+    left = 0.0  # of the gap under way, in units of the stretched clock
+    is_first = True
+    for window in windows:
+        rate = window.requests_per_second
+        if rate == 0:
+            continue
+        bursty = variation or window.variation or 1.0
+        at = window.start_seconds
+        if is_first:
+            left, is_first = _gap(chance, bursty), False
+        while at + left / rate < window.end_seconds:
+            at += left / rate
+            yield at
+            left = _gap(chance, bursty)
+        left -= (window.end_seconds - at) * rate
+
+
+def _gap(chance: random.Random, variation: float) -> float:
+    """Gamma of mean 1: its shape is 1 over the squared variation."""
+    shape = variation**-2
+    return chance.gammavariate(shape, 1 / shape)

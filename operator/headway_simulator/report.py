@@ -1,0 +1,94 @@
+"""What a simulation says: as JSON, and in a few lines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from headway_operator.slo import Target
+from headway_simulator.cluster import Setting
+from headway_simulator.measures import Measures
+from headway_simulator.oracle import Oracle
+from headway_simulator.timeline import Minute
+from headway_simulator.trace import Trace
+
+REPORT_VERSION = 1
+
+
+def as_json(
+    trace: Trace,
+    setting: Setting,
+    target: Target,
+    found: Measures,
+    oracle: Oracle | None,
+    minutes: Sequence[Minute],
+    causes: Mapping[str, int],
+    seconds_taken: Mapping[str, float],
+) -> dict[str, Any]:
+    """The report, version 1; docs/simulate.md says what each field means."""
+    has_oracle = oracle is not None and oracle.is_attained
+    return {
+        "version": REPORT_VERSION,
+        "objective": target.percentile / 100,
+        "targets": asdict(target.targets),
+        **asdict(found),
+        "oracle_gpu_hours": oracle.measures.gpu_hours if oracle is not None and has_oracle else None,
+        "cost_over_oracle": (
+            found.gpu_hours / oracle.measures.gpu_hours if oracle is not None and has_oracle else None
+        ),
+        "oracle": None if oracle is None else asdict(oracle),
+        "trace": {
+            "name": trace.name,
+            "duration_seconds": trace.duration_seconds,
+            "requests_per_second": trace.requests_per_second,
+        },
+        "step_model": asdict(setting.engine.model),
+        "conditions": asdict(setting.conditions),
+        "scaling": {"min_replicas": target.min_replicas, "max_replicas": target.max_replicas},
+        "causes": dict(causes),
+        "timeline": [asdict(one) for one in minutes],
+        "seconds_taken": dict(seconds_taken),
+    }
+
+
+def text(trace: Trace, target: Target, found: Measures, oracle: Oracle | None) -> str:
+    """The same for a person."""
+    targets = target.targets
+    load = f"{found.num_arrivals} requests in {trace.duration_seconds:.0f} s"
+    latencies = (
+        ("TTFT", found.ttft_milliseconds, targets.ttft_milliseconds),
+        ("TPOT", found.tpot_milliseconds, targets.tpot_milliseconds),
+    )
+    shown = (f"{name} {_milliseconds(got)} against {_milliseconds(want)}" for name, got, want in latencies)
+    worst = f"{_share(found.worst_five_minutes)} in the worst 5 minutes"
+    ends = f"rejected {found.num_rejected}, lost {found.num_lost}, unfinished {found.num_unfinished}"
+    replicas = f"{found.mean_replicas:.2f} replicas on average, {found.most_replicas} at most"
+    lines = [
+        f"{trace.name}: {load} ({trace.requests_per_second:.2f}/s)",
+        f"P{target.percentile} {', '.join(shown)}",
+        f"attained by {found.joint_attainment:.2%} of arrivals, {worst}; {ends}",
+        f"{found.gpu_hours:.2f} GPU-hours, {replicas}",
+        f"{found.actions_per_hour:.1f} actions and {found.reversals_per_hour:.1f} reversals an hour",
+    ]
+    if found.recovery_seconds is not None:
+        lines.append(f"recovered {found.recovery_seconds:.0f} s after the jump")
+    if oracle is not None:
+        lines.append(_oracle_line(found, oracle))
+    return "\n".join(lines)
+
+
+def _oracle_line(found: Measures, oracle: Oracle) -> str:
+    cost = oracle.measures
+    if not oracle.is_attained:
+        return f"oracle: no schedule attains the objective; the best has {cost.joint_attainment:.2%}"
+    return (
+        f"oracle: {cost.gpu_hours:.2f} GPU-hours at {cost.joint_attainment:.2%}; "
+        f"this is {found.gpu_hours / cost.gpu_hours:.2f} times that"
+    )
+
+
+def _milliseconds(value: float | None) -> str:
+    return "none" if value is None else f"{value:.0f} ms"
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2%}"

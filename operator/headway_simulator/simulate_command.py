@@ -1,0 +1,102 @@
+"""`headway simulate`: run the controller and the engine's scheduler through a load, without a GPU."""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from headway_operator.slo import target_of
+from headway_simulator.cluster import Simulation
+from headway_simulator.control import headway
+from headway_simulator.errors import OptionsError, SimulatorError
+from headway_simulator.flags import build_parser
+from headway_simulator.measures import measures
+from headway_simulator.options import load_of, setting_of
+from headway_simulator.oracle import find_oracle
+from headway_simulator.report import as_json, text
+from headway_simulator.timeline import timeline
+
+PLOT_FORMATS = (".png", ".svg", ".pdf")
+INTERRUPTED_STATUS = 130
+
+
+def main(argv: list[str]) -> int:
+    """Simulate: 0 when done, 2 for flags, traces or manifests that cannot be used."""
+    options = build_parser().parse_args(argv)
+    try:
+        _check_output(options)
+        _run(options)
+    except SimulatorError as error:
+        print(f"headway simulate: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED_STATUS
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    trace = load_of(options)
+    setting = setting_of(options, trace)
+    target = target_of(setting.service.spec)
+    taken: dict[str, float] = {}
+    with _stage("headway", taken, is_quiet=options.quiet) as told:
+        run = Simulation(trace, setting, headway(), told).result()
+    found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
+    oracle = None
+    if options.oracle:
+        with _stage("oracle", taken, is_quiet=options.quiet) as told:
+            oracle = find_oracle(trace, setting, told)
+    print(text(trace, target, found, oracle))
+    minutes = timeline(run, target)
+    if options.json is not None:
+        causes = Counter(one.cause for one in run.passes)
+        report = as_json(trace, setting, target, found, oracle, minutes, causes, taken)
+        _write(options.json, report)
+    if options.plot is not None:
+        from headway_simulator.plot import draw
+
+        draw(options.plot, minutes, None if oracle is None else oracle.replicas, target, trace.name)
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    """Refuse, before anything is simulated, what could not be written afterwards."""
+    for flag, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and not path.parent.is_dir():
+            raise OptionsError(
+                f"{flag}={str(path)!r}: there is no folder {str(path.parent)!r}; make it first"
+            )
+    if options.plot is None:
+        return
+    if options.plot.suffix.lower() not in PLOT_FORMATS:
+        raise OptionsError(f"--plot={str(options.plot)!r} must end in one of {', '.join(PLOT_FORMATS)}")
+    if find_spec("matplotlib") is None:
+        raise OptionsError("--plot needs matplotlib; remedy: pip install -e '.[simulate]' in the checkout")
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionsError(f"--json={str(path)!r} cannot be written: {error}") from error
+
+
+@contextmanager
+def _stage(name: str, taken: dict[str, float], *, is_quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A progress bar from 0 to 1, and how long it took."""
+    began = time.monotonic()
+    with tqdm(total=100, desc=name, unit="%", disable=is_quiet, bar_format="{l_bar}{bar}| {elapsed}") as bar:
+
+        def told(share: float) -> None:
+            bar.update(max(0.0, 100 * share - bar.n))
+
+        yield told
+        told(1.0)
+    taken[name] = round(time.monotonic() - began, 3)

@@ -1,0 +1,245 @@
+"""Uneventful steps taken over at once change nothing: held against the engine's own loop, step by step."""
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from headway_runtime.config import Limits, Targets
+from headway_simulator.engine import EngineSettings, SimulatedEngine
+from headway_simulator.prompts import Prompts
+from headway_simulator.simulated_runner import Speculation
+from headway_simulator.trace import Arrival
+
+
+@dataclass
+class Lived:
+    """What one engine did under a script. wakes: how often it was woken."""
+
+    firsts: dict[str, float] = field(default_factory=dict)
+    ends: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    samples: list[Any] = field(default_factory=list)
+    wakes: int = 0
+    engine: SimulatedEngine | None = None
+
+
+@dataclass(frozen=True)
+class Script:
+    """Arrivals by time, and what else happens: limits set, samples taken."""
+
+    arrivals: tuple[Arrival, ...]
+    limits: tuple[tuple[float, Limits], ...] = ()
+    samples: tuple[float, ...] = ()
+
+
+def live(settings: EngineSettings, script: Script, *, checks: bool = False) -> Lived:
+    """Play a script to its end."""
+    lived, prompts = Lived(), Prompts()
+    engine = lived.engine = SimulatedEngine(settings, 0.0, "seed")
+    engine.set_targets(Targets(500.0, 30.0), 0.0)
+    events: list[tuple[float, Any]] = [(one.at_seconds, one) for one in script.arrivals]
+    events += [*script.limits, *((at, None) for at in script.samples), (math.inf, None)]
+    number = 0
+    for at, event in sorted(events, key=lambda one: one[0]):
+        while engine.wakes_at < min(at, 1e9):
+            now = engine.wakes_at
+            emitted = engine.wake()
+            lived.wakes += 1
+            lived.firsts.update(emitted.first)
+            lived.ends.update({name: (now, tpot) for name, tpot in emitted.ended})
+            if checks:
+                engine.scheduler.check_integrity()
+        if isinstance(event, Arrival):
+            request = prompts.request(str(number), event, at)
+            engine.add(request, prompts.answer_token(), at)
+            number += 1
+        elif isinstance(event, Limits):
+            engine.set_limits(event, at)
+        elif at < math.inf:
+            engine.catch_up(at)
+            lived.samples.append((gauges(engine), shown(engine)))
+    assert engine.num_running == engine.num_waiting == 0
+    return lived
+
+
+def gauges(engine: SimulatedEngine) -> tuple[int, ...]:
+    scheduler = engine.scheduler
+    return engine.num_running, engine.num_waiting, scheduler.pool.num_used, scheduler.cache.num_reusable
+
+
+def shown(engine: SimulatedEngine) -> Any:
+    """All that the metrics hold; sums of gaps between tokens are added up in another order, so rounded."""
+    snapshot = engine.metrics.snapshot()
+    histograms = {name: one.counts for name, one in snapshot.histograms.items()}
+    sums = {
+        name: round(one.sum_milliseconds, 6) if name == "inter_token" else one.sum_milliseconds
+        for name, one in snapshot.histograms.items()
+    }
+    return snapshot.counters, histograms, sums, snapshot.sizes, snapshot.rates
+
+
+def random_script(seed: int, count: int = 60) -> Script:
+    """Bursts and pauses, short and long answers, some shared prefixes, limits that move, samples."""
+    chance = random.Random(seed)
+    at, arrivals = 0.0, []
+    for _ in range(count):
+        at += chance.choice([0.0, 0.01, 0.1, 0.5, 3.0]) * chance.random()
+        hash_ids = tuple(chance.choice([(), (1,), (1, 2), (1, 2, 3 + chance.randrange(4))]))
+        tokens = chance.choice([1, 16, 17, 120, 700, 1500])
+        arrivals.append(Arrival(at, tokens, chance.choice([1, 2, 3, 20, 80, 300]), hash_ids, 64))
+    limits = tuple(
+        (at * chance.random(), Limits(chance.choice([2, 8, 32]), chance.choice([64, 256, 1024])))
+        for _ in range(4)
+    )
+    return Script(tuple(arrivals), limits, tuple(at * chance.random() for _ in range(15)))
+
+
+def crowding_script(seed: int) -> Script:
+    """Short prompts that come close together, with answers that need much more room than they do."""
+    chance = random.Random(seed)
+    arrivals = tuple(
+        Arrival(0.3 * i * chance.random(), chance.choice([5, 17, 64, 120]), chance.choice([20, 200, 500]))
+        for i in range(40)
+    )
+    return Script(tuple(sorted(arrivals, key=lambda one: one.at_seconds)), samples=(3.0, 7.7, 11.0))
+
+
+def assert_same(fast: Lived, slow: Lived) -> None:
+    assert fast.firsts == slow.firsts
+    assert fast.ends == slow.ends
+    assert fast.samples == slow.samples
+    assert fast.engine is not None
+    assert slow.engine is not None
+    assert shown(fast.engine) == shown(slow.engine)
+    assert gauges(fast.engine) == gauges(slow.engine)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_loads_end_at_the_same_times_with_the_same_metrics(
+    build: Any, seed: int, *, overlaps: bool
+) -> None:
+    script = random_script(seed)
+    fast = live(build.engine(overlaps=overlaps), script)
+    slow = live(build.engine(overlaps=overlaps, fast_forwards=False), script)
+    assert len(fast.ends) == len(script.arrivals)
+    assert_same(fast, slow)
+    assert fast.wakes < slow.wakes
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_with_too_little_memory_the_same_requests_are_preempted(
+    build: Any, seed: int, *, overlaps: bool
+) -> None:
+    """A cache of 2,000 tokens, of which a single request takes up to 620."""
+    model = build.model.__class__(**{**_fields(build.model), "kv_cache_tokens": 2_000})
+    settings = {"model": model, "max_model_len": 1_900, "overlaps": overlaps}
+    script = crowding_script(seed)
+    fast = live(build.engine(**settings), script, checks=True)
+    slow = live(build.engine(**settings, fast_forwards=False), script)
+    assert slow.engine is not None
+    assert slow.engine.metrics.snapshot().counters["preemptions"] > 0
+    assert_same(fast, slow)
+
+
+def _fields(model: Any) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in model.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_cache_stays_whole_after_every_jump(build: Any, seed: int) -> None:
+    live(build.engine(), random_script(200 + seed, count=25), checks=True)
+
+
+def test_a_long_answer_alone_takes_few_wakes(build: Any) -> None:
+    script = Script((Arrival(0.0, 100, 6401),))
+    fast = live(build.engine(), script)
+    slow = live(build.engine(fast_forwards=False), script)
+    assert_same(fast, slow)
+    assert slow.wakes > 6400
+    assert fast.wakes < 6400 / 50
+
+
+def test_a_full_batch_goes_on_at_once_while_others_wait(build: Any) -> None:
+    """Those who wait for a place change nothing for those who run."""
+    script = Script(tuple(Arrival(0.1 * i, 50, 400) for i in range(12)), limits=((0.0, Limits(4, 1024)),))
+    fast = live(build.engine(), script)
+    slow = live(build.engine(fast_forwards=False), script)
+    assert_same(fast, slow)
+    assert fast.wakes < slow.wakes / 5
+
+
+def test_times_are_those_of_the_model(build: Any) -> None:
+    """One prompt of two chunks, then one token after another."""
+    lived = live(build.engine(overlaps=False), Script((Arrival(1.0, 1500, 3),)))
+    model = build.model
+    prefill = model.seconds(1024, 1024 * 1025 // 2, 0, 0) + model.seconds(
+        476, 476 * 1024 + 476 * 477 // 2, 0, 0
+    )
+    decodes = [model.seconds(0, 0, 1, 1501), model.seconds(0, 0, 1, 1502)]
+    assert lived.firsts["0"] == pytest.approx(prefill)
+    end, tpot = lived.ends["0"]
+    assert end == pytest.approx(1.0 + prefill + sum(decodes))
+    assert tpot == pytest.approx(sum(decodes) / 2)
+
+
+def test_overlapping_steps_cost_a_lone_request_nothing(build: Any) -> None:
+    script = Script((Arrival(1.0, 1500, 30),))
+    one, other = (live(build.engine(overlaps=overlaps), script) for overlaps in (True, False))
+    assert one.firsts["0"] == pytest.approx(other.firsts["0"])
+    assert one.ends["0"][0] == pytest.approx(other.ends["0"][0])
+
+
+def test_a_shared_prefix_is_computed_once(build: Any) -> None:
+    script = Script(
+        (
+            Arrival(0.0, 1024, 2, (5, 6), 512),
+            Arrival(5.0, 1100, 2, (5, 6, 7), 512),
+            Arrival(9.0, 1024, 2, (6, 5), 512),
+        )
+    )
+    lived = live(build.engine(), script)
+    assert lived.engine is not None
+    assert lived.engine.metrics.snapshot().counters["cached_tokens"] == 1024
+    assert lived.firsts["1"] < lived.firsts["0"] / 3
+    assert lived.firsts["2"] == pytest.approx(lived.firsts["0"])
+
+
+def test_without_prefix_caching_nothing_is_found(build: Any) -> None:
+    script = Script((Arrival(0.0, 1024, 2, (5, 6), 512), Arrival(5.0, 1024, 2, (5, 6), 512)))
+    lived = live(build.engine(enable_prefix_caching=False), script)
+    assert lived.firsts["1"] == pytest.approx(lived.firsts["0"])
+
+
+def test_guesses_that_come_true_make_answers_shorter_and_wrong_ones_do_not(build: Any) -> None:
+    script = Script((Arrival(0.0, 50, 400),))
+    plain = live(build.engine(), script).ends["0"][0]
+    right = live(build.engine(speculation=Speculation(4, 1.0)), script)
+    wrong = live(build.engine(speculation=Speculation(4, 0.0)), script)
+    assert right.ends["0"][0] < 0.5 * plain
+    # The policy learns to guess nothing.
+    assert plain < wrong.ends["0"][0] < 1.2 * plain
+    assert right.engine is not None
+    assert right.engine.metrics.snapshot().counters["generated_tokens"] == 400
+
+
+def test_a_full_queue_refuses_and_counts_it(build: Any) -> None:
+    engine = SimulatedEngine(build.engine(max_waiting=2), 0.0, "seed")
+    prompts = Prompts()
+    taken = [
+        engine.add(prompts.request(str(i), Arrival(0.0, 10, 5), 0.0), prompts.answer_token(), 0.0)
+        for i in range(4)
+    ]
+    assert taken == [True, True, False, False]
+    assert engine.metrics.snapshot().counters["rejected"] == 2
+
+
+def test_what_comes_during_a_step_counts_from_its_end(build: Any) -> None:
+    """A step of 10 + 100 ms is under way when the second request comes."""
+    lived = live(build.engine(overlaps=False), Script((Arrival(0.0, 1000, 1), Arrival(0.05, 1000, 1))))
+    step = build.model.seconds(1000, 1000 * 1001 // 2, 0, 0)
+    assert lived.firsts["0"] == pytest.approx(step)
+    assert lived.firsts["1"] == pytest.approx(2 * step - 0.05)

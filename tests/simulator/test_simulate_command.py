@@ -1,0 +1,190 @@
+"""`headway simulate` as users run it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import main as headway_main
+from headway_simulator.simulate_command import main
+
+ROW = {"at_seconds": 0.0, "prompt_tokens": 300, "output_tokens": 40}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two minutes, a request each half second."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps({**ROW, "at_seconds": i / 2}) + "\n" for i in range(240)))
+    return path
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The report of a run with these flags."""
+
+    def run(*flags: object) -> dict[str, Any]:
+        out = tmp_path / "out.json"
+        assert main([*map(str, flags), "--quiet", "--json", str(out)]) == 0
+        report: dict[str, Any] = json.loads(out.read_text())
+        return report
+
+    return run
+
+
+def test_a_trace_alone_gives_the_report_with_the_oracle(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert headway_main(["simulate", "--trace", str(trace), "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert report["objective"] == 0.95
+    assert report["num_arrivals"] == 240
+    assert report["joint_attainment"] >= 0.95
+    assert report["gpu_hours"] == pytest.approx(2 * 120 / 3600)
+    assert report["oracle_gpu_hours"] == pytest.approx(2 * 120 / 3600)
+    assert report["cost_over_oracle"] == pytest.approx(1.0)
+    assert report["reversals_per_hour"] == 0
+    # Three times what the prompt of 300 tokens takes alone.
+    assert report["targets"] == {"ttft_milliseconds": 67.0, "tpot_milliseconds": 26.0}
+    assert len(report["timeline"]) == 2
+    shown = capsys.readouterr()
+    assert "240 requests" in shown.out
+    assert "1.00 times that" in shown.out
+    assert "headway" in shown.err  # the progress bar
+
+
+def test_flags_reach_the_simulation(trace: Path, simulated: Callable[..., dict[str, Any]]) -> None:
+    report = simulated(
+        *("--trace", trace, "--no-oracle", "--percentile", 99, "--ttft-milliseconds", 700),
+        *("--tpot-milliseconds", 33, "--min-replicas", 2, "--max-replicas", 3, "--half", "verdict"),
+        *("--rate-scale", 2, "--cold-start-seconds", 10, "--seed", 7, "--step-model", "llama-2-70b-h100-tp8"),
+    )
+    assert report["objective"] == 0.99
+    assert report["targets"] == {"ttft_milliseconds": 700.0, "tpot_milliseconds": 33.0}
+    assert report["scaling"] == {"min_replicas": 2, "max_replicas": 3}
+    assert report["num_arrivals"] == 240
+    assert report["trace"]["duration_seconds"] == pytest.approx(60.0)
+    assert report["conditions"]["cold_start_seconds"] == 10
+    assert report["conditions"]["seed"] == 7
+    assert report["mean_replicas"] >= 2
+    assert report["step_model"]["gpus"] == 8
+    assert report["oracle"] is None
+    assert report["oracle_gpu_hours"] is None
+
+
+def test_a_manifest_brings_promise_and_bounds(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model}\n  replicas: 3\n  slo: {ttftMilliseconds: 900, percentile: 90}\n"
+    )
+    report = simulated("--trace", trace, "--service", service, "--no-oracle")
+    assert report["objective"] == 0.9
+    assert report["targets"] == {"ttft_milliseconds": 900.0, "tpot_milliseconds": None}
+    assert report["mean_replicas"] == pytest.approx(3.0)
+
+
+def test_rates_are_scaled_and_take_lengths_from_another_trace(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    rates = tmp_path / "rates.csv"
+    rates.write_text("start_seconds,requests_per_second\n0,100\n120,300\n")
+    report = simulated("--trace", rates, "--rate", 2, "--lengths", trace, "--no-oracle")
+    assert report["trace"]["duration_seconds"] == 240
+    assert report["trace"]["requests_per_second"] == pytest.approx(2.0, rel=0.15)
+
+
+def test_made_up_loads_have_recovery_times(simulated: Callable[..., dict[str, Any]]) -> None:
+    report = simulated(
+        "--generate", "step", "--rate", 1, "--duration-seconds", 300, "--factor", 2, "--no-oracle"
+    )
+    assert report["recovery_seconds"] is not None
+    assert report["trace"]["duration_seconds"] == 300
+
+
+def test_guesses_make_tokens_come_faster(trace: Path, simulated: Callable[..., dict[str, Any]]) -> None:
+    flags = ("--trace", trace, "--no-oracle", "--end-seconds", 30)
+    plain = simulated(*flags)
+    guessed = simulated(*flags, "--num-speculative-tokens", 3, "--acceptance", 0.9)
+    assert guessed["tpot_milliseconds"] < 0.7 * plain["tpot_milliseconds"]
+
+
+def test_the_same_seed_gives_the_same_report(simulated: Callable[..., dict[str, Any]]) -> None:
+    flags = (
+        "--generate",
+        "gamma",
+        "--rate",
+        2,
+        "--duration-seconds",
+        120,
+        "--no-oracle",
+        "--missing-samples",
+        0.3,
+    )
+
+    def report(seed: int) -> dict[str, Any]:
+        found = simulated(*flags, "--seed", seed)
+        del found["seconds_taken"]
+        return found
+
+    assert report(1) == report(1)
+    assert report(1) != report(2)
+
+
+def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "timeline.svg"
+    assert main(["--trace", str(trace), "--plot", str(picture), "--quiet"]) == 0
+    drawn = picture.read_text()
+    assert drawn.startswith("<?xml")
+    assert len(drawn) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("flags", "want"),
+    [
+        (["--trace", "none.csv"], "none.csv: cannot be read"),
+        (["--trace", "TRACE", "--rate", "3"], "--rate=3.0 is of --generate and of CSVs of rates"),
+        (["--trace", "TRACE", "--factor", "3"], "--factor=3.0 is of --generate"),
+        (["--trace", "TRACE", "--start-seconds", "500"], "--start-seconds=500 is not before"),
+        (["--trace", "TRACE", "--percentile", "40"], "spec.slo.percentile"),
+        (["--trace", "TRACE", "--min-replicas", "70"], "minReplicas"),
+        (["--trace", "TRACE", "--step-model", "gpt"], "step model 'gpt' is neither"),
+        (
+            ["--trace", "TRACE", "--service", "TRACE", "--percentile", "90"],
+            "--percentile=90 does not go with",
+        ),
+        (["--trace", "TRACE", "--service", "none"], "--service='none' cannot be read"),
+        (["--trace", "TRACE", "--plot", "a.gif"], "--plot='a.gif' must end in"),
+        (["--trace", "TRACE", "--json", "no/folder/out"], "there is no folder 'no/folder'"),
+        (["--generate", "poisson", "--factor", "3"], "--factor=3.0 is of --generate diurnal and step"),
+        (["--generate", "step", "--variation", "3"], "--variation=3.0 is of --generate gamma"),
+        (["--generate", "gamma", "--period-seconds", "9"], "--period-seconds=9.0 is of --generate diurnal"),
+        (["--trace", "TRACE", "--acceptance", "0.5"], "--acceptance=0.5 needs --num-speculative-tokens"),
+        (
+            ["--trace", "TRACE", "--ttft-milliseconds", "9", "--tpot-milliseconds", "9", "--slo-factor", "2"],
+            "--slo-factor=2.0 makes targets",
+        ),
+        (["--generate", "step", "--lengths", "none.csv"], "none.csv: cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    trace: Path, capsys: pytest.CaptureFixture[str], flags: list[str], want: str
+) -> None:
+    assert main([str(trace) if one == "TRACE" else one for one in flags]) == 2
+    shown = capsys.readouterr().err
+    assert want in shown
+    assert "Traceback" not in shown
+
+
+def test_a_request_larger_than_the_cache_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({**ROW, "prompt_tokens": 2_000_000}))
+    assert main(["--trace", str(path)]) == 2
+    assert "2000041 tokens" in capsys.readouterr().err

@@ -1,0 +1,246 @@
+"""Traces: every format read, every bad line named, rates and halves as asked."""
+
+import math
+import random
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from headway_simulator.errors import OptionsError, TraceError
+from headway_simulator.generators import FLASH_RISE_SECONDS, Course, Kind, generated
+from headway_simulator.rates import Lengths, RateWindow, arrivals_of, scaled_to_mean
+from headway_simulator.trace import Arrival, Trace, half_of, part_of, percentile_of, scaled_rate
+from headway_simulator.trace_files import read_trace
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+LENGTHS = Lengths(None)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "trace"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_azure_rows_become_requests_in_order_of_time(tmp_path: Path) -> None:
+    text = AZURE + "2023-11-16 18:15:50.9951690,396,109\r\n2023-11-16 18:15:46.6805900,374,0\r\n"
+    trace = read_trace(written(tmp_path, text))
+    assert isinstance(trace, Trace)
+    assert [(one.prompt_tokens, one.output_tokens) for one in trace.arrivals] == [(374, 1), (396, 109)]
+    assert trace.arrivals[0].at_seconds == 0.0
+    assert trace.arrivals[1].at_seconds == pytest.approx(4.314579)
+    assert trace.duration_seconds == pytest.approx(2 * 4.314579)
+
+
+def test_mooncake_rows_keep_their_hash_ids(tmp_path: Path) -> None:
+    text = (
+        '{"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]}\n\n'
+        '{"timestamp": 3500, "input_length": 100, "output_length": 6, "hash_ids": [0]}\n'
+    )
+    trace = read_trace(written(tmp_path, text))
+    assert isinstance(trace, Trace)
+    assert trace.arrivals[0] == Arrival(0.0, 600, 5, (0, 7), 512)
+    assert trace.arrivals[1] == Arrival(2.5, 100, 6, (0,), 512)
+
+
+def test_rows_of_our_own_format_may_say_how_long_their_blocks_are(tmp_path: Path) -> None:
+    text = (
+        '{"at_seconds": 0, "prompt_tokens": 40, "output_tokens": 2, "hash_ids": [3], "hash_block_tokens": 64}'
+    )
+    trace = read_trace(written(tmp_path, text))
+    assert isinstance(trace, Trace)
+    assert trace.arrivals == (Arrival(0.0, 40, 2, (3,), 64),)
+    assert trace.duration_seconds > 0
+
+
+def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp_path: Path) -> None:
+    text = "start_seconds,requests_per_second,rate_weighted_cv,active_clients\n0,2,1.5,4\n600,4,,3\n"
+    assert read_trace(written(tmp_path, text)) == (
+        RateWindow(0.0, 600.0, 2.0, 1.5),
+        RateWindow(600.0, 1200.0, 4.0, None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("", "line 1: '' begins no known format"),
+        ("a,b\n1,2\n", "line 1: 'a,b' begins no known format"),
+        (AZURE, "holds no request"),
+        (AZURE + "yesterday,1,2\n", "line 2, TIMESTAMP: 'yesterday' is no time"),
+        (
+            AZURE + "2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47,x,2\n",
+            "line 3, ContextTokens: 'x' is no number",
+        ),
+        (AZURE + "2023-11-16 18:15:46,1\n", "line 2, GeneratedTokens: None is no number"),
+        ('{"at_seconds": 0}\n', "line 1, prompt_tokens: is missing"),
+        (
+            '{"at_seconds": 0, "prompt_tokens": 0, "output_tokens": 1}',
+            "line 1, prompt_tokens: 0 is no number",
+        ),
+        ('{"at_seconds": -1, "prompt_tokens": 1, "output_tokens": 1}', "line 1, at_seconds: -1 is no number"),
+        (
+            '{"at_seconds": NaN, "prompt_tokens": 1, "output_tokens": 1}',
+            "line 1, at_seconds: nan is no number",
+        ),
+        ('{"at_seconds": 0, "prompt_tokens": true, "output_tokens": 1}', "prompt_tokens: True is no number"),
+        ('{"at_seconds": 0, "prompt_tokens": 1, "output_tokens": 1, "x": 1}', "line 1, x: unknown field"),
+        ('{"at_seconds": 0, "prompt_tokens": 1, "output_tokens": 1, "hash_ids": [-1]}', "line 1, hash_ids"),
+        ('{"timestamp": 0, "input_length": 5}\n', "line 1, output_length: is missing"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 5}\n{"timesta', "line 2: is no JSON"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 5}\n[1]\n', "line 2: '[1]' is no object"),
+        ("start_seconds,requests_per_second\n0,1\n0,2\n", "line 3, start_seconds: 0 does not come after 0"),
+        (
+            "start_seconds,requests_per_second\n0,1\n600,-2\n",
+            "line 3, requests_per_second: '-2' is no number",
+        ),
+        ("start_seconds,requests_per_second\n0,1\n", "holds 1 rows"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_field(tmp_path: Path, text: str, want: str) -> None:
+    with pytest.raises(TraceError) as error:
+        read_trace(written(tmp_path, text))
+    assert want in str(error.value)
+    assert str(tmp_path / "trace") in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_trace(tmp_path / "none")
+
+
+def test_the_halves_share_the_time_and_lose_no_request() -> None:
+    trace = generated(Course("step", 3.0, 300.0), LENGTHS, 1)
+    tuning, verdict = half_of(trace, "tuning"), half_of(trace, "verdict")
+    assert len(tuning.arrivals) + len(verdict.arrivals) == len(trace.arrivals)
+    assert tuning.duration_seconds == verdict.duration_seconds == 150.0
+    assert verdict.arrivals[0].at_seconds >= 0.0
+    # The jump is after a third of the whole.
+    assert tuning.step_at_seconds == 100.0
+    assert verdict.step_at_seconds is None
+    assert half_of(trace, "all") == trace
+
+
+def test_a_part_counts_time_from_its_own_start() -> None:
+    trace = Trace("t", tuple(Arrival(float(i), 1, 1) for i in range(10)), 10.0)
+    part = part_of(trace, 3.0, 5.0)
+    assert [one.at_seconds for one in part.arrivals] == [0.0, 1.0]
+    assert part.duration_seconds == 2.0
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.8, 2.0, 3.5])
+def test_a_scaled_trace_has_so_many_times_the_requests(factor: float) -> None:
+    trace = generated(Course("diurnal", 5.0, 1200.0, period_seconds=1200.0), LENGTHS, 2)
+    scaled = scaled_rate(trace, factor, seed=3)
+    num = len(trace.arrivals)
+    assert len(scaled.arrivals) == pytest.approx(factor * num, rel=0.05)
+    times = [one.at_seconds for one in scaled.arrivals]
+    assert times == sorted(times)
+    assert 0 <= times[0] <= times[-1] < trace.duration_seconds
+    # The course of the rate stays: the middle of the period is its noon.
+    noon = sum(400 <= at < 800 for at in times) / len(times)
+    assert noon == pytest.approx(sum(400 <= one.at_seconds < 800 for one in trace.arrivals) / num, abs=0.04)
+    assert scaled == scaled_rate(trace, factor, seed=3)
+    assert scaled != scaled_rate(trace, factor, seed=4)
+
+
+def test_copies_are_other_users() -> None:
+    trace = Trace("t", (Arrival(5.0, 600, 1, (1, 2)),), 100.0)
+    assert {one.user_space for one in scaled_rate(trace, 3.0, 0).arrivals} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", ["poisson", "gamma"])
+def test_a_steady_course_has_its_rate_and_its_irregularity(kind: Kind) -> None:
+    trace = generated(Course(kind, 20.0, 2000.0, variation=3.0), LENGTHS, 5)
+    want = 3.0 if kind == "gamma" else 1.0
+    gaps = [b.at_seconds - a.at_seconds for a, b in pairwise(trace.arrivals)]
+    assert trace.requests_per_second == pytest.approx(20.0, rel=0.08)
+    assert stdev(gaps) / mean(gaps) == pytest.approx(want, rel=0.12)
+
+
+def rate_in(trace: Trace, start: float, end: float) -> float:
+    return sum(start <= one.at_seconds < end for one in trace.arrivals) / (end - start)
+
+
+def test_a_step_multiplies_the_rate_after_a_third() -> None:
+    trace = generated(Course("step", 10.0, 900.0, factor=4.0), LENGTHS, 6)
+    assert trace.step_at_seconds == 300.0
+    assert rate_in(trace, 0, 300) == pytest.approx(10.0, rel=0.1)
+    assert rate_in(trace, 300, 900) == pytest.approx(40.0, rel=0.1)
+
+
+def test_a_flash_crowd_comes_at_once_and_leaves_by_half_lives() -> None:
+    trace = generated(Course("flash", 20.0, 1800.0, factor=6.0), LENGTHS, 7)
+    top = 600.0 + FLASH_RISE_SECONDS
+    assert rate_in(trace, 0, 600) == pytest.approx(20.0, rel=0.1)
+    assert rate_in(trace, top, top + 12) == pytest.approx(120.0, rel=0.15)
+    assert rate_in(trace, top + 114, top + 126) == pytest.approx(70.0, rel=0.15)
+    assert rate_in(trace, 1600, 1800) == pytest.approx(20.0, rel=0.12)
+
+
+def test_a_days_wave_has_its_mean_and_its_peak_over_trough() -> None:
+    trace = generated(Course("diurnal", 20.0, 3600.0, factor=4.0, period_seconds=3600.0), LENGTHS, 8)
+    assert trace.requests_per_second == pytest.approx(20.0, rel=0.05)
+    assert rate_in(trace, 1650, 1950) / rate_in(trace, 0, 150) == pytest.approx(4.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("course", "want"),
+    [
+        (Course("poisson", 0.0, 10.0), "requests_per_second=0.0"),
+        (Course("step", 1.0, math.inf), "duration_seconds=inf"),
+        (Course("step", 1.0, 10.0, factor=0.5), "factor=0.5"),
+        (Course("poisson", 1e-9, 10.0), "bring no request"),
+    ],
+)
+def test_a_course_that_cannot_be_is_refused(course: Course, want: str) -> None:
+    with pytest.raises(OptionsError, match=want):
+        generated(course, LENGTHS, 0)
+
+
+def test_rates_scaled_to_a_mean_keep_their_course_and_lengths_come_from_the_trace() -> None:
+    windows = scaled_to_mean((RateWindow(0, 600, 100.0), RateWindow(600, 1800, 400.0)), 3.0)
+    assert [one.requests_per_second for one in windows] == [pytest.approx(1.0), pytest.approx(4.0)]
+    lent = Trace("lent", (Arrival(0, 11, 22), Arrival(1, 33, 44)), 2.0)
+    trace = arrivals_of("rates", windows, Lengths(lent), seed=1)
+    assert {(one.prompt_tokens, one.output_tokens) for one in trace.arrivals} == {(11, 22), (33, 44)}
+    assert rate_in(trace, 0, 600) == pytest.approx(1.0, rel=0.15)
+    assert rate_in(trace, 600, 1800) == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_thinned_process_has_the_variation_that_is_computed_for_it() -> None:
+    """Each fourth request of a bursty process, chosen at random, against one made with that variation."""
+    windows = (RateWindow(0, 4000, 20.0, 3.0),)
+    (thinned,) = scaled_to_mean(windows, 5.0)
+    chance = random.Random(9)
+    kept = [
+        one.at_seconds for one in arrivals_of("r", windows, LENGTHS, 2).arrivals if chance.random() < 0.25
+    ]
+    gaps = [b - a for a, b in pairwise(kept)]
+    assert thinned.variation == pytest.approx(math.sqrt(3.0))
+    assert stdev(gaps) / mean(gaps) == pytest.approx(math.sqrt(3.0), rel=0.06)
+    # More of them are more users, each as bursty.
+    assert scaled_to_mean(windows, 50.0)[0].variation == 3.0
+
+
+def test_a_window_without_requests_stays_empty() -> None:
+    trace = arrivals_of("r", (RateWindow(0, 10, 5), RateWindow(10, 50, 0), RateWindow(50, 60, 5)), LENGTHS, 1)
+    assert rate_in(trace, 10, 50) == 0
+    assert rate_in(trace, 50, 60) > 0
+
+
+def test_lognormal_lengths_have_the_size_of_conversations() -> None:
+    chance = random.Random(0)
+    drawn = [LENGTHS.draw(chance) for _ in range(5000)]
+    assert mean(prompt for prompt, _ in drawn) == pytest.approx(1155, rel=0.06)
+    assert mean(output for _, output in drawn) == pytest.approx(211, rel=0.06)
+
+
+def test_a_percentile_is_a_value_that_was_there() -> None:
+    assert percentile_of([5, 1, 4, 2, 3], 50) == 3
+    assert percentile_of([1, 2], 99) == 2
+    assert percentile_of([7], 1) == 7
+    with pytest.raises(ValueError, match="no values"):
+        percentile_of([], 50)
