@@ -2,7 +2,8 @@
 
 transformers' `generate` always, its continuous batching, and `generate` with a static cache and a compiled
 step in a CUDA graph, which is gpt-fast's method; vLLM where it is installed. Decoding only, of the same shape
-with random weights: what one step of so many sequences takes.
+with random weights: what one step of so many sequences takes. Before them single kernels of libraries (see
+library_peers.py).
 """
 
 import gc
@@ -26,6 +27,9 @@ from headway_runtime.config import Device
 
 def run_peers(report: Report, device: Device, *, is_smoke: bool) -> None:
     """A row per peer and batch size."""
+    from benchmarks.gpu.library_peers import run_library_peers  # imports Triton
+
+    run_library_peers(report, device)
     plan = SMOKE if is_smoke else FULL
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: list[Any] = []

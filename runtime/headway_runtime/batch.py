@@ -127,7 +127,7 @@ class StepResult:
         say what a pass costs, and their time. num_caught_up, catch_up_seconds: sequences of which that model
         computed tokens that it lacked, and the time.
     prompt_logprobs: by index of the chunk, where they are asked for: one entry for each prompt token that
-        follows a computed one.
+        follows a computed one. is_recorded: whether the step was launched as one.
     """
 
     samples: tuple[Sample | None, ...]
@@ -138,3 +138,4 @@ class StepResult:
     draft_pass_seconds: float = 0.0
     num_caught_up: int = 0
     catch_up_seconds: float = 0.0
+    is_recorded: bool = False

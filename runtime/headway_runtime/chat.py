@@ -20,6 +20,10 @@ import jinja2.sandbox
 from headway_runtime.errors import ConfigError, InvalidRequestError
 
 Message = Mapping[str, Any]
+# What whoever renders gives to templates itself: no variable of these names is taken from a user.
+RESERVED_NAMES = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages", "tools"}
+)
 
 
 class ChatTemplate:
@@ -115,6 +119,20 @@ def load_chat_template(
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, special_tokens, with_tools if isinstance(with_tools, str) else None)
+
+
+def cut_after(text: str, final: str) -> str:
+    """A chat's prompt up to the end of its final message, without what the template closes that with."""
+    # Templates may take white space off a message's ends.
+    for wanted in (final, final.rstrip(), final.strip()):
+        index = text.rfind(wanted)
+        if index >= 0:
+            return text[: index + len(wanted)]
+    raise InvalidRequestError(
+        "continue_final_message: the model's chat template does not write the final message as it is; "
+        "leave the field out",
+        param="continue_final_message",
+    )
 
 
 class _GenerationTag(jinja2.ext.Extension):

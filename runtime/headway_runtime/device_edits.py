@@ -1,7 +1,8 @@
 """The edits of `logit_edits.py` for rows whose logits are on a GPU: said by the host, done by one kernel.
 
 What is the same in every step is laid out once. Each step adds how often tokens occur and what grammars
-allow, and all of it crosses to the device in one copy. Nothing comes back: whether a mask leaves a row
+allow, and all of it crosses to the device in one copy. A token that the step before samples, and that the
+host has not read, the kernel finds where that step leaves it. Nothing comes back: whether a mask leaves a row
 without any token is seen in its bits, before they are sent.
 """
 
@@ -18,6 +19,7 @@ from headway_runtime.batch import Chunk
 from headway_runtime.kernels.triton.edit_logits import EditedRows, edited
 from headway_runtime.logit_edits import is_penalized
 from headway_runtime.occurrences import OccurrenceCounters
+from headway_runtime.token_feed import TokenFeed
 from headway_runtime.token_masks import BITS_OF_WORD, TokenMasks, Unsatisfiable, forbids_stops, is_masked
 
 Floats = NDArray[numpy.float32]
@@ -26,6 +28,8 @@ Integers = NDArray[numpy.int64]
 ALIGNED_BYTES = 16
 # Of an entry whose token does not occur.
 NOT_PENALIZED = -1.0
+# Of a row whose tokens the host knows, or that is not penalized.
+NOT_UNREAD = -1
 CPU = torch.device("cpu")
 
 
@@ -51,11 +55,16 @@ class DeviceEdits:
         self._fixed = (numpy.array(places, dtype=numpy.int32), mask_rows, penalties.view(numpy.int32))
 
     def apply(
-        self, logits: Tensor, chunks: Sequence[Chunk], counters: OccurrenceCounters
+        self,
+        logits: Tensor,
+        chunks: Sequence[Chunk],
+        counters: OccurrenceCounters,
+        feed: TokenFeed | None = None,
     ) -> tuple[Tensor, dict[int, Unsatisfiable]]:
         """Float32 copies of the rows, edited [rows, vocab_size]; and which are left without any token.
 
-        logits: of the whole batch. chunks: of the rows, as they are now.
+        logits: of the whole batch. chunks: of the rows, as they are now. feed: of the tokens that they end in
+        and the host has not read; None: there is none.
         """
         masks = numpy.zeros((0, self._num_words), dtype=numpy.int32)
         problems: dict[int, Unsatisfiable] = {}
@@ -67,15 +76,19 @@ class DeviceEdits:
         ]
         tokens, biases, counts = (numpy.concatenate(parts) for parts in zip(*entries, strict=True))
         starts = numpy.cumsum([0, *(len(own) for own, _, _ in entries)])
+        unread_places, sampled = self._unread(chunks, feed, logits)
         parts = [
             *self._fixed,
+            unread_places,
             masks,
             starts.astype(numpy.int32),
             tokens.astype(numpy.int32),
             biases.view(numpy.int32),
             counts.view(numpy.int32),
         ]
-        places, mask_rows, penalties, mask_words, first, own, added, number = uploaded(parts, self._device)
+        places, mask_rows, penalties, unread, mask_words, first, own, added, number = uploaded(
+            parts, self._device
+        )
         rows = EditedRows(
             places,
             mask_rows,
@@ -85,8 +98,23 @@ class DeviceEdits:
             added.view(torch.float32),
             number.view(torch.float32),
             penalties.view(torch.float32),
+            unread,
+            sampled,
         )
         return edited(logits, rows), problems
+
+    def _unread(
+        self, chunks: Sequence[Chunk], feed: TokenFeed | None, logits: Tensor
+    ) -> tuple[NDArray[numpy.int32], Tensor]:
+        """Of each row, where its latest token is among what the step before has sampled; and that."""
+        places = numpy.full(len(chunks), NOT_UNREAD, dtype=numpy.int32)
+        sampled = None if feed is None else feed.tokens
+        if feed is None or sampled is None:
+            return places, logits.new_empty(1, dtype=torch.int64)
+        for row, place in feed.sources(chunks).items():
+            if self._is_penalized[row]:
+                places[row] = place
+        return places, sampled
 
 
 def uploaded(parts: Sequence[NDArray[numpy.int32]], device: torch.device) -> list[Tensor]:

@@ -26,6 +26,7 @@ from headway_runtime.kernels.triton.top_logprobs import TopLogprobs, top_logprob
 from headway_runtime.logit_edits import needs_edits
 from headway_runtime.occurrences import OccurrenceCounters
 from headway_runtime.request import SamplingParams, TokenLogprobs
+from headway_runtime.token_feed import TokenFeed
 from headway_runtime.token_masks import Unsatisfiable, forbids_stops
 
 
@@ -101,8 +102,10 @@ class DeviceSampler:
         """logits: [chunks, vocab_size] in the model's dtype; not changed."""
         return self.launch(logits, chunks).read()
 
-    def launch(self, logits: Tensor, chunks: Sequence[Chunk]) -> PendingSamples:
-        """The same, without waiting for it."""
+    def launch(
+        self, logits: Tensor, chunks: Sequence[Chunk], feed: TokenFeed | None = None
+    ) -> PendingSamples:
+        """The same, without waiting for it. feed: of tokens that chunks end in and the host has not read."""
         plan = self._plan_for(chunks)
         positions = self._positions(plan, chunks)
         tokens = torch.empty(len(chunks), dtype=torch.int64, device=self._device)
@@ -114,7 +117,8 @@ class DeviceSampler:
             assert plan.edits is not None
             places = plan.edited.places
             self._counters.next_step()
-            rows, found = plan.edits.apply(logits, [chunks[place] for place in places], self._counters)
+            own = [chunks[place] for place in places]
+            rows, found = plan.edits.apply(logits, own, self._counters, feed)
             problems = {places[row]: problem for row, problem in found.items()}
             parameters = _at(plan.edited, positions[-1])
             draw(rows, parameters, tokens, self._block_size, reads_places=False)
@@ -125,7 +129,7 @@ class DeviceSampler:
             plan.params,
             problems,
             plan.with_logprobs,
-            None if logprobs is None else _on_host(logprobs),
+            None if logprobs is None else on_host(logprobs),
             transfers.Moment(self._device),
         )
 
@@ -207,7 +211,8 @@ def _at(rows: _Rows, positions: Tensor) -> DrawParameters:
     return DrawParameters(one.places, one.temperatures, one.top_k, one.top_p, one.min_p, one.seeds, positions)
 
 
-def _on_host(found: TopLogprobs) -> TopLogprobs:
+def on_host(found: TopLogprobs) -> TopLogprobs:
+    """The same, to be read once a moment from now on has passed."""
     ranks = None if found.ranks is None else transfers.brought(found.ranks)
     parts = (found.logprobs, found.tokens)
     return TopLogprobs(transfers.brought(found.chosen), ranks, *map(transfers.brought, parts))

@@ -12,14 +12,18 @@ Biases, penalties and grammars are left to the model that checks.
 
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import EngineConfig
+from headway_runtime.draft_passes import run_ahead
+from headway_runtime.fitted_draft import FittedDraft
+from headway_runtime.graphs.forms import DRAFT_TOKENS
 from headway_runtime.layers.attention import KVCache
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.model import Model
@@ -27,10 +31,11 @@ from headway_runtime.request import SamplingParams
 from headway_runtime.sampler import make_sampler
 from headway_runtime.step_inputs import StepInputBuilder
 
+if TYPE_CHECKING:
+    from headway_runtime.graphs.decode_graphs import DecodeGraphs
+
 # Tokens of all sequences together that may be computed in one step of what the draft lacks.
 CATCH_UP_TOKENS = 512
-# A sequence that lacks no more than this is one that was guessed for in the step before.
-FEW_TOKENS = 2
 
 
 class DraftModel:
@@ -47,15 +52,15 @@ class DraftModel:
         device: torch.device,
     ) -> None:
         """vocab_size: of the model that checks."""
-        self._model = model
+        self._model = FittedDraft(model, model_config.vocab_size, vocab_size)
         self._max_positions = model_config.max_position_embeddings
-        self._own_vocab_size = model_config.vocab_size
-        self._vocab_size = vocab_size
         self._block_size = config.block_size
         self._catch_up_tokens = min(CATCH_UP_TOKENS, config.envelope.max_num_batched_tokens)
         self._cache = cache
         self._inputs = inputs
         self._sampler = make_sampler(vocab_size, device)
+        # Recorded passes; None where they run kernel by kernel.
+        self.graphs: DecodeGraphs | None = None
         self._num_valid = array("i", [0]) * cache.shape.num_blocks
         self._plain: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         # Of the latest call: passes that say what a pass costs, and their time. The first one does not where
@@ -65,15 +70,24 @@ class DraftModel:
         self.num_caught_up = 0
         self.catch_up_seconds = 0.0
 
+    def open_graphs(self, make: Callable[[Model, KVCache], "DecodeGraphs | None"]) -> None:
+        """Record passes. make: of a model over its cache."""
+        self.graphs = make(self._model, self._cache)
+
     def propose(self, chunks: list[Chunk]) -> list[tuple[int, ...]]:
         """Up to `num_drafts` guesses for each chunk, a decode."""
         guesses: list[list[int]] = [[] for _ in chunks]
         live = self._catching_up(chunks)
-        self.num_caught_up = sum(one.num_tokens > FEW_TOKENS for _, one in live)
+        self.num_caught_up = sum(one.num_tokens > DRAFT_TOKENS for _, one in live)
         tells = not self.num_caught_up
         self.num_passes, self.pass_seconds, self.catch_up_seconds = 0, 0.0, 0.0
         while live:
             started_at = time.monotonic()
+            num_ahead = self._run_ahead(live, chunks, guesses) if tells else 0
+            if num_ahead:
+                self.num_passes += num_ahead
+                self.pass_seconds += time.monotonic() - started_at
+                break
             tokens = self._run([chunk for _, chunk in live])
             following = []
             for (index, _), token_id in zip(live, tokens, strict=True):
@@ -118,6 +132,29 @@ class DraftModel:
         for block in blocks:
             self._num_valid[block] = 0
 
+    def _run_ahead(self, live: list[tuple[int, Chunk]], chunks: list[Chunk], guesses: list[list[int]]) -> int:
+        """All passes that are left, where they are recorded; how many, 0 if they are not. Adds to guesses."""
+        if self.graphs is None:
+            return 0
+        own = [chunk for _, chunk in live]
+        counts = [
+            min(
+                chunks[index].num_drafts - len(guesses[index]),
+                1 + max(0, self._max_positions - chunk.start - chunk.num_tokens),
+            )
+            for index, chunk in live
+        ]
+        found = run_ahead(self.graphs, own, counts)
+        if found is None:
+            return 0
+        for (index, chunk), count, tokens in zip(live, counts, found, strict=True):
+            end = chunk.start + chunk.num_tokens
+            self._extend(chunk.block_table, chunk.start, end + count - 1)
+            # Behind a token that is none, something was computed, but nothing that counts.
+            self._truncate(chunk.block_table, end + len(tokens), end + count - 1)
+            guesses[index].extend(tokens)
+        return max(counts)
+
     def _catching_up(self, chunks: list[Chunk]) -> list[tuple[int, Chunk]]:
         """By index, the chunks that bring the draft up to the last known tokens, as far as there is room."""
         found = []
@@ -161,27 +198,16 @@ class DraftModel:
         num_decodes = sum(one.num_tokens == 1 for one in ordered)
         batch = Batch(tuple(ordered), num_decodes, sum(one.num_tokens for one in ordered))
         inputs = self._inputs.build(batch)
-        # Ids beyond the draft's vocabulary, which only padding of the other one has, mean nothing to it.
-        token_ids = inputs.token_ids
-        if self._own_vocab_size < self._vocab_size:
-            token_ids = token_ids.clamp(max=self._own_vocab_size - 1)
-        hidden = self._model.forward(token_ids, inputs.positions, self._cache, inputs.attention)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
         for chunk in chunks:
             self._extend(chunk.block_table, chunk.start, chunk.start + chunk.num_tokens)
         tokens: list[int | None] = [None] * len(chunks)
         if inputs.sampled:
             logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))[: len(inputs.sampled)]
             rows = [ordered[index] for index in inputs.sampled]
-            for index, sample in zip(inputs.sampled, self._sampler(self._fitted(logits), rows), strict=True):
+            for index, sample in zip(inputs.sampled, self._sampler(logits, rows), strict=True):
                 tokens[order[index]] = sample.token_id
         return tokens
-
-    def _fitted(self, logits: Tensor) -> Tensor:
-        """As many logits as the model that checks has: the same tokens then meet the same random numbers."""
-        missing = self._vocab_size - logits.shape[1]
-        if missing <= 0:
-            return logits[:, : self._vocab_size].contiguous() if missing else logits
-        return torch.cat((logits, logits.new_full((len(logits), missing), -torch.inf)), dim=1)
 
     def _num_computed(self, chunk: Chunk) -> int:
         """How many of the sequence's first tokens the draft has computed."""

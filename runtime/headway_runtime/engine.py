@@ -163,7 +163,7 @@ class EngineCore:
     @property
     def has_idle_work(self) -> bool:
         """Whether something can be done for later steps while there is none to do."""
-        return self._runner.graphs is not None and not self._runner.graphs.is_complete
+        return self._runner.has_more_to_record
 
     def work_idly(self) -> None:
         """Do a little of that: less than half a second's. Only while there is no work."""
@@ -171,8 +171,7 @@ class EngineCore:
         self._tell_graph_bytes()
 
     def _tell_graph_bytes(self) -> None:
-        if self._runner.graphs is not None:
-            self.metrics.cuda_graph_bytes = self._runner.graphs.num_bytes
+        self.metrics.cuda_graph_bytes = self._runner.graph_bytes
 
     @property
     def start(self) -> StartTimeline:

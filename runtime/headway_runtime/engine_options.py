@@ -166,13 +166,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="run decode steps kernel by kernel, without CUDA graphs (default: with them, on a GPU)",
+        help="run all steps kernel by kernel, without CUDA graphs (default: with them, on a GPU)",
     )
     add(
         "--cuda-graph-sizes",
         type=sizes,
         metavar="N,N,...",
-        help="sequences of the decode steps that are recorded as CUDA graphs (default: 1, 2, 4, and "
+        help="sequences of the steps that are recorded as CUDA graphs (default: 1, 2, 4, and "
         "multiples of 8 up to --max-num-seqs)",
     )
     add(

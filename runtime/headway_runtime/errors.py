@@ -46,7 +46,12 @@ RequestCode = Literal[
 
 
 class HeadwayRuntimeError(Exception):
-    """Base of the tree; `str()` names the field, the value and the remedy."""
+    """Base of the tree; `str()` names the field, the value and the remedy.
+
+    exit_status: of a command that ends with it.
+    """
+
+    exit_status = 2
 
 
 class ConfigError(HeadwayRuntimeError):
@@ -59,6 +64,8 @@ class ModelLoadError(HeadwayRuntimeError):
 
 class ModelFetchError(HeadwayRuntimeError):
     """The model's files cannot be brought here: from where, what was answered, and the remedy."""
+
+    exit_status = 3  # told apart by who supervises the process: nothing is wrong with the command line
 
 
 class InvalidRequestError(HeadwayRuntimeError):

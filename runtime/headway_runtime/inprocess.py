@@ -16,10 +16,10 @@ import queue
 import secrets
 import time
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from headway_runtime.adapters.inprocess_adapters import InprocessAdapters, LoraRequests
 from headway_runtime.adapters.lora_request import LoRARequest
@@ -35,7 +35,7 @@ from headway_runtime.parallel.agreement import agreed_words
 from headway_runtime.parallel.started import StartedRanks, start_ranks
 from headway_runtime.parallel.watch import RankWatch
 from headway_runtime.progress_bar import progress_bar
-from headway_runtime.prompt_encoding import Messages, PromptEncoder, PromptInput
+from headway_runtime.prompt_encoding import Messages, PromptEncoder, PromptInput, TemplateArguments
 from headway_runtime.request import Request
 from headway_runtime.sampling_params import SamplingParams
 from headway_runtime.seeds import choice_seed
@@ -217,10 +217,21 @@ class Engine:
         cache_salt: str = "",
         lora_request: LoraRequests = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[GenerationOutput]:
-        """The same for chats, by the model's own template: one conversation, or a list of them."""
+        """The same for chats: one conversation, or a list of them.
+
+        The keywords from `add_generation_prompt` on say how the template makes a prompt of it; see
+        `prompt_encoding.TemplateArguments`.
+        """
         check_call(priority, cache_salt)
-        encoded = self._encoder.encode_chats(messages, add_generation_prompt=add_generation_prompt)
+        arguments = TemplateArguments(
+            add_generation_prompt, continue_final_message, tools, chat_template, chat_template_kwargs
+        )
+        encoded = self._encoder.encode_chats(messages, arguments)
         names = self._adapters.names_of(lora_request, len(encoded))
         return self._run(encoded, sampling_params, priority, cache_salt, names, use_tqdm=use_tqdm)
 
@@ -252,12 +263,17 @@ class Engine:
         cache_salt: str = "",
         lora_request: LoRARequest | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[GenerationOutput, None]:
         """The same for one chat."""
         check_call(priority, cache_salt)
-        encoded = await asyncio.to_thread(
-            self._encoder.encode_chat, messages, add_generation_prompt=add_generation_prompt
+        arguments = TemplateArguments(
+            add_generation_prompt, continue_final_message, tools, chat_template, chat_template_kwargs
         )
+        encoded = await asyncio.to_thread(self._encoder.encode_chat, messages, arguments)
         (name,) = await asyncio.to_thread(self._adapters.names_of, lora_request, 1)
         async for output in self._stream(encoded, sampling_params, priority, cache_salt, name):
             yield output

@@ -11,7 +11,6 @@ import torch
 from headway_runtime.adapters.adapted_linear import AdapterBank
 from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
-from headway_runtime.graphs.opening import reserved_bytes
 from headway_runtime.memory import (
     CPU_FRACTION,
     DeviceMemory,
@@ -26,7 +25,8 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.model_loading import make_cache, make_inputs
 from headway_runtime.models.model import Model
 from headway_runtime.parallel.ranks import Ranks
-from headway_runtime.profile_step import CudaMeter, StepBytes, StepProfile
+from headway_runtime.profile_step import CudaMeter, StepBytes, StepProfile, draft_profile
+from headway_runtime.speculator import LoadedDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,14 @@ def cuda_budget(
     config: EngineConfig,
     bytes_per_token: int,
     step: StepBytes,
-    graph_sizes: tuple[int, ...],
+    graphs: int,
     adapters: int,
     device: torch.device,
 ) -> KVBudget:
-    """step: what the largest steps take, by the measurement. ConfigError with the arithmetic."""
+    """step: what the largest steps take, by the measurement. graphs: what is set aside for recorded ones.
+
+    ConfigError with the arithmetic.
+    """
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     memory = DeviceMemory(
@@ -98,7 +101,7 @@ def cuda_budget(
         free=int(free),
         weights=int(torch.cuda.memory_allocated(device)),
         step=step.prompts,
-        graphs=reserved_bytes(graph_sizes, step.decodes),
+        graphs=graphs,
         adapters=adapters,
     )
     envelope = config.envelope
@@ -124,13 +127,18 @@ def measured_steps(
     *,
     samples: bool,
     num_recorded_rows: int,
+    draft: LoadedDraft | None,
 ) -> StepBytes:
-    """On a GPU. model_config: of this rank's share. ConfigError where the steps themselves do not fit."""
+    """On a GPU. model_config: of this rank's share. draft: the model that guesses, if there is one.
+
+    ConfigError where the steps themselves do not fit.
+    """
     cache = make_cache(model, model_config, config, 1, dtype, device)
     inputs = make_inputs(model, config, cache, dtype, device)
     profile = StepProfile(model, cache, inputs, config, vocab_size, device, samples=samples)
+    guessing = None if draft is None else draft_profile(draft, config, vocab_size, dtype, device)
     try:
-        return profile.measure(num_recorded_rows, CudaMeter(device))
+        return profile.measure(num_recorded_rows, CudaMeter(device), guessing)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise ConfigError(
@@ -148,3 +156,24 @@ def _num_blocks(config: EngineConfig, bytes_per_token: int, kv_cache_memory_byte
         max_model_len=config.max_model_len,
         block_size=config.block_size,
     )
+
+
+def host_memory_bytes(config: EngineConfig, ranks: Ranks) -> int:
+    """This rank's part of what is set aside for blocks that the KV cache has no room for.
+
+    ConfigError for more than there is.
+    """
+    if config.offload is None:
+        return 0
+    wanted = config.offload.host_memory_bytes // ranks.size
+    try:
+        free_bytes = free_memory_bytes() // ranks.num_local
+    except ConfigError:
+        return wanted  # a machine that does not tell
+    if wanted > free_bytes:
+        whose = f" for each of {ranks.size} ranks" if ranks.size > 1 else ""
+        raise ConfigError(
+            f"--kv-offloading-size={config.offload.host_memory_bytes / 2**30:g}: {wanted} bytes{whose} "
+            f"are more than the {free_bytes} of main memory that are free{whose}; lower it"
+        )
+    return wanted

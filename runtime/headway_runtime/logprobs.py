@@ -4,10 +4,12 @@ They are natural logarithms of softmax(logits), before temperature, penalties, b
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from headway_runtime import transfers
 from headway_runtime.draws import block_size_of
 from headway_runtime.layers.kernel_choice import uses_triton
 from headway_runtime.request import TokenLogprobs
@@ -17,13 +19,18 @@ LOGITS_AT_ONCE = 1 << 24
 # Float32 copies of more than this no longer fit a processor's cache.
 CPU_LOGITS_AT_ONCE = 1 << 19
 
+# What brings entries once the device has computed them.
+Reading = Callable[[], list[TokenLogprobs]]
+
 
 def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int], *, with_ranks: bool = False
 ) -> list[TokenLogprobs]:
     """logits: [rows, vocab_size]; the other two have one entry per row: the token, and how many best ones."""
     if uses_triton(logits.device):
-        return _by_kernel(logits, token_ids, num_top, with_ranks=with_ranks)
+        begun = _begun(logits, token_ids, num_top, with_ranks=with_ranks)
+        transfers.Moment(logits.device).wait()
+        return begun()
     at_once = CPU_LOGITS_AT_ONCE if logits.device.type == "cpu" else LOGITS_AT_ONCE
     size = max(1, at_once // logits.shape[1])
     entries: list[TokenLogprobs] = []
@@ -39,39 +46,51 @@ def token_logprobs(
     return entries
 
 
-def _by_kernel(
-    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int], *, with_ranks: bool
-) -> list[TokenLogprobs]:
-    from headway_runtime.device_sampler import listed
+def _begun(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int], *, with_ranks: bool) -> Reading:
+    """By kernels, without waiting for them: what is returned may be called once they have run."""
+    from headway_runtime.device_sampler import listed, on_host
     from headway_runtime.kernels.triton.top_logprobs import top_logprobs
 
     vocab_size = logits.shape[1]
-    tokens = torch.tensor(token_ids, device=logits.device)
+    tokens = transfers.sent_integers(token_ids, logits.device)
     most = min(max(num_top, default=0), vocab_size)
     found = top_logprobs(logits, None, tokens, most, block_size_of(vocab_size), with_ranks=with_ranks)
-    return listed(found, num_top)
+    return partial(listed, on_host(found), num_top)
 
 
-def prompt_logprobs(
-    first_row: int,
-    to_logits: Callable[[int, int], Tensor],
-    vocab_size: int,
-    token_ids: list[int],
-    num_top: int,
-) -> list[TokenLogprobs]:
-    """Entries, with ranks, of the tokens that follow the rows from `first_row` on, one each.
+class PromptLogprobs:
+    """Entries, with ranks, of the tokens that follow some rows, one each, which are being computed.
 
-    to_logits: those after rows [first, last), [rows, vocab_size].
-
-    The logits of all rows together may be gigabytes; only a slice of them exists at a time.
+    They can be read once the step has passed that computes the rows. Where there are kernels, making this
+    waits for nothing.
     """
-    size = max(1, LOGITS_AT_ONCE // vocab_size)
-    entries: list[TokenLogprobs] = []
-    for start in range(0, len(token_ids), size):
-        tokens = token_ids[start : start + size]
-        logits = to_logits(first_row + start, first_row + start + len(tokens))
-        entries += token_logprobs(logits, tokens, [num_top] * len(tokens), with_ranks=True)
-    return entries
+
+    def __init__(
+        self,
+        first_row: int,
+        to_logits: Callable[[int, int], Tensor],
+        vocab_size: int,
+        token_ids: Sequence[int],
+        num_top: int,
+    ) -> None:
+        """to_logits: those after rows [first, last), [rows, vocab_size].
+
+        The logits of all rows together may be gigabytes; only a slice of them exists at a time.
+        """
+        size = max(1, LOGITS_AT_ONCE // vocab_size)
+        self._readings: list[Reading] = []
+        for start in range(0, len(token_ids), size):
+            tokens = token_ids[start : start + size]
+            logits = to_logits(first_row + start, first_row + start + len(tokens))
+            tops = [num_top] * len(tokens)
+            if uses_triton(logits.device):
+                reading = _begun(logits, tokens, tops, with_ranks=True)
+            else:
+                reading = partial(list, token_logprobs(logits, tokens, tops, with_ranks=True))
+            self._readings.append(reading)
+
+    def read(self) -> list[TokenLogprobs]:
+        return [entry for reading in self._readings for entry in reading()]
 
 
 def _entries(

@@ -85,7 +85,7 @@ class EngineMetrics:
         self._targets = targets or Targets()
         self._targets_epoch = 1
         self._ttft_met = self._ttft_missed = self._tpot_met = self._tpot_missed = 0
-        self._received = self._preemptions = self._steps = 0
+        self._received = self._preemptions = self._steps = self._recorded_steps = 0
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._cache_queried_tokens = 0
         self._prefill_step_tokens = self._decode_step_sequences = 0
@@ -202,10 +202,17 @@ class EngineMetrics:
         self._inter_token.observe(seconds, count)
 
     def step(
-        self, seconds: float, num_prefill_tokens: int, num_decode_seqs: int, num_prefill_seqs: int = 0
+        self,
+        seconds: float,
+        num_prefill_tokens: int,
+        num_decode_seqs: int,
+        num_prefill_seqs: int = 0,
+        *,
+        is_recorded: bool = False,
     ) -> None:
-        """One step took `seconds` and computed that much."""
+        """One step took `seconds` and computed that much. is_recorded: see `StepResult`."""
         self._steps += 1
+        self._recorded_steps += is_recorded
         self._prefill_step_tokens += num_prefill_tokens
         self._decode_step_sequences += num_decode_seqs
         self._step.observe(seconds)
@@ -261,6 +268,7 @@ class EngineMetrics:
             "generated_tokens": self._generated_tokens,
             "preemptions": self._preemptions,
             "steps": self._steps,
+            "recorded_steps": self._recorded_steps,
             "prefill_step_tokens": self._prefill_step_tokens,
             "decode_step_sequences": self._decode_step_sequences,
         }

@@ -1,13 +1,14 @@
 """Which tokens occur in the sequences that are penalized for them, and how often.
 
-Counted on from step to step while a sequence stays in the batch; one that comes back, after a preemption or a
-pause, is counted from its tokens again. So nothing has to be told here when a sequence ends.
+A token that is UNREAD is not counted: the device alone knows which it is. Counted on from step to step while
+a sequence stays in the batch; one that comes back, after a preemption or a pause, is counted from its tokens
+again. So nothing has to be told here when a sequence ends.
 """
 
 import numpy
 from numpy.typing import NDArray
 
-from headway_runtime.batch import Chunk
+from headway_runtime.batch import UNREAD, Chunk
 
 Counts = tuple[NDArray[numpy.int64], NDArray[numpy.float32]]
 # Room for different tokens that a sequence begins with.
@@ -69,12 +70,13 @@ class _Occurrences:
         self._num_counted = num_prompt
 
     def count(self) -> Counts:
-        for token in self._token_ids[self._num_counted :]:
+        num_read = len(self._token_ids) - (self._token_ids[-1] == UNREAD)
+        for token in self._token_ids[self._num_counted : num_read]:
             place = self._places.setdefault(token, len(self._places))
             if place == len(self._tokens):
                 self._tokens = numpy.concatenate([self._tokens, numpy.zeros_like(self._tokens)])
                 self._counts = numpy.concatenate([self._counts, numpy.zeros_like(self._counts)])
             self._tokens[place] = token
             self._counts[place] += 1.0
-        self._num_counted = len(self._token_ids)
+        self._num_counted = num_read
         return self._tokens[: len(self._places)], self._counts[: len(self._places)]

@@ -1,27 +1,35 @@
 """What the largest steps of an engine take of a GPU's memory beside weights and KV cache: measured.
 
 Runs them once, on a cache of one block to which all sequences point: what is computed is nonsense, what it
-takes is not. The kernels of such steps are compiled by the way, so that no request waits for that.
+takes is not. Kernels of such steps that are not compiled yet are compiled by the way, so that no request
+waits for that. Where a model guesses tokens it runs first, as in a step: what it took then serves the other.
 """
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+import torch.nn.functional as functional
 
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import EngineConfig
+from headway_runtime.draft_model import CATCH_UP_TOKENS
 from headway_runtime.layers.attention import KVCache
+from headway_runtime.model_loading import make_cache, make_inputs
 from headway_runtime.models.model import Model
+from headway_runtime.pending_step import PendingSamples
 from headway_runtime.request import SamplingParams
 from headway_runtime.sampler import make_sampler
+from headway_runtime.speculator import LoadedDraft
 from headway_runtime.step_inputs import StepInputBuilder
 
 # A request that asks for all that takes memory: edited logits, filters, log-probabilities.
 DEAREST = SamplingParams(top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.1, num_logprobs=20)
 CHEAPEST = SamplingParams(temperature=0.0)
+# Of guesses: their requests' filters, and nothing else.
+GUESSED = SamplingParams(top_k=50, top_p=0.9, min_p=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,10 @@ def _batch(counts: list[int], block_size: int) -> Batch:
 
 
 class StepProfile:
-    """Runs such steps. cache, inputs: the small cache's. samples: whether this rank chooses tokens."""
+    """Runs such steps. cache, inputs: the small cache's. samples: whether this rank chooses tokens.
+
+    vocab_size: that tokens are chosen from. dearest: how they are chosen in the largest step.
+    """
 
     def __init__(
         self,
@@ -103,30 +114,82 @@ class StepProfile:
         device: torch.device,
         *,
         samples: bool,
+        dearest: SamplingParams = DEAREST,
     ) -> None:
         self._model, self._cache, self._inputs, self._config = model, cache, inputs, config
+        self._vocab_size, self._dearest = vocab_size, dearest
         self._sampler = make_sampler(vocab_size, device) if samples else None
 
-    def measure(self, num_recorded_rows: int, meter: Meter) -> StepBytes:
-        """num_recorded_rows: of the largest recorded step; 0 where none is."""
-        prompts = meter.peak_bytes(lambda: self._run(largest_batch(self._config), DEAREST))
+    def measure(
+        self, num_recorded_rows: int, meter: Meter, guessing: "StepProfile | None" = None
+    ) -> StepBytes:
+        """num_recorded_rows: of the largest recorded step; 0 where none is. guessing: of the model that runs
+        before this one in each step."""
+
+        def largest() -> None:
+            if guessing is not None:
+                guessing.run_largest()
+            self.run_largest()
+
+        prompts = meter.peak_bytes(largest)
         decodes = 0
         if num_recorded_rows:
             batch = decode_batch(num_recorded_rows, self._config)
-            decodes = meter.peak_bytes(lambda: self._run(batch, CHEAPEST))
+            decodes = meter.peak_bytes(lambda: self._read(self._launch(batch, CHEAPEST)))
         return StepBytes(prompts, decodes)
 
+    def run_largest(self) -> None:
+        self._read(self._launch(largest_batch(self._config), self._dearest))
+
+    def launch(self, num_recorded_rows: int) -> None:
+        """What `measure` runs, without a look at what comes of it."""
+        self._launch(largest_batch(self._config), self._dearest)
+        if num_recorded_rows:
+            self._launch(decode_batch(num_recorded_rows, self._config), CHEAPEST)
+
     @torch.inference_mode()
-    def _run(self, batch: Batch, sampling: SamplingParams) -> None:
+    def _read(self, samples: PendingSamples | None) -> None:
+        if samples is not None:
+            samples.read()
+
+    @torch.inference_mode()
+    def _launch(self, batch: Batch, sampling: SamplingParams) -> PendingSamples | None:
         """Guesses are sampled after, too: so many more rows of logits."""
         inputs = self._inputs.build(batch)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
         num_samples = len(batch.chunks)
-        if sampling is DEAREST:
+        if sampling is self._dearest:
             num_samples = min(
                 batch.num_tokens, num_samples * (1 + self._config.envelope.num_speculative_tokens)
             )
         logits = self._model.logits(hidden[:num_samples])
-        if self._sampler is not None:
-            row = Chunk("", [0], 0, 1, array("q", [0]), 0, samples=True, sampling=sampling)
-            self._sampler(logits, [row] * num_samples)
+        if self._sampler is None:
+            return None
+        if logits.shape[1] != self._vocab_size:
+            # A model that guesses may have some tokens more or less than the one that checks.
+            logits = functional.pad(logits, (0, self._vocab_size - logits.shape[1])).contiguous()
+        row = Chunk("", [0], 0, 1, array("q", [0]), 0, samples=True, sampling=sampling)
+        return self._sampler.launch(logits, [row] * num_samples)
+
+
+def draft_profile(
+    draft: LoadedDraft, config: EngineConfig, vocab_size: int, dtype: torch.dtype, device: torch.device
+) -> StepProfile:
+    """Of the model that guesses: its largest step is one in which it computes what it lacks of all sequences.
+
+    vocab_size: of the model that checks.
+    """
+    most_tokens = min(CATCH_UP_TOKENS, config.envelope.max_num_batched_tokens)
+    own = replace(
+        config,
+        max_model_len=min(config.max_model_len, draft.model_config.max_position_embeddings),
+        envelope=replace(
+            config.envelope,
+            max_num_seqs=min(config.envelope.max_num_seqs, most_tokens),
+            max_num_batched_tokens=most_tokens,
+            num_speculative_tokens=0,
+        ),
+    )
+    cache = make_cache(draft.model, draft.model_config, own, 1, dtype, device)
+    inputs = make_inputs(draft.model, own, cache, dtype, device)
+    return StepProfile(draft.model, cache, inputs, own, vocab_size, device, samples=True, dearest=GUESSED)

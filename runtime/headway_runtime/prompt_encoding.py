@@ -5,18 +5,47 @@ Refuses by name what is none of these and what this model cannot read. Knows no 
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from headway_runtime.answer_assembly import Prompt
-from headway_runtime.chat import load_chat_template
-from headway_runtime.errors import InvalidRequestError
+from headway_runtime.chat import RESERVED_NAMES, ChatTemplate, cut_after, load_chat_template
+from headway_runtime.errors import ConfigError, InvalidRequestError
 from headway_runtime.sampling_params import is_text, wrong
 from headway_runtime.tokenizer import Tokenizer
 
 # The dict is vLLM's: {"prompt": text} or {"prompt_token_ids": token ids}.
 PromptInput: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateArguments:
+    """What becomes of a chat's messages, with vLLM's names. InvalidRequestError for what excludes itself.
+
+    continue_final_message: the answer goes on where the last message, an assistant's, ends.
+    tools: as in OpenAI's API. chat_template: Jinja, instead of the model's own. chat_template_kwargs: what
+    else the template knows, such as enable_thinking.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise wrong("continue_final_message", True, "excludes add_generation_prompt; give that as False")
+        if taken := RESERVED_NAMES & (self.chat_template_kwargs or {}).keys():
+            raise wrong(
+                "chat_template_kwargs", self.chat_template_kwargs, f"sets {min(taken)!r}; leave it out"
+            )
+        for tool in self.tools or ():
+            function = tool.get("function") if isinstance(tool, Mapping) else None
+            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+                raise wrong("tools", tool, "want dicts with type 'function' and a function with a name")
 
 
 class PromptEncoder:
@@ -51,29 +80,45 @@ class PromptEncoder:
         return self._checked(Prompt(uuid.uuid4().hex, text, tuple(given)))
 
     def encode_chats(
-        self, messages: Messages | Sequence[Messages], *, add_generation_prompt: bool
+        self, messages: Messages | Sequence[Messages], arguments: TemplateArguments
     ) -> list[Prompt]:
         """One conversation, or a list of them."""
         _check_list(messages)
         is_one = not messages or isinstance(messages[0], Mapping)
         chats: Any = [messages] if is_one else messages
-        return [self.encode_chat(one, add_generation_prompt=add_generation_prompt) for one in chats]
+        return [self.encode_chat(one, arguments) for one in chats]
 
-    def encode_chat(self, messages: Messages, *, add_generation_prompt: bool) -> Prompt:
-        if self._chat_template is None:
-            raise InvalidRequestError(
-                "messages: this model has no chat template; use generate", param="messages"
-            )
+    def encode_chat(self, messages: Messages, arguments: TemplateArguments) -> Prompt:
+        template = self._template(arguments.chat_template)
         _check_list(messages)
         if not messages:
             raise wrong("messages", messages, "is empty; give at least one message")
-        text = self._chat_template.render(
-            [_for_template(one) for one in messages], add_generation_prompt=add_generation_prompt
+        shown = [_for_template(one) for one in messages]
+        text = template.render(
+            shown,
+            add_generation_prompt=arguments.add_generation_prompt,
+            tools=arguments.tools,
+            variables=arguments.chat_template_kwargs or {},
         )
+        if arguments.continue_final_message:
+            text = cut_after(text, _to_continue(shown[-1]))
         _check_text("messages", text)
         # The template writes the special tokens itself.
         token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         return self._checked(Prompt(uuid.uuid4().hex, text, token_ids))
+
+    def _template(self, given: str | None) -> ChatTemplate:
+        if given is not None:
+            try:
+                return ChatTemplate(given, self.tokenizer.special_tokens)
+            except ConfigError as error:
+                raise wrong("chat_template", given, str(error)) from error
+        if self._chat_template is None:
+            raise InvalidRequestError(
+                "messages: this model has no chat template; use generate, or give chat_template",
+                param="messages",
+            )
+        return self._chat_template
 
     def _checked(self, prompt: Prompt) -> Prompt:
         token_ids = prompt.token_ids
@@ -111,6 +156,16 @@ def _check_list(messages: object) -> None:
         raise wrong(
             "messages", messages, "want a list of dicts with role and content, or a list of such lists"
         )
+
+
+def _to_continue(final: Mapping[str, Any]) -> str:
+    """What the answer begins with."""
+    content: str = final["content"]
+    if final["role"] != "assistant" or not content.strip():
+        raise wrong(
+            "continue_final_message", True, "needs a final message of role 'assistant' with text to continue"
+        )
+    return content
 
 
 def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,16 +91,9 @@ class SamplingParams:
     def needs_reading(self) -> bool:
         """Whether the host must have read a step of such a request before the next one can be launched.
 
-        What a grammar allows and what penalties take off hangs on tokens that it must know; log-probabilities
-        of a prompt are computed when a step is read, of what it left.
+        What a grammar allows next is computed by the host, of the token that was sampled.
         """
-        return (
-            self.grammar is not None
-            or self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.num_prompt_logprobs is not None
-        )
+        return self.grammar is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from headway_runtime.logit_edits import LogitEdits, needs_edits
 from headway_runtime.logprobs import token_logprobs
 from headway_runtime.occurrences import OccurrenceCounters
 from headway_runtime.request import SamplingParams, TokenLogprobs
+from headway_runtime.token_feed import TokenFeed
 from headway_runtime.token_masks import Unsatisfiable, forbids_stops
 
 if TYPE_CHECKING:
@@ -89,8 +90,13 @@ class Sampler:
         """logits: [chunks, vocab_size] in the model's dtype; not changed."""
         return self.launch(logits, chunks).read()
 
-    def launch(self, logits: Tensor, chunks: Sequence[Chunk]) -> "ChosenSamples":
-        """The same in two parts, the first of which chooses the tokens."""
+    def launch(
+        self, logits: Tensor, chunks: Sequence[Chunk], feed: TokenFeed | None = None
+    ) -> "ChosenSamples":
+        """The same in two parts, the first of which chooses the tokens.
+
+        feed: of tokens that chunks end in and the host has not read; None: there is none.
+        """
         plan = self._plan_for(chunks)
         problems: dict[int, Unsatisfiable] = {}
         if plan.edits is None and len(plan.plain.greedy_places) == len(chunks):
@@ -104,7 +110,7 @@ class Sampler:
                 edited = logits[plan.places].float()
                 rows = [chunks[place] for place in plan.places]
                 self._counters.next_step()
-                found = plan.edits.apply(edited, rows, self._counters)
+                found = plan.edits.apply(edited, rows, self._counters, feed)
                 problems = {plan.places[row]: problem for row, problem in found.items()}
                 self._choose(edited, plan.edited, positions, tokens, times)
         tokens = torch.where(times.isfinite(), tokens, -1)

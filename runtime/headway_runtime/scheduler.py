@@ -138,6 +138,11 @@ class Scheduler:
         self._commits = Commits(self._sequences, self.cache, self.draft_policy, self.remove, block_size)
 
     @property
+    def running(self) -> list[Sequence]:
+        """Those that hold blocks, by rank; not to be changed."""
+        return self._running
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

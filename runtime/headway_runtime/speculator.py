@@ -1,9 +1,9 @@
 """Guessing as the runner sees it: guesses for a batch, and word of what became of them."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from headway_runtime.models.model import Model
 from headway_runtime.ngram_drafts import NgramDrafts
 from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.verification import possible
+
+if TYPE_CHECKING:
+    from headway_runtime.graphs.decode_graphs import DecodeGraphs
+    from headway_runtime.layers.attention import KVCache
 
 
 class Drafter(Protocol):
@@ -76,6 +80,16 @@ class Speculator:
             )
         # Of the latest call of `propose`.
         self.seconds = 0.0
+
+    def open_graphs(self, make: Callable[[Model, "KVCache"], "DecodeGraphs | None"]) -> None:
+        """Record passes of the draft model, if there is one."""
+        if self._draft_model is not None:
+            self._draft_model.open_graphs(make)
+
+    @property
+    def graphs(self) -> "DecodeGraphs | None":
+        """Recorded passes; None where there are none."""
+        return None if self._draft_model is None else self._draft_model.graphs
 
     @property
     def num_passes(self) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 # In this order; a start may lack some.
-STAGES = ("imports", "config", "read", "copy", "repack", "profile", "graphs", "ready")
+STAGES = ("imports", "config", "read", "copy", "repack", "compile", "profile", "graphs", "ready")
 
 
 class StartTimeline:

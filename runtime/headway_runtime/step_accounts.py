@@ -33,7 +33,13 @@ class StepAccounts:
     def step(self, batch: Batch, result: StepResult, seconds: float) -> None:
         """Count a step that was read."""
         num_prompts = len(batch.chunks) - batch.num_decodes
-        self._metrics.step(seconds, batch.num_prefill_tokens, batch.num_decodes, num_prompts)
+        self._metrics.step(
+            seconds,
+            batch.num_prefill_tokens,
+            batch.num_decodes,
+            num_prompts,
+            is_recorded=result.is_recorded,
+        )
         if self._policy is not None:
             self._count_guesses(batch, result, seconds, self._policy)
 

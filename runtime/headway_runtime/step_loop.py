@@ -19,7 +19,7 @@ import logging
 import math
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from headway_runtime.batch import Batch, StepResult
@@ -141,6 +141,16 @@ class StepLoop(Generic[Pending]):
         if read is None:
             return StepOutputs(outputs, num_preempted=num_preempted)
         return StepOutputs(outputs, read.batch.num_prefill_tokens, read.batch.num_decodes, num_preempted)
+
+    def skip_to(self, launched_at: float, read_at: float) -> None:
+        """Go on where a simulation has taken steps over at once, of which nothing was to be said.
+
+        launched_at: when the step that is under way was launched, if there is one. read_at: when the last one
+        was read.
+        """
+        if self._under_way is not None:
+            self._under_way = replace(self._under_way, launched_at=launched_at)
+        self._last_read_at = read_at
 
     def _launch(self, schedule: Schedule, now: float) -> _UnderWay[Pending]:
         if schedule.blocks_to_clear:

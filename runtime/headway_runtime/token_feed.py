@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headway_runtime import transfers
 from headway_runtime.batch import UNREAD, Chunk
 from headway_runtime.parallel.tensor_group import TensorGroup
 
@@ -38,6 +39,16 @@ class TokenFeed:
         # A list of tokens is its sequence's own.
         sample_of = {id(one.token_ids): sample for sample, one in enumerate(self._chunks)}
         return {index: sample_of[id(chunks[index].token_ids)] for index in wanted}
+
+    def unread(self, chunks: Sequence[Chunk]) -> Tensor | None:
+        """The latest token of each chunk that ends in one of the latest step: int64 [chunks], on the device,
+        negative for the others; None where there are only those."""
+        sources = self.sources(chunks)
+        if not sources or self._tokens is None:
+            return None
+        device = self._tokens.device
+        places = transfers.sent_integers((sources.get(index, -1) for index in range(len(chunks))), device)
+        return torch.where(places < 0, -1, torch.index_select(self._tokens, 0, places.clamp(min=0)))
 
     def expect(self, count: int, device: torch.device) -> None:
         """A step was launched of which another rank samples so many tokens."""

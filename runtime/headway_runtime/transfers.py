@@ -45,8 +45,8 @@ def sent_integers(values: Iterable[int], device: torch.device) -> Tensor:
 
 def brought(found: Tensor) -> Tensor:
     """On the host, what is in `found`, once a moment from now on has passed."""
-    if shares_memory(found.device):
-        return found
+    if shares_memory(found.device) or found.is_meta:
+        return found  # of a tensor that holds nothing, there is nothing to bring
     host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     host.copy_(found, non_blocking=True)
     return host

@@ -240,6 +240,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"seed": 4, "top_k": 8, "top_p": 0.9},
     {"seed": 5, "min_p": 0.02, "num_logprobs": 0},
     {"seed": 6, "repetition_penalty": 1.3, "frequency_penalty": 0.3},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "presence_penalty": 0.4, "num_logprobs": 1},
     {"temperature": 0.0, "logit_bias": ((5, 1.5), (7, -2.0)), "min_tokens": 3},
     {"seed": 7, "allowed_token_ids": frozenset(range(10, 40))},
     {"temperature": 0.0, "num_prompt_logprobs": 1},
@@ -251,8 +252,8 @@ ADDS = st.builds(
     priority=st.sampled_from([0, 0, 0, 1, -3]),
     salt=st.sampled_from(["", "", "tenant"]),
     max_tokens=st.integers(1, 40),
-    # Most of them plain, so that most steps do overlap.
-    sampling=st.sampled_from([*SAMPLINGS[:5] * 3, *SAMPLINGS]),
+    # All of them overlap; most are plain, as they mostly are.
+    sampling=st.sampled_from([*SAMPLINGS[:5] * 2, *SAMPLINGS, *SAMPLINGS[5:6]]),
 )
 LIMITS = st.integers(1, 8).flatmap(
     lambda num_seqs: st.builds(SetLimits, st.just(num_seqs), st.integers(num_seqs, 64))

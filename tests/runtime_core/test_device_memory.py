@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from headway_runtime.config import EngineConfig, Envelope
+from headway_runtime.config import EngineConfig, Envelope, SpeculativeConfig
 from headway_runtime.errors import ConfigError
-from headway_runtime.graphs.opening import BYTES_PER_GRAPH, reserved_bytes
 from headway_runtime.memory import DeviceMemory, least_cache_bytes, num_kv_blocks, usable_cache_bytes
 from headway_runtime.model_config import read_model_config
 from headway_runtime.model_loading import load_model, make_cache, make_inputs
-from headway_runtime.profile_step import StepProfile, decode_batch, largest_batch
+from headway_runtime.profile_step import StepProfile, decode_batch, draft_profile, largest_batch
 from headway_runtime.quantization.choice import Quantization
+from headway_runtime.speculator import load_draft
 
 GIB = 1 << 30
 # An H200 with an 8B model in bfloat16.
@@ -70,11 +70,6 @@ def test_least_and_usable_bytes_count_whole_blocks() -> None:
     sizes = {"bytes_per_token": 100, "max_model_len": 33, "block_size": 16}
     assert num_kv_blocks(kv_cache_memory_bytes=least, **sizes) == 3
     assert num_kv_blocks(kv_cache_memory_bytes=usable, **sizes) == 9
-
-
-def test_memory_for_recordings_is_the_largest_steps_and_some_for_each() -> None:
-    assert reserved_bytes((), 10**9) == 0
-    assert reserved_bytes((1, 2, 4), 10**9) == 10**9 + 3 * BYTES_PER_GRAPH
 
 
 @pytest.mark.parametrize(
@@ -154,3 +149,44 @@ def test_the_steps_that_are_measured_run(
     assert (found.prompts, found.decodes) == (48, 3)
     assert samples == [want_samples, 3]
     assert len(decode_batch(3, config).chunks) == 3
+
+
+@pytest.mark.parametrize("more_tokens", [-3, 0, 5])
+def test_the_model_that_guesses_is_measured_too(
+    more_tokens: int, checkpoint: Callable[..., Any], engine_config: Callable[..., EngineConfig]
+) -> None:
+    """Its largest step is of what it lacks, and runs before the other model's."""
+    folder, cpu = checkpoint().folder, torch.device("cpu")
+    config = engine_config(
+        envelope=Envelope(5, 48, 3), speculative=SpeculativeConfig("draft_model", str(folder))
+    )
+    draft = load_draft(config, torch.float32, cpu)
+    assert draft is not None
+    vocab_size = draft.model_config.vocab_size + more_tokens
+    order = []
+
+    class Told:
+        def __init__(self, name: str, model: Any) -> None:
+            self._name, self._model = name, model
+            self.linears, self.attention_layers = model.linears, model.attention_layers
+
+        def forward(self, token_ids: Any, *rest: Any) -> Any:
+            order.append((self._name, len(token_ids)))
+            return self._model.forward(token_ids, *rest)
+
+        def logits(self, hidden: Any) -> Any:
+            return self._model.logits(hidden)
+
+    model, model_config = draft.model, draft.model_config
+    draft.model = Told("guesses", model)
+    with torch.inference_mode():
+        guessing = draft_profile(draft, config, vocab_size, torch.float32, cpu)
+        cache = make_cache(model, model_config, config, 1, torch.float32, cpu)
+        inputs = make_inputs(model, config, cache, torch.float32, cpu)
+    profile = StepProfile(
+        Told("checks", model), cache, inputs, config, model_config.vocab_size, cpu, samples=True
+    )
+
+    profile.measure(2, Meter(), guessing)
+
+    assert order == [("guesses", 48), ("checks", 48), ("checks", 2)]

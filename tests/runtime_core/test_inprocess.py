@@ -146,6 +146,62 @@ def test_a_chat_goes_through_the_models_template(engine: Engine) -> None:
     assert [output.text for output in two] == [one.text, one.text]
 
 
+TELLING = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}"
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    "{{ mood }}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def test_a_chats_template_is_given_all_that_it_is_to_know(engine: Engine) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    told = engine.chat(
+        chat,
+        GREEDY,
+        use_tqdm=False,
+        tools=[WEATHER],
+        chat_template=TELLING,
+        chat_template_kwargs={"mood": "calm"},
+    )[0]
+    assert told.prompt == "<user>hi</>[weather]calm<assistant>"
+    plain = engine.chat(chat, GREEDY, use_tqdm=False, chat_template=TELLING, add_generation_prompt=False)[0]
+    assert plain.prompt == "<user>hi</>"
+
+
+async def test_an_answer_goes_on_where_its_beginning_ends(engine: Engine) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Once upon "}]
+    *_, last = [
+        one
+        async for one in engine.chat_async(
+            chat, GREEDY, chat_template=TELLING, add_generation_prompt=False, continue_final_message=True
+        )
+    ]
+    assert last.prompt == "<user>hi</><assistant>Once upon "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param", "want"),
+    [
+        ({"continue_final_message": True}, "continue_final_message", "excludes add_generation_prompt"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "continue_final_message",
+            "needs a final message of role 'assistant'",
+        ),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "sets 'tools'"),
+        ({"tools": [{"name": "weather"}]}, "tools", "a function with a name"),
+        ({"chat_template": "{% if %}"}, "chat_template", "not valid Jinja"),
+    ],
+)
+def test_what_a_template_cannot_be_given_is_named(
+    engine: Engine, arguments: dict[str, Any], param: str, want: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False, **arguments)
+    assert (want in str(caught.value), caught.value.param) == (True, param)
+
+
 async def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
     # Long enough that a busy machine does not have it all in one piece.
     params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)

@@ -119,7 +119,7 @@ def test_logits_exist_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
         sizes.append(last - first)
         return hidden[first:last] @ head
 
-    entries = logprobs.prompt_logprobs(0, to_logits, 300, tokens, 2)
+    entries = logprobs.PromptLogprobs(0, to_logits, 300, tokens, 2).read()
     assert sizes == [3] * 16 + [2]
     want = (hidden @ head).log_softmax(-1)
     assert [one.chosen for one in entries] == pytest.approx(

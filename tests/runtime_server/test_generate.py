@@ -15,6 +15,7 @@ from headway_runtime.server.generate import Generation, GenerationResponse
 from headway_runtime.server.log import AccessEntry
 from headway_runtime.server.prompts import EncodedPrompt, Prepared
 from headway_runtime.server.responses import AnswerHead, CompletionFormat
+from headway_runtime.server.turnstile import Turnstile
 from headway_runtime.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class OneTokenClient:
         self.ttft_seconds: list[float] = []
 
     def submit(self, requests: list[Request]) -> RequestStream:
-        stream = RequestStream(frozenset(one.request_id for one in requests))
+        stream = RequestStream(frozenset(one.request_id for one in requests), Turnstile(per_turn=4))
         stream.push(RequestOutput(requests[0].request_id, (50,)))
         return stream
 

@@ -59,3 +59,17 @@ def test_a_chat_is_the_same_chat(engine: Engine, real_server: RunningServer) -> 
     output = engine.chat(messages, SamplingParams(seed=4, max_tokens=10), use_tqdm=False)[0]
     assert output.text == answer["choices"][0]["message"]["content"]
     assert len(output.prompt_token_ids) == answer["usage"]["prompt_tokens"]
+
+
+def test_a_chat_with_tools_is_the_same_prompt(engine: Engine, real_server: RunningServer) -> None:
+    function = {"name": "weather", "parameters": {"type": "object"}}
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "It will"}],
+        "tools": [{"type": "function", "function": function}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    answer = httpx.post(f"{real_server.url}/tokenize", json=asked, timeout=60).json()
+    output = engine.chat(sampling_params=SamplingParams(max_tokens=1), use_tqdm=False, **asked)[0]
+    assert list(output.prompt_token_ids) == answer["tokens"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.runtime_server.conftest import RunningServer
 
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
-UNITS = {"", "seconds", "tokens", "requests", "sequences", "blocks", "bytes", "ratio"}
+UNITS = {"", "seconds", "tokens", "requests", "sequences", "blocks", "bytes", "ratio", "steps"}
 OWN_LABELS = {"le", "quantile"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headway_runtime.server.turnstile import Turnstile
+from headway_runtime.server.turnstile import LONGEST_WAY_SECONDS, Turnstile
 
 
 class Rounds:
@@ -52,3 +52,94 @@ async def test_who_gives_up_in_the_line_takes_nobodys_place() -> None:
     async with asyncio.timeout(10):
         await asyncio.gather(*others)
     assert second.cancelled()
+
+
+async def test_what_is_to_be_done_waits_its_turn_behind_a_crowd() -> None:
+    turnstile, rounds = Turnstile(per_turn=2), Rounds()
+    done: list[tuple[int, int]] = []
+    everything = asyncio.Event()
+
+    def passage(number: int) -> bool:
+        done.append((number, rounds.number))
+        if len(done) == 5:
+            everything.set()
+        return True
+
+    first_round = rounds.number
+    for number in range(5):
+        turnstile.run(lambda number=number: passage(number))  # type: ignore[misc]
+    assert [number for number, _ in done] == [0, 1], "the first ones pass at once"
+    async with asyncio.timeout(10):
+        await everything.wait()
+    assert [number for number, _ in done] == list(range(5))
+    assert [at - first_round for _, at in done] == [0, 0, 1, 1, 2]
+
+
+async def test_what_has_become_needless_takes_nobodys_place() -> None:
+    turnstile, rounds = Turnstile(per_turn=1), Rounds()
+    done: list[int] = []
+    reached = asyncio.Event()
+
+    def last() -> bool:
+        done.append(rounds.number)
+        reached.set()
+        return True
+
+    before = rounds.number
+    for _ in range(20):
+        turnstile.run(lambda: False)
+    turnstile.run(last)
+    async with asyncio.timeout(10):
+        await reached.wait()
+    assert done == [before]
+
+
+async def test_a_passage_that_fails_keeps_nobody_waiting() -> None:
+    loop, failures = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    turnstile = Turnstile(per_turn=1)
+    await turnstile.enter()
+
+    def fail() -> bool:
+        raise ValueError("this one fails")
+
+    turnstile.run(fail)
+    async with asyncio.timeout(10):
+        await turnstile.enter()
+        await turnstile.enter()
+    assert [str(one) for one in failures] == ["this one fails"]
+
+
+async def rounds_until_passed(turnstile: Turnstile, rounds: Rounds, *, way_is_made: bool) -> int:
+    """How many rounds somebody waits, with way made in each of the next ten of them or in none."""
+    passed: list[int] = []
+    before = rounds.number
+
+    def passage() -> bool:
+        passed.append(rounds.number)
+        return True
+
+    turnstile.run(passage)
+    for _ in range(10):
+        if way_is_made:
+            turnstile.make_way()
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not passed:  # noqa: ASYNC110 - the rounds are what is counted
+            await asyncio.sleep(0)
+    return passed[0] - before
+
+
+async def test_who_is_in_line_makes_way_for_a_while_and_then_as_long_for_nobody() -> None:
+    now = 100.0
+    turnstile, rounds = Turnstile(per_turn=1, clock=lambda: now), Rounds()
+    turnstile.make_way()
+    assert await rounds_until_passed(turnstile, rounds, way_is_made=False) <= 2
+    turnstile.make_way()
+    assert await rounds_until_passed(turnstile, rounds, way_is_made=True) >= 10
+    now += LONGEST_WAY_SECONDS
+    turnstile.make_way()
+    assert await rounds_until_passed(turnstile, rounds, way_is_made=True) <= 2, "they made way long enough"
+    now += LONGEST_WAY_SECONDS
+    turnstile.make_way()
+    assert await rounds_until_passed(turnstile, rounds, way_is_made=True) >= 10

@@ -178,6 +178,10 @@ def _edits(rows: int, vocab_size: int, generator: Generator) -> EditedRows:
         biases=floats(rows * count) - 0.5,
         counts=(floats(rows * count) * 4 - 1).floor(),
         penalties=floats(rows, 3) + 0.5,
+        # Every row's latest token is the device's alone: its first entry, or one beyond them.
+        unread_places=torch.arange(rows, device=device).int(),
+        sampled=(torch.stack([own[0] for own in tokens]).long() + torch.arange(rows, device=device) % 2)
+        % vocab_size,
     )
 
 

@@ -1,19 +1,27 @@
-"""Decode steps of a model as recorded work, by number of rows: everything from tokens to tokens.
+"""Steps of a model as recorded work: everything from tokens to tokens, or to logits.
 
     place_step -> embedding, decoder layers -> norm, head -> draw, which leaves tokens where the next step
-    finds them
+                                                 |           finds them
+                                                 +-> copy, which leaves logits where sampling finds them
 
-What runs so: steps in which every sequence computes its last known token, and wants the next one by
-temperature and filters alone. Prompts, guesses, adapters, logits that are edited and log-probabilities run
-kernel by kernel, as all steps do where there are no recordings. The kernels are the same either way; rows of
-nobody may have products choose the form for more rows, whose sums are rounded in another order.
+What runs so: steps in which every sequence computes its last known token, and perhaps guesses behind it.
+Where all want the next one by temperature and filters alone, the draw is part of the recording. Else it ends
+in logits, and what edits them, draws, and finds log-probabilities runs kernel by kernel behind it. Prompts
+and adapters run kernel by kernel altogether, as all steps do where there are no recordings. The kernels are
+the same either way; rows of nobody may have products choose the form for more rows, whose sums are rounded in
+another order.
 
-A few sizes are recorded at the start, the others by and by while there is nothing else to do. A step takes
-the smallest one there is that holds it. If recording fails, that is said once, and what there is, is used.
+Some forms are recorded at the start, the others by and by while there is nothing else to do. A step takes the
+smallest one there is that holds it. If recording fails, that is said once, and what there is, is used.
+
+Of several ranks each records its share, sums over ranks included, and all have the same recordings: they
+agree on each. The first one says which one a step takes, draws, and has its tokens sent to the others.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -26,18 +34,32 @@ from headway_runtime.batch import Chunk
 from headway_runtime.device_sampler import PendingSamples
 from headway_runtime.draws import block_size_of
 from headway_runtime.graphs.capture import Capturer, Graph
-from headway_runtime.graphs.sizes import first_of, smallest_that_holds
-from headway_runtime.graphs.step_buffers import StepBuffers
+from headway_runtime.graphs.forms import FormPlan, StepForm
+from headway_runtime.graphs.graph_memory import GraphMemory
+from headway_runtime.graphs.sizes import smallest_that_holds
+from headway_runtime.graphs.step_buffers import Placed, StepBuffers
 from headway_runtime.kernels.triton.draw import draw
 from headway_runtime.kernels.triton.place_step import place_step
 from headway_runtime.layers.attention import KVCache
 from headway_runtime.logit_edits import needs_edits
 from headway_runtime.models.model import Model
+from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
+from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.request import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 NO_SOURCES: Mapping[int, int] = MappingProxyType({})
+# What a step may raise for which nothing is wrong but that it cannot be recorded.
+RECORDING_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, TritonError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """traffic: what ranks exchange in it."""
+
+    graph: Graph
+    traffic: Traffic
 
 
 class DecodeGraphs:
@@ -48,40 +70,66 @@ class DecodeGraphs:
         model: Model,
         cache: KVCache,
         capturer: Capturer,
-        sizes: Sequence[int],
+        plan: FormPlan,
+        memory: GraphMemory,
         *,
         most_sampled: int,
         max_model_len: int,
         vocab_size: int,
-        limit_bytes: int | None,
+        dtype: torch.dtype,
         device: torch.device,
+        most_unread: int = 2,
+        group: TensorGroup = ALONE,
+        all_agree: Callable[[bool], bool] = bool,
     ) -> None:
-        """sizes: ascending. most_sampled: tokens of any step.
+        """most_sampled: tokens of any step. dtype: of logits. most_unread: steps that are launched before the
+        first of them is waited for. group: of the ranks that share the model.
 
-        limit_bytes: of memory, beyond which no more is recorded; None: there is none.
+        all_agree: whether all of them say yes; each asks it.
         """
         block_size = cache.shape.block_size
-        self._model, self._cache, self._capturer = model, cache, capturer
-        self._limit_bytes = limit_bytes
+        self._model, self._cache, self._capturer, self._memory = model, cache, capturer, memory
+        self._group, self._all_agree = group, all_agree
         self._block_size, self._draw_block_size = block_size, block_size_of(vocab_size)
         self.buffers = StepBuffers(
-            max(sizes), most_sampled, -(-max_model_len // block_size), block_size, vocab_size, device
+            plan.most_rows,
+            most_sampled,
+            -(-max_model_len // block_size),
+            block_size,
+            cache.num_groups,
+            vocab_size,
+            most_unread,
+            device,
         )
-        self._graphs: dict[int, Graph] = {}
-        first = first_of(sizes)
-        # In the order in which they are recorded: after the first ones, the largest that is left.
-        self._wanted = [*first, *(size for size in sorted(sizes, reverse=True) if size not in first)]
-        self._num_first = len(first)
+        can_have_several = self.buffers.most_queries > 1
+        first, later = (
+            [form for form in forms if can_have_several or not form.has_several]
+            for forms in (plan.first, plan.later)
+        )
+        self._wanted, self._num_first = [*first, *later], len(first)
+        self._graphs: dict[StepForm, _Recorded] = {}
+        # Of each kind, by what it has of a form beside rows: their numbers, ascending.
+        self._sizes: dict[tuple[bool, bool], list[int]] = {}
+        # One for all forms, outside of what recordings share: the next step may be another one.
+        self._logits: Tensor | None = None
+        if self.is_first and plan.most_logit_rows:
+            shape = (plan.most_logit_rows, vocab_size)
+            self._logits = torch.empty(shape, dtype=dtype, device=device)
+            memory.num_bytes += self._logits.nbytes
         # Of the latest batch of which all rows were looked at, if its requests will stay what they are.
         self._plain_params: list[SamplingParams] = []
         # A copy of what stands in `buffers.tokens`.
         self._latest: Tensor | None = None
-        self.num_bytes = 0
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Those recorded so far, ascending."""
-        return tuple(sorted(self._graphs))
+    def is_first(self) -> bool:
+        """Whether this rank chooses tokens."""
+        return self._group.share.rank == 0
+
+    @property
+    def forms(self) -> frozenset[StepForm]:
+        """Those recorded so far."""
+        return frozenset(self._graphs)
 
     @property
     def is_complete(self) -> bool:
@@ -89,93 +137,132 @@ class DecodeGraphs:
         return not self._wanted
 
     def capture_first(self) -> None:
-        """Record the sizes that the start waits for."""
+        """Record the forms that the start waits for."""
         for _ in range(self._num_first):
             if self._wanted:
                 self.capture_next()
         if self._graphs:
             logger.info(
-                "decode steps of %s sequences are recorded, %.0f MB; %d more sizes follow while idle",
-                ", ".join(map(str, self.sizes)),
-                self.num_bytes / 1e6,
+                "steps of %s are recorded, %.0f MB; %d more follow while idle",
+                self._told_forms(),
+                self._memory.num_bytes / 1e6,
                 len(self._wanted),
             )
 
     @torch.inference_mode()
     def capture_next(self) -> None:
-        """Record one more size. No step may be under way whose tokens are still wanted."""
-        size = self._wanted.pop(0)
-        if self._limit_bytes is not None and self.num_bytes >= self._limit_bytes:
+        """Record one more form. No step may be under way whose tokens are still wanted."""
+        form = self._wanted.pop(0)
+        if not self._all_agree(not self._memory.is_full):
             logger.info(
-                "recorded decode steps take %d bytes of the %d set aside; sizes %s are left out",
-                self.num_bytes,
-                self._limit_bytes,
-                [size, *self._wanted],
+                "recorded steps take %d bytes of the %s set aside; %d are left out, the first of %s",
+                self._memory.num_bytes,
+                self._memory.limit_bytes,
+                1 + len(self._wanted),
+                form.told,
             )
             self._wanted.clear()
             return
-        work = partial(self._step, size)
-        # Nobody's rows alone, so that warming up changes no sequence's KV.
-        self.buffers.fill((), size, NO_SOURCES)
-        try:
-            self._capturer.warm(work)
-            used_before = self._capturer.used_bytes()
-            self._graphs[size] = self._capturer.capture(work)
-            self.num_bytes += max(0, self._capturer.used_bytes() - used_before)
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, TritonError) as error:
-            self._wanted.clear()
-            rest = f"those of {', '.join(map(str, self.sizes))} are" if self._graphs else "none is"
-            logger.warning(
-                "a decode step of %d sequences cannot be recorded (%s: %s); %s used, and other steps run "
-                "kernel by kernel; --enforce-eager leaves recording out",
-                size,
-                type(error).__name__,
-                error,
-                rest,
-            )
+        self._latest = None
+        error = self._captured(form)
+        if self._all_agree(error is None):
+            insort(self._sizes.setdefault((form.has_several, form.draws), []), form.num_rows)
+            return
+        self._graphs.pop(form, None)
+        self._wanted.clear()
+        logger.warning(
+            "a decode step of %s cannot be recorded (%s); %s used, and other steps run kernel by kernel; "
+            "--enforce-eager leaves recording out",
+            form.told,
+            "another rank says why" if error is None else f"{type(error).__name__}: {error}",
+            f"those of {self._told_forms()} are" if self._graphs else "none is",
+        )
 
-    def takes(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether a step of these runs as a recording."""
-        if smallest_that_holds(self._graphs, len(chunks)) is None:
-            return False
-        if not all(
-            one.num_tokens == 1 and one.samples and not one.ahead and not one.adapter for one in chunks
-        ):
-            return False
-        params = [one.sampling for one in chunks]
-        if params == self._plain_params:
-            return True
-        if not all(map(_is_plain, chunks)):
-            return False
-        # Whether stop tokens are forbidden changes from step to step; all else is the request's for good.
-        if not any(one.min_tokens for one in params):
-            self._plain_params = params
-        return True
+    def form_for(self, chunks: Sequence[Chunk]) -> StepForm | None:
+        """The recording that a step of these runs as; None where there is none."""
+        num_rows, most = 0, 0
+        for one in chunks:
+            count = one.num_tokens
+            if count != 1 + len(one.ahead) or not one.samples or one.adapter:
+                return None
+            num_rows += count
+            most = max(most, count)
+        return self.smallest(num_rows, most, draws=self._are_plain(chunks))
 
-    def launch(
-        self, chunks: Sequence[Chunk], before: Tensor | None = None, sources: Mapping[int, int] = NO_SOURCES
-    ) -> PendingSamples:
-        """Put a step that `takes` is true of on the device's queue, without waiting for anything.
+    def smallest(self, num_rows: int, most_queries: int, *, draws: bool) -> StepForm | None:
+        """The recording for so many rows. most_queries: of a sequence."""
+        if most_queries > self.buffers.most_queries:
+            return None
+        has_several = most_queries > 1
+        size = smallest_that_holds(self._sizes.get((has_several, draws), ()), num_rows)
+        return None if size is None else StepForm(size, has_several, draws)
 
-        before: tokens that the step before has sampled, int64, on the device. sources: of chunks that
-            compute one of these, by index, which one; the others know theirs.
-        The samples are the chunks', in order; their tokens are a copy that is nobody else's.
+    def replay(
+        self,
+        chunks: Sequence[Placed],
+        form: StepForm,
+        before: Tensor | None = None,
+        sources: Mapping[int, int] = NO_SOURCES,
+        params: list[SamplingParams] | None = None,
+    ) -> None:
+        """Put a step on the device's queue, without waiting for anything. On all ranks.
+
+        before: tokens that the step before has sampled, int64, on the device; on other ranks than the first
+            as many of any. sources: of rows that compute one of these, which one; the others know theirs.
+        params: of each row, where this rank draws.
         """
-        size = smallest_that_holds(self._graphs, len(chunks))
-        assert size is not None
         own = self.buffers.tokens
         if sources and before is not None and before is not self._latest:
-            own[: len(before)].copy_(before)
-        self.buffers.fill(chunks, size, sources)
-        self._graphs[size].replay()
-        self._latest = own[: len(chunks)].clone()
-        params = [one.sampling for one in chunks]
-        on_host, moment = transfers.brought(self._latest), transfers.Moment(own.device)
-        return PendingSamples(self._latest, on_host, params, {}, (), None, moment)
+            own[: len(before)].copy_(self._group.from_first(before))
+        self.buffers.fill(chunks, form, sources, params)
+        recorded = self._graphs[form]
+        recorded.graph.replay()
+        self._group.traffic.add(recorded.traffic)
+        if form.draws:
+            self._latest = own[: sum(one.num_tokens for one in chunks)].clone()
 
-    def _step(self, size: int) -> None:
-        """The work of a step of so many rows. All that it reads is at the same place each time."""
-        own = self.buffers
+    @property
+    def tokens(self) -> Tensor:
+        """What the latest step that draws has drawn after each of its rows: a copy that is nobody else's."""
+        assert self._latest is not None
+        return self._latest
+
+    def logits(self, num_rows: int) -> Tensor:
+        """What the latest step that does not draw has left, until the next one."""
+        assert self._logits is not None
+        return self._logits[:num_rows]
+
+    def samples(self, params: list[SamplingParams]) -> PendingSamples:
+        """What the latest step draws, row by row."""
+        tokens = self.tokens
+        on_host, moment = transfers.brought(tokens), transfers.Moment(tokens.device)
+        return PendingSamples(tokens, on_host, params, {}, (), None, moment)
+
+    def _captured(self, form: StepForm) -> Exception | None:
+        """What it failed for."""
+        work = partial(self._step, form)
+        # Nobody's rows alone, so that warming up changes no sequence's KV.
+        self.buffers.fill((), form, NO_SOURCES, [])
+        try:
+            self._capturer.warm(work)
+        except RECORDING_ERRORS as error:
+            if self._group.size > 1:
+                raise  # the other ranks wait for this one's numbers, as in any step
+            return error
+        used_before, exchanged_before = self._capturer.used_bytes(), self._group.traffic.snapshot()
+        try:
+            graph = self._capturer.capture(work)
+        except RECORDING_ERRORS as error:
+            return error
+        finally:
+            exchanged = self._group.traffic.set_back(exchanged_before)
+        self._graphs[form] = _Recorded(graph, exchanged)
+        self._memory.num_bytes += max(0, self._capturer.used_bytes() - used_before)
+        return None
+
+    def _step(self, form: StepForm) -> None:
+        """The work of a step. All that it reads is at the same place each time."""
+        own, size = self.buffers, form.num_rows
         token_ids = own.token_ids[:size]
         place_step(
             own.width,
@@ -188,10 +275,34 @@ class DecodeGraphs:
             own.tables[:size],
             self._block_size,
         )
-        hidden = self._model.forward(token_ids, own.of("positions", size), self._cache, own.attention(size))
+        hidden = self._model.forward(token_ids, own.of("positions", size), self._cache, own.attention(form))
         logits = self._model.logits(hidden)
-        draw(logits, own.draws(size), own.tokens, self._draw_block_size, reads_places=False)
+        if form.draws:
+            if self.is_first:
+                draw(logits, own.draws(size), own.tokens, self._draw_block_size, reads_places=False)
+            self._group.from_first(own.tokens[:size])
+        elif self._logits is not None:
+            self._logits[:size].copy_(logits)
+
+    def _are_plain(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether all tokens are chosen by temperature and filters alone."""
+        params = [one.sampling for one in chunks]
+        if params == self._plain_params:
+            return True
+        if not all(map(_is_plain, chunks)):
+            return False
+        # Whether stop tokens are forbidden changes from step to step; all else is the request's for good.
+        if not any(one.min_tokens for one in params):
+            self._plain_params = params
+        return True
+
+    def _told_forms(self) -> str:
+        return ", ".join(form.told for form in sorted(self._graphs, key=lambda form: -form.num_rows))
 
 
 def _is_plain(chunk: Chunk) -> bool:
-    return chunk.sampling.num_logprobs is None and not needs_edits(chunk)
+    if chunk.sampling.num_logprobs is not None:
+        return False
+    # Of a chunk with guesses, the first sample is the one of fewest generated tokens.
+    earliest = replace(chunk, num_generated=chunk.num_generated - len(chunk.ahead)) if chunk.ahead else chunk
+    return not needs_edits(earliest)

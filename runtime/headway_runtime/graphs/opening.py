@@ -1,24 +1,45 @@
-"""Whether an engine's decode steps are recorded, of what sizes, and by what."""
+"""Whether an engine's steps are recorded, in which forms, by what, and what memory is set aside for that."""
 
-import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from headway_runtime.config import EngineConfig
 from headway_runtime.graphs.capture import Capturer, CudaCapturer
-from headway_runtime.graphs.sizes import ladder, within
+from headway_runtime.graphs.forms import NOTHING, FormPlan, draft_forms, model_forms
+from headway_runtime.graphs.graph_memory import GraphMemory
 from headway_runtime.layers.attention import KVCache
 from headway_runtime.layers.kernel_choice import uses_triton
 from headway_runtime.models.model import Model
+from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 
 if TYPE_CHECKING:
     from headway_runtime.graphs.decode_graphs import DecodeGraphs
 
-logger = logging.getLogger(__name__)
-
 # Of each recording, beside the memory that all share: what the driver keeps of its kernels' launches.
 BYTES_PER_GRAPH = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """model: of the model that answers. draft: of the one that guesses."""
+
+    model: FormPlan = NOTHING
+    draft: FormPlan = NOTHING
+
+    def reserved_bytes(self, step_bytes: int, num_rows: int, bytes_per_logits: int) -> int:
+        """Memory set aside for all recordings. step_bytes: what a step of `num_rows` takes at most; larger
+        ones take more in proportion.
+
+        bytes_per_logits: of one row. Those that are left for sampling lie outside of what recordings share.
+        """
+        num_graphs = len(self.model.forms) + len(self.draft.forms)
+        if not num_graphs:
+            return 0
+        step_bytes = -(-step_bytes * max(num_rows, self.model.most_rows) // num_rows)
+        return step_bytes + num_graphs * BYTES_PER_GRAPH + self.model.most_logit_rows * bytes_per_logits
 
 
 def make_capturer(device: torch.device) -> Capturer | None:
@@ -26,49 +47,76 @@ def make_capturer(device: torch.device) -> Capturer | None:
     return CudaCapturer(device) if device.type == "cuda" else None
 
 
-def graph_sizes(config: EngineConfig, device: torch.device, num_ranks: int) -> tuple[int, ...]:
-    """Ascending; empty where steps run kernel by kernel."""
+def graph_plan(config: EngineConfig, device: torch.device) -> GraphPlan:
+    """Empty where steps run kernel by kernel."""
     if config.enforce_eager or not uses_triton(device):
-        return ()
-    if num_ranks > 1:
-        # Ranks but the first are told of rows, not of how tokens are chosen, so they cannot tell which steps
-        # would be recorded ones.
-        logger.info("decode steps are not recorded: %d ranks share the model", num_ranks)
-        return ()
-    most = config.envelope.max_num_seqs
-    return ladder(most) if config.cuda_graph_sizes is None else within(config.cuda_graph_sizes, most)
+        return GraphPlan()
+    has_draft = config.speculative is not None and config.speculative.model_path is not None
+    return GraphPlan(model_forms(config), draft_forms(config) if has_draft else NOTHING)
 
 
-def reserved_bytes(sizes: tuple[int, ...], step_bytes: int) -> int:
-    """Memory set aside for all recordings. step_bytes: what a step of the largest size takes at most."""
-    return step_bytes + len(sizes) * BYTES_PER_GRAPH if sizes else 0
+class GraphOpener:
+    """Makes the recordings of one engine's models, which share their memory, and its limit."""
+
+    def __init__(
+        self,
+        capturer: Capturer,
+        config: EngineConfig,
+        limit_bytes: int | None,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.memory = GraphMemory(limit_bytes)
+        self._capturer, self._config = capturer, config
+        self._vocab_size, self._dtype, self._device = vocab_size, dtype, device
+
+    def open(
+        self,
+        model: Model,
+        cache: KVCache,
+        plan: FormPlan,
+        *,
+        most_unread: int = 2,
+        group: TensorGroup = ALONE,
+        all_agree: Callable[[bool], bool] = bool,
+    ) -> "DecodeGraphs | None":
+        """With the first forms recorded; None for an empty plan. All ranks of the group do the same.
+
+        most_unread, group, all_agree: see `DecodeGraphs`.
+        """
+        if not plan.forms:
+            return None
+        from headway_runtime.graphs.decode_graphs import DecodeGraphs  # imports Triton
+
+        envelope = self._config.envelope
+        graphs = DecodeGraphs(
+            model,
+            cache,
+            self._capturer,
+            plan,
+            self.memory,
+            most_sampled=envelope.max_num_seqs * (1 + envelope.num_speculative_tokens),
+            max_model_len=self._config.max_model_len,
+            vocab_size=self._vocab_size,
+            dtype=self._dtype,
+            device=self._device,
+            most_unread=most_unread,
+            group=group,
+            all_agree=all_agree,
+        )
+        graphs.capture_first()
+        return graphs
 
 
-def open_graphs(
-    model: Model,
-    cache: KVCache,
+def make_opener(
+    plan: GraphPlan,
     config: EngineConfig,
-    sizes: tuple[int, ...],
-    vocab_size: int,
     limit_bytes: int | None,
+    vocab_size: int,
+    dtype: torch.dtype,
     device: torch.device,
-) -> "DecodeGraphs | None":
-    """With the first sizes recorded. sizes: of `graph_sizes`."""
-    capturer = make_capturer(device) if sizes else None
-    if capturer is None:
-        return None
-    from headway_runtime.graphs.decode_graphs import DecodeGraphs  # imports Triton
-
-    graphs = DecodeGraphs(
-        model,
-        cache,
-        capturer,
-        sizes,
-        most_sampled=config.envelope.max_num_seqs * (1 + config.envelope.num_speculative_tokens),
-        max_model_len=config.max_model_len,
-        vocab_size=vocab_size,
-        limit_bytes=limit_bytes,
-        device=device,
-    )
-    graphs.capture_first()
-    return graphs
+) -> GraphOpener | None:
+    """None where nothing is recorded."""
+    capturer = make_capturer(device) if plan.model.forms or plan.draft.forms else None
+    return None if capturer is None else GraphOpener(capturer, config, limit_bytes, vocab_size, dtype, device)

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, GatherOptions
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+
+from headway_runtime.parallel.tensor_group import Collectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,16 +154,64 @@ class Recorder:
 
     def __init__(self) -> None:
         self.works: list[RecordedWork] = []
+        self._current: RecordedWork | None = None
+
+    def exchanged(self, name: str, run: Callable[[], None]) -> None:
+        """Ranks exchange tensors: now, and in each replay of what is being recorded, if anything is."""
+        if self._current is not None:
+            self._current.add_kernel(name, run)
+        # What gloo does with tensors for it is a part of it.
+        with _disable_current_modes():
+            run()
 
     def warm(self, work: Callable[[], None]) -> None:
         work()
 
     def capture(self, work: Callable[[], None]) -> RecordedWork:
-        recorded = RecordedWork()
-        with _kernels_recorded(recorded), _Recording(recorded):
-            work()
+        recorded = self._current = RecordedWork()
+        try:
+            with _kernels_recorded(recorded), _Recording(recorded):
+                work()
+        finally:
+            self._current = None
         self.works.append(recorded)
         return recorded
 
     def used_bytes(self) -> int:
         return sum(work.num_bytes for work in self.works)
+
+
+class RecordedCollectives:
+    """A process group of CPUs whose exchanges are recorded, as NCCL's are by a graph.
+
+    Ranks replay in lockstep, so each meets the others in its replay as it did when it was recorded.
+    """
+
+    def __init__(self, processes: Collectives, recorder: Recorder) -> None:
+        self._processes, self._recorder = processes, recorder
+
+    def allreduce(self, tensors: list[Tensor]) -> "_Done":
+        return self._do("allreduce", tensors)
+
+    def allgather(self, parts: list[list[Tensor]], tensors: list[Tensor]) -> "_Done":
+        return self._do("allgather", parts, tensors)
+
+    def gather(self, parts: list[list[Tensor]], tensors: list[Tensor], options: GatherOptions) -> "_Done":
+        return self._do("gather", parts, tensors, options)
+
+    def broadcast(self, tensors: list[Tensor], options: BroadcastOptions) -> "_Done":
+        return self._do("broadcast", tensors, options)
+
+    def abort(self) -> None:
+        self._processes.abort()
+
+    def _do(self, name: str, *arguments: object) -> "_Done":
+        exchange = getattr(self._processes, name)
+        self._recorder.exchanged(name, lambda: exchange(*arguments).wait())
+        return _Done()
+
+
+class _Done:
+    """What an exchange returns: there is nothing left to wait for."""
+
+    def wait(self) -> None: ...

@@ -1,9 +1,10 @@
-"""Sizes of recorded decode steps: how many rows each computes. Arithmetic only; no torch.
+"""Sizes of recorded steps: how many rows each computes. Arithmetic only; no torch.
 
 A step of fewer sequences takes the next larger size that is recorded; its other rows belong to nobody. A size
 costs its recording and a few megabytes, a row of nobody costs next to nothing: products wait for weights.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 # Up to here every multiple of the step is a size, and above it every second one.
@@ -21,6 +22,11 @@ def ladder(max_num_seqs: int) -> tuple[int, ...]:
     fine = range(FINE_STEP, FINE_LIMIT, FINE_STEP)
     coarse = range(FINE_LIMIT, MOST_ROWS + 1, 2 * FINE_STEP)
     return tuple(sorted({most, *(size for size in (*SMALLEST, *fine, *coarse) if size <= most)}))
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, ..., and `most` itself, ascending."""
+    return tuple(sorted({most, *(1 << power for power in range(most.bit_length()))}))
 
 
 def within(sizes: Iterable[int], max_num_seqs: int) -> tuple[int, ...]:
@@ -44,5 +50,7 @@ def first_of(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(first)
 
 
-def smallest_that_holds(sizes: Iterable[int], num_rows: int) -> int | None:
-    return min((size for size in sizes if size >= num_rows), default=None)
+def smallest_that_holds(sizes: Sequence[int], num_rows: int) -> int | None:
+    """sizes: ascending."""
+    place = bisect_left(sizes, num_rows)
+    return sizes[place] if place < len(sizes) else None

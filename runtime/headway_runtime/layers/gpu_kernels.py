@@ -80,7 +80,7 @@ def coded_linear(
     """parts: alike, of one weight, one below the other. None too for what no kernel multiplies, which is all
     float32 on a GPU: its tensor cores would round it."""
     device = parts[0].codes.device
-    if not uses_triton(device) or (device.type == "cuda" and dtype == torch.float32):
+    if not uses_triton(device) or (device.type != "cpu" and dtype == torch.float32):
         return None
     from headway_runtime.layers.coded_linear import make_coded_linear
 
@@ -98,7 +98,7 @@ def fused_experts(
     normalizes: bool,
 ) -> "FusedExperts | None":
     """Of a gated MLP of each expert. None too where their weights cannot be one, and for float32 on a GPU."""
-    if not uses_triton(device) or (device.type == "cuda" and dtype == torch.float32):
+    if not uses_triton(device) or (device.type != "cpu" and dtype == torch.float32):
         return None
     from headway_runtime.layers.fused_experts import fuse_experts
 

@@ -36,6 +36,8 @@ def forget_choice() -> None:
 
 def uses_triton(device: torch.device) -> bool:
     """ConfigError if they are asked for on a CPU and Triton does not interpret."""
+    if device.type == "meta":
+        return True  # stands for a GPU that has them, while they are compiled for it
     if device.type == "cuda":
         return _choice() != "torch" and _runs_triton(device)
     if device.type != "cpu" or _choice() != "triton":

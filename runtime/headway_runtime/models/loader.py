@@ -251,6 +251,8 @@ class DummyWeights:
     def _whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if len(shape) == 1 and name.endswith("norm.weight"):
             return torch.ones(shape, dtype=self.dtype, device=self._device)
+        if self._device.type == "meta":
+            return torch.empty(shape, dtype=self.dtype, device=self._device)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed}/{name}".encode()))
         tensor = torch.empty(shape, dtype=self.dtype, device=self._device)
         return tensor.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)

@@ -20,3 +20,19 @@ class Traffic:
     def snapshot(self) -> "Traffic":
         """A copy."""
         return replace(self)
+
+    def set_back(self, before: "Traffic") -> "Traffic":
+        """Be as at a `snapshot`, because what was counted since has not been done; returns that."""
+        since = Traffic(self.num_ranks, self.num_exchanges - before.num_exchanges)
+        since.num_bytes = self.num_bytes - before.num_bytes
+        self.num_exchanges, self.num_bytes, self.seconds = (
+            before.num_exchanges,
+            before.num_bytes,
+            before.seconds,
+        )
+        return since
+
+    def add(self, more: "Traffic") -> None:
+        """Count what was done without having been counted. Nobody waits for it, so it takes no seconds."""
+        self.num_exchanges += more.num_exchanges
+        self.num_bytes += more.num_bytes

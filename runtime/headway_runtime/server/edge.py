@@ -24,6 +24,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CONTEXT_KEY = "headway.request"
 LONGEST_WAIT_MILLISECONDS = 600_000.0
+# That are begun in one round of the event loop, half a millisecond each.
+REQUESTS_PER_TURN = 4
 # Work for the model; everything else is probes, scrapes and administration.
 MODEL_PATHS = ("/v1/", "/tokenize", "/detokenize")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
@@ -49,7 +51,7 @@ class Edge:
         self._app = app
         self._lifecycle = lifecycle
         self._tracer = tracer
-        self._turnstile = Turnstile()
+        self._turnstile = Turnstile(REQUESTS_PER_TURN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -2,7 +2,8 @@
 
 Owns the socket of this side and the table of live requests. All outputs of one step arrive in one message. A
 stream that waits can have single tokens handed to it right there, without a task being woken for each; all
-else wakes its task once. Knows nothing of text, JSON or HTTP.
+else wakes its task once, and of many that are to be woken a few in each round of the loop. Knows nothing of
+text, JSON or HTTP.
 
 Every stream gets exactly one end per request: a finish reason, a refusal, or the engine's death; what
 comes for a request that is no longer in the table is dropped.
@@ -23,12 +24,15 @@ from headway_runtime.errors import EngineDeadError
 from headway_runtime.metrics import RejectReason
 from headway_runtime.request import Request, RequestOutput
 from headway_runtime.server import messages
+from headway_runtime.server.turnstile import Turnstile
 
 REPORT_DELAY_SECONDS = 0.05
 # How often a connection is tried while the engine process has yet to begin.
 CONNECT_MILLISECONDS = 10
 # What is handled of the engine's messages before the loop goes round.
 LONGEST_READ_SECONDS = 0.003
+# That are woken in one round of the loop: to write a first or last token takes an eighth of a millisecond.
+STREAMS_PER_TURN = 12
 QUERY_TIMEOUT_SECONDS = 10.0
 # Reading an adapter's files, which may lie on a slow volume.
 LOADING_TIMEOUT_SECONDS = 300.0
@@ -52,14 +56,17 @@ TakeToken = Callable[[str, int], bool]
 class RequestStream:
     """What comes back for the requests of one submission, in the order of arrival."""
 
-    __slots__ = ("_events", "_waiter", "request_ids", "take_token")
+    __slots__ = ("_events", "_is_in_line", "_turnstile", "_waiter", "request_ids", "take_token")
 
-    def __init__(self, request_ids: frozenset[str]) -> None:
+    def __init__(self, request_ids: frozenset[str], turnstile: Turnstile) -> None:
+        """turnstile: of all streams, through which those pass whose readers are to be woken."""
         self.request_ids = request_ids
+        self._turnstile = turnstile
         # Set only while the reader waits and nothing is kept for it, so that nothing is overtaken.
         self.take_token: TakeToken | None = None
         self._events: list[StreamEvent] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._is_in_line = False
 
     async def next(self, take_token: TakeToken | None = None) -> list[StreamEvent]:
         """Everything that has come since the last call; waits for the first event.
@@ -83,9 +90,17 @@ class RequestStream:
         self.wake()
 
     def wake(self) -> None:
-        """Let `next` return."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        """Let `next` return, when it is this stream's turn."""
+        if self._waiter is not None and not self._waiter.done() and not self._is_in_line:
+            self._is_in_line = True
+            self._turnstile.run(self._wake_now)
+
+    def _wake_now(self) -> bool:
+        self._is_in_line = False
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
 
     def fail(self, error: Exception) -> None:
         """Let `next` raise."""
@@ -103,6 +118,7 @@ class EngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(messages.FromEngine)
         self._streams: dict[str, RequestStream] = {}
+        self._turnstile = Turnstile(STREAMS_PER_TURN)
         self._queries: dict[int, asyncio.Future[messages.Answer]] = {}
         self._num_queries = 0
         self._ttft_seconds: list[float] = []
@@ -148,7 +164,7 @@ class EngineClient:
     def submit(self, requests: list[Request]) -> RequestStream:
         """Send requests to the engine. EngineDeadError if there is none."""
         self._check_alive()
-        stream = RequestStream(frozenset(request.request_id for request in requests))
+        stream = RequestStream(frozenset(request.request_id for request in requests), self._turnstile)
         for request in requests:
             self._streams[request.request_id] = stream
         self._send(messages.add_requests(requests))

@@ -28,7 +28,7 @@ from headway_runtime.server.app import build_app
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.engine_handle import EngineHandle
 from headway_runtime.server.front_process import EngineLink, FrontLaunch
-from headway_runtime.server.http_protocol import ServerProtocol
+from headway_runtime.server.http_protocol import REQUESTS_PER_TURN, ServerProtocol
 from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.listening import LISTEN_BACKLOG, allow_connections, listen, write_port_file
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
@@ -37,6 +37,7 @@ from headway_runtime.server.places import MOST_TURNED_AWAY, Places
 from headway_runtime.server.serving import Serving
 from headway_runtime.server.tls import tls_context
 from headway_runtime.server.tls_refresh import keep_fresh
+from headway_runtime.server.turnstile import Turnstile
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,12 @@ async def _serve(front: _Front) -> int:
     client = EngineClient(front.engine.address, front.number)
     lifecycle = Lifecycle(time.monotonic)
     serving = Serving(options, client, lifecycle)
-    protocol = partial(ServerProtocol, options=options.http, places=_places(options.http.max_connections))
+    protocol = partial(
+        ServerProtocol,
+        options=options.http,
+        places=_places(options.http.max_connections),
+        turnstile=Turnstile(REQUESTS_PER_TURN),
+    )
     tls = None if options.tls is None else tls_context(options.tls)
     server = _Server(
         uvicorn.Config(

@@ -7,6 +7,9 @@ bodies are the application's.
 One connection too many is refused when its request's head has come, not before: many clients take an answer
 to nothing, or the end of what they can read, for a broken connection.
 
+Of requests with a body that come at once, a few are parsed in each round of the event loop. Probes and
+scrapes, which have none, do not wait behind them, not even on connections that are yet to be accepted.
+
 The short way: `ChunkWriter`, found in the ASGI scope, writes a chunk of a response that has begun, outside of
 any task and past all layers of the application. Whoever cannot use it (the client reads too slowly, the
 response has not begun or is to end) sends the ASGI message as usual.
@@ -24,11 +27,14 @@ from headway_runtime.server.edge import CONTEXT_KEY, RequestContext, request_id_
 from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.http_options import HttpOptions
 from headway_runtime.server.places import Places
+from headway_runtime.server.turnstile import Turnstile
 
 WRITER_KEY = "headway.chunk_writer"
 # How long what a refused client still sends is read and thrown away: closing at once would make its system
 # drop the answer unread.
 LINGER_SECONDS = 2.0
+# That are parsed in one round of the event loop, an eighth of a millisecond each.
+REQUESTS_PER_TURN = 8
 # How long a connection without a place may take to ask for something.
 PLACELESS_SECONDS = 1.0
 
@@ -70,10 +76,14 @@ class ServerProtocol(HttpToolsProtocol):
         *,
         options: HttpOptions,
         places: Places,
+        turnstile: Turnstile,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._options = options
         self._places = places
+        self._turnstile = turnstile
+        # What has come while a request waits for its turn to be parsed.
+        self._held: list[bytes] = []
         self._is_refused = False
         # Of the request whose headers are being read: bytes and headers so far.
         self._is_in_head = True
@@ -91,15 +101,44 @@ class ServerProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._turnstile.make_way()
         has_place = self._places.enter(self, self.loop.time())
         self._start_timer(self._options.header_timeout_seconds if has_place else PLACELESS_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._held.clear()
         self._places.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._held:
+            self._held.append(data)
+        elif self.is_idle and data.startswith(b"POST "):
+            # It counts as at work, not as one that rests and may be closed.
+            self._unset_keepalive_if_required()
+            self._places.works(self)
+            self._held.append(data)
+            self.flow.pause_reading()
+            self._turnstile.run(self._take_held)
+        else:
+            self._take(data)
+
+    def shutdown(self) -> None:
+        """The server ends: what has come is still answered."""
+        self._take_held()
+        super().shutdown()
+
+    def _take_held(self) -> bool:
+        """It is this request's turn to be parsed; whether it still wants to be."""
+        held, self._held = self._held, []
+        if not held or self.transport.is_closing():
+            return False
+        self.flow.resume_reading()
+        self._take(b"".join(held))
+        return True
+
+    def _take(self, data: bytes) -> None:
         if self._num_unparsed:
             self._take_unparsed(data)
             return

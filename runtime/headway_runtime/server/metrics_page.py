@@ -171,6 +171,15 @@ class _Page(Collector):
             "headway_preemptions", "Sequences that lost their blocks.", counters["preemptions"]
         )
         yield _labelled(
+            "headway_steps",
+            "Steps by how they were launched.",
+            ("launch",),
+            (
+                (("graph",), counters["recorded_steps"]),
+                (("kernels",), counters["steps"] - counters["recorded_steps"]),
+            ),
+        )
+        yield _labelled(
             "headway_step_tokens",
             "What steps computed: tokens of prompts, and decoding sequences.",
             ("kind",),

@@ -17,7 +17,6 @@ from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.lifeline import watch_lifeline
 from headway_runtime.process_log import configure_logging
 from headway_runtime.server.engine_handle import ENGINE_COMMAND, EngineHandle
-from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions, build_parser, resolve_options
 from headway_runtime.sources.interrupts import InterruptedBySignal, raising_on_sigterm
 
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> int:
             options = resolve_options(arguments, os.environ)
     except HeadwayRuntimeError as error:
         print(f"headway serve: {error}", file=sys.stderr)
-        return EXIT_STATUS_CONFIG
+        return error.exit_status
     except InterruptedBySignal as interrupt:
         print(f"headway serve: {interrupt}", file=sys.stderr)
         return interrupt.exit_status
@@ -69,6 +68,6 @@ def serve(options: ServeOptions, started_at: float, engine_command: Sequence[str
         return http_process.run(options, handle, timeline, started_at)
     except HeadwayRuntimeError as error:
         print(f"headway serve: {error}", file=sys.stderr)
-        return EXIT_STATUS_CONFIG
+        return error.exit_status
     finally:
         handle.kill()

@@ -5,7 +5,7 @@ from typing import Annotated, Protocol
 
 from pydantic import Field, model_validator
 
-from headway_runtime.chat import ChatTemplate
+from headway_runtime.chat import RESERVED_NAMES, ChatTemplate, cut_after
 from headway_runtime.errors import ConfigError, InvalidRequestError
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.body import FIRST_FAULT, AtMost, FieldError, JsonObject, StrictBody
@@ -14,10 +14,6 @@ from headway_runtime.server.shared_fields import MAX_NOTES
 from headway_runtime.server.tool_fields import OfferedTools
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1), FIRST_FAULT]
-# What the server itself gives to templates.
-RESERVED_NAMES = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages", "tools"}
-)
 
 
 class ModelOfTemplates(Protocol):
@@ -92,7 +88,7 @@ def render_prompt(body: TemplateFields, model: ModelOfTemplates) -> str:
         documents=body.documents,
         variables=body.chat_template_kwargs or {},
     )
-    return _cut_after(text, body.messages[-1].text) if continues else text
+    return cut_after(text, body.messages[-1].text) if continues else text
 
 
 def _template_of(body: TemplateFields, model: ModelOfTemplates) -> ChatTemplate:
@@ -115,17 +111,3 @@ def _template_of(body: TemplateFields, model: ModelOfTemplates) -> ChatTemplate:
             param="messages",
         )
     return model.chat_template
-
-
-def _cut_after(text: str, final: str) -> str:
-    """The prompt up to the end of its final message, without what the template closes that with."""
-    # Templates may take white space off a message's ends.
-    for wanted in (final, final.rstrip(), final.strip()):
-        index = text.rfind(wanted)
-        if index >= 0:
-            return text[: index + len(wanted)]
-    raise InvalidRequestError(
-        "continue_final_message: the model's chat template does not write the final message as it is; "
-        "leave the field out",
-        param="continue_final_message",
-    )

@@ -1,48 +1,97 @@
-"""Lets a few requests in at a time, so that a crowd that arrives at once does not hold up everybody else.
+"""Lets a few pass at a time, so that a crowd that arrives at once does not hold up everybody else.
 
-To begin a request takes the event loop some half a millisecond in one piece: routing, checking, tokenizing.
-256 of them that arrive together would take a tenth of a second before the loop looks at anything else: at
-tokens that are ready, at a probe that asks for /health. Here they wait in line, and between one handful and
-the next the loop goes round.
+To begin a request takes the event loop some half a millisecond in one piece: parsing, routing, checking,
+tokenizing. 256 of them that arrive together would take a tenth of a second before the loop looks at anything
+else: at tokens that are ready, at a probe that asks for /health. Waking 256 streams for their first or last
+tokens takes a third of that. Here they wait in line, and between one handful and the next the loop
+goes round.
+
+In one round the loop accepts a single connection. Were a request begun in each, a probe's connection would
+wait until all that came before it have begun. So those in line make way while connections come.
 """
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 
-PER_TURN = 4
+# Does it, unless it has become needless; returns whether it did.
+Passage = Callable[[], bool]
+
+# A connection accepted in one round asks for something in the next.
+ROUNDS_OF_WAY = 2
+# How long those in line make way at a stretch, and how long they do not after that.
+LONGEST_WAY_SECONDS = 0.025
 
 
 class Turnstile:
-    """Lives in the event loop's thread. First come, first served."""
+    """Lives in the event loop's thread. First come, first served.
 
-    def __init__(self, per_turn: int = PER_TURN) -> None:
+    per_turn: how many pass in one round. clock: seconds.
+    """
+
+    def __init__(self, per_turn: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_turn = per_turn
-        self._num_entered = 0
+        self._clock = clock
+        self._num_passed = 0
         self._is_turning = False
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._line: deque[Passage] = deque()
+        self._rounds_of_way = 0
+        self._way_ends_at = -LONGEST_WAY_SECONDS
 
     async def enter(self) -> None:
         """Return when it is one's turn, at once while few come."""
-        loop = asyncio.get_running_loop()
-        if not self._is_turning:
-            self._is_turning = True
-            loop.call_soon(self._turn)
-        if self._num_entered < self._per_turn and not self._line:
-            self._num_entered += 1
+        if self._passes_at_once():
             return
-        place: asyncio.Future[None] = loop.create_future()
-        self._line.append(place)
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(lambda: _let_in(place))
         await place
 
-    def _turn(self) -> None:
-        """The loop has gone round: let the next ones in."""
-        self._num_entered = 0
-        while self._line and self._num_entered < self._per_turn:
-            place = self._line.popleft()
-            if not place.done():  # else whoever waited was cancelled
-                place.set_result(None)
-                self._num_entered += 1
-        if self._num_entered:
+    def run(self, passage: Passage) -> None:
+        """Call `passage` when it is its turn, at once while few come."""
+        if not self._passes_at_once():
+            self._line.append(passage)
+        elif not passage():
+            self._num_passed -= 1
+
+    def make_way(self) -> None:
+        """Let nobody pass in this round and the next: something else is to be done first."""
+        now = self._clock()
+        if now >= self._way_ends_at + LONGEST_WAY_SECONDS:
+            self._way_ends_at = now + LONGEST_WAY_SECONDS
+        if now < self._way_ends_at:
+            self._rounds_of_way = ROUNDS_OF_WAY
+            self._start_turning()
+
+    def _start_turning(self) -> None:
+        if not self._is_turning:
+            self._is_turning = True
             asyncio.get_running_loop().call_soon(self._turn)
-        else:
+
+    def _passes_at_once(self) -> bool:
+        self._start_turning()
+        if self._num_passed >= self._per_turn or self._line or self._rounds_of_way:
+            return False
+        self._num_passed += 1
+        return True
+
+    def _turn(self) -> None:
+        """The loop has gone round: let the next ones pass."""
+        if not (self._line or self._num_passed or self._rounds_of_way):
             self._is_turning = False
+            return
+        # First of all: one passage that fails must not keep all others waiting.
+        asyncio.get_running_loop().call_soon(self._turn)
+        self._num_passed = 0
+        self._rounds_of_way = max(0, self._rounds_of_way - 1)
+        if self._rounds_of_way:
+            return
+        while self._line and self._num_passed < self._per_turn:
+            self._num_passed += self._line.popleft()()
+
+
+def _let_in(place: asyncio.Future[None]) -> bool:
+    if place.done():  # whoever waited was cancelled
+        return False
+    place.set_result(None)
+    return True

@@ -14,8 +14,6 @@ from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
 from headway_runtime.sources.interrupts import InterruptedBySignal, raising_on_sigterm
 
-EXIT_STATUS_FAILED = 2
-
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -40,7 +38,7 @@ def main(argv: list[str]) -> int:
             )
     except HeadwayRuntimeError as error:
         print(f"headway fetch: {error}", file=sys.stderr)
-        return EXIT_STATUS_FAILED
+        return error.exit_status
     except InterruptedBySignal as interrupt:
         print(f"headway fetch: {interrupt}", file=sys.stderr)
         return interrupt.exit_status

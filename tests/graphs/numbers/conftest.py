@@ -88,6 +88,19 @@ class Driver:
             self.outputs[one.request_id].append(one)
         self.engine.check_integrity()
 
+    def record_all(self) -> None:
+        """What is recorded while there is nothing else to do."""
+        while self.engine.has_idle_work:
+            self.engine.work_idly()
+
+    @property
+    def num_recorded_steps(self) -> int:
+        return self.metrics.snapshot().counters["recorded_steps"]
+
+    @property
+    def num_steps(self) -> int:
+        return self.metrics.snapshot().counters["steps"]
+
     def run(self) -> dict[str, list[int]]:
         while self.engine.has_work:
             self.step()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway_runtime.graphs.forms import StepForm
 from headway_runtime.graphs.recording import RecordedWork
 
 MOST_PER_LAYER = 9
@@ -20,7 +21,7 @@ def recorded(start: Callable[..., Any], write_model: Callable[..., Path]) -> Cal
 
     def make(num_layers: int, shape: dict[str, Any], **changes: Any) -> RecordedWork:
         driver = start(write_model(num_hidden_layers=num_layers, **shape), cuda_graph_sizes=(1,), **changes)
-        work: RecordedWork = driver.graphs._graphs[1]
+        work: RecordedWork = driver.graphs._graphs[StepForm(1)].graph
         return work
 
     return make

@@ -8,17 +8,12 @@ import pytest
 import torch
 
 from headway_runtime.config import Envelope, Limits
+from headway_runtime.graphs.forms import StepForm
 
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"seed": 5},
     "filtered": {"seed": 6, "temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.01},
-}
-UNUSUAL: dict[str, dict[str, Any]] = {
-    "logprobs": {"temperature": 0.0, "num_logprobs": 2},
-    "penalties": {"temperature": 0.0, "repetition_penalty": 1.3},
-    "bias": {"temperature": 0.0, "logit_bias": ((3, 5.0),)},
-    "allowed": {"seed": 3, "allowed_token_ids": frozenset({3, 4, 5})},
 }
 
 
@@ -108,7 +103,7 @@ def test_recorded_and_plain_steps_take_turns(
 
 def test_steps_take_the_smallest_size_there_is(start: Callable[..., Any]) -> None:
     driver = start(cuda_graph_sizes=(2, 5))
-    assert driver.graphs.sizes == (2, 5)
+    assert driver.graphs.forms == {StepForm(2), StepForm(5)}
     largest, small = driver.recorder.works
     for number in range(3):
         driver.add(str(number), [7 + number], max_tokens=2 + 2 * number, temperature=0.0)
@@ -117,23 +112,6 @@ def test_steps_take_the_smallest_size_there_is(start: Callable[..., Any]) -> Non
 
     # Two tokens of three sequences; then two of two, and as many of the last one.
     assert (largest.num_replays, small.num_replays) == (2, 4)
-
-
-@pytest.mark.parametrize("name", list(UNUSUAL))
-def test_what_is_unusual_runs_kernel_by_kernel(
-    name: str, both: Callable[..., tuple[Any, Any]], generator: torch.Generator
-) -> None:
-    recording, plain = both()
-    state = generator.get_state()
-    for driver in (plain, recording):
-        generator.set_state(state)
-        add_all(driver, generator, {"greedy": ASKED["greedy"], name: UNUSUAL[name]})
-
-    want, got = plain.run(), recording.run()
-
-    assert got == want
-    # The other request alone, if it lives longer; it does not.
-    assert recording.num_replays == 0
 
 
 def test_stop_tokens_are_forbidden_for_some_steps_only(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway_runtime.graphs.forms import StepForm
 from headway_runtime.graphs.recording import Recorder
 from headway_runtime.layers.norm import RMSNorm
 from headway_runtime.models.decoder import Decoder
@@ -14,7 +15,7 @@ from headway_runtime.models.decoder import Decoder
 
 def test_sizes_are_recorded_while_there_is_nothing_else_to_do(start: Callable[..., Any]) -> None:
     driver = start()
-    assert driver.graphs.sizes == (1, 6)
+    assert driver.graphs.forms == {StepForm(1), StepForm(6)}
     first_bytes = driver.metrics.snapshot().cuda_graph_bytes
     assert first_bytes > 0
 
@@ -23,8 +24,9 @@ def test_sizes_are_recorded_while_there_is_nothing_else_to_do(start: Callable[..
         driver.engine.work_idly()
         count += 1
 
-    assert count == 2
-    assert driver.graphs.sizes == (1, 2, 4, 6)
+    plain = {StepForm(size) for size in (1, 2, 4, 6)}
+    assert count == 2 + 4
+    assert driver.graphs.forms == plain | {StepForm(size, draws=False) for size in (1, 2, 4, 6)}
     assert driver.metrics.snapshot().cuda_graph_bytes > first_bytes
 
 
@@ -58,19 +60,21 @@ def test_no_more_memory_is_taken_than_was_set_aside(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from headway_runtime.kv_budget import KVBudget
-    from headway_runtime.runner import Runner
+    from headway_runtime.start_memory import StartMemory
 
-    budget = Runner._budget
-    monkeypatch.setattr(Runner, "_budget", lambda *asked: KVBudget(budget(*asked).num_blocks, (2 << 20) + 5))
+    # Logits that are left for sampling are taken before anything is recorded.
+    logits = 6 * 330 * 4
+    budget, limit = StartMemory.budget, logits + (4 << 20) + 5
+    monkeypatch.setattr(StartMemory, "budget", lambda *asked: KVBudget(budget(*asked).num_blocks, limit))
     driver = start(recorder=Bounded())
     caplog.set_level(logging.INFO)
 
-    while driver.engine.has_idle_work:
-        driver.engine.work_idly()
+    driver.record_all()
 
-    assert driver.graphs.sizes == (1, 4, 6)
-    assert "sizes [2] are left out" in caplog.text
-    assert driver.metrics.snapshot().cuda_graph_bytes == 3 << 20
+    # All that are drawn within, and one of the others.
+    assert driver.graphs.forms == {*(StepForm(size) for size in (1, 2, 4, 6)), StepForm(6, draws=False)}
+    assert "3 are left out, the first of 4 sequences, up to the logits" in caplog.text
+    assert driver.metrics.snapshot().cuda_graph_bytes == logits + (5 << 20)
 
 
 def test_a_wait_for_the_device_is_found_and_steps_run_plainly(
@@ -109,7 +113,7 @@ def test_numbers_of_the_host_in_a_step_are_found(
 
     driver = start()
 
-    assert driver.graphs.sizes == ()
+    assert not driver.graphs.forms
     assert "lift_fresh" in caplog.text
 
 

@@ -91,13 +91,45 @@ def test_no_way_of_sampling_makes_the_host_wait(start: Start, fake_device: Any) 
         assert [one.chosen for one in got] == pytest.approx([one.chosen for one in want], abs=1e-4)
 
 
-def test_penalties_are_read_first_and_make_the_host_wait_for_nothing_else(
-    start: Start, fake_device: Any
-) -> None:
-    asked = {"repetition_penalty": 1.5, "presence_penalty": 0.3}
-    prompts = [[5, 9, 9]]
-    want = run(start(**SMALL, overlap=False), fake_device, prompts, **asked)
-    assert run(start(**SMALL), fake_device, prompts, **asked) == want
+def test_penalties_count_tokens_that_the_host_has_not_read(start: Start, fake_device: Any) -> None:
+    asked: dict[str, Any] = {
+        "repetition_penalty": [1.5, 1.0, 1.3, 1.0],
+        "presence_penalty": [0.3, 0.9, 0.0, 0.0],
+        "frequency_penalty": [0.0, 0.4, 0.2, 0.0],
+        "logit_bias": [(), ((3, 2.0), (5, 2.0)), (), ((3, 1.0),)],
+        "temperature": [0.0, 0.0, 0.9, 0.0],
+        "max_tokens": 6,
+    }
+    prompts = [[5, 9, 9], [7], [40, 40, 3], [3, 3]]
+    overlapping, plain = start(**SMALL), start(**SMALL, overlap=False)
+    assert not overlapping.engine._scheduler.needs_reading
+    want = run(plain, fake_device, prompts, **asked)
+    assert run(overlapping, fake_device, prompts, **asked) == want
+    unpenalized = asked | {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    assert run(overlapping, fake_device, prompts, **unpenalized) != want, "they would prove nothing"
+
+
+def test_penalized_requests_are_launched_before_their_tokens_are_read(start: Start, fake_device: Any) -> None:
+    driver = start(**SMALL)
+    driver.add("a", [5, 9, 9], temperature=0.0, max_tokens=4, repetition_penalty=1.5, num_prompt_logprobs=1)
+    brought = []
+    for _ in range(5):
+        turn(driver, fake_device, 1)
+        brought.append(len(driver.outputs["a"]))
+    assert brought == [0, 1, 2, 3, 4]
+
+
+def test_log_probabilities_of_prompts_do_not_make_the_host_wait(start: Start, fake_device: Any) -> None:
+    overlapping, plain = start(**SMALL), start(**SMALL, overlap=False)
+    asked: dict[str, Any] = {"num_prompt_logprobs": [2, 0, None], "num_logprobs": [None, 1, None]}
+    assert run(overlapping, fake_device, **asked) == run(plain, fake_device, **asked)
+    for name, num_top in (("0", 2), ("1", 0)):
+        got, want = (one.outputs[name][0].prompt_logprobs for one in (overlapping, plain))
+        assert len(got) == len(PROMPTS[int(name)])
+        for mine, theirs in zip(got[1:], want[1:], strict=True):
+            assert (mine.rank, len(mine.top)) == (theirs.rank, num_top)
+            assert mine.chosen == pytest.approx(theirs.chosen, abs=1e-4)
+    assert overlapping.outputs["2"][0].prompt_logprobs is None
 
 
 def test_checking_guesses_makes_the_host_wait_for_nothing_else(start: Start, fake_device: Any) -> None:
@@ -184,6 +216,8 @@ LAYERS = "headway_runtime.layers"
         pytest.param("headway_runtime.models.decoder:Decoder.logits", "dense", {}, id="head"),
         pytest.param("headway_runtime.device_sampler:draw", "dense", {}, id="draws"),
         pytest.param("headway_runtime.token_feed:TokenFeed.fill", "dense", {}, id="feed"),
+        pytest.param("headway_runtime.device_edits:edited", "dense", {}, id="edits"),
+        pytest.param("headway_runtime.logprobs:_begun", "dense", {}, id="log-probabilities of prompts"),
     ],
 )
 def test_a_wait_in_any_layer_is_noticed(
@@ -197,7 +231,7 @@ def test_a_wait_in_any_layer_is_noticed(
     driver = start(shape, **SMALL | changes)
     plant(place, lambda found: found.item(), monkeypatch)
     with pytest.raises(AssertionError, match="makes the host wait"):
-        run(driver, fake_device, [[3]])
+        run(driver, fake_device, [[3, 4]], frequency_penalty=0.5, num_prompt_logprobs=1)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import math
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from headway_runtime.batch import Chunk, Sample
+from headway_runtime.batch import UNREAD, Chunk, Sample
 from headway_runtime.device_sampler import DeviceSampler
 from headway_runtime.kernels.triton.edit_logits import EditedRows, edited, edited_by_torch
 from headway_runtime.kernels.triton.top_logprobs import top_logprobs, top_logprobs_by_torch
@@ -15,6 +16,7 @@ from headway_runtime.layers import kernel_choice
 from headway_runtime.logprobs import token_logprobs
 from headway_runtime.request import SamplingParams
 from headway_runtime.sampler import Sampler
+from headway_runtime.token_feed import TokenFeed
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 330
@@ -74,6 +76,37 @@ def test_samples_are_the_cpus_from_step_to_step(dtype: torch.dtype) -> None:
         for chunk, sample in zip(chunks, want, strict=True):
             chunk.token_ids.append(sample.token_id or 0)
             chunk.num_generated += 1
+
+
+@pytest.mark.parametrize("sampler", [Sampler, DeviceSampler])
+def test_a_token_that_nobody_has_read_counts_as_if_it_were(sampler: Any) -> None:
+    """Of the prompt, of the answer, of neither, with a bias; and one that is none."""
+    asked: dict[str, Any] = {
+        "temperature": 0.0,
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 0.7,
+        "presence_penalty": 0.2,
+    }
+    bias: dict[str, Any] = {"logit_bias": ((6, 0.5), (8, 0.25))}
+    sampled = [9, 40, 6, 6, 8, -1]
+    asked_of = [asked, asked, asked, asked | bias, bias, asked]
+    beginnings = [[5, 9, 9, 40] for _ in sampled]
+    before = [row(known, 2, **own) for known, own in zip(beginnings, asked_of, strict=True)]
+    feed = TokenFeed()
+    feed.keep(before, torch.tensor(sampled))
+    logits = torch.randn(len(sampled), VOCAB_SIZE)
+    logits[:, [5, 6, 8, 9, 40]] = 5.0 + torch.rand(len(sampled), 5)
+    for known in beginnings:
+        known.append(UNREAD)
+    unread = [row(known, 3, **own) for known, own in zip(beginnings, asked_of, strict=True)]
+    read = [
+        row([5, 9, 9, 40] + ([token] if token >= 0 else []), 3 if token >= 0 else 2, **own)
+        for token, own in zip(sampled, asked_of, strict=True)
+    ]
+
+    got = sampler(VOCAB_SIZE, CPU).launch(logits, unread, feed).read()
+
+    assert got == sampler(VOCAB_SIZE, CPU)(logits, read)
 
 
 def test_guesses_count_as_tokens_of_the_answer() -> None:
@@ -156,8 +189,16 @@ def test_bits_behind_the_vocabulary_are_no_tokens() -> None:
     assert got.error is not None
 
 
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param([-1, -1, -1], id="all tokens read"),
+        pytest.param([2, 0, 2], id="one listed, two not"),
+        pytest.param([-1, 1, 0], id="one that is none"),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_are_edited_as_by_torch(dtype: torch.dtype) -> None:
+def test_rows_are_edited_as_by_torch(dtype: torch.dtype, places: list[int]) -> None:
     logits = torch.randn(5, 5000).to(dtype)
     counts = [0, 700, 3]
     tokens = torch.cat([torch.randperm(5000)[:count] for count in counts]).int()
@@ -170,9 +211,16 @@ def test_rows_are_edited_as_by_torch(dtype: torch.dtype) -> None:
         torch.randn(703) * (torch.rand(703) < 0.5),
         torch.randint(-1, 4, (703,)).float(),
         torch.tensor([[1.0, 0.0, 0.0], [1.3, 0.2, 0.6], [0.8, -0.1, 0.0]]),
+        torch.tensor(places, dtype=torch.int32),
+        torch.tensor([int(tokens[5]), -1, 4999]),
     )
 
-    assert torch.equal(edited(logits, rows), edited_by_torch(logits, rows))
+    got = edited(logits, rows)
+
+    assert torch.equal(got, edited_by_torch(logits, rows))
+    known = replace(rows, unread_places=torch.full((3,), -1, dtype=torch.int32))
+    changed = (edited(logits, known) != got).nonzero().tolist()
+    assert {row for row, _ in changed} <= {row for row, place in enumerate(places) if place in (0, 2)}
 
 
 @pytest.mark.parametrize(

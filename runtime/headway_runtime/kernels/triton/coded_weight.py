@@ -144,14 +144,19 @@ def _meanings(form: Form, scales: Tensor, zeros: Tensor | None) -> tuple[Tensor,
     if form != "int4" and zeros is None:
         return scales.float().contiguous(), "float32"
     points = torch.full_like(scales, NIBBLE_ZERO) if zeros is None else zeros
-    if not bool((points == points.round()).logical_and(points.abs() <= MOST_ZERO[form]).all()):
+    if not _holds((points == points.round()).logical_and(points.abs() <= MOST_ZERO[form])):
         return None
     for meaning, dtype in HALVES:
         halves = scales.to(dtype)
-        if torch.equal(halves.float(), scales.float()):
+        if _holds(halves.float() == scales.float()):
             bits = halves.contiguous().view(torch.int16).int() & LOWER_HALF
             return bits | (points.int() << ZERO_SHIFT), meaning
     return (scales.float().contiguous(), "float32") if zeros is None else None
+
+
+def _holds(conditions: Tensor) -> bool:
+    """Whether all are true; of numbers that are not there it is assumed, as it mostly is."""
+    return conditions.is_meta or bool(conditions.all())
 
 
 def _packed(form: Form, codes: Tensor) -> Tensor:

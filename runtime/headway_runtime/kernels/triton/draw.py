@@ -56,12 +56,13 @@ NUM_CANDIDATES = 4096
 def ordered(x):
     """uint32 that are ordered as float32 are."""
     bits = x.to(tl.uint32, bitcast=True)
-    return tl.where(x < 0.0, ~bits, bits | 0x80000000)
+    # Not `~bits`: Triton 3.6 interprets that by a number that uint32 does not hold.
+    return tl.where(x < 0.0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
 def from_ordered(keys):
-    bits = tl.where(keys >= 0x80000000, keys ^ 0x80000000, ~keys)
+    bits = tl.where(keys >= 0x80000000, keys ^ 0x80000000, keys ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 

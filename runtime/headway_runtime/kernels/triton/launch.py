@@ -66,11 +66,24 @@ class Gpu:
 INTERPRETER = Gpu("interpreter", 90, 4)
 
 
+_imagined: Gpu | None = None
+
+
+def imagine(gpu: Gpu) -> None:
+    """Let PyTorch's device "meta", whose memory holds nothing, stand for that GPU: to see what it would be
+    asked to launch."""
+    global _imagined
+    _imagined = gpu
+    gpu_of.cache_clear()
+
+
 @cache
 def gpu_of(device: torch.device) -> Gpu:
     """ValueError for a device that is none, unless kernels are interpreted."""
     if INTERPRETED:
         return INTERPRETER
+    if device.type == "meta" and _imagined is not None:
+        return _imagined
     if device.type != "cuda":
         raise ValueError(
             f"device={str(device)!r} runs no Triton kernel; set TRITON_INTERPRET=1 before the start to have "
