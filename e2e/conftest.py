@@ -1,12 +1,20 @@
 """The cluster that the tests talk to, and what stands there when one of them fails."""
 
+import asyncio
+import contextlib
+import inspect
 import os
 import subprocess
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from e2e.api_server import running_api_server
+from e2e.cluster.binaries import build
 from e2e.cluster.lifecycle import log_tails
 from e2e.cluster.session import (
     CONTEXT_VARIABLE,
@@ -17,8 +25,18 @@ from e2e.cluster.session import (
 from e2e.cluster.settings import read_settings
 from e2e.kubernetes import Kubernetes, Object
 from e2e.observed_service import NAME, NAMESPACE
+from headway_operator.cluster.kubernetes import KubernetesCluster
+from headway_operator.cluster.kubernetes_api import KubernetesApi
+from headway_operator.errors import ClusterError
+from headway_operator.keys import AdminKeys
+from headway_operator.names import API_VERSION
+from headway_operator.reconcile import Carried, Outcome, World, reconcile
+from headway_operator.scrape import Scraper
+from headway_operator.state import ServiceKey
 
-CHART = Path(__file__).resolve().parents[1] / "charts" / "headway"
+CHECKOUT = Path(__file__).resolve().parents[1]
+CHART = CHECKOUT / "charts" / "headway"
+CRD = CHECKOUT / "crds" / "serving.headway.dev_inferenceservices.yaml"
 RELEASE = "headway"
 SYSTEM_NAMESPACE = "headway-system"
 WHERE = f"--namespace={SYSTEM_NAMESPACE}"
@@ -64,6 +82,8 @@ def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
         namespace(NAMESPACE, {} if kubernetes.has_pod_network else restricted),
     )
     settings = ["--set=intervalSeconds=2"]
+    if kubernetes.has_pod_network:
+        settings.append("--set=allowUnrestrictedTemplates=true")
     for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
         repository, tag = os.environ[variable].rsplit(":", 1)
         settings += [f"--set-string={value}.repository={repository}", f"--set-string={value}.tag={tag}"]
@@ -79,6 +99,26 @@ def url(installed: Kubernetes) -> Iterator[str]:
     """The base URL of the service, which an earlier test has made."""
     with installed.service_url(NAME, NAMESPACE) as found:
         yield f"{found}/v1"
+
+
+@pytest.fixture(scope="session")
+def api_kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An API server without a node, which has the kind InferenceService."""
+    with running_api_server(tmp_path_factory.mktemp("api")) as kubeconfig:
+        kubectl = (build(["kubernetes"], read_settings().cache)["kubectl"], f"--kubeconfig={kubeconfig}")
+        for arguments in (
+            ("create", "--filename", CRD),
+            ("wait", "--for=condition=Established", "--timeout=30s", "--filename", CRD),
+        ):
+            subprocess.run([*kubectl, *arguments], check=True, capture_output=True, timeout=60)
+        yield kubeconfig
+
+
+@pytest.fixture
+async def bare_api(api_kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
+    """Calls to that server, with every right."""
+    async with await KubernetesApi.connect(api_kubeconfig) as connected:
+        yield connected
 
 
 def namespace(name: str, labels: dict[str, str]) -> Object:
@@ -106,3 +146,87 @@ def _account(cluster: Kubernetes, arguments: list[str]) -> str:
     except (AssertionError, subprocess.TimeoutExpired) as error:
         output = str(error)
     return f"$ kubectl {' '.join(arguments)}\n{output}"
+
+
+CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+FACT_SECONDS = 60.0
+
+
+async def eventually(fact: Callable[[], Any], seconds: float = FACT_SECONDS) -> Any:
+    """Wait until what `fact` returns, or returns when awaited, is true; and return that."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = fact()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not so within {seconds:g} s"
+        await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of an API server without nodes."""
+    with running_api_server(tmp_path_factory.mktemp("api")) as path:
+        yield path
+
+
+@pytest.fixture
+async def api(kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
+    """That API server, which knows our kind."""
+    async with await KubernetesApi.connect(kubeconfig) as connected:
+        path = f"{CRD_PATH}/inferenceservices.serving.headway.dev"
+        if not await connected._call("GET", path, absent_is_none=True):
+            await connected._call("POST", CRD_PATH, body=yaml.safe_load(CRD.read_text()))
+
+        async def is_served() -> bool:
+            with contextlib.suppress(ClusterError):
+                await connected.list("InferenceService", "default")
+                return True
+            return False
+
+        await eventually(is_served)
+        yield connected
+
+
+@pytest.fixture
+async def key(api: KubernetesApi, request: pytest.FixtureRequest) -> ServiceKey:
+    """A service in a namespace of the test's own."""
+    namespace_name = f"t{abs(hash(request.node.name)) % 10**9}"
+    await api._call("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace_name}})
+    await api.create(
+        {
+            "apiVersion": API_VERSION,
+            "kind": "InferenceService",
+            "metadata": {"name": "demo", "namespace": namespace_name},
+            "spec": {
+                "model": {"source": "bundled://headway-tiny"},
+                "slo": {"ttftMilliseconds": 300},
+                "scaling": {"minReplicas": 2, "maxReplicas": 4},
+            },
+        }
+    )
+    return ServiceKey(namespace_name, "demo")
+
+
+@pytest.fixture
+def cluster(api: KubernetesApi) -> KubernetesCluster:
+    """What the operator does on that API server."""
+    return KubernetesCluster(api, runtime_image="runtime:1", gateway_image="gateway:1")
+
+
+@pytest.fixture
+async def take_pass(
+    cluster: KubernetesCluster, key: ServiceKey
+) -> AsyncIterator[Callable[[], Awaitable[Outcome]]]:
+    """One pass of the operator over the service as the API server has it now."""
+    keys, carried = AdminKeys.generate(), Carried()
+    async with Scraper(keys, time.time) as scraper:
+
+        async def step() -> Outcome:
+            manifest = await cluster.fetch(key)
+            assert manifest is not None
+            return await reconcile(World(cluster, scraper, keys.public_pem, time.time), manifest, carried)
+
+        yield step

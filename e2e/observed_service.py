@@ -15,7 +15,7 @@ SERVICE_LABEL = f"serving.headway.dev/service={NAME}"
 RUNTIME_PODS = f"{SERVICE_LABEL},serving.headway.dev/component=runtime"
 CHILD_KINDS = (
     "deployments,replicasets,pods,services,endpointslices,configmaps,secrets,"
-    "serviceaccounts,roles,rolebindings"
+    "serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies"
 )
 MAX_REPLICAS = 3
 MAX_NUM_SEQS = 8

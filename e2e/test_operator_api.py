@@ -4,22 +4,19 @@ The pods here are written by the tests, with the status a kubelet would give the
 """
 
 import asyncio
-import contextlib
 import copy
-import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import yaml
 
-from e2e.api_server import running_api_server
+from e2e.conftest import eventually
+from e2e.operator_process import running_operator
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import API_VERSIONS, KubernetesApi
 from headway_operator.cluster.kubernetes_keys import load_or_create_keys
@@ -31,86 +28,7 @@ from headway_operator.reconcile import Carried, Outcome, World, reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import ChildKey, Replica, ServiceKey
 
-CRD = Path(__file__).parents[1] / "crds" / "serving.headway.dev_inferenceservices.yaml"
-CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-START_SECONDS = 60.0
-
 Json = dict[str, Any]
-
-
-async def eventually(fact: Callable[[], Awaitable[Any]], seconds: float = START_SECONDS) -> Any:
-    """Await until what `fact` returns is true, and return that."""
-    deadline = time.monotonic() + seconds
-    while not (value := await fact()):
-        assert time.monotonic() < deadline, f"not so within {seconds:g} s"
-        await asyncio.sleep(0.05)
-    return value
-
-
-@pytest.fixture(scope="module")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with running_api_server(tmp_path_factory.mktemp("api")) as path:
-        yield path
-
-
-@pytest.fixture
-async def api(kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
-    async with await KubernetesApi.connect(kubeconfig) as connected:
-        if await connected._call(
-            "GET", f"{CRD_PATH}/inferenceservices.serving.headway.dev", absent_is_none=True
-        ):
-            yield connected
-            return
-        await connected._call("POST", CRD_PATH, body=yaml.safe_load(CRD.read_text()))
-
-        async def is_served() -> bool:
-            with contextlib.suppress(ClusterError):
-                return await connected.list("InferenceService", "default") == []
-            return False
-
-        await eventually(is_served)
-        yield connected
-
-
-@pytest.fixture
-async def key(api: KubernetesApi, request: pytest.FixtureRequest) -> ServiceKey:
-    """A service in a namespace of the test's own."""
-    namespace = f"t{abs(hash(request.node.name)) % 10**9}"
-    await api._call("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
-    await api.create(
-        {
-            "apiVersion": "serving.headway.dev/v1alpha1",
-            "kind": "InferenceService",
-            "metadata": {"name": "demo", "namespace": namespace},
-            "spec": {
-                "model": {"source": "bundled://headway-tiny"},
-                "slo": {"ttftMilliseconds": 300},
-                "scaling": {"minReplicas": 2, "maxReplicas": 4},
-            },
-        }
-    )
-    return ServiceKey(namespace, "demo")
-
-
-@pytest.fixture
-def cluster(api: KubernetesApi) -> KubernetesCluster:
-    return KubernetesCluster(api, runtime_image="runtime:1", gateway_image="gateway:1")
-
-
-@pytest.fixture
-async def take_pass(
-    cluster: KubernetesCluster, key: ServiceKey
-) -> AsyncIterator[Callable[[], Awaitable[Outcome]]]:
-    """One pass of the operator over the service as the API server has it now."""
-    keys, carried = AdminKeys.generate(), Carried()
-    async with Scraper(keys, time.time) as scraper:
-
-        async def step() -> Outcome:
-            manifest = await cluster.fetch(key)
-            assert manifest is not None
-            return await reconcile(World(cluster, scraper, keys.public_pem, time.time), manifest, carried)
-
-        yield step
 
 
 def condition(status: Any, name: str) -> Json:
@@ -193,7 +111,7 @@ async def test_an_object_of_someone_else_is_left_alone_and_reported(
     assert [step for step, _ in outcome.problems] == ["apply Service demo"]
     assert "exists and is not owned by this InferenceService" in outcome.problems[0][1]
     degraded = condition(outcome.status, "Degraded")
-    assert (degraded["status"], degraded["reason"]) == ("True", "StepFailed")
+    assert (degraded["status"], degraded["reason"]) == ("True", "ObjectConflict")
     found = await api.get("Service", key.namespace, "demo")
     assert found is not None
     assert found["spec"]["selector"] == {"app": "mine"}
@@ -233,7 +151,8 @@ async def test_the_checkpoint_belongs_to_one_life_of_a_service(
 
 def pod(key: ServiceKey, name: str, component: str = "runtime") -> Json:
     labels = component_labels("demo", component) | {"serving.headway.dev/revision": "1a2b"}
-    container = {"name": component, "image": "image:1"}
+    limits = {"memory": "2Gi", "nvidia.com/gpu": "1"}
+    container = {"name": component, "image": "image:1", "resources": {"limits": limits}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -284,7 +203,14 @@ PODS: dict[str, tuple[Json, tuple[str, str, str]]] = {
                 }
             ],
         },
-        ("pending", "Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+        (
+            "pending",
+            "Unschedulable",
+            (
+                "not enough nvidia.com/gpu on any node, 1 asked: "
+                "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+            ),
+        ),
     ),
     "image": (
         status(waiting={"reason": "ImagePullBackOff", "message": 'Back-off pulling image "image:1"'}),
@@ -300,7 +226,7 @@ PODS: dict[str, tuple[Json, tuple[str, str, str]]] = {
             last={"exitCode": 137, "reason": "OOMKilled"},
             waiting={"reason": "CrashLoopBackOff"},
         ),
-        ("failed", "OOMKilled", "killed because memory ran out"),
+        ("failed", "OOMKilled", "exit 137: killed because memory ran out; its memory limit is 2Gi"),
     ),
     "ended": (
         status(terminated={"exitCode": 2, "reason": "Error"}),
@@ -365,9 +291,9 @@ async def test_pods_that_cannot_be_created_show_as_a_failed_replica(
     name = outcome.status["revision"]["name"]
     await api.patch("Deployment", key.namespace, name, {"status": {"conditions": [failure]}}, "status")
     (replica,) = (await cluster.observe(key)).replicas
-    assert (replica.phase, replica.reason, replica.message) == ("failed", "FailedCreate", "exceeded quota")
+    assert (replica.phase, replica.reason, replica.message) == ("failed", "QuotaExceeded", "exceeded quota")
     outcome = await take_pass()
-    assert condition(outcome.status, "Ready")["reason"] == "FailedCreate"
+    assert condition(outcome.status, "Ready")["reason"] == "QuotaExceeded"
 
 
 async def test_another_autoscaler_of_the_service_is_noticed(
@@ -413,10 +339,9 @@ async def test_the_same_event_is_counted_and_storms_are_cut(
     (event,) = await api.list("Event", key.namespace)
     assert event["count"] == 4
     for number in range(40):
-        await restarted.emit(key, "Normal", "Raised", f"to {number}")
-    assert (
-        len(await api.list("Event", key.namespace)) == 25
-    )  # its burst, of which one went into the count above
+        await restarted.emit(key, "Normal", f"Reason{number}", "words")
+    # Its burst, of which one went into the count above.
+    assert len(await api.list("Event", key.namespace)) == 25
 
 
 async def test_two_operators_that_start_at_once_share_one_key_pair(
@@ -433,7 +358,8 @@ async def test_two_operators_that_start_at_once_share_one_key_pair(
 async def test_one_operator_at_a_time_holds_the_lease(api: KubernetesApi, key: ServiceKey) -> None:
     now = 0.0
     first, second = (
-        Lease(api, key.namespace, name, lease_seconds=30, clock=lambda: now) for name in ("first", "second")
+        Lease(api, key.namespace, name, lease_seconds=30, margin_seconds=10, clock=lambda: now)
+        for name in ("first", "second")
     )
     await first.seek()
     await second.seek()
@@ -441,11 +367,14 @@ async def test_one_operator_at_a_time_holds_the_lease(api: KubernetesApi, key: S
     now = 20.0
     await first.seek()
     await second.seek()
+    now = 39.0
+    assert (first.is_held, second.is_held) == (True, False)
+    now = 40.0  # the first knows by itself that it is too late; what it has begun may still end
+    assert (first.is_held, second.is_held) == (False, False)
     now = 49.0  # the second has seen the renewal 29 s ago
     await second.seek()
-    assert (first.is_held, second.is_held) == (True, False)
+    assert (first.is_held, second.is_held) == (False, False)
     now = 50.0
-    assert not first.is_held  # it knows by itself that it is too late
     await second.seek()
     assert second.is_held
     await first.seek()
@@ -480,19 +409,7 @@ async def test_an_api_server_that_is_away_is_unavailable(kubeconfig: Path) -> No
 async def test_the_operator_process_follows_services_and_ends_in_time(
     api: KubernetesApi, key: ServiceKey, kubeconfig: Path, cluster: KubernetesCluster
 ) -> None:
-    health_port, metrics_port = _free_port(), _free_port()
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-    options = [
-        *("--interval-seconds", "0.5", "--runtime-image", "runtime:1", "--gateway-image", "gateway:1"),
-        *("--health-port", str(health_port), "--metrics-port", str(metrics_port)),
-        *("--namespace", key.namespace, "--admin-secret-namespace", key.namespace),
-    ]
-    operator = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headway", "operator", *options),
-        env=environment,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
+    async with running_operator(kubeconfig, key.namespace) as operator:
 
         async def status_of(name: str) -> Json:
             found = await cluster.fetch(ServiceKey(key.namespace, name))
@@ -514,33 +431,25 @@ async def test_the_operator_process_follows_services_and_ends_in_time(
         await api.create(second)
         await eventually(lambda: status_of("second"))
         await api.delete("InferenceService", key.namespace, "second")
-        async with aiohttp.ClientSession() as session:
 
-            async def services() -> int:
-                async with session.get(f"http://127.0.0.1:{health_port}/healthz") as response:
-                    assert response.status == 200
-                    return int((await response.json())["services"])
+        async def is_one() -> bool:
+            status, health = await operator.health()
+            assert status == 200
+            return int(health["services"]) == 1
 
-            async def is_one() -> bool:
-                return await services() == 1
-
-            await eventually(is_one)
-            async with session.get(f"http://127.0.0.1:{metrics_port}/metrics") as response:
-                metrics = await response.text()
+        await eventually(is_one)
+        metrics = await operator.metrics()
         assert "headway_operator_reconcile_seconds_count" in metrics
         assert f'headway_operator_replicas_wanted{{name="demo",namespace="{key.namespace}"}} 3.0' in metrics
         lease = await api.get("Lease", key.namespace, "headway-operator")
         assert lease is not None
         assert lease["spec"]["holderIdentity"]
-    finally:
         stopped_at = time.monotonic()
-        operator.send_signal(signal.SIGTERM)
-        assert operator.stderr is not None
-        output = (await asyncio.wait_for(operator.stderr.read(), 30)).decode()
-        await asyncio.wait_for(operator.wait(), 30)
-    assert operator.returncode == 0, output
-    assert time.monotonic() - stopped_at < 5
-    assert "Traceback" not in output, output
+        operator.process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(operator.process.wait(), 30)
+        assert time.monotonic() - stopped_at < 5
+    assert operator.process.returncode == 0, operator.output
+    assert "Traceback" not in operator.output, operator.output
     lease = await api.get("Lease", key.namespace, "headway-operator")
     assert lease is not None
     assert not lease["spec"].get("holderIdentity")

@@ -61,6 +61,8 @@ def _version() -> Schema:
             _column("TTFT/target", ".status.display.ttft", "Time to first token against its target"),
             _column("TPOT/target", ".status.display.tpot", "Time per output token against its target"),
             _column("Quality", ".status.display.quality", "The verdict of spec.quality"),
+            _column("Model", ".spec.model.source", "Where the weights lie", priority=1),
+            _column("Revision", ".status.revision.name", "The current revision", priority=1),
             {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
         ],
         "schema": {"openAPIV3Schema": _root_schema()},
@@ -80,8 +82,10 @@ def _condition_column(name: str, part: str) -> Schema:
     return _column(name, path, f"The {part} of condition Ready")
 
 
-def _column(name: str, path: str, description: str) -> Schema:
-    return {"name": name, "type": "string", "jsonPath": path, "description": description}
+def _column(name: str, path: str, description: str, priority: int = 0) -> Schema:
+    """priority: 0 is always printed, 1 with --output wide."""
+    column: Schema = {"name": name, "type": "string", "jsonPath": path, "description": description}
+    return column | ({"priority": priority} if priority else {})
 
 
 def _root_schema() -> Schema:

@@ -3,16 +3,22 @@
 HeadwayOperatorError
 ├── SpecError              an InferenceService that cannot be honoured; becomes a condition. Names the field
 ├── ClusterError           the cluster refused or could not be reached
-│   ├── ConflictError      another field manager or controller owns what we would write
+│   ├── ConflictError      another controller owns the object that we would write
+│   ├── FieldConflictError another field manager sets, again and again, fields that we set
+│   ├── AdmissionError     an admission webhook or policy, or a quota, refuses what we would write
 │   ├── ForbiddenError     the operator's rights do not cover the call
 │   └── UnavailableError   no answer in time: try again, change nothing
+│       └── ThrottledError the API server asked to wait
+├── NotLeadingError        this operator may not write now: it does not hold the Lease
 ├── KeyPairError           the stored admin key pair cannot be used
 └── ScrapeError            a replica gave no usable sample
 """
 
 
 class HeadwayOperatorError(Exception):
-    """Base of the tree."""
+    """Base of the tree. `condition_reason`: of the condition Degraded when a step of a pass fails so."""
+
+    condition_reason = "StepFailed"
 
 
 class SpecError(HeadwayOperatorError):
@@ -29,15 +35,46 @@ class ClusterError(HeadwayOperatorError):
 
 
 class ConflictError(ClusterError):
-    """Someone else owns the object or field."""
+    """Someone else owns the object, or was faster."""
+
+    condition_reason = "ObjectConflict"
+
+
+class FieldConflictError(ClusterError):
+    """Others set fields that server-side apply would set. `managers`: their names; `fields`: the paths."""
+
+    condition_reason = "FieldConflict"
+
+    def __init__(self, message: str, managers: tuple[str, ...] = (), fields: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.managers = managers
+        self.fields = fields
+
+
+class AdmissionError(ClusterError):
+    """Admission refuses the object, or cannot be asked."""
+
+    condition_reason = "AdmissionRefused"
 
 
 class ForbiddenError(ClusterError):
     """The operator's rights do not cover the call."""
 
+    condition_reason = "Forbidden"
+
 
 class UnavailableError(ClusterError):
     """The cluster did not answer in time."""
+
+    condition_reason = "ApiUnavailable"
+
+
+class ThrottledError(UnavailableError):
+    """The API server asked to wait, and the time is not over."""
+
+
+class NotLeadingError(HeadwayOperatorError):
+    """This operator does not hold the Lease, so it writes nothing."""
 
 
 class KeyPairError(HeadwayOperatorError):
@@ -46,3 +83,14 @@ class KeyPairError(HeadwayOperatorError):
 
 class ScrapeError(HeadwayOperatorError):
     """A replica's sample is missing, of an unknown version, or contradicts itself."""
+
+
+def is_refused_by_admission(message: str) -> bool:
+    """Whether the API server's words are about admission: a webhook's, a policy's, or pod security's no."""
+    words = (
+        "admission webhook",
+        "failed calling webhook",
+        "ValidatingAdmissionPolicy",
+        "violates PodSecurity",
+    )
+    return any(one in message for one in words)

@@ -12,17 +12,22 @@ CONTENT_TYPE = "text/plain; version=0.0.4"
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """is_leading: holds the Lease. oldest_pass_seconds: how long the longest waiting service has waited."""
+    """is_leading: holds the Lease. oldest_pass_seconds: how long the longest waiting service has waited.
+
+    watch_lag_seconds: for how long the watch has owed a change that a list showed.
+    """
 
     is_leading: bool
     services: int
     oldest_pass_seconds: float
     limit_seconds: float
+    watch_lag_seconds: float = 0.0
 
     @property
     def is_alive(self) -> bool:
-        """Whether passes still come; an operator that does not lead has none to take."""
-        return not self.is_leading or self.oldest_pass_seconds <= self.limit_seconds
+        """Whether passes still come (who does not lead has none to take) and changes are heard of."""
+        is_passing = not self.is_leading or self.oldest_pass_seconds <= self.limit_seconds
+        return is_passing and self.watch_lag_seconds <= self.limit_seconds
 
 
 @asynccontextmanager
@@ -38,7 +43,8 @@ async def serving(
 
     async def healthz(_: web.Request) -> web.Response:
         now = health()
-        body = {**asdict(now), "oldest_pass_seconds": round(now.oldest_pass_seconds, 1)}
+        facts = asdict(now).items()
+        body = {name: round(fact, 1) if isinstance(fact, float) else fact for name, fact in facts}
         return web.json_response(body, status=200 if now.is_alive else 503)
 
     async def metrics(_: web.Request) -> web.Response:

@@ -1,20 +1,27 @@
 """Keeps passing over services: one task each, at every wake-up and at least once per interval.
 
 A pass that fails, in whatever way, is logged and counted and the next one comes with the next tick. A service
-that is gone ends its task. What a pass does is `reconcile`'s business; who wakes it is the caller's.
+that is gone ends its task. While a service sleeps, its gateways are asked, with the question left open,
+whether anybody waits: a pass follows at once when somebody does. What a pass does is the business of
+`reconcile`; who wakes it is the caller's.
+
+Only so many passes run at once; the others wait for their turn, first come first served. The first intervals
+of the services are of different lengths, so that those that began together do not stay together.
 """
 
 import asyncio
 import contextlib
 import functools
 import logging
+import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
-from headway_operator.errors import HeadwayOperatorError
+from headway_operator.errors import HeadwayOperatorError, NotLeadingError, ScrapeError
+from headway_operator.operator_log import about
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Carried, Outcome, World, reconcile
-from headway_operator.spec import Manifest
+from headway_operator.spec import Manifest, generation_of
 from headway_operator.state import ServiceKey
 
 logger = logging.getLogger(__name__)
@@ -35,8 +42,12 @@ class ServiceLoop:
         metrics: OperatorMetrics,
         may_act: Callable[[], bool] = lambda: True,
         on_outcome: Callable[[Outcome], None] = lambda _: None,
+        turns: asyncio.Semaphore | None = None,
     ) -> None:
-        """fetch: the service as it is now, None when it is gone. may_act: whether to write at all now."""
+        """fetch: the service as it is now, None when it is gone. may_act: whether to write at all now.
+
+        turns: for the passes of all services that may run at once; None bounds them not.
+        """
         self._world = world
         self._key = key
         self._fetch = fetch
@@ -44,26 +55,84 @@ class ServiceLoop:
         self._metrics = metrics
         self._may_act = may_act
         self._on_outcome = on_outcome
+        self._turns: contextlib.AbstractAsyncContextManager[object] = turns or contextlib.nullcontext()
         self._wake = asyncio.Event()
+        self._listeners: dict[str, asyncio.Task[None]] = {}
+        self._is_demanded = False
+        self._planned_at = time.monotonic()
+        self._woken_at: float | None = None
+        self._next_wait_seconds = interval_seconds if turns is None else random.uniform(0, interval_seconds)
         self._carried = Carried()
         self._uid = ""
         self._last_failure = ""
+        self.generation = 0  # of the service as the last pass saw it
         self.finished_at = time.monotonic()  # of the last pass, whether it succeeded or not
 
     def wake(self) -> None:
         """Have a pass now, or right after the one in progress."""
+        if self._woken_at is None:
+            self._woken_at = time.monotonic()
         self._wake.set()
 
     async def run(self) -> None:
         """Pass until the service is gone."""
-        while True:
-            self._wake.clear()
-            # Woken while it was found gone, it may have come back since.
-            if self._may_act() and not await self._pass() and not self._wake.is_set():
-                return
-            self.finished_at = time.monotonic()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._interval_seconds)
+        try:
+            while await self._go_on():
+                pass
+        finally:
+            self._listen(())
+
+    async def _go_on(self) -> bool:
+        """One pass, and the wait for the next; False when the service is gone."""
+        due_at = self._planned_at if self._woken_at is None else self._woken_at
+        self._wake.clear()
+        self._woken_at = None
+        # Woken while it was found gone, it may have come back since.
+        if not self._may_act():
+            # Another operator goes on with it; what that learns is in its checkpoint.
+            self._rest()
+        elif not await self._turn(due_at) and not self._wake.is_set():
+            return False
+        self.finished_at = time.monotonic()
+        wait, self._next_wait_seconds = self._next_wait_seconds, self._interval_seconds
+        self._planned_at = self.finished_at + wait
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), wait)
+        return True
+
+    def _rest(self) -> None:
+        """Forget and hear nothing while another operator leads."""
+        self._carried = Carried()
+        self._listen(())
+
+    def _listen(self, addresses: Collection[str]) -> None:
+        """Have each of these gateways tell at once when a request waits there, and no others."""
+        for address in self._listeners.keys() - set(addresses):
+            self._listeners.pop(address).cancel()
+        for address in addresses:
+            if address not in self._listeners or self._listeners[address].done():
+                task = asyncio.create_task(self._await_demand(address), name=f"demand {self._key}")
+                self._listeners[address] = task
+
+    async def _await_demand(self, address: str) -> None:
+        try:
+            while not await self._world.scraper.demand(self._key, address):
+                pass
+        except ScrapeError as error:
+            logger.debug("%s: nobody can tell whether a request waits: %s", self._key, error)
+            return  # the next pass asks again
+        self._is_demanded = True
+        self.wake()
+
+    async def _turn(self, due_at: float) -> bool:
+        """One pass when it is its turn. due_at: when it would have begun with nobody before it."""
+        with self._metrics.queued():
+            await self._turns.__aenter__()
+        try:
+            self._metrics.waited(max(0.0, time.monotonic() - due_at))
+            return await self._pass()
+        finally:
+            await self._turns.__aexit__(None, None, None)
 
     async def _pass(self) -> bool:
         started_at = time.monotonic()
@@ -74,16 +143,24 @@ class ServiceLoop:
             uid = manifest["metadata"].get("uid", "")
             if uid != self._uid:  # another service of the same name: nothing carries over
                 self._uid, self._carried = uid, Carried()
-            outcome = await reconcile(self._world, manifest, self._carried)
+            self.generation = generation_of(manifest)
+            with about(self._key, self.generation):
+                outcome = await reconcile(self._world, manifest, self._carried)
             self._metrics.passed(outcome, time.monotonic() - started_at)
+            # Demand that did not wake the service is not asked for again before the next interval.
+            was_demanded, self._is_demanded = self._is_demanded, False
+            self._listen(() if was_demanded else outcome.wakers)
             self._on_outcome(outcome)
+        except NotLeadingError as error:
+            logger.info("%s: the pass ends here: %s", self._key, error)
+            self._rest()
         except HeadwayOperatorError as error:
             self._log_failure(error)
-            self._metrics.failed(self._key, type(error).__name__)
+            self._metrics.failed(self._key, type(error).__name__, time.monotonic() - started_at)
         except Exception as error:  # noqa: BLE001 - logged with its traceback just below
             # A defect must cost one pass of one service, not the operator.
             self._log_failure(error, exc_info=error)
-            self._metrics.failed(self._key, "Unexpected")
+            self._metrics.failed(self._key, "Unexpected", time.monotonic() - started_at)
         else:
             self._last_failure = ""
         return True
@@ -93,7 +170,10 @@ class ServiceLoop:
         failure = f"{type(error).__name__}: {error}"
         level = logging.DEBUG if failure == self._last_failure else logging.ERROR
         self._last_failure = failure
-        logger.log(level, "%s: the pass failed: %s; it is tried again", self._key, failure, exc_info=exc_info)
+        with about(self._key, self.generation):
+            logger.log(
+                level, "%s: the pass failed: %s; it is tried again", self._key, failure, exc_info=exc_info
+            )
 
 
 class ServiceLoops:
@@ -119,6 +199,9 @@ class ServiceLoops:
 
     def __len__(self) -> int:
         return len(self._loops)
+
+    def __contains__(self, key: ServiceKey) -> bool:
+        return key in self._loops
 
     def oldest_pass_seconds(self) -> float:
         """How long ago the service that waits longest had its last pass; 0 without services."""

@@ -29,8 +29,17 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 SERVICE_LABEL = f"{GROUP}/service"
 COMPONENT_LABEL = f"{GROUP}/component"
 REVISION_LABEL = f"{GROUP}/revision"
+# Labels that others write: the pods of the chart, every namespace.
+OPERATOR_POD_LABELS = {NAME_LABEL: "headway-operator"}
+NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+
+# Kinds that a cluster may lack, with where they are served.
+MONITORING_API_VERSION = "monitoring.coreos.com/v1"
+OPTIONAL_KINDS = {"PodMonitor": MONITORING_API_VERSION, "PrometheusRule": MONITORING_API_VERSION}
+# How `headway serve` and `headway fetch` end when a model could not be fetched (docs/contract.md).
+EXIT_STATUS_FETCH = 3
 
 OPERATOR_KEY_SECRET = "headway-admin-key"
 PUBLIC_KEY_FILE = "public.pem"
@@ -91,6 +100,11 @@ def admin_config_map(name: str) -> str:
 def memory_config_map(name: str) -> str:
     """The ConfigMap with the controller's checkpoint."""
     return f"{name}-memory"
+
+
+def safeguard(name: str) -> str:
+    """The PodDisruptionBudget, NetworkPolicy, PodMonitor and PrometheusRule of a service."""
+    return name
 
 
 def audience(key: ServiceKey) -> str:

@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -10,6 +12,19 @@ from headway_operator.reconcile import Outcome
 from headway_operator.state import ServiceKey
 
 LABELS = ("namespace", "name")
+# Of passes, waits and calls: from the quickest to what a person would notice.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# As `headway_operator_start_seconds` names them, and `status.startup`.
+START_STAGES = {
+    "scheduled": "scheduledSeconds",
+    "pulled": "pulledSeconds",
+    "fetched": "fetchedSeconds",
+    "loaded": "loadedSeconds",
+    "warm": "warmSeconds",
+    "total": "totalSeconds",
+}
+# Of starts of replicas: an interpreter to a large model from far away.
+START_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0)
 
 
 class OperatorMetrics:
@@ -19,8 +34,10 @@ class OperatorMetrics:
         self.registry = CollectorRegistry()
         self._seconds = Histogram(
             "headway_operator_reconcile_seconds",
-            "Duration of a pass over one service",
+            "Duration of a pass over one service, by whether all of it succeeded",
+            ("result",),
             registry=self.registry,
+            buckets=BUCKETS,
         )
         self._errors = Counter(
             "headway_operator_reconcile_errors",
@@ -65,13 +82,121 @@ class OperatorMetrics:
             (*LABELS, "check"),
             registry=self.registry,
         )
+        self._given_up = Gauge(
+            "headway_operator_rollout_given_up",
+            "Whether the revision that the spec asks for was given up and the one before it serves (1)",
+            LABELS,
+            registry=self.registry,
+        )
+        self._weight = Gauge(
+            "headway_operator_canary_weight",
+            "Share of the requests that a revision in its canary gets, in percent; 0 without one",
+            LABELS,
+            registry=self.registry,
+        )
         self._checks: dict[ServiceKey, frozenset[str]] = {}
+        self._make_own()
+        self._make_starts()
+        self._of_services: tuple[Counter | Gauge, ...] = (
+            *(self._errors, self._decisions, self._wanted, self._ready, self._start_latest),
+            *(self._verified, self._judgements, self._measured, self._limit),
+            *(self._given_up, self._weight),
+        )
+
+    def _make_own(self) -> None:
+        """What the operator does as a program."""
+        self._queue_seconds = Histogram(
+            "headway_operator_queue_seconds",
+            "From the moment that a pass over a service is due until it begins",
+            registry=self.registry,
+            buckets=BUCKETS,
+        )
+        self._queued = Gauge(
+            "headway_operator_queued", "Services whose pass waits for its turn", registry=self.registry
+        )
+        self._calls = Histogram(
+            "headway_operator_api_seconds",
+            "Calls to the API server, by method and HTTP status (0: no answer)",
+            ("method", "status"),
+            registry=self.registry,
+            buckets=BUCKETS,
+        )
+        self._leading = Gauge(
+            "headway_operator_leading", "Whether this operator may write (1)", registry=self.registry
+        )
+        self._services = Gauge(
+            "headway_operator_services", "Services that are looked after", registry=self.registry
+        )
+        self._missed = Counter(
+            "headway_operator_missed_changes",
+            "Changes of services that a full list showed and the watch had not",
+            registry=self.registry,
+        )
+
+    def _make_starts(self) -> None:
+        """What the starts of replicas took."""
+        self._start_latest = Gauge(
+            "headway_operator_latest_start_seconds",
+            "The latest start of a replica, by stage",
+            (*LABELS, "stage"),
+            registry=self.registry,
+        )
+        self._starts = Histogram(
+            "headway_operator_start_seconds",
+            "Starts of replicas of all services, by stage",
+            ("stage",),
+            registry=self.registry,
+            buckets=START_BUCKETS,
+        )
+        self._newest_start: dict[ServiceKey, tuple[str, str]] = {}
+
+    @contextlib.contextmanager
+    def queued(self) -> Iterator[None]:
+        """A pass waits for its turn meanwhile."""
+        with self._queued.track_inprogress():
+            yield
+
+    def waited(self, seconds: float) -> None:
+        """A pass begins, so long after it was due."""
+        self._queue_seconds.observe(seconds)
+
+    def called(self, method: str, status: int, seconds: float) -> None:
+        """The API server was called."""
+        self._calls.labels(method, str(status)).observe(seconds)
+
+    def missed(self) -> None:
+        """A list showed a change that the watch had not brought."""
+        self._missed.inc()
+
+    def watch(self, is_leading: Callable[[], bool], num_services: Callable[[], int]) -> None:
+        """Where the gauges of the operator itself look when they are read."""
+        self._leading.set_function(lambda: float(is_leading()))
+        self._services.set_function(lambda: float(num_services()))
+
+    def _started(self, key: ServiceKey, status: Mapping[str, Any]) -> None:
+        """Count the starts that the status has and did not have before."""
+        recent = (status.get("startup") or {}).get("recent") or ()
+        if not recent:
+            self._newest_start.setdefault(key, ("", ""))
+            return
+        # What an operator finds in a status when it begins was counted by the one before it.
+        newest = self._newest_start.get(key, (recent[0]["readyAt"], recent[0]["replica"]))
+        for one in recent:  # the newest first
+            if (one["readyAt"], one["replica"]) == newest:
+                break
+            for stage, field in START_STAGES.items():
+                if field in one:
+                    self._starts.labels(stage).observe(one[field])
+        self._newest_start[key] = (recent[0]["readyAt"], recent[0]["replica"])
+        for stage, field in START_STAGES.items():
+            if field in recent[0]:
+                self._start_latest.labels(key.namespace, key.name, stage).set(recent[0][field])
 
     def passed(self, outcome: Outcome, seconds: float) -> None:
         """A pass went through, perhaps with steps that failed."""
         key = outcome.key
         labels = (key.namespace, key.name)
-        self._seconds.observe(seconds)
+        self._seconds.labels("problems" if outcome.problems else "success").observe(seconds)
         for step, _ in outcome.problems:
             self._errors.labels(*labels, step.split()[0]).inc()
         if outcome.decision is not None:
@@ -81,6 +206,10 @@ class OperatorMetrics:
             num_ready = sum(replica.phase == "ready" for replica in outcome.observed.replicas)
             self._ready.labels(*labels).set(num_ready)
             self._judge(key, outcome.gate)
+        self._started(key, outcome.status)
+        if outcome.rollout is not None:
+            self._given_up.labels(*labels).set(bool(outcome.rollout.given_up))
+            self._weight.labels(*labels).set(outcome.rollout.record.weight)
 
     def _judge(self, key: ServiceKey, gate: Gate | None) -> None:
         labels = (key.namespace, key.name)
@@ -101,16 +230,18 @@ class OperatorMetrics:
             _remove(self._measured, *labels, gone)
         self._checks[key] = now
 
-    def failed(self, key: ServiceKey, reason: str) -> None:
+    def failed(self, key: ServiceKey, reason: str, seconds: float) -> None:
         """A pass ended early."""
+        self._seconds.labels("failed").observe(seconds)
         self._errors.labels(key.namespace, key.name, reason).inc()
 
     def forget(self, key: ServiceKey) -> None:
-        """Drop the gauges of a service that is gone."""
-        self._judge(key, None)
-        del self._checks[key]
-        for gauge in (self._wanted, self._ready):
-            _remove(gauge, key.namespace, key.name)
+        """Drop what is told of a service that is gone."""
+        self._checks.pop(key, None)
+        self._newest_start.pop(key, None)
+        own = {"namespace": key.namespace, "name": key.name}
+        for metric in self._of_services:
+            metric.remove_by_labels(own)
 
 
 def _remove(gauge: Gauge, *labels: str) -> None:

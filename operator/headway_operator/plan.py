@@ -1,28 +1,39 @@
-"""From a decision to what must be done: replicas per revision, and the limits that replicas still lack.
+"""From a decision to what must be done: replicas per revision, limits, and what gateways still lack.
 
 The algorithm:
 
-1. Wanted replicas are `spec.replicas` when set, else the decision's.
-2. The current revision (the rendered one) is scaled to the wanted number. While it is withheld and nothing
-   else serves, there is none to be scaled, and what is left of older ones stays.
+1. Wanted replicas are none while suspended, else `spec.replicas` when set, else the decision's.
+2. The current revision (the rendered one) is scaled to the wanted number; in a canary, to as many as its
+   share needs. While it is withheld and nothing else serves, there is none to be scaled, and what is left of
+   older ones stays.
 3. An older revision keeps the replicas it has while the current one has fewer ready replicas than wanted, so
-   that a rollout never lowers what serves. An older revision whose replicas are all pending or failed serves
-   nobody; it is scaled to 0 at once, which frees what it occupies for the current one.
-4. Once the current revision has the wanted number ready, older ones are scaled to 0; one that has no replicas
-   left is no longer kept, so that it is pruned.
-5. Where replicas of a revision are removed but not all, each gets a deletion cost: what runs and waits on it,
+   that a rollout never lowers what serves. An older revision of whose replicas none is ready or may soon be
+   serves nobody; it is scaled to 0 at once, which frees what it occupies for the current one.
+4. Where the scheduler or a quota says that there is no room for a replica of the current revision, one older
+   replica goes: one that is not ready, or a ready one while at least wanted - `rollout.maxUnavailable` go on
+   serving. The next one goes when that one has gone and is made up for: one out, one in.
+5. While the current revision fails, none of this happens: it gets no more replicas, and the stable revision
+   is scaled up to what is wanted beside it.
+6. Once the current revision has the wanted number ready, older ones are scaled to 0; one that has no replicas
+   left is no longer kept, so that it is pruned, unless it is the stable one that is still to be replaced.
+7. Where replicas of a revision are removed but not all, each gets a deletion cost: what runs and waits on it,
    so that the emptiest goes first.
-6. A ready replica whose sample shows other targets or limits than it should have is patched; the limits are
-   bounded by the envelope that the replica itself states (an older revision may have a smaller one).
+8. A ready replica whose sample shows other targets or limits than it should have is patched; the limits are
+   bounded by the envelope that the replica itself states (an older revision may have a smaller one). So is a
+   gateway that goes by another routing.
 
-Stateless: everything is read from what is observed. Knows nothing of how anything is applied.
+Stateless: everything is read from what is observed and from the rollout's record. Knows nothing of how
+anything is applied.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from headway_operator.rollout import Rollout
+from headway_operator.rollout.trouble import lacks_room
 from headway_operator.spec import Service
+from headway_operator.spec.waiting import TIMEOUT_SECONDS, WAKING_TIMEOUT_SECONDS
 from headway_operator.state import (
     ChildKey,
     Decision,
@@ -30,51 +41,133 @@ from headway_operator.state import (
     Observed,
     Plan,
     Rendered,
+    Replica,
     ReplicaSample,
+    Revision,
+    Routing,
     Sample,
 )
 
+# A replica without room may get some by itself in its first moments: another pod is just leaving.
+ROOM_PATIENCE_SECONDS = 10.0
+# A gateway is told of no more, the newest; there are two or three in practice.
+MOST_REVISIONS = 16
+
 
 def plan(
-    service: Service, rendered: Rendered, observed: Observed, sample: Sample, decision: Decision
+    service: Service,
+    rendered: Rendered,
+    observed: Observed,
+    sample: Sample,
+    decision: Decision,
+    rollout: Rollout | None = None,
 ) -> Plan:
     """What the appliers must do to get from `observed` to what `rendered` and `decision` ask for."""
+    rollout = Rollout() if rollout is None else rollout
     wanted = wanted_replicas(service, decision)
-    scale = {} if rendered.serves_nothing else _scale(rendered.revision.name, wanted, observed)
+    scale: dict[str, int] = {}
+    if not rendered.serves_nothing:
+        scale = _scale(service, rendered.revision.name, wanted, observed, rollout, decision.at)
     return Plan(
         manifests=rendered.manifests,
-        keep=rendered.keep | _kept_revisions(rendered.revision.name, observed),
+        keep=rendered.keep | _kept_revisions(rendered.revision.name, observed, rollout),
         scale=scale,
         patch=_patch(service, sample, decision.limits),
         deletion_costs=_deletion_costs(observed, sample, scale),
+        route=_route(service, rendered, observed, sample, rollout),
     )
 
 
 def wanted_replicas(service: Service, decision: Decision) -> int:
     """The number of replicas the current revision should have."""
+    if service.spec.suspend:
+        return 0
     return decision.replicas if service.spec.replicas is None else service.spec.replicas
 
 
-def _scale(current: str, wanted: int, observed: Observed) -> dict[str, int]:
+def _scale(
+    service: Service, current: str, wanted: int, observed: Observed, rollout: Rollout, now: float
+) -> dict[str, int]:
     ready = Counter(replica.revision for replica in observed.replicas if replica.phase == "ready")
-    alive = {replica.revision for replica in observed.replicas if replica.phase in ("ready", "starting")}
     existing = {revision.name: revision for revision in observed.revisions}
+    has = existing[current].replicas if current in existing else 0
+    own = wanted if rollout.most is None else min(wanted, rollout.most)
+    if rollout.is_paused:
+        own = min(own, has)
     scale = {}
-    if current not in existing or existing[current].replicas != wanted:
-        scale[current] = wanted
-    is_replaced = current in existing and ready[existing[current].hash] >= wanted
-    for name, revision in existing.items():
-        if name != current and revision.replicas > 0 and (is_replaced or revision.hash not in alive):
+    if current not in existing or has != own:
+        scale[current] = own
+    is_replaced = current in existing and rollout.most is None and ready[existing[current].hash] >= wanted
+    older = {name: revision for name, revision in existing.items() if name != current and revision.replicas}
+    for name, revision in older.items():
+        if rollout.is_paused and name == rollout.stable and not is_replaced:
+            continue  # its new replicas may not even be scheduled yet
+        if is_replaced or not _may_serve(revision, observed, is_given_up=name == rollout.given_up):
             scale[name] = 0
-    return scale
+    staying = [revision for name, revision in older.items() if name not in scale]
+    if rollout.is_paused:
+        return scale | _made_up(staying, existing, current, ready, wanted, rollout)
+    allowed = max(0, wanted - service.spec.rollout.max_unavailable)
+    return scale | _one_out(staying, existing.get(current), observed, rollout, allowed, now)
 
 
-def _kept_revisions(current: str, observed: Observed) -> frozenset[ChildKey]:
+def _may_serve(revision: Revision, observed: Observed, *, is_given_up: bool) -> bool:
+    """Whether a replica is ready, or on its way to be; one that was given up gets no other chance."""
+    phases = {replica.phase for replica in observed.replicas if replica.revision == revision.hash}
+    return "ready" in phases or ("starting" in phases and not is_given_up)
+
+
+def _made_up(
+    staying: list[Revision],
+    existing: Mapping[str, Revision],
+    current: str,
+    ready: Mapping[str, int],
+    wanted: int,
+    rollout: Rollout,
+) -> dict[str, int]:
+    """The stable revision has what is wanted beside a current one that fails."""
+    stable = existing.get(rollout.stable)
+    if stable is None or stable.name == current:
+        return {}
+    others = sum(revision.replicas for revision in staying if revision.name != stable.name)
+    lacking = wanted - others - (ready[existing[current].hash] if current in existing else 0)
+    return {stable.name: lacking} if stable.replicas < lacking else {}
+
+
+def _one_out(
+    staying: list[Revision],
+    current: Revision | None,
+    observed: Observed,
+    rollout: Rollout,
+    allowed: int,
+    now: float,
+) -> dict[str, int]:
+    """One replica less of an older revision where there is no room. allowed: the fewest that may serve."""
+    if current is None or not staying or not any(_has_no_room(r, current, now) for r in observed.replicas):
+        return {}
+    hashes = {revision.hash for revision in staying}
+    if any(replica.revision in hashes and replica.phase == "draining" for replica in observed.replicas):
+        return {}  # what it leaves is the room that is waited for
+    num_serving = sum(replica.phase == "ready" for replica in observed.replicas)
+    for revision in sorted(staying, key=lambda one: (one.name == rollout.stable, one.created_at)):
+        num_ready = sum(r.revision == revision.hash and r.phase == "ready" for r in observed.replicas)
+        if num_ready < revision.replicas or num_serving - 1 >= allowed:
+            return {revision.name: revision.replicas - 1}
+    return {}
+
+
+def _has_no_room(replica: Replica, current: Revision, now: float) -> bool:
+    is_old_enough = replica.created_at + ROOM_PATIENCE_SECONDS <= now
+    return replica.revision == current.hash and lacks_room(replica) and is_old_enough
+
+
+def _kept_revisions(current: str, observed: Observed, rollout: Rollout) -> frozenset[ChildKey]:
     occupied = {replica.revision for replica in observed.replicas}
+    awaited = (current, rollout.stable if rollout.record.candidate else "")
     return frozenset(
         ChildKey("Deployment", revision.name)
         for revision in observed.revisions
-        if revision.name == current or revision.replicas > 0 or revision.hash in occupied
+        if revision.name in awaited or revision.replicas > 0 or revision.hash in occupied
     )
 
 
@@ -106,6 +199,31 @@ def _lacking(replica: ReplicaSample, limits: Limits, targets: Mapping[str, float
     if replica.limits != Limits(seqs, tokens):
         body |= {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     return body
+
+
+def _route(
+    service: Service, rendered: Rendered, observed: Observed, sample: Sample, rollout: Rollout
+) -> dict[str, Routing]:
+    newest_first = sorted(observed.revisions, key=lambda one: one.created_at, reverse=True)
+    named = dict.fromkeys(
+        [rendered.revision.name, *rollout.weights, *(revision.name for revision in newest_first)]
+    )
+    spec = service.spec
+    may_sleep = spec.replicas is None and spec.scaling.min_replicas == 0
+    otherwise = WAKING_TIMEOUT_SECONDS if may_sleep else TIMEOUT_SECONDS
+    timeout = spec.waiting.timeout_seconds
+    routing = Routing(
+        max_waiting=spec.waiting.max_requests,
+        waiting_timeout_seconds=otherwise if timeout is None else float(timeout),
+        revisions=tuple(sorted([*named][:MOST_REVISIONS])),
+        weights=rollout.weights,
+        is_suspended=spec.suspend,
+    )
+    return {
+        address: routing
+        for address, gateway in sample.gateways.items()
+        if gateway is not None and gateway.routing is not None and gateway.routing != routing
+    }
 
 
 def _deletion_costs(observed: Observed, sample: Sample, scale: Mapping[str, int]) -> dict[str, int]:

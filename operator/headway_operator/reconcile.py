@@ -6,18 +6,21 @@
  4. render    the children there should be
  5. judge     whether what is new among them may be served yet, and what judges it
  6. decide    replicas and limits, with the memory of the last pass
- 7. plan      what must be done
- 8. apply     each child
- 9. scale     each revision, the emptiest replica first
-10. prune     children no longer wanted, unless an apply failed
-11. patch     limits and targets of each replica
-12. status    when it says something new, with its events
-13. memory    at most once a minute
+ 7. follow    how far a rollout may go, and what serves where it was given up
+ 8. plan      what must be done
+ 9. apply     each child
+10. scale     each revision, the emptiest replica first
+11. prune     children no longer wanted, unless an apply failed
+12. patch     limits and targets of each replica, and what gateways go by
+13. status    when it says something new, with its events
+14. memory    at most once a minute
 
 A step that fails changes nothing that serves: it is recorded, the other steps go on, and the next pass tries
 it again. Only without an observation there is nothing to go on with.
 """
 
+import hashlib
+import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,10 +29,11 @@ from typing import Any
 
 from headway_operator import conditions
 from headway_operator.cluster.protocol import Cluster
-from headway_operator.errors import HeadwayOperatorError, SpecError
+from headway_operator.errors import HeadwayOperatorError, NotLeadingError, SpecError
 from headway_operator.manifests import render
-from headway_operator.plan import plan
+from headway_operator.plan import plan, wanted_replicas
 from headway_operator.quality import Gate, gated, materials, open_or_shut
+from headway_operator.rollout import CanaryEvidence, Rollout, follow
 from headway_operator.scrape import Scraper
 from headway_operator.slo import Memory, decide, resume, target_of
 from headway_operator.spec import Manifest, Service, key_of, parse
@@ -38,6 +42,7 @@ from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered,
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 60.0
+SLEEPING_CAUSES = ("Idle", "Asleep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,15 @@ class World:
 
 @dataclass(slots=True)
 class Carried:
-    """What one pass of a service hands to the next: the controller's memory, what is saved, what failed."""
+    """What one pass of a service hands to the next.
+
+    The controller's memory, what is saved of it, what was counted of a canary, what failed.
+    """
 
     memory: Memory | None = None
-    checkpoint: Mapping[str, Any] | None = None
+    checkpoint: str = ""  # the hash of what is saved: the whole would be half of what a service takes
     checkpointed_at: float = -math.inf
+    evidence: CanaryEvidence | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -64,7 +73,8 @@ class Carried:
 class Outcome:
     """What a pass saw, decided and could not do; what it did not reach is None.
 
-    problems: (step, message) of this pass. earlier_problems: of the last, which were logged then.
+    problems: (step, message) of this pass; problem_reason: in the condition Degraded, for the first of them.
+    earlier_problems: of the last, which were logged then.
     """
 
     key: ServiceKey
@@ -73,16 +83,28 @@ class Outcome:
     sample: Sample | None = None
     decision: Decision | None = None
     gate: Gate | None = None
+    rollout: Rollout | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
     earlier_problems: list[tuple[str, str]] = field(default_factory=list)
+    problem_reason: str = ""
+
+    @property
+    def wakers(self) -> tuple[str, ...]:
+        """Addresses of gateways whose first waiting request wakes the service; none while it is awake."""
+        if self.observed is None or self.decision is None or self.decision.cause not in SLEEPING_CAUSES:
+            return ()
+        return self.observed.gateway.addresses
 
     async def attempt(self, step: str, action: Awaitable[object]) -> bool:
         """Do it; a failure is recorded and False is returned."""
         try:
             await action
+        except NotLeadingError:
+            raise  # nothing further may be written by this pass
         except HeadwayOperatorError as error:
             problem = (step, str(error))
             self.problems.append(problem)
+            self.problem_reason = self.problem_reason or error.condition_reason
             level = logging.DEBUG if problem in self.earlier_problems else logging.WARNING
             logger.log(level, "%s: %s failed and is tried again: %s", self.key, *problem)
             return False
@@ -111,10 +133,18 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     memory = carried.memory or await _load_memory(world, key, sample)
     decision, carried.memory = decide(target_of(service.spec), memory, sample, observed, world.clock())
     outcome.decision = decision
-    todo = plan(service, rendered, observed, sample, decision)
+    wanted = wanted_replicas(service, decision)
+    rendered, rollout = follow(
+        service, rendered, observed, sample, wanted, gate, carried.evidence, world.clock()
+    )
+    outcome.rollout, carried.evidence = rollout, rollout.evidence
+    todo = plan(service, rendered, observed, sample, decision, rollout)
     await _act(cluster, world.scraper, outcome, todo, observed)
-    problems = [f"{step}: {message}" for step, message in outcome.problems]
-    status = conditions.status(service, rendered, observed, sample, decision, world.clock(), problems, gate)
+    messages = tuple(f"{step}: {message}" for step, message in outcome.problems)
+    problems = conditions.Problems(messages, outcome.problem_reason or HeadwayOperatorError.condition_reason)
+    status = conditions.status(
+        service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout
+    )
     await _tell(world, outcome, status)
     await _checkpoint(world, service, outcome, carried)
     return outcome
@@ -145,6 +175,8 @@ async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan,
     for replica, body in todo.patch.items():
         if address := addresses.get(replica):
             await outcome.attempt(f"patch limits of {replica}", scraper.patch_limits(key, address, body))
+    for address, routing in todo.route.items():
+        await outcome.attempt(f"route at {address}", scraper.route(key, address, routing))
 
 
 async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any]) -> None:
@@ -172,10 +204,11 @@ async def _checkpoint(world: World, service: Service, outcome: Outcome, carried:
     if carried.memory is None or now - carried.checkpointed_at < CHECKPOINT_SECONDS:
         return
     data = carried.memory.to_dict()
-    if data == carried.checkpoint:
+    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    if digest == carried.checkpoint:
         return
     if await outcome.attempt("save memory", world.cluster.save_memory(service.key, data)):
-        carried.checkpoint, carried.checkpointed_at = data, now
+        carried.checkpoint, carried.checkpointed_at = digest, now
 
 
 def _child(manifest: Manifest) -> str:

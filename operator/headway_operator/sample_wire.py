@@ -7,13 +7,21 @@ name, so that the controller holds instead of deciding on half a truth.
 import functools
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from headway_operator.errors import ScrapeError
-from headway_operator.state import GatewaySample, Histogram, Limits, ReplicaSample, Targets
+from headway_operator.state import (
+    GatewaySample,
+    Histogram,
+    Limits,
+    ReplicaSample,
+    RevisionTotals,
+    Routing,
+    Targets,
+)
 
 SAMPLE_VERSION = 1
 REPLICA_COUNTERS = frozenset(
@@ -86,12 +94,28 @@ class _GatewayGauges(Struct, frozen=True):
     backends_ready: Count
 
 
+class _Routing(Struct, frozen=True):
+    revisions: list[str]
+    weights: dict[str, Count]
+    max_waiting: Count
+    waiting_timeout_seconds: Amount
+    suspended: bool
+
+
+class _RevisionTotals(Struct, frozen=True):
+    requests: Count
+    errors: Count
+
+
 class _GatewayWire(Struct, frozen=True):
     kind: Literal["gateway"]
     instance: Annotated[str, Meta(min_length=1, max_length=64)]
     uptime_seconds: Amount
     gauges: _GatewayGauges
     counters: dict[str, Count]
+    # Absent from a gateway of before there was a routing, which may stand before a service for long.
+    routing: _Routing | None = None
+    revisions: dict[str, _RevisionTotals] = {}
 
 
 class _Version(Struct, frozen=True):
@@ -142,7 +166,42 @@ def parse_gateway_sample(body: bytes, taken_at: float) -> GatewaySample:
         oldest_waiting_seconds=wire.gauges.oldest_waiting_seconds,
         in_flight=wire.gauges.in_flight,
         counters=wire.counters,
+        routing=None if wire.routing is None else _routing(wire.routing),
+        revisions={name: RevisionTotals(one.requests, one.errors) for name, one in wire.revisions.items()},
     )
+
+
+def _routing(wire: _Routing) -> Routing:
+    return Routing(
+        max_waiting=wire.max_waiting,
+        waiting_timeout_seconds=wire.waiting_timeout_seconds,
+        revisions=tuple(wire.revisions),
+        weights=wire.weights,
+        is_suspended=wire.suspended,
+    )
+
+
+class _Demand(Struct, frozen=True):
+    waiting: Count
+
+
+def parse_demand(body: bytes) -> int:
+    """Requests that wait, as a gateway tells it. Raises ScrapeError for anything else."""
+    try:
+        return msgspec.json.decode(body, type=_Demand).waiting
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ScrapeError(f"demand: {error}") from error
+
+
+def routing_body(routing: Routing) -> dict[str, Any]:
+    """The body of `PUT /admin/routing`."""
+    return {
+        "revisions": list(routing.revisions),
+        "weights": dict(routing.weights),
+        "max_waiting": routing.max_waiting,
+        "waiting_timeout_seconds": routing.waiting_timeout_seconds,
+        "suspended": routing.is_suspended,
+    }
 
 
 def _decode(body: bytes, wire_type: type[Wire]) -> Wire:

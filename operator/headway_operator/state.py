@@ -20,6 +20,7 @@ __all__ = [
     "GatewaySample",
     "Histogram",
     "Limits",
+    "Loss",
     "Manifest",
     "Observed",
     "Plan",
@@ -29,9 +30,12 @@ __all__ = [
     "ReplicaSample",
     "Revision",
     "RevisionPin",
+    "RevisionTotals",
+    "Routing",
     "Sample",
     "ServiceKey",
     "Site",
+    "Start",
     "Targets",
 ]
 
@@ -47,6 +51,11 @@ class Site:
     gateway_backend_arguments: how the gateway finds replicas (flags of `headway gateway`).
     admin_public_key_path: where a replica and the gateway read the operator's public keys.
     bind_port: the port a process listens on; 0 lets it choose (local world).
+    operator_namespace: where the operator runs in a pod; "" where it does not.
+    monitoring_namespace: where Prometheus runs.
+    image_pull_secrets: names of Secrets, in the namespace of each service, with which its pods pull images.
+    allows_unrestricted: whether users' pod templates may leave the standard "restricted".
+    optional_kinds: those of OPTIONAL_KINDS that this cluster has now.
     """
 
     kind: Literal["kubernetes", "local"]
@@ -55,6 +64,25 @@ class Site:
     admin_public_key_path: str
     gateway_backend_arguments: tuple[str, ...]
     bind_port: int
+    operator_namespace: str = ""
+    monitoring_namespace: str = ""
+    image_pull_secrets: tuple[str, ...] = ()
+    allows_unrestricted: bool = False
+    optional_kinds: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the time of a replica's first start went, as far as the cluster sees it; seconds.
+
+    scheduled: until it had a node. pulled: from then until its container began, init containers left out.
+    initialized: what those took. served: from the container's beginning until it was ready.
+    """
+
+    scheduled_seconds: float
+    pulled_seconds: float
+    initialized_seconds: float
+    served_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +92,7 @@ class Replica:
     revision: the hash of its revision (the value of its revision label).
     phase: `pending` not started (unscheduled, pulling), `starting` runs but is not ready, `failed` crashed or
     cannot start. reason and message carry the real cause when it is not ready (ImagePullBackOff, OOMKilled,
-    Unschedulable, CrashLoopBackOff with its last line).
+    Unschedulable, CrashLoopBackOff with its last line). start: of one that is ready and was never restarted.
     """
 
     name: str
@@ -77,6 +105,17 @@ class Replica:
     message: str = ""
     num_restarts: int = 0
     deletion_cost: int = 0
+    start: Start | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A replica that was taken away for good: evicted, preempted, its node lost, refused by its node."""
+
+    name: str
+    reason: str
+    message: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +163,7 @@ class Observed:
     url: str = ""
     evaluations: tuple[Evaluation, ...] = ()
     other_scaler: str = ""  # the HPA or ScaledObject that targets the same object, if one does
+    losses: tuple[Loss, ...] = ()  # those of which the cluster still has a trace, the latest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +218,33 @@ class ReplicaSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """What a gateway goes by: its revisions, their shares of requests, who may wait and for how long.
+
+    weights: revision -> share; empty: by load alone. is_suspended: every request is refused at once.
+    """
+
+    max_waiting: int
+    waiting_timeout_seconds: float
+    revisions: tuple[str, ...] = ()
+    weights: Mapping[str, int] = field(default_factory=dict)
+    is_suspended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionTotals:
+    """What a gateway counted of one revision: requests that its replicas accepted, and those that failed."""
+
+    requests: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySample:
-    """One gateway's `/admin/sample`: what waits or was refused before a replica accepted it."""
+    """One gateway's `/admin/sample`: what waits or was refused before a replica accepted it.
+
+    routing: None from a gateway of before there was one, which can be told nothing.
+    """
 
     instance: str
     taken_at: float
@@ -187,16 +252,23 @@ class GatewaySample:
     oldest_waiting_seconds: float
     in_flight: int
     counters: Mapping[str, int]
+    routing: Routing | None = None
+    revisions: Mapping[str, RevisionTotals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All samples of one pass. A ready replica without a usable sample maps to None; `errors` says why."""
+    """All samples of one pass. A ready replica without a usable sample maps to None; `errors` says why.
+
+    start_stages: replica -> stage -> seconds of its start, as it tells them itself; empty where it tells
+    none.
+    """
 
     taken_at: float
     replicas: Mapping[str, ReplicaSample | None] = field(default_factory=dict)
     gateways: Mapping[str, GatewaySample | None] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    start_stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +342,8 @@ class Plan:
     """What the appliers must do. Everything in it is idempotent.
 
     scale: revision name -> replicas. deletion_costs: replica -> pod-deletion-cost, to be set before `scale`.
-    patch: replica name -> the body of PATCH /admin/limits that it still lacks.
+    patch: replica name -> the body of PATCH /admin/limits that it still lacks. route: address of a gateway ->
+    what it should go by and does not yet.
     manifests: children to apply. keep: children not to prune.
     """
 
@@ -279,3 +352,4 @@ class Plan:
     scale: Mapping[str, int]
     patch: Mapping[str, Mapping[str, Any]]
     deletion_costs: Mapping[str, int]
+    route: Mapping[str, Routing] = field(default_factory=dict)

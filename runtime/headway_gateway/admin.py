@@ -130,4 +130,9 @@ def sample(counters: Counters, pool: BackendPool, *, instance: str, uptime_secon
             "backends_ready": pool.num_ready,
         },
         "counters": counters.totals(),
+        "routing": pool.routing.to_dict(),
+        "revisions": {
+            revision: {"requests": counts.requests, "errors": counts.errors}
+            for revision, counts in counters.by_revision.items()
+        },
     }

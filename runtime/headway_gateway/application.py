@@ -1,6 +1,5 @@
 """Which path does what: the OpenAI API goes to a replica, the gateway's own paths are answered here."""
 
-import asyncio
 import json
 import uuid
 from collections.abc import Callable
@@ -8,14 +7,16 @@ from collections.abc import Callable
 from aiohttp import web
 
 from headway_gateway import replies
-from headway_gateway.admin import AdminKeys, sample
+from headway_gateway.admin import AdminKeys
+from headway_gateway.admin_paths import METHODS as ADMIN_METHODS
+from headway_gateway.admin_paths import AdminPaths
 from headway_gateway.config import GatewayConfig
 from headway_gateway.counters import Counters
-from headway_gateway.errors import TokenError
 from headway_gateway.headers import REQUEST_ID, request_id_of
 from headway_gateway.metrics import CONTENT_TYPE, Metrics
 from headway_gateway.pool import BackendPool
 from headway_gateway.proxy import Proxy
+from headway_gateway.routing import Routing
 from headway_gateway.upstream import Upstream
 
 # What a replica would do for itself alone.
@@ -29,26 +30,32 @@ class Application:
         """Raises ConfigError when the admin keys cannot be read."""
         self._version = version
         self._instance = uuid.uuid4().hex
-        self._started_at = asyncio.get_running_loop().time()
-        self._admin_keys: AdminKeys | None = None
+        keys: AdminKeys | None = None
         if config.admin_public_key_file is not None:
-            self._admin_keys = AdminKeys(config.admin_public_key_file, config.admin_audience or "")
+            keys = AdminKeys(config.admin_public_key_file, config.admin_audience or "")
         self.counters = Counters()
-        self.pool = BackendPool(config.max_waiting)
+        self.pool = BackendPool(config.max_waiting, config.waiting_timeout_seconds)
         self._metrics = Metrics(self.counters, self.pool, version=version, instance=self._instance)
         self._upstream = upstream or Upstream(config.idle_timeout_seconds)
         self.proxy = Proxy(config, self.pool, self._upstream, self.counters, self._metrics.latencies)
+        self._admin = AdminPaths(
+            keys, self.counters, self.pool, instance=self._instance, on_routing=self._note_routing
+        )
         self._own_paths: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/health": self._health,
             "/ready": self._ready,
             "/version": self._tell_version,
             "/metrics": self._tell_metrics,
-            "/admin/sample": self._admin_sample,
         }
 
     async def close(self) -> None:
         """Close the connections to replicas."""
         await self._upstream.close()
+
+    def _note_routing(self, routing: Routing) -> None:
+        """Numbers by revision are kept for those there are."""
+        self.counters.keep_revisions(routing.revisions)
+        self._metrics.keep_revisions(routing.revisions)
 
     def note_backend_list_error(self) -> None:
         """A list of backends could not be had; the pool keeps the last."""
@@ -67,6 +74,8 @@ class Application:
                 "spec.lora.adapters, or ask each replica",
                 code="of_one_replica",
             )
+        elif path in ADMIN_METHODS:
+            response = await self._admin.handle(request)
         elif own is None:
             response = replies.error_response(404, f"path {path!r} does not exist", code="not_found")
         elif request.method not in ("GET", "HEAD"):
@@ -89,32 +98,16 @@ class Application:
     def _ready(self, request: web.BaseRequest) -> web.Response:
         if self.proxy.is_draining:
             return _json({"status": "draining"}, status=503)
-        num_ready = self.pool.num_ready
-        if num_ready == 0:
-            return _json({"status": "no backend is ready", "backends": len(self.pool.backends)}, status=503)
-        return _json({"status": "ready", "backends_ready": num_ready})
+        if not self.pool.has_list:
+            return _json({"status": "no list of backends has come yet"}, status=503)
+        # Without a replica, too: requests wait here until there is one, and are what wakes a service.
+        return _json({"status": "ready", "backends_ready": self.pool.num_ready})
 
     def _tell_version(self, request: web.BaseRequest) -> web.Response:
         return _json({"version": self._version, "component": "gateway"})
 
     def _tell_metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
-
-    def _admin_sample(self, request: web.BaseRequest) -> web.Response:
-        if self._admin_keys is None:
-            return replies.error_response(
-                403,
-                "the admin API is off; start the gateway with --admin-public-key-file and --admin-audience",
-                code="admin_disabled",
-            )
-        try:
-            self._admin_keys.verify(request.headers.get("Authorization"))
-        except TokenError as error:
-            return replies.error_response(
-                401, str(error), code="invalid_token", headers={"WWW-Authenticate": "Bearer"}
-            )
-        uptime = asyncio.get_running_loop().time() - self._started_at
-        return _json(sample(self.counters, self.pool, instance=self._instance, uptime_seconds=uptime))
 
 
 def is_proxied(path: str) -> bool:

@@ -28,6 +28,7 @@ class Backend:
     id: str
     url: str
     state: BackendState
+    revision: str = ""
     in_flight: int = 0
     last_picked: int = 0
     busy_until: float = 0.0

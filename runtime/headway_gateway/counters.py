@@ -12,13 +12,25 @@ Each received request ends in exactly one of `finished`, `rejected`, `failed` an
 - retried: attempts after the first one.
 - failed: the answer broke off after its head.
 - client_aborted: the client went away first.
+
+By revision: `requests` that one of its replicas accepted, and `errors` among them: no answer, a 5xx (but for
+a 503 with Retry-After, which another one may take), or an answer that broke off.
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 End = Literal["finished", "rejected", "failed", "client_aborted"]
+
+
+@dataclass(slots=True)
+class RevisionCounts:
+    """Requests accepted by the replicas of one revision, and those of them that failed."""
+
+    requests: int = 0
+    errors: int = 0
 
 
 @dataclass(slots=True)
@@ -33,6 +45,22 @@ class Counters:
     retried: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     backend_list_errors: int = 0
+    by_revision: dict[str, RevisionCounts] = field(default_factory=dict)
+
+    def count_accepted(self, revision: str, *, is_error: bool) -> None:
+        """A replica accepted a request; is_error: and gave no answer, or a 5xx."""
+        counts = self.by_revision.setdefault(revision, RevisionCounts())
+        counts.requests += 1
+        counts.errors += is_error
+
+    def count_broken(self, revision: str) -> None:
+        """An answer that was counted already broke off."""
+        self.by_revision.setdefault(revision, RevisionCounts()).errors += 1
+
+    def keep_revisions(self, revisions: Collection[str]) -> None:
+        """Forget the revisions that are gone."""
+        for revision in self.by_revision.keys() - set(revisions):
+            del self.by_revision[revision]
 
     def count_end(self, end: End, reason: str) -> None:
         """One request is over. `reason` is the label of `rejected` and `failed`."""

@@ -4,6 +4,7 @@
     ├── ConfigError           a flag is wrong; the process does not start
     ├── BackendListError      a list of backends cannot be understood; the last good one stays
     ├── TokenError            an admin call without a good token: HTTP 401
+    ├── RoutingError          what the operator tells is not usable: HTTP 422
     ├── BodyError             the request's body cannot be taken: HTTP 400, 408 or 413
     ├── AnswerError           the gateway answers a request itself with a 5xx
     ├── NotAcceptedError      one attempt failed and no replica can have taken the request: try again
@@ -27,6 +28,10 @@ class BackendListError(HeadwayGatewayError):
 
 class TokenError(HeadwayGatewayError):
     """An admin call that carries no token, or one that must not be trusted."""
+
+
+class RoutingError(HeadwayGatewayError):
+    """A routing that cannot be followed; the last good one stays."""
 
 
 class BodyError(HeadwayGatewayError):

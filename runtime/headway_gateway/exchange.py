@@ -22,7 +22,6 @@ class Exchange:
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     body: bytes | None = None
     received_at: float | None = None
-    deadline: float = 0.0
     is_over: bool = False
     # What came of earlier attempts.
     retry_reason: str | None = None

@@ -1,7 +1,8 @@
 """The gateway's numbers for Prometheus, all `headway_gateway_*`; read from their owners when scraped."""
 
+import contextlib
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -16,7 +17,7 @@ _EDGES_SECONDS = tuple(round(0.001 * 1.5**index, 6) for index in range(30))
 
 
 class Latencies:
-    """The two times that the gateway measures, in seconds."""
+    """The times that the gateway measures, in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.waited = Histogram(
@@ -28,6 +29,13 @@ class Latencies:
         self.answered = Histogram(
             "headway_gateway_response_head_seconds",
             "Request received to a replica's response head, waiting and failed attempts included.",
+            buckets=_EDGES_SECONDS,
+            registry=registry,
+        )
+        self.by_revision = Histogram(
+            "headway_gateway_revision_response_head_seconds",
+            "The same by the revision that answered; empty for a replica of none that the operator told.",
+            ("revision",),
             buckets=_EDGES_SECONDS,
             registry=registry,
         )
@@ -62,7 +70,31 @@ class StateCollector(Collector):
         yield _counter(
             "backend_list_errors", "Backend lists that could not be read.", counters.backend_list_errors
         )
+        yield from self._collect_revisions()
         yield from self._collect_pool()
+
+    def _collect_revisions(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "headway_gateway_revision_requests",
+            "Requests that a replica of the revision accepted.",
+            labels=["revision"],
+        )
+        errors = CounterMetricFamily(
+            "headway_gateway_revision_errors",
+            "Those of them with no answer, a 5xx, or an answer that broke off.",
+            labels=["revision"],
+        )
+        for revision, counts in sorted(self._counters.by_revision.items()):
+            requests.add_metric([revision], counts.requests)
+            errors.add_metric([revision], counts.errors)
+        weights = GaugeMetricFamily(
+            "headway_gateway_revision_weight",
+            "Share of requests that the operator gives the revision.",
+            labels=["revision"],
+        )
+        for revision, weight in sorted(self._pool.routing.weights.items()):
+            weights.add_metric([revision], weight)
+        yield from (requests, errors, weights)
 
     def _collect_pool(self) -> Iterator[Metric]:
         pool = self._pool
@@ -95,9 +127,17 @@ class Metrics:
 
     def __init__(self, counters: Counters, pool: BackendPool, *, version: str, instance: str) -> None:
         self._registry = CollectorRegistry()
+        self._revisions: set[str] = set()
         self.latencies = Latencies(self._registry)
         self._registry.register(StateCollector(counters, pool, version=version, instance=instance))
         ProcessCollector(registry=self._registry)
+
+    def keep_revisions(self, revisions: Collection[str]) -> None:
+        """Drop the series of revisions that are gone."""
+        for revision in self._revisions - set(revisions):
+            with contextlib.suppress(KeyError):  # it never answered
+                self.latencies.by_revision.remove(revision)
+        self._revisions = set(revisions)
 
     def page(self) -> bytes:
         """Prometheus' text format."""

@@ -3,25 +3,33 @@
 The rule: of the ready backends, the one with the fewest requests of this gateway in flight; among equals the
 one picked longest ago, so that a new backend is first in line. A backend that answered 503 moments ago comes
 after all others. One that could not be reached is left alone for a while (0.1 s, doubled up to 2 s), then
-tried with a single request; it is back for all as soon as a connection is made.
+tried with a single request; it is back for all as soon as a connection is made. While the operator gives
+revisions shares of the requests, the revision is chosen first (`shares.py`), and the rule holds within it.
 
 Where no backend can take a request, the request waits in one queue, first in first out: `max_waiting` long at
-most and until its own deadline. Backends are assigned at the moment of waking, so nobody overtakes.
+most and for `waiting_timeout_seconds`, both of which the operator may move. Backends are assigned at the
+moment of waking, so nobody overtakes.
 
 Knows nothing of HTTP. Times are seconds of the event loop's clock.
 """
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from headway_gateway.backend import Backend, BackendEntry
 from headway_gateway.errors import AnswerError
+from headway_gateway.routing import Routing
+from headway_gateway.shares import Shares
 
 FIRST_REST_SECONDS = 0.1
 LONGEST_REST_SECONDS = 2.0
 BUSY_SECONDS = 0.5
 RETRY_AFTER_SECONDS = 2
+# Nobody knows when a suspended service is resumed; clients need not ask every moment.
+SUSPENDED_RETRY_AFTER_SECONDS = 60
+DEFAULT_WAITING_TIMEOUT_SECONDS = 30.0
 
 
 class Lease:
@@ -72,13 +80,30 @@ class Lease:
             self._pool.wake_waiting()
 
 
-class BackendPool:
-    """The backends of the latest list, and the queue of requests that found none."""
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One request in the queue: when it was received, since when it waits, and for how long it may."""
 
-    def __init__(self, max_waiting: int) -> None:
-        self._max_waiting = max_waiting
+    received_at: float
+    began_at: float
+    limit: asyncio.Timeout
+
+
+class BackendPool:
+    """The backends of the latest list, and the queue of requests that found none.
+
+    routing: what the operator told last. has_list: whether a list of backends has come, even an empty one.
+    """
+
+    def __init__(
+        self, max_waiting: int, waiting_timeout_seconds: float = DEFAULT_WAITING_TIMEOUT_SECONDS
+    ) -> None:
+        self.routing = Routing(max_waiting, waiting_timeout_seconds)
+        self.has_list = False
+        self._shares = Shares({})
         self._backends: dict[str, Backend] = {}
-        self._waiting: dict[asyncio.Future[Lease], float] = {}  # ordered: oldest first; value: since when
+        self._waiting: dict[asyncio.Future[Lease], _Turn] = {}  # ordered: oldest first
+        self._somebody_waits = asyncio.Event()
         self._num_picks = 0
         self._num_in_flight = 0
 
@@ -104,8 +129,12 @@ class BackendPool:
 
     def oldest_waiting_seconds(self) -> float:
         """How long the first in the queue has waited; 0 when nobody does."""
-        since = next(iter(self._waiting.values()), None)
-        return 0.0 if since is None else asyncio.get_running_loop().time() - since
+        turn = next(iter(self._waiting.values()), None)
+        return 0.0 if turn is None else asyncio.get_running_loop().time() - turn.began_at
+
+    async def demand(self) -> None:
+        """Return once a request waits."""
+        await self._somebody_waits.wait()
 
     def update(self, entries: Sequence[BackendEntry]) -> None:
         """Take a new list. Known backends keep their counts; those gone finish what they have in flight."""
@@ -116,50 +145,72 @@ class BackendPool:
             if backend is None or backend.url != entry.url:
                 backend = Backend(entry.id, entry.url, entry.state)
             backend.state = entry.state
+            backend.revision = self.routing.revision_of(entry.id)
             self._backends[entry.id] = backend
+        self.has_list = True
         self.wake_waiting()
 
-    async def acquire(self, *, refused_by: Collection[Backend], deadline: float) -> Lease | None:
-        """A lease on the least loaded backend outside `refused_by`.
+    def route(self, routing: Routing) -> None:
+        """Follow the operator's word from now on; those who wait go by it too."""
+        if routing.weights != self.routing.weights:
+            self._shares = Shares(routing.weights)
+        self.routing = routing
+        for backend in self._backends.values():
+            backend.revision = routing.revision_of(backend.id)
+        for waiter, turn in self._waiting.items():
+            if routing.is_suspended and not waiter.done():
+                waiter.set_exception(_suspended())
+            elif not turn.limit.expired():
+                turn.limit.reschedule(turn.received_at + routing.waiting_timeout_seconds)
+        self.wake_waiting()
 
-        Waits where there is none, until `deadline`, and raises AnswerError when that passes or the queue is
-        full. Where `refused_by` is not empty nobody waits: a replica has spoken, None says to pass it on.
+    async def acquire(self, *, refused_by: Collection[Backend], since: float) -> Lease | None:
+        """A lease on the least loaded backend outside `refused_by`, for a request received at `since`.
+
+        Waits where there is none, for as long as the routing allows; raises AnswerError when that passes, the
+        queue is full or the service suspended. Where `refused_by` is not empty nobody waits: a replica has
+        spoken, None says to pass it on.
         """
+        if self.routing.is_suspended:
+            raise _suspended()
         if not self._waiting or refused_by:
             lease = self._pick(refused_by)
             if lease is not None or refused_by:
                 return lease
-        if len(self._waiting) >= self._max_waiting:
+        if len(self._waiting) >= self.routing.max_waiting:
             raise AnswerError(
                 503,
                 "waiting_queue_full",
                 f"no replica is ready and {len(self._waiting)} requests wait already; try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
-        return await self._wait(deadline)
+        return await self._wait(since)
 
-    async def _wait(self, deadline: float) -> Lease:
+    async def _wait(self, since: float) -> Lease:
         loop = asyncio.get_running_loop()
-        since = loop.time()
         waiter: asyncio.Future[Lease] = loop.create_future()
-        self._waiting[waiter] = since
+        limit = asyncio.timeout_at(since + self.routing.waiting_timeout_seconds)
+        turn = self._waiting[waiter] = _Turn(since, loop.time(), limit)
+        self._somebody_waits.set()
         try:
-            async with asyncio.timeout_at(deadline):
+            async with limit:
                 return await waiter
         except BaseException as error:
             # A lease may have been handed over in the very moment of giving up: give it back.
-            if waiter.done() and not waiter.cancelled():
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 waiter.result().release()
             if not isinstance(error, TimeoutError):
                 raise
             raise AnswerError(
                 503,
                 "waiting_timeout",
-                f"no replica became ready within {loop.time() - since:.1f} s; try again later",
+                f"no replica became ready within {loop.time() - turn.began_at:.1f} s; try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             ) from None
         finally:
             self._waiting.pop(waiter, None)
+            if not self._waiting:
+                self._somebody_waits.clear()
 
     def wake_waiting(self) -> None:
         """Hand leases to those who wait, oldest first, as far as there are backends to take them."""
@@ -190,22 +241,33 @@ class BackendPool:
         self.wake_waiting()
 
     def _pick(self, refused_by: Collection[Backend]) -> Lease | None:
-        now = asyncio.get_running_loop().time()
-        best: Backend | None = None
-        best_rank = (False, 0, 0)
-        for backend in self._backends.values():
-            if backend.state != "ready" or backend in refused_by:
-                continue
-            if backend.is_resting or backend.is_probed:
-                continue
-            rank = (now < backend.busy_until, backend.in_flight, backend.last_picked)
-            if best is None or rank < best_rank:
-                best, best_rank = backend, rank
-        if best is None:
+        able = [
+            backend
+            for backend in self._backends.values()
+            if backend.state == "ready"
+            and not backend.is_resting
+            and not backend.is_probed
+            and backend not in refused_by
+        ]
+        if not able:
             return None
+        if self.routing.weights:
+            chosen = self._shares.draw({backend.revision for backend in able})
+            able = [backend for backend in able if chosen is None or backend.revision == chosen]
+        now = asyncio.get_running_loop().time()
+        best = min(able, key=lambda one: (now < one.busy_until, one.in_flight, one.last_picked))
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1
         self._num_in_flight += 1
         best.is_probed = best.is_suspect
         return Lease(self, best, is_probe=best.is_probed)
+
+
+def _suspended() -> AnswerError:
+    return AnswerError(
+        503,
+        "suspended",
+        "the service is suspended; it answers again once spec.suspend is false",
+        retry_after_seconds=SUSPENDED_RETRY_AFTER_SECONDS,
+    )

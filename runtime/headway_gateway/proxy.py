@@ -111,7 +111,6 @@ class Proxy:
             timeout_seconds=self._config.idle_timeout_seconds,
         )
         exchange.received_at = asyncio.get_running_loop().time()
-        exchange.deadline = exchange.received_at + self._config.waiting_timeout_seconds
         self._counters.received += 1
         try:
             response = await self._forward(exchange)
@@ -127,7 +126,9 @@ class Proxy:
 
     async def _forward(self, exchange: Exchange) -> web.StreamResponse:
         while True:
-            lease = await self._pool.acquire(refused_by=exchange.refused_by, deadline=exchange.deadline)
+            lease = await self._pool.acquire(
+                refused_by=exchange.refused_by, since=exchange.received_at or 0.0
+            )
             if lease is None:
                 return self._pass_on_refusal(exchange)
             with lease:
@@ -139,7 +140,7 @@ class Proxy:
                         lease.mark_busy()
                         await self._note_refusal(exchange, lease.backend, upstream)
                         continue
-                    return await self._relay(exchange, upstream)
+                    return await self._relay(exchange, upstream, lease.backend.revision)
 
     async def _send(self, exchange: Exchange, lease: Lease) -> aiohttp.ClientResponse | None:
         """The answer's head, or None where the request may be sent again."""
@@ -166,16 +167,27 @@ class Proxy:
                 exchange.closed_by.add(backend)
             self._note_attempt(exchange, backend, error.reason, str(error))
             return None
+        except AnswerError:
+            self._counters.count_accepted(backend.revision, is_error=True)
+            raise
 
-    async def _relay(self, exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _relay(
+        self, exchange: Exchange, upstream: aiohttp.ClientResponse, revision: str
+    ) -> web.StreamResponse:
+        self._counters.count_accepted(revision, is_error=upstream.status >= 500)
         if upstream.status == 503:
             exchange.refusal_reason = "replica_unavailable"
         else:
             self._counters.forwarded += 1
-            self._latencies.answered.observe(
-                asyncio.get_running_loop().time() - (exchange.received_at or 0.0)
-            )
-        return await exchange.relay.pass_on(upstream, closes=self.is_draining)
+            took = asyncio.get_running_loop().time() - (exchange.received_at or 0.0)
+            self._latencies.answered.observe(took)
+            self._latencies.by_revision.labels(revision).observe(took)
+        try:
+            return await exchange.relay.pass_on(upstream, closes=self.is_draining)
+        except BrokenStreamError:
+            if upstream.status < 500:
+                self._counters.count_broken(revision)
+            raise
 
     async def _note_refusal(
         self, exchange: Exchange, backend: Backend, upstream: aiohttp.ClientResponse

@@ -1,4 +1,4 @@
-"""The real helm for the chart's tests, and a function that renders the chart with it."""
+"""The real helm and promtool for the chart's tests, and a function that renders the chart."""
 
 import subprocess
 import sys
@@ -16,11 +16,10 @@ BUILD_TIMEOUT_SECONDS = 900
 Render = Callable[..., list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="session")
-def helm() -> Path:
-    """Helm as the cluster tests use it: compiled once into the cache, in 90 seconds where it is not there."""
+def built(group: str) -> Path:
+    """A program as the cluster tests use it: compiled once into the cache, which takes minutes."""
     answer = subprocess.run(
-        [sys.executable, "-m", "e2e.cluster", "build", "helm"],
+        [sys.executable, "-m", "e2e.cluster", "build", group],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
@@ -31,11 +30,25 @@ def helm() -> Path:
 
 
 @pytest.fixture(scope="session")
-def render(helm: Path) -> Render:
-    """Render the chart with `--set` arguments: every object it would install."""
+def helm() -> Path:
+    return built("helm")
 
-    def run(*settings: str) -> list[dict[str, Any]]:
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    return built("prometheus")
+
+
+@pytest.fixture(scope="session")
+def render(helm: Path) -> Render:
+    """Render the chart with `--set` arguments: every object it would install.
+
+    `api_versions`: what the cluster has beside Kubernetes' own.
+    """
+
+    def run(*settings: str, api_versions: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         arguments = [word for setting in settings for word in ("--set", setting)]
+        arguments += [word for version in api_versions for word in ("--api-versions", version)]
         output = subprocess.check_output(
             [helm, "template", "headway", CHART, "--namespace", "headway-system", *arguments],
             text=True,

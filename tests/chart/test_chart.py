@@ -1,5 +1,6 @@
 """The chart as the real helm sees it: clean, as reviewed (golden file), strict, and asking for little."""
 
+import json
 import os
 import subprocess
 import tomllib
@@ -39,7 +40,8 @@ def test_lint_finds_nothing(helm: Path, setting: str) -> None:
 
 def test_default_rendering_is_the_reviewed_one(render: Render) -> None:
     """After an intended change: HEADWAY_UPDATE_GOLDEN=1 pytest tests/chart, and review the difference."""
-    objects = [item for item in render() if item["kind"] != "CustomResourceDefinition"]
+    # Left out: what is generated, and the dashboard, which test_monitoring reads.
+    objects = [item for item in render() if item["kind"] not in ("CustomResourceDefinition", "ConfigMap")]
     got = yaml.safe_dump_all(objects, sort_keys=False)
     if os.environ.get("HEADWAY_UPDATE_GOLDEN"):
         GOLDEN.write_text(got)
@@ -115,8 +117,13 @@ def test_images_follow_their_values(render: Render) -> None:
         ("logLevel=loud", "logLevel"),
         ("watchNamespace=Models_", "pattern"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("monitoring.enabled=perhaps", "monitoring"),
+        ("monitoring.scrapeIntervalSeconds=1", "scrapeIntervalSeconds"),
+        ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
+        ("imageRegistry=https://mirror", "imageRegistry"),
+        ("resources.limits.memory=much", "resources"),
     ],
-    ids=["unknown value", "no interval", "unknown level", "no namespace's name", "unknown policy"],
+    ids=lambda value: value.replace("=", " "),
 )
 def test_schema_refuses_what_makes_no_sense(helm: Path, setting: str, want: str) -> None:
     answer = subprocess.run(
@@ -125,3 +132,72 @@ def test_schema_refuses_what_makes_no_sense(helm: Path, setting: str, want: str)
     assert answer.returncode != 0
     assert "values don't meet the specifications of the schema" in answer.stderr
     assert want in answer.stderr
+
+
+def test_a_registry_stands_before_every_image(render: Render) -> None:
+    objects = render(
+        "imageRegistry=mirror.example:5000/cache/", "gatewayImage.repository=gate", "image.tag=v1"
+    )
+    [deployment] = of_kind(objects, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "mirror.example:5000/cache/headway-operator:v1"
+    want = {
+        "--runtime-image=mirror.example:5000/cache/headway-runtime:0.1.0",
+        "--gateway-image=mirror.example:5000/cache/gate:0.1.0",
+    }
+    assert want <= set(container["args"])
+
+
+def test_pull_secrets_reach_who_pulls(render: Render) -> None:
+    [deployment] = of_kind(
+        render(
+            "imagePullSecrets[0].name=own",
+            "servingImagePullSecrets[0].name=a",
+            "servingImagePullSecrets[1].name=b",
+        ),
+        "Deployment",
+    )
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "own"}]
+    assert {"--image-pull-secret=a", "--image-pull-secret=b"} <= set(pod["containers"][0]["args"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "want"),
+    [
+        ("watchNamespace=", {}),
+        (NAMESPACED, {"matchLabels": {"kubernetes.io/metadata.name": "models"}}),
+    ],
+    ids=["all namespaces", "one namespace"],
+)
+def test_the_operator_is_closed_to_all_but_prometheus(
+    render: Render, setting: str, want: dict[str, Any]
+) -> None:
+    objects = render(setting)
+    [policy], [deployment] = of_kind(objects, "NetworkPolicy"), of_kind(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    [caller] = policy["spec"]["ingress"]
+    assert caller["from"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ]
+    assert caller["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    pods = policy["spec"]["egress"][-1]
+    assert pods["to"][0]["namespaceSelector"] == want
+    assert pods["ports"] == [{"port": 8000, "protocol": "TCP"}]
+    [alone] = of_kind(render("monitoring.namespace="), "NetworkPolicy")
+    assert alone["spec"]["ingress"] == []
+    assert not of_kind(render("networkPolicy.enabled=false"), "NetworkPolicy")
+
+
+def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    readme = (CHART / "README.md").read_text()
+    assert set(values) == set(schema["properties"]) - {"global"}
+    for name in values:
+        assert f"`{name}" in readme, name
+    for name, part in schema["properties"].items():
+        if part.get("type") == "object" and "properties" in part:
+            assert part["additionalProperties"] is False, name
+            assert set(values[name]) <= set(part["properties"]), name

@@ -30,7 +30,9 @@ def pool_of(*names: str, max_waiting: int = 100) -> BackendPool:
 
 
 async def take(pool: BackendPool, *, within_seconds: float = 30.0) -> Lease:
-    lease = await pool.acquire(refused_by=(), deadline=asyncio.get_running_loop().time() + within_seconds)
+    until = asyncio.get_running_loop().time() + within_seconds
+    since = until - pool.routing.waiting_timeout_seconds
+    lease = await pool.acquire(refused_by=(), since=since)
     assert lease is not None
     return lease
 

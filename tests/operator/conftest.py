@@ -34,6 +34,7 @@ def build_target(**changes: Any) -> Target:
     target = Target(
         targets=Targets(300.0, 40.0),
         percentile=95,
+        window_seconds=300.0,
         fixed_replicas=None,
         min_replicas=1,
         max_replicas=4,
@@ -95,7 +96,7 @@ def build_manifest(spec: Mapping[str, Any] | None = None, **metadata: Any) -> Ma
 
 
 def build_site(**changes: Any) -> Site:
-    """A Kubernetes site."""
+    """A Kubernetes site whose administrator allows every pod template."""
     site = Site(
         kind="kubernetes",
         runtime_image="example.test/runtime:1",
@@ -103,6 +104,7 @@ def build_site(**changes: Any) -> Site:
         admin_public_key_path="/etc/headway/admin/public.pem",
         gateway_backend_arguments=(),
         bind_port=8000,
+        allows_unrestricted=True,
     )
     return replace(site, **changes)
 
@@ -290,7 +292,8 @@ class Fleet:
         observed, sample = self.observed(), self.sample()
         # A checkpoint must lose nothing: every pass goes through JSON (but not through a restart's caution).
         stored = Memory.from_dict(json.loads(json.dumps(self.memory.to_dict())), self.now)
-        assert replace(stored, enough_since=self.memory.enough_since) == self.memory or not self.decisions
+        kept = replace(stored, enough_since=self.memory.enough_since, idle_since=self.memory.idle_since)
+        assert kept == self.memory or not self.decisions
         before = self.wanted
         decision, self.memory = decide(self.target, self.memory, sample, observed, self.now)
         self._check(decision, before, sample)

@@ -14,6 +14,7 @@ from headway_operator.state import (
     Decision,
     Gateway,
     Limits,
+    Loss,
     Observed,
     Rendered,
     Replica,
@@ -49,6 +50,7 @@ class World:
         self.replicas: list[Replica] = [self.replica("a"), self.replica("b")]
         self.gateway = Gateway(ready=True)
         self.decision = STEADY
+        self.losses: tuple[Loss, ...] = ()
         self.previous: dict[str, Any] = {}
 
     def replica(self, name: str, **changes: Any) -> Replica:
@@ -57,9 +59,16 @@ class World:
 
     def status(self, now: float = NOW, problems: tuple[str, ...] = ()) -> dict[str, Any]:
         service = parse({**self.manifest, "status": self.previous})
-        observed = Observed(replicas=tuple(self.replicas), gateway=self.gateway, url="http://demo.team")
+        observed = Observed(
+            replicas=tuple(self.replicas),
+            gateway=self.gateway,
+            url="http://demo.team",
+            losses=self.losses,
+        )
         sample = Sample(now, {"a": self.build.sample(now, limits=Limits(6, 512))})
-        result = conditions.status(service, self.rendered, observed, sample, self.decision, now, problems)
+        result = conditions.status(
+            service, self.rendered, observed, sample, self.decision, now, conditions.Problems(problems)
+        )
         InferenceServiceStatus.model_validate(result)
         return result
 
@@ -104,7 +113,7 @@ def test_a_serving_service_says_so_with_its_numbers(world: World) -> None:
         pytest.param(
             {"phase": "failed", "reason": "CrashLoopBackOff", "message": "out of cheese"},
             "CrashLoopBackOff",
-            "1 of 2 replicas crash: b: out of cheese",
+            "1 of 2 replicas cannot run: b: out of cheese",
             id="crash loop",
         ),
         pytest.param(
@@ -137,7 +146,9 @@ def test_the_real_cause_of_waiting_is_named(world: World) -> None:
         "Unschedulable",
         "0 of 2 replicas ready: a: 0/3 nodes have a GPU",
     )
-    assert "ModelAvailable" not in [c["type"] for c in status["conditions"]]
+    assert get(status, "ModelAvailable") == ("Unknown", "Unschedulable", "a: 0/3 nodes have a GPU")
+    # Both were made long ago.
+    assert get(status, "Degraded") == ("True", "Unschedulable", "2 replicas wait: a: 0/3 nodes have a GPU")
 
 
 def test_an_ordinary_start_says_how_far_it_is(world: World) -> None:
@@ -216,6 +227,50 @@ def test_slo_met_says_what_the_evidence_allows(
 def test_scaling_active_names_what_holds_it_back(world: World, blocker: str, want: tuple[str, str]) -> None:
     world.decision = replace(STEADY, blocker=blocker)
     assert get(world.status(), "ScalingActive")[:2] == want
+
+
+def test_a_new_replica_may_wait_a_while_before_that_is_trouble(world: World) -> None:
+    waiting = {"phase": "pending", "reason": "Unschedulable", "message": "no GPU"}
+    world.decision = replace(STEADY, replicas=3)
+    world.replicas.append(world.replica("c", created_at=NOW - 59, **waiting))
+    status = world.status()
+    assert get(status, "Ready")[0] == "True"
+    assert get(status, "Degraded")[0] == "False"
+    assert get(status, "Progressing") == (
+        "True",
+        "AddingReplicas",
+        "2 of 3 replicas ready: Unschedulable: c: no GPU",
+    )
+    world.replicas[-1] = world.replica("c", created_at=NOW - 60, **waiting)
+    assert get(world.status(), "Degraded")[:2] == ("True", "Unschedulable")
+
+
+def test_a_replica_that_was_taken_away_is_told_of_until_another_has_its_place(world: World) -> None:
+    world.losses = (Loss("z", "Evicted", "The node was low on resource: memory.", NOW - 599),)
+    assert get(world.status(), "Degraded")[:2] == ("True", "Evicted")
+    assert get(world.status(), "Ready")[0] == "True"
+    world.replicas = []
+    assert get(world.status(), "Ready")[1] == "Evicted"
+    assert get(world.status(NOW), "ModelAvailable")[:2] == ("Unknown", "Evicted")
+    world.losses = (replace(world.losses[0], at=NOW - 600),)
+    assert get(world.status(), "Ready")[1] == "NoReplicas"
+
+
+def test_feasible_is_what_was_seen_until_the_opposite_is(world: World) -> None:
+    def pass_with(generation: int = 3, **changes: Any) -> tuple[str, str]:
+        world.manifest["metadata"]["generation"] = generation
+        world.decision = replace(STEADY, **changes)
+        world.previous = world.status()
+        return get(world.previous, "SLOFeasible")[:2]
+
+    assert pass_with(ttft=UNKNOWN) == ("Unknown", "NotProven")
+    assert pass_with(ttft=VIOLATED) == ("Unknown", "NotProven")
+    assert pass_with(ttft=MET) == ("True", "TargetsMet")
+    assert pass_with(ttft=UNKNOWN) == ("True", "TargetsMet")
+    assert pass_with(ttft=VIOLATED, blocker="TargetInfeasible") == ("False", "TargetInfeasible")
+    assert pass_with(ttft=VIOLATED) == ("False", "TargetInfeasible")
+    assert pass_with(4, ttft=UNKNOWN) == ("Unknown", "NotProven")
+    assert pass_with(4, ttft=NO_TARGET) == ("Unknown", "NoTarget")
 
 
 def test_a_step_that_failed_degrades(world: World) -> None:

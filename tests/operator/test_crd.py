@@ -65,7 +65,12 @@ def test_an_object_filled_in_by_default_is_what_the_model_would_fill_in(root: di
     defaults = {name: node["default"] for name, node in spec.items() if "default" in node}
     least = {"model": {"source": "/model"}, "replicas": 1}
     assert InferenceServiceSpec.model_validate(least | defaults) == InferenceServiceSpec.model_validate(least)
-    assert defaults["scaling"] == {"minReplicas": 1, "maxReplicas": 4, "stabilizationSeconds": 300}
+    assert defaults["scaling"] == {
+        "minReplicas": 1,
+        "maxReplicas": 4,
+        "stabilizationSeconds": 300,
+        "idleSeconds": 600,
+    }
     assert defaults["batching"]["maxNumSeqs"] == {"min": 1, "max": 64}
 
 
@@ -86,8 +91,10 @@ def test_subresources_names_and_columns() -> None:
     }
     assert definition["spec"]["names"]["shortNames"] == ["hisvc"]
     assert definition["spec"]["names"]["categories"] == ["headway"]
-    columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns == ["Ready", "Reason", "Replicas", "TTFT/target", "TPOT/target", "Quality", "Age"]
+    columns = [(one["name"], one.get("priority", 0)) for one in version["additionalPrinterColumns"]]
+    always = ["Ready", "Reason", "Replicas", "TTFT/target", "TPOT/target", "Quality", "Age"]
+    assert [name for name, priority in columns if not priority] == always
+    assert [name for name, priority in columns if priority] == ["Model", "Revision"]
 
 
 def test_the_committed_files_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +103,8 @@ def test_the_committed_files_are_current(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_check_fails_on_drift_and_on_absence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    places = ["--directory", str(tmp_path / "crds"), "--chart-file", str(tmp_path / "crd.yaml")]
+    files = {"--directory": "crds", "--chart-file": "crd.yaml", "--reference-file": "reference.md"}
+    places = [word for flag, name in files.items() for word in (flag, str(tmp_path / name))]
     assert crds.main(["--check", *places]) == 1
     assert crds.main(places) == 0
     assert crds.main(["--check", *places]) == 0

@@ -13,6 +13,7 @@ from headway_operator.state import (
     Attainment,
     ChildKey,
     Decision,
+    GatewaySample,
     Limits,
     Observed,
     Plan,
@@ -20,6 +21,7 @@ from headway_operator.state import (
     Replica,
     ReplicaPhase,
     Revision,
+    Routing,
     Sample,
     Targets,
 )
@@ -194,3 +196,33 @@ def test_costs_are_written_only_when_some_but_not_all_go(rollout: Rollout, build
     sample = Sample(0.0, {replica.name: build.sample(0.0, running=1) for replica in rollout.replicas})
     assert rollout.plan(2, sample).deletion_costs == {}
     assert rollout.plan(3, sample).deletion_costs == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        pytest.param({}, Routing(1024, 30.0), id="what a gateway goes by from its start"),
+        pytest.param({"scaling": {"minReplicas": 0}}, Routing(1024, 600.0), id="time for a replica to start"),
+        pytest.param({"scaling": {"minReplicas": 0}, "replicas": 1}, Routing(1024, 30.0), id="never asleep"),
+        pytest.param({"waiting": {"maxRequests": 7, "timeoutSeconds": 9}}, Routing(7, 9.0), id="as told"),
+        pytest.param({"suspend": True}, Routing(1024, 30.0, is_suspended=True), id="suspended"),
+    ],
+)
+def test_a_gateway_is_told_what_it_lacks_and_no_more(build: Any, spec: dict[str, Any], want: Routing) -> None:
+    rollout = Rollout(build, spec)
+    want = replace(want, revisions=(rollout.current.name,))
+    other = Routing(1, 1.0)
+
+    def told(routing: Routing | None) -> dict[str, Routing]:
+        gateway = GatewaySample("g", 0.0, 0, 0.0, 0, {}, routing)
+        return dict(rollout.plan(1, Sample(0.0, gateways={"http://g": gateway, "http://silent": None})).route)
+
+    assert told(other) == {"http://g": want}
+    assert told(want) == {}
+    assert told(None) == {}, "one of an earlier version has no ear for it"
+
+
+def test_a_suspended_service_wants_no_replica_whatever_is_fixed_or_decided(build: Any) -> None:
+    rollout = Rollout(build, {"replicas": 5, "suspend": True})
+    rollout.has(rollout.current, "ready", "ready")
+    assert rollout.plan(3).scale == {rollout.current.name: 0}

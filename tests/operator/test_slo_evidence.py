@@ -84,3 +84,15 @@ def test_stale_samples_are_not_used(build: Any, age: float, want: set[str]) -> N
 def test_the_last_slice_is_recent_however_far_passes_are_apart(build: Any) -> None:
     happened = (Slice(NOW - 30, NOW, {"ttft_missed": 2}),)
     assert evidence.load(build.target(), happened, Sample(NOW), NOW).ttft_missed == 2
+
+
+def test_looks_no_further_back_than_the_promise_says(build: Any) -> None:
+    longest = build.target().window_seconds
+    assert evidence.windows(longest) == [30.0, 60.0, 120.0, 300.0]
+    assert evidence.windows(90.0) == [30.0, 60.0, 90.0]
+    assert evidence.windows(30.0) == [30.0]
+    long_ago = slices({"ttft_met": 200.0}, *[{}] * 19)
+    ttft, _ = evidence.attainments(build.target(), long_ago, Load(), NOW)
+    assert (ttft.verdict, ttft.met) == ("met", 200)
+    ttft, _ = evidence.attainments(build.target(window_seconds=120.0), long_ago, Load(), NOW)
+    assert (ttft.verdict, ttft.met) == ("unknown", 0)

@@ -61,6 +61,84 @@ from headway_operator.manifests.strategic_merge import merge
             {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
             id="the user's own elements never merge with each other",
         ),
+        pytest.param(
+            {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"tolerations": [{"key": "gpu", "effect": "NoExecute", "tolerationSeconds": 9}]},
+            {
+                "tolerations": [
+                    {"key": "gpu", "effect": "NoSchedule"},
+                    {"key": "gpu", "effect": "NoExecute", "tolerationSeconds": 9},
+                ]
+            },
+            id="tolerations by key and effect",
+        ),
+        pytest.param(
+            {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"tolerations": [{"key": "gpu", "$patch": "delete"}]},
+            {"tolerations": []},
+            id="delete by part of a key",
+        ),
+        pytest.param(
+            {"topologySpreadConstraints": [{"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
+            {
+                "topologySpreadConstraints": [
+                    {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"},
+                    {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 3},
+                ]
+            },
+            {
+                "topologySpreadConstraints": [
+                    {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 3},
+                    {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"},
+                ]
+            },
+            id="spreads by label and action",
+        ),
+        pytest.param(
+            {"volumes": [{"name": "tmp", "emptyDir": {}}]},
+            {"volumes": [{"name": "tmp", "persistentVolumeClaim": {"claimName": "disk"}}]},
+            {"volumes": [{"name": "tmp", "persistentVolumeClaim": {"claimName": "disk"}}]},
+            id="a volume has one source",
+        ),
+        pytest.param(
+            {"volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory"}}]},
+            {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]},
+            {"volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]},
+            id="the same source merges",
+        ),
+        pytest.param(
+            {"env": [{"name": "A", "value": "1"}]},
+            {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+            {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+            id="a variable has one value",
+        ),
+        pytest.param(
+            {"ports": [{"containerPort": 8000, "name": "http"}], "initContainers": [{"name": "a"}]},
+            {
+                "ports": [{"containerPort": 8000, "hostPort": 80}, {"containerPort": 9000}],
+                "initContainers": [{"name": "b"}, {"name": "a", "image": "1"}],
+            },
+            {
+                "ports": [{"containerPort": 8000, "name": "http", "hostPort": 80}, {"containerPort": 9000}],
+                "initContainers": [{"name": "a", "image": "1"}, {"name": "b"}],
+            },
+            id="ports by number and init containers by name",
+        ),
+        pytest.param(
+            {"imagePullSecrets": [{"name": "a"}], "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["a"]}]},
+            {"imagePullSecrets": [{"name": "b"}], "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["b"]}]},
+            {
+                "imagePullSecrets": [{"name": "a"}, {"name": "b"}],
+                "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["b"]}],
+            },
+            id="pull secrets by name and aliases by address",
+        ),
+        pytest.param(
+            {"envFrom": [{"secretRef": {"name": "a"}}]},
+            {"envFrom": [{"secretRef": {"name": "b"}}]},
+            {"envFrom": [{"secretRef": {"name": "b"}}]},
+            id="a list without keys is replaced",
+        ),
     ],
 )
 def test_merges_as_kubernetes_does(base: dict[str, Any], patch: dict[str, Any], want: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """A small stand-in for `headway serve` and `headway gateway`: the same flags and paths, no model.
 
-Environment: STANDIN_FAIL=TEXT writes TEXT to stderr and exits 3. STANDIN_READY_FILE=PATH: ready while PATH is
+Environment: STANDIN_FAIL=TEXT writes TEXT to stderr and exits 1. STANDIN_READY_FILE=PATH: ready while PATH is
 there. STANDIN_HEALTH_FILE=PATH: healthy while PATH is there. STANDIN_IGNORE_TERM=1 ignores SIGTERM.
 """
 
@@ -106,7 +106,7 @@ def main() -> None:
     print(" ".join(sys.argv), f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}", flush=True)
     if failure := os.environ.get("STANDIN_FAIL"):
         print(failure, file=sys.stderr)
-        sys.exit(3)
+        sys.exit(1)
     Handler.is_gateway = arguments.command == "gateway"
     server = ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler)
     if arguments.lifeline_fd is not None:

@@ -49,7 +49,11 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], Evaluation]] = {
     "tried again": (
         job(failed=1),
         [pod(1, ended(2, "no network\n"))],
-        Evaluation(NAME, "pending", "CrashLoopBackOff: exited with status 2; last line: no network"),
+        Evaluation(
+            NAME,
+            "pending",
+            "CrashLoopBackOff: container runtime: exited with status 2; last line: no network",
+        ),
     ),
     "the pod has ended and the Job has not seen it": (
         job(("SuccessCriteriaMet", "", "")),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from headway_operator.cluster import kubernetes_lease
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.names import KIND, ChildKey, ServiceKey
@@ -24,8 +23,11 @@ class ToldApi:
     async def get(self, kind: str, namespace: str, name: str) -> Any:
         return self.objects.get(kind)
 
-    async def list(self, kind: str, namespace: str, labels: str = "") -> list[Any]:
+    async def list(self, kind: str, namespace: str, labels: str = "", fields: str = "") -> list[Any]:
         return self.lists.get(kind, [])
+
+    async def served_kinds(self, api_version: str) -> frozenset[str]:
+        return frozenset()
 
     async def apply(self, manifest: Mapping[str, Any], *, force: bool, subresource: str = "") -> Any:
         self.objects[manifest["kind"]] = manifest
@@ -76,11 +78,10 @@ async def test_what_only_carries_the_labels_of_a_child_is_none(api: Any, key: Se
 
 
 async def test_a_lease_that_cannot_be_read_is_asked_for_again(
-    api: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    api: Any, eventually: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kubernetes_lease, "RETRY_SECONDS", 0.01)
     api.objects["Lease"] = {"metadata": {}}  # nobody writes such a one, but then nobody would lead
-    lease = Lease(api, "headway-system", "me")
+    lease = Lease(api, "headway-system", "me", retry_seconds=0.01)
     with caplog.at_level(logging.ERROR):
         seeking = asyncio.create_task(lease.run())
         await eventually(lambda: caplog.records)

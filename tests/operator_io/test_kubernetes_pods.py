@@ -1,99 +1,127 @@
 """What a pod's state is read as; the same against a real API server is in `e2e/test_operator_api.py`."""
 
+import copy
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from headway_operator.cluster import kubernetes_causes as causes
 from headway_operator.cluster import kubernetes_pods as pods
+from headway_operator.state import Start
 
+RECORDED = yaml.safe_load(Path(__file__).with_name("pods.yaml").read_text())
 CREATED = "2026-01-02T03:04:05Z"
-RUNNING = {"running": {"startedAt": CREATED}}
-CRASHED = {"terminated": {"exitCode": 1, "reason": "Error", "message": "loading\nValueError: no layer\n\n"}}
-MEMORY = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 
 
-def container(state: dict[str, Any], last: dict[str, Any] | None = None, restarts: int = 0) -> dict[str, Any]:
-    return {"name": "runtime", "state": state, "lastState": last or {}, "restartCount": restarts}
+def pod(case: dict[str, Any]) -> dict[str, Any]:
+    """A recorded pod: what all have in common, and what this one adds."""
+    made: dict[str, Any] = copy.deepcopy(RECORDED["common"])
+    made["metadata"] |= case.get("metadata", {})
+    added = case.get("spec", {})
+    made["spec"] |= {name: value for name, value in added.items() if name != "containers"}
+    made["spec"]["containers"] += added.get("containers", [])
+    return made | {"status": case["status"]}
 
 
-def waiting(reason: str, message: str = "") -> dict[str, Any]:
-    return {"waiting": {"reason": reason, "message": message}}
+def seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()
 
 
-def pod(*containers: dict[str, Any], ready: str = "False", **status: Any) -> dict[str, Any]:
-    conditions = [
-        {"type": "PodScheduled", "status": "True"},
-        {"type": "Ready", "status": ready, "lastTransitionTime": CREATED},
+@pytest.mark.parametrize("case", RECORDED["cases"].values(), ids=RECORDED["cases"])
+def test_a_pod_is_read_with_its_real_cause(case: dict[str, Any]) -> None:
+    events = case.get("events", [])
+    assert [*pods.judge(pod(case), events)] == case["want"]
+    # Events are asked for where they may tell more, and only there.
+    assert causes.needs_events(pod(case)) or not events
+
+
+@pytest.mark.parametrize("case", RECORDED["cases"].values(), ids=RECORDED["cases"])
+def test_a_pod_that_is_being_deleted_drains_whatever_else_it_says(case: dict[str, Any]) -> None:
+    leaving = pod(case)
+    leaving["metadata"]["deletionTimestamp"] = CREATED
+    assert pods.judge(leaving)[0] == "draining"
+    assert not causes.needs_events(leaving)
+
+
+@pytest.mark.parametrize("case", RECORDED["losses"].values(), ids=RECORDED["losses"])
+def test_a_pod_that_was_taken_away_says_by_whom_and_when(case: dict[str, Any]) -> None:
+    loss = causes.loss(pod(case))
+    assert loss is not None
+    assert [loss.reason, loss.message, loss.at] == [*case["want"][:2], seconds(case["want"][2])]
+
+
+def test_pods_that_ended_by_themselves_are_no_losses() -> None:
+    for status in ({"phase": "Succeeded"}, {"phase": "Failed"}, {"phase": "Running", "reason": "Evicted"}):
+        assert causes.loss(pod({"status": status})) is None
+
+
+def test_a_start_is_told_by_its_parts() -> None:
+    ready = pod(RECORDED["cases"]["ready"])
+    assert pods.replica(ready).start == Start(1.0, 11.0, 0.0, 38.0)
+    fetched = {"startedAt": "2026-11-01T10:00:03Z", "finishedAt": "2026-11-01T10:00:10Z", "exitCode": 0}
+    with_init = copy.deepcopy(ready)
+    with_init["status"]["initContainerStatuses"] = [
+        {"name": "fetch", "restartCount": 0, "state": {"terminated": fetched}},
+        {"name": "mesh", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-01T10:00:11Z"}}},
     ]
-    metadata = {"name": "demo-1a2b-x", "creationTimestamp": CREATED, "labels": {}, "annotations": {}}
-    body = {"conditions": conditions, "containerStatuses": list(containers), "podIP": "10.0.0.7"}
-    return {"metadata": metadata, "status": body | status}
-
-
-UNSCHEDULED = [
-    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no  node\nfits"}
-]
-CASES: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
-    "ready": (pod(container(RUNNING), ready="True"), ("ready", "", "")),
-    "ready after a crash": (pod(container(RUNNING, CRASHED, 1), ready="True"), ("ready", "", "")),
-    "new": (pod(), ("pending", "", "")),
-    "unschedulable": (pod(conditions=UNSCHEDULED), ("pending", "Unschedulable", "no node fits")),
-    "creating": (pod(container(waiting("ContainerCreating"))), ("pending", "", "")),
-    "starting": (pod(container(RUNNING)), ("starting", "", "")),
-    "no image": (
-        pod(container(waiting("ErrImagePull", "not found"))),
-        ("failed", "ErrImagePull", "not found"),
-    ),
-    "wrong secret": (
-        pod(container(waiting("CreateContainerConfigError", 'secret "k" not found'))),
-        ("failed", "CreateContainerConfigError", 'secret "k" not found'),
-    ),
-    "crash loop": (
-        pod(container(waiting("CrashLoopBackOff", "back-off 40s"), CRASHED, 3)),
-        ("failed", "CrashLoopBackOff", "exited with status 1; last line: ValueError: no layer"),
-    ),
-    "out of memory": (
-        pod(container(waiting("CrashLoopBackOff"), MEMORY, 1)),
-        ("failed", "OOMKilled", "killed because memory ran out"),
-    ),
-    "just ended": (
-        pod(container(CRASHED)),
-        ("failed", "CrashLoopBackOff", "exited with status 1; last line: ValueError: no layer"),
-    ),
-    "starting again": (
-        pod(container(RUNNING, MEMORY, 2)),
-        ("starting", "OOMKilled", "killed because memory ran out"),
-    ),
-    "an init container fails": (
-        pod(
-            container(waiting("PodInitializing")),
-            initContainerStatuses=[container(waiting("ImagePullBackOff", "fetch:1"))],
-        ),
-        ("failed", "ImagePullBackOff", "fetch:1"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("one", "want"), CASES.values(), ids=CASES)
-def test_a_pod_is_read_with_its_real_cause(one: dict[str, Any], want: tuple[str, str, str]) -> None:
-    assert pods.judge(one) == want
-
-
-@pytest.mark.parametrize("one", [one for one, _ in CASES.values()], ids=CASES)
-def test_a_pod_that_is_being_deleted_drains_whatever_else_it_says(one: dict[str, Any]) -> None:
-    leaving = {**one, "metadata": {**one["metadata"], "deletionTimestamp": CREATED}}
-    assert pods.judge(leaving) == ("draining", "", "")
+    assert pods.replica(with_init).start == Start(1.0, 4.0, 7.0, 38.0)
+    restarted = copy.deepcopy(ready)
+    restarted["status"]["containerStatuses"][0]["restartCount"] = 1
+    assert pods.replica(restarted).start is None
+    assert pods.replica(pod(RECORDED["cases"]["loads its model"])).start is None
 
 
 def test_addresses_are_urls_of_either_family() -> None:
-    assert pods.address(pod()) == "http://10.0.0.7:8000"
-    assert pods.address(pod(podIP="fd00::7")) == "http://[fd00::7]:8000"
-    assert pods.address(pod(podIP="")) is None
+    ready = pod(RECORDED["cases"]["ready"])
+    assert pods.address(ready) == "http://10.244.0.7:8000"
+    ready["status"] = ready["status"] | {"podIP": "fd00::7"}
+    assert pods.address(ready) == "http://[fd00::7]:8000"
+    assert pods.address(pod(RECORDED["cases"]["just made"])) is None
 
 
 def test_ended_pods_are_no_replicas() -> None:
     phases = ("Pending", "Running", "Unknown", "Failed", "Succeeded")
-    assert [pods.is_live(pod(phase=phase)) for phase in phases] == [True, True, True, False, False]
+    assert [pods.is_live(pod({"status": {"phase": phase}})) for phase in phases] == [True] * 3 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("message", "want"),
+    [
+        (
+            (
+                'pods "demo-1a2b-x" is forbidden: exceeded quota: gpus, requested: gpu=1, '
+                "used: requests.nvidia.com/gpu=4, limited: requests.nvidia.com/gpu=4"
+            ),
+            "QuotaExceeded",
+        ),
+        (
+            (
+                'pods "demo-1a2b-x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes '
+                '(volume "models")'
+            ),
+            "AdmissionRefused",
+        ),
+        (
+            'admission webhook "policy.example.com" denied the request: images must come from our registry',
+            "AdmissionRefused",
+        ),
+        (
+            (
+                'Internal error occurred: failed calling webhook "policy.example.com": Post '
+                '"https://policy.default.svc:443/?timeout=10s": no endpoints available for service "policy"'
+            ),
+            "AdmissionRefused",
+        ),
+        ('serviceaccounts "models" not found', "FailedCreate"),
+    ],
+)
+def test_pods_that_cannot_be_created_say_who_refuses_them(message: str, want: str) -> None:
+    replica = pods.uncreated_replica(unable(message), 0)
+    assert replica is not None
+    assert (replica.phase, replica.reason, replica.message) == ("failed", want, message)
 
 
 @pytest.mark.parametrize(
@@ -102,19 +130,11 @@ def test_ended_pods_are_no_replicas() -> None:
 def test_pods_that_cannot_be_created_count_only_while_some_are_missing(
     num_pods: int, state: str, want: object
 ) -> None:
-    failure = {
-        "type": "ReplicaFailure",
-        "status": state,
-        "reason": "FailedCreate",
-        "message": "exceeded quota",
-    }
+    assert (pods.uncreated_replica(unable("exceeded quota", state), num_pods) is not None) == want
+
+
+def unable(message: str, state: str = "True") -> dict[str, Any]:
+    """A Deployment for two pods whose ReplicaSet cannot make them."""
+    failure = {"type": "ReplicaFailure", "status": state, "reason": "FailedCreate", "message": message}
     metadata = {"name": "demo-1a2b", "labels": {}, "creationTimestamp": CREATED}
-    deployment = {"metadata": metadata, "spec": {"replicas": 2}, "status": {"conditions": [failure]}}
-    replica = pods.uncreated_replica(deployment, num_pods)
-    assert (replica is not None) == want
-    if replica is not None:
-        assert (replica.phase, replica.reason, replica.message) == (
-            "failed",
-            "FailedCreate",
-            "exceeded quota",
-        )
+    return {"metadata": metadata, "spec": {"replicas": 2}, "status": {"conditions": [failure]}}

@@ -94,7 +94,7 @@ async def test_a_crashing_process_is_restarted_and_its_last_line_is_the_message(
 
     replica = await eventually(restarted)
     assert replica.reason == "CrashLoopBackOff"
-    assert replica.message == f"exited with status 3; last line: {failure}"
+    assert replica.message == f"exited with status 1; last line: {failure}"
     assert failure in local_cluster.processes[0].tail()
 
 
@@ -124,7 +124,7 @@ async def test_a_command_that_does_not_exist_is_named(
         return replica if replica.phase == "failed" else None
 
     replica = await eventually(failed)
-    assert replica.reason == "StartError"
+    assert replica.reason == "CreateContainerError"
     assert "/nowhere/python" in replica.message
 
 
@@ -161,7 +161,7 @@ async def test_a_process_that_is_no_longer_alive_is_restarted(
     gate.unlink()
     (process,) = local_cluster.processes
     await eventually(lambda: process.phase == "failed")
-    assert process.snapshot().reason == "Unhealthy"
+    assert process.snapshot().reason == "LivenessProbeFailed"
     assert "/health failed 1 times in a row: answered 503: gate is shut" in process.snapshot().message
 
 

@@ -14,9 +14,26 @@ from headway_operator.cluster.local_exit import count_oom_kills, explain_exit, l
         (-signal.SIGSEGV, "", 1, "", ("CrashLoopBackOff", "ended by SIGSEGV")),
         (-signal.SIGKILL, "", 0, "", ("CrashLoopBackOff", "ended by SIGKILL")),
         (-signal.SIGKILL, "", 1, "", ("OOMKilled", "killed because memory ran out")),
-        (-signal.SIGKILL, "not ready", 1, "", ("Unhealthy", "killed because it was not ready")),
+        (-signal.SIGKILL, "not ready", 1, "", ("StartupProbeFailed", "killed because it was not ready")),
+        (
+            -signal.SIGKILL,
+            "/health failed",
+            1,
+            "",
+            ("LivenessProbeFailed", "killed because it was /health failed"),
+        ),
+        (3, "", 0, "404", ("ModelFetchFailed", "the model could not be fetched; last line: 404")),
     ],
-    ids=["status", "status-0", "segfault", "killed", "out-of-memory", "by-its-supervisor"],
+    ids=[
+        "status",
+        "status-0",
+        "segfault",
+        "killed",
+        "out-of-memory",
+        "by-its-supervisor",
+        "not-alive",
+        "fetch",
+    ],
 )
 def test_an_end_is_told_by_its_cause(
     returncode: int, killed_for: str, oom_kills: int, last_line: str, want: tuple[str, str]

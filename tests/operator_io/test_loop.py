@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from headway_operator import loop as loop_module
-from headway_operator.errors import ClusterError, UnavailableError
+from headway_operator.errors import ClusterError, NotLeadingError, UnavailableError
 from headway_operator.health import Health, serving
 from headway_operator.loop import ServiceLoop, ServiceLoops
 from headway_operator.names import ServiceKey
@@ -149,7 +149,7 @@ async def test_services_come_and_go(passes: Passes, key: ServiceKey, eventually:
 async def test_health_turns_bad_when_passes_stop_coming_to_the_one_that_leads() -> None:
     state = {"health": Health(True, 1, 3.0, 120.0)}
     metrics = OperatorMetrics()
-    metrics.failed(ServiceKey("default", "demo"), ClusterError.__name__)
+    metrics.failed(ServiceKey("default", "demo"), ClusterError.__name__, 0.5)
     ports = [_free_port(), _free_port()]
     async with serving(
         lambda: state["health"],
@@ -168,6 +168,8 @@ async def test_health_turns_bad_when_passes_stop_coming_to_the_one_that_leads() 
             assert await status() == 200
             state["health"] = Health(True, 1, 121.0, 120.0)
             assert await status() == 503
+            state["health"] = Health(True, 1, 3.0, 120.0, watch_lag_seconds=121.0)
+            assert await status() == 503
             state["health"] = Health(False, 1, 121.0, 120.0)
             assert await status() == 200
             async with session.get(f"http://127.0.0.1:{ports[1]}/metrics") as response:
@@ -184,7 +186,7 @@ def test_a_pass_is_measured(key: ServiceKey) -> None:
     metrics = OperatorMetrics()
     metrics.passed(Outcome(key, {}), 0.25)
     page = generate_latest(metrics.registry).decode()
-    assert "headway_operator_reconcile_seconds_sum 0.25" in page
+    assert 'headway_operator_reconcile_seconds_sum{result="success"} 0.25' in page
     metrics.forget(key)  # one that never decided anything is forgotten as well
 
 
@@ -209,3 +211,96 @@ async def test_a_service_made_anew_while_it_is_found_gone_is_not_lost(
     answered.set()
     await eventually(lambda: passes.taken)
     await loops.close()
+
+
+async def test_passes_take_turns_and_say_how_long_they_waited(
+    passes: Passes, key: ServiceKey, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, turns = OperatorMetrics(), asyncio.Semaphore(1)
+    may_end, running = asyncio.Event(), []
+
+    async def long_pass(world: Any, manifest: Any, carried: Carried) -> Outcome:
+        running.append(key)
+        await may_end.wait()
+        return Outcome(key, {})
+
+    monkeypatch.setattr(loop_module, "reconcile", long_pass)
+    loops = [make_loop(passes, key, metrics=metrics, turns=turns) for _ in range(3)]
+    tasks = [asyncio.create_task(loop.run()) for loop in loops]
+
+    def told(what: str) -> float:
+        page = generate_latest(metrics.registry).decode()
+        return float(next(line.split()[-1] for line in page.splitlines() if line.startswith(what)))
+
+    await eventually(lambda: told("headway_operator_queued") == 2)
+    assert len(running) == 1
+    may_end.set()
+    await eventually(lambda: told("headway_operator_queue_seconds_count") == 3)
+    assert told("headway_operator_queued") == 0
+    assert len(running) == 3
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_pass_that_loses_the_lease_ends_and_what_it_carried_is_dropped(
+    passes: Passes, running: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = OperatorMetrics()
+    passes.faults = [NotLeadingError("PATCH x: this operator does not hold the Lease")]
+    with caplog.at_level(logging.ERROR):
+        running(interval_seconds=0.01, metrics=metrics)
+        await eventually(lambda: len(passes.taken) >= 2)
+    assert passes.taken[0][1] is not passes.taken[1][1]
+    assert caplog.records == []
+    assert "NotLeading" not in generate_latest(metrics.registry).decode()
+
+
+async def test_what_was_carried_is_dropped_while_another_leads(
+    passes: Passes, running: Any, eventually: Callable[..., Any]
+) -> None:
+    leads = itertools.chain([True, False], itertools.repeat(True))
+    running(interval_seconds=0.01, may_act=lambda: next(leads))
+    await eventually(lambda: len(passes.taken) >= 3)
+    first, second, third = (carried for _, carried in passes.taken[:3])
+    assert first is not second
+    assert second is third
+
+
+def test_a_service_that_is_gone_leaves_no_series(key: ServiceKey) -> None:
+    metrics = OperatorMetrics()
+    before = generate_latest(metrics.registry).decode()
+    starts = {"recent": [{"replica": "a", "readyAt": "2027-01-15T07:59:55Z", "totalSeconds": 32.0}]}
+    metrics.passed(Outcome(key, {}), 0.25)
+    metrics.passed(Outcome(key, {"startup": starts}, problems=[("apply Service demo", "no")]), 0.25)
+    metrics.failed(key, "ClusterError", 0.25)
+    page = generate_latest(metrics.registry).decode()
+    assert 'headway_operator_latest_start_seconds{name="demo",namespace="default",stage="total"} 32.0' in page
+    assert 'headway_operator_start_seconds_sum{stage="total"} 32.0' in page
+    assert 'headway_operator_reconcile_seconds_count{result="problems"} 1.0' in page
+    metrics.forget(key)
+    assert 'name="demo"' in page
+    assert 'name="demo"' not in generate_latest(metrics.registry).decode()
+    assert 'name="demo"' not in before
+
+
+def test_starts_are_counted_once_each_and_not_those_of_another_operators_time(key: ServiceKey) -> None:
+    def start(name: str, second: int) -> dict[str, Any]:
+        return {"replica": name, "readyAt": f"2027-01-15T07:59:{second:02}Z", "totalSeconds": 10.0}
+
+    def count(metrics: OperatorMetrics) -> float:
+        page = generate_latest(metrics.registry).decode()
+        lines = [
+            line for line in page.splitlines() if line.startswith("headway_operator_start_seconds_count")
+        ]
+        return float(lines[0].split()[-1]) if lines else 0.0
+
+    metrics = OperatorMetrics()
+    recent = [start("b", 20), start("a", 10)]
+    for _ in range(2):  # found there at the beginning
+        metrics.passed(Outcome(key, {"startup": {"recent": recent}}), 0.1)
+    assert count(metrics) == 0
+    recent = [start("d", 40), start("c", 30), *recent]
+    for _ in range(2):
+        metrics.passed(Outcome(key, {"startup": {"recent": recent}}), 0.1)
+    assert count(metrics) == 2

@@ -5,12 +5,15 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 
 from headway_operator.errors import UnavailableError
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Carried, Outcome
+from headway_operator.rollout import Rollout
+from headway_operator.rollout.record import Failure
 from headway_operator.state import ChildKey, ServiceKey
 
 Stage = Any  # of conftest.py
@@ -26,7 +29,8 @@ async def test_a_new_service_gets_its_children_replicas_limits_and_status(stage:
     outcome = await settled(stage)
     assert outcome.problems == []
     kinds = {child.kind for child in stage.cluster.children}
-    assert kinds == {"ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Service", "Deployment"}
+    around = {"PodDisruptionBudget"}
+    assert kinds == {"ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Service", "Deployment", *around}
     (revision,) = (name for name in stage.cluster.replicas if not name.endswith("-gateway"))
     assert stage.cluster.replicas[revision] == 2
     assert len(stage.scraper.state) == 2
@@ -139,7 +143,7 @@ async def test_a_failing_step_is_recorded_stops_no_other_and_is_tried_again(stag
     made = {call.split()[0] for call in stage.cluster.calls}
     assert made >= {"apply", "scale", "write_status", "save_memory"}
     if step.startswith(("apply", "scale")):
-        assert stage.condition("Degraded")["reason"] == "StepFailed"
+        assert stage.condition("Degraded")["reason"] == "ApiUnavailable"
         assert "was refused" in stage.condition("Degraded")["message"]
     del stage.cluster.faults[step]
     outcome = await settled(stage)
@@ -376,3 +380,40 @@ async def test_the_gate_shows_in_the_operators_metrics(stage: Stage) -> None:
     assert "quality_verified{" not in text
     metrics.forget(ServiceKey("default", "demo"))
     assert "replicas_wanted{" not in generate_latest(metrics.registry).decode()
+
+
+async def test_a_suspended_service_ends_its_evaluation_and_takes_it_up_again(stage: Stage) -> None:
+    stage.manifest["spec"] |= {"quantization": "int8", "quality": {}}
+    await settled(stage)
+    assert [one.phase for one in stage.cluster.evaluations.values()] == ["running"]
+    stage.manifest["spec"]["suspend"] = True
+    await settled(stage)
+    assert stage.cluster.evaluations == {}
+    assert stage.told("QualityVerified") == ("Unknown", "Suspended")
+    assert (stage.told("Ready"), stage.told("Progressing")) == (
+        ("False", "Suspended"),
+        ("False", "Suspended"),
+    )
+    del stage.manifest["spec"]["suspend"]
+    await settled(stage)
+    assert stage.told("QualityVerified") == ("Unknown", "Verifying")
+    stage.end()
+    await settled(stage)
+    assert list(stage.runtime().values()) == [2]
+
+
+async def test_rollouts_show_in_the_operators_metrics(stage: Stage) -> None:
+    metrics, where = OperatorMetrics(), 'name="demo",namespace="default"'
+    outcome = await settled(stage)
+    assert outcome.rollout is not None
+    failed = Failure("demo-0ld", "spec", "CanaryErrors", "5 of 9 failed", "2026-01-02T03:04:05Z")
+    for record, weight, given_up in (
+        (outcome.rollout.record, 0.0, 0.0),
+        (msgspec.structs.replace(outcome.rollout.record, candidate="demo-new", weight=25), 25.0, 0.0),
+        (msgspec.structs.replace(outcome.rollout.record, failed=failed), 0.0, 1.0),
+    ):
+        outcome.rollout = Rollout(record)
+        metrics.passed(outcome, 0.1)
+        page = generate_latest(metrics.registry).decode()
+        assert f"headway_operator_canary_weight{{{where}}} {weight}" in page
+        assert f"headway_operator_rollout_given_up{{{where}}} {given_up}" in page

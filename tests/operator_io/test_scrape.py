@@ -2,16 +2,17 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from headway_operator.errors import ScrapeError
+from headway_operator.errors import NotLeadingError, ScrapeError
 from headway_operator.keys import AdminKeys
 from headway_operator.sample_wire import parse_gateway_sample, parse_replica_sample
-from headway_operator.scrape import Scraper
-from headway_operator.state import Gateway, Limits, Observed, Replica, ReplicaPhase, Targets
+from headway_operator.scrape import MAX_START_QUESTIONS, Scraper, parse_start_stages
+from headway_operator.state import Gateway, Limits, Observed, Replica, ReplicaPhase, Start, Targets
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 COUNTERS = [
@@ -276,3 +277,75 @@ async def test_patching_limits_sends_the_body_and_passes_on_the_replicas_refusal
         with pytest.raises(ScrapeError, match=r"answered 422.*max_num_seqs is 99"):
             await scraper.patch_limits(key, url, {"max_num_seqs": 99})
     assert received[0] == ("PATCH", "/admin/limits", {"max_num_seqs": 4, "ttft_milliseconds": None})
+
+
+async def test_limits_are_patched_only_while_this_operator_leads(
+    serve: Any, key: Any, admin_keys: AdminKeys
+) -> None:
+    asked = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response({})
+
+    leads = [True, False]
+    async with Scraper(admin_keys, time.time, may_write=lambda: leads.pop(0)) as scraper:
+        url = await serve(handler)
+        await scraper.patch_limits(key, url, {"max_num_seqs": 4})
+        with pytest.raises(NotLeadingError, match="does not hold the Lease"):
+            await scraper.patch_limits(key, url, {"max_num_seqs": 5})
+    assert asked == ["/admin/limits"]
+
+
+METRICS = (
+    b"# HELP headway_start_seconds What the start took.\n"
+    b"# TYPE headway_start_seconds gauge\n"
+    b'headway_start_seconds{stage="imports"} 2.25\n'
+    b'headway_start_seconds{stage="read"} 6.0\n'
+    b"# TYPE headway_uptime_seconds gauge\n"
+    b"headway_uptime_seconds 12.0\n"
+)
+
+
+async def test_the_stages_of_a_start_are_asked_for_once_and_without_an_answer_not_for_ever(
+    serve: Any, key: Any, admin_keys: AdminKeys, free_port: int
+) -> None:
+    asked: list[str] = []
+
+    async def told(request: web.Request) -> web.Response:
+        if request.path == "/metrics":
+            assert "Authorization" not in request.headers
+            asked.append("told")
+            return web.Response(body=METRICS)
+        return web.Response(body=encode(replica_body()))
+
+    async def untold(request: web.Request) -> web.Response:
+        asked.extend(["untold"] if request.path == "/metrics" else [])
+        return web.Response(status=404)
+
+    start = Start(1.0, 2.0, 0.0, 20.0)
+    replicas = (
+        replace(replica("told", await serve(told)), start=start),
+        replace(replica("untold", await serve(untold)), start=start),
+        replica("restarted", f"http://127.0.0.1:{free_port}"),
+    )
+    observed = Observed(replicas=replicas)
+    async with Scraper(admin_keys, time.time, timeout_seconds=0.5) as scraper:
+        sample = await scraper.sample(key, observed)
+        assert sample.start_stages == {"told": {"imports": 2.25, "read": 6.0}}
+        for _ in range(MAX_START_QUESTIONS + 2):
+            sample = await scraper.sample(key, observed)
+        assert sample.start_stages == {"told": {"imports": 2.25, "read": 6.0}, "untold": {}}
+        assert asked.count("told") == 1
+        assert asked.count("untold") == MAX_START_QUESTIONS
+        assert (await scraper.sample(key, Observed())).start_stages == {}
+        scraper.forget(key)
+        assert (await scraper.sample(key, observed)).start_stages == {"told": {"imports": 2.25, "read": 6.0}}
+
+
+@pytest.mark.parametrize("page", [b"headway_start_seconds{stage=\n", b"headway_start_seconds 3.0\n"])
+def test_a_page_that_is_none_is_a_scrape_error(page: bytes) -> None:
+    assert parse_start_stages(METRICS) == {"imports": 2.25, "read": 6.0}
+    assert parse_start_stages(b"") == {}
+    with pytest.raises(ScrapeError, match="headway_start_seconds"):
+        parse_start_stages(page)

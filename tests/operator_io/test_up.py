@@ -199,7 +199,7 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
     running.process.send_signal(signal.SIGTERM)
     output = await running.ended()
     assert running.process.returncode == 0
-    assert "CrashLoopBackOff: exited with status 3; last line: RuntimeError: no such weights" in output
+    assert "CrashLoopBackOff: exited with status 1; last line: RuntimeError: no such weights" in output
     assert "the last lines of" in output
 
 

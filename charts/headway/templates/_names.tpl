@@ -22,11 +22,17 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* A full image reference; call it with (list . IMAGE). */}}
 {{- define "headway.image" -}}
 {{- $root := index . 0 }}{{ $image := index . 1 -}}
-{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
+{{ with $root.Values.imageRegistry }}{{ . | trimSuffix "/" }}/{{ end }}{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
 {{- end }}
 
 {{- define "headway.gatewayImage" -}}
 {{- include "headway.image" (list . (ternary .Values.gatewayImage .Values.image (ne .Values.gatewayImage.repository ""))) }}
+{{- end }}
+
+{{/* Whether the Prometheus operator's objects are made: "true" or "false". */}}
+{{- define "headway.hasMonitoring" -}}
+{{- $wanted := toString .Values.monitoring.enabled -}}
+{{- if eq $wanted "auto" }}{{ .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}{{ else }}{{ $wanted }}{{ end }}
 {{- end }}
 
 {{/* What the operator may do where services live; what for stands beside each rule. */}}
@@ -41,33 +47,45 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 # The children of a service, by server-side apply, and replicas through the scale subresource alone.
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]
   verbs: [patch]
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+# What stands around their pods.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+{{- if ne (toString .Values.monitoring.enabled) "false" }}
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors, prometheusrules]
   verbs: [get, list, create, patch, delete]
+{{- end }}
 # Replicas: why one is not ready, and which one should go first. Evaluations: what their pods left behind.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, patch]
+  verbs: [list, watch, patch]
 # Whether somebody else's autoscaler works on the same replicas.
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
-  verbs: [list]
+  verbs: [list, watch]
 # What a gateway may do. The operator grants it, and nobody may grant what he does not hold.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
-# Decisions as events on the service.
+# Decisions as events on the service; of pods, which probe failed.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [list, create, patch]
 {{- end }}

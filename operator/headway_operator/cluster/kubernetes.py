@@ -1,13 +1,14 @@
 """Services on Kubernetes: children by server-side apply, replicas through `/scale`, causes from the pods.
 
-Whose object is whose is decided here: a child is written only where it does not exist yet or its owner is
-this very service; anything else under its name is left alone and reported, and what merely carries the labels
-of a child is never pruned or scaled. How the API is called is
-`kubernetes_api`'s business, what a pod's state means `kubernetes_pods`'.
+A child is written only where it does not exist yet or its owner is this very service; anything else under its
+name is left alone and reported, and what merely carries the labels of a child is never pruned or scaled. How
+the API is called is `kubernetes_api`'s business, what objects mean `kubernetes_observation`'s.
 
-Rights needed in the service's namespace: get, list, create, patch, delete of the kinds in CHILD_KINDS; patch
-of deployments/scale; list and patch of pods; create and patch of events; list of horizontalpodautoscalers
-(without it, another scaler goes unnoticed); get of inferenceservices and patch of their status.
+Rights needed in the service's namespace: get, list, watch, create, patch, delete of the kinds in CHILD_KINDS
+and, unless they are to be left out, all but watch of the optional ones; patch of deployments/scale; list,
+watch and patch of pods; list, create and patch of events (without list, a probe that failed goes unnamed);
+list and watch of horizontalpodautoscalers (without it, another scaler goes unnoticed); get, list and watch of
+inferenceservices and patch of their status.
 """
 
 import asyncio
@@ -16,40 +17,62 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from headway_operator.cluster import kubernetes_jobs as jobs
-from headway_operator.cluster import kubernetes_pods as pods
+from headway_operator.cluster import kubernetes_causes as causes
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
+from headway_operator.cluster.kubernetes_cache import KubernetesCache
+from headway_operator.cluster.kubernetes_discovery import Discovery
 from headway_operator.cluster.kubernetes_events import EventRecorder
+from headway_operator.cluster.kubernetes_fields import FieldKeeper
+from headway_operator.cluster.kubernetes_observation import Found, observed, owner_uid
 from headway_operator.errors import ClusterError, ConflictError, ForbiddenError
 from headway_operator.names import (
     API_VERSION,
-    COMPONENT_LABEL,
     DELETION_COST_ANNOTATION,
     FIELD_MANAGER,
-    GATEWAY_COMPONENT,
     HTTP_PORT,
     KIND,
     MANAGED_BY_LABEL,
     PUBLIC_KEY_FILE,
-    REVISION_LABEL,
-    RUNTIME_COMPONENT,
     SERVICE_LABEL,
     memory_config_map,
     selector_text,
     service_labels,
 )
 from headway_operator.spec.quality import config_map_key
-from headway_operator.state import ChildKey, Manifest, Observed, Revision, ServiceKey, Site
+from headway_operator.state import ChildKey, Manifest, Observed, ServiceKey, Site
 
 logger = logging.getLogger(__name__)
 
-CHILD_KINDS = ("Deployment", "Service", "ServiceAccount", "ConfigMap", "Role", "RoleBinding", "Job")
+CHILD_KINDS = (
+    *("Deployment", "Service", "ServiceAccount", "ConfigMap", "Role", "RoleBinding", "Job"),
+    *("PodDisruptionBudget", "NetworkPolicy"),
+)
+SCALER = "HorizontalPodAutoscaler"
+# What a pass reads, and by which labels: kept in memory where it can be.
+CACHED_KINDS = {
+    KIND: "",
+    SCALER: "",
+    **dict.fromkeys((*CHILD_KINDS, "Pod"), selector_text({MANAGED_BY_LABEL: FIELD_MANAGER})),
+}
 ADMIN_FOLDER = "/etc/headway/admin"
 MEMORY_FILE = "memory.json"
-# What was applied and is still there is applied anew this often, which undoes what others changed in it.
+# What was applied is applied anew after this time, which undoes what others changed in it; unless what is
+# kept in memory shows that nobody did.
 REAPPLY_SECONDS = 60.0
+# Pods of one service whose events are asked for in one pass: one tells enough, all at once are a storm.
+MAX_PODS_WITH_EVENTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """One child as it was applied last. trace: changes when anybody changes it."""
+
+    digest: str
+    at: float
+    trace: str
 
 
 class KubernetesCluster:
@@ -61,9 +84,16 @@ class KubernetesCluster:
         *,
         runtime_image: str,
         gateway_image: str,
+        operator_namespace: str = "",
+        monitoring_namespace: str = "",
+        image_pull_secrets: Sequence[str] = (),
+        allows_unrestricted: bool = False,
         clock: Callable[[], float] = time.time,
+        cache: KubernetesCache | None = None,
     ) -> None:
+        """cache: what is read from memory. Without one, and for kinds that it lacks, the API is asked."""
         self._api = api
+        self._cache = cache or KubernetesCache(api, "", {})
         self._clock = clock
         self._site = Site(
             kind="kubernetes",
@@ -72,17 +102,23 @@ class KubernetesCluster:
             admin_public_key_path=f"{ADMIN_FOLDER}/{PUBLIC_KEY_FILE}",
             gateway_backend_arguments=(),
             bind_port=HTTP_PORT,
+            operator_namespace=operator_namespace,
+            monitoring_namespace=monitoring_namespace,
+            image_pull_secrets=tuple(image_pull_secrets),
+            allows_unrestricted=allows_unrestricted,
         )
+        self._discovery = Discovery(api, clock)
         self._events = EventRecorder(api)
+        self._fields = FieldKeeper(api, clock)
         self._uids: dict[ServiceKey, str] = {}
         self._owned: dict[ServiceKey, dict[ChildKey, str]] = {}  # child -> uid of its owner, as last observed
-        self._applied: dict[tuple[ServiceKey, ChildKey], tuple[str, float]] = {}
-        self._may_see_scalers = True
+        self._applied: dict[tuple[ServiceKey, ChildKey], _Applied] = {}
+        self._unseen_kinds: set[str] = set()
 
     @property
     def site(self) -> Site:
-        """The images of new revisions, the mounted public key, the pods' fixed port."""
-        return self._site
+        """What pods are rendered with, and which optional kinds there are now."""
+        return replace(self._site, optional_kinds=self._discovery.kinds)
 
     def forget(self, key: ServiceKey) -> None:
         """Drop what is remembered of a service that is gone."""
@@ -90,64 +126,71 @@ class KubernetesCluster:
         self._owned.pop(key, None)
         for remembered in [pair for pair in self._applied if pair[0] == key]:
             del self._applied[remembered]
+        self._events.forget(key)
+        self._fields.forget(key)
 
     async def fetch(self, key: ServiceKey) -> Manifest | None:
         """The InferenceService itself as it is now, status included; None when it is gone."""
-        found = await self._api.get(KIND, key.namespace, key.name)
+        is_known, found = self._cache.get(KIND, key.namespace, key.name)
+        if not is_known:
+            found = await self._api.get(KIND, key.namespace, key.name)
         if found is not None:
             # Deleted and made again between two passes, it is another one: the old checkpoint is not its own.
             self._uids[key] = found["metadata"]["uid"]
         return found
 
     async def observe(self, key: ServiceKey) -> Observed:
-        """List the children, the pods and the autoscalers; all of it or a ClusterError."""
+        """The children, the pods and the autoscalers; all of it or a ClusterError."""
         uid = await self._uid(key)
         labels = selector_text({SERVICE_LABEL: key.name, MANAGED_BY_LABEL: FIELD_MANAGER})
+        await self._discovery.refresh()
+        optional = sorted(self._discovery.kinds)
         *lists, all_pods, scalers = await asyncio.gather(
-            *(self._api.list(kind, key.namespace, labels) for kind in CHILD_KINDS),
-            self._api.list("Pod", key.namespace, labels),
-            self._list_scalers(key.namespace),
+            *(self._of_service(kind, key, labels) for kind in CHILD_KINDS),
+            *(self._discovery.children(kind, key.namespace, labels) for kind in optional),
+            self._of_service("Pod", key, labels),
+            self._scalers(key.namespace),
         )
-        children = {
-            ChildKey(kind, item["metadata"]["name"]): _owner_uid(item)
-            for kind, items in zip(CHILD_KINDS, lists, strict=True)
-            for item in items
-        }
-        self._owned[key] = children
-        deployments = [
-            d
-            for d in lists[0]
-            if _owner_uid(d) == uid and not _is_gateway(d) and not d["metadata"].get("deletionTimestamp")
-        ]
-        live = [pod for pod in all_pods if pods.is_live(pod)]
-        runtime = [pod for pod in live if _label(pod, COMPONENT_LABEL) == RUNTIME_COMPONENT]
-        replicas = [pods.replica(pod) for pod in runtime]
-        for deployment in deployments:
-            num_pods = sum(r.revision == _label(deployment, REVISION_LABEL) for r in replicas)
-            if (uncreated := pods.uncreated_replica(deployment, num_pods)) is not None:
-                replicas.append(uncreated)
-        return Observed(
-            revisions=tuple(_revision(deployment) for deployment in deployments),
-            replicas=tuple(sorted(replicas, key=lambda replica: replica.name)),
-            gateway=pods.gateway(pod for pod in live if _is_gateway(pod)),
-            children=frozenset(child for child, owner in children.items() if owner == uid),
-            evaluations=tuple(
-                jobs.evaluation(job, all_pods)
-                for job in lists[CHILD_KINDS.index("Job")]
-                if _owner_uid(job) == uid and not job["metadata"].get("deletionTimestamp")
-            ),
-            url=f"http://{key.name}.{key.namespace}.svc",
-            other_scaler=_other_scaler(key, scalers, {d["metadata"]["name"] for d in deployments}),
-        )
+        found = Found(dict(zip((*CHILD_KINDS, *optional), lists, strict=True)), all_pods, scalers)
+        self._owned[key] = found.owners()
+        suspects = [pod for pod in found.runtime_pods() if causes.needs_events(pod)]
+        return observed(key, uid, replace(found, events=await self._events_of(suspects)))
 
-    async def _list_scalers(self, namespace: str) -> list[Json]:
-        if not self._may_see_scalers:
+    async def _of_service(self, kind: str, key: ServiceKey, labels: str) -> list[Json]:
+        held = self._cache.objects(kind, key)
+        return await self._api.list(kind, key.namespace, labels) if held is None else held
+
+    async def _scalers(self, namespace: str) -> list[Json]:
+        held = self._cache.all_in(SCALER, namespace)
+        loss = "another autoscaler on a service would go unnoticed"
+        return await self._list_if_allowed(SCALER, namespace, loss) if held is None else held
+
+    async def _events_of(self, suspects: Sequence[Mapping[str, Any]]) -> dict[str, list[Json]]:
+        """The events of pods, by their uids; of the newest few."""
+        newest = sorted(suspects, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
+        asked = [pod["metadata"] for pod in newest[:MAX_PODS_WITH_EVENTS]]
+        lists = await asyncio.gather(
+            *(
+                self._list_if_allowed(
+                    "Event",
+                    metadata["namespace"],
+                    "a probe that failed would go unnamed",
+                    fields=f"involvedObject.kind=Pod,involvedObject.uid={metadata['uid']}",
+                )
+                for metadata in asked
+            )
+        )
+        return {metadata["uid"]: found for metadata, found in zip(asked, lists, strict=True)}
+
+    async def _list_if_allowed(self, kind: str, namespace: str, loss: str, fields: str = "") -> list[Json]:
+        """What a role may leave out; said once. loss: what is lost without."""
+        if kind in self._unseen_kinds:
             return []
         try:
-            return await self._api.list("HorizontalPodAutoscaler", namespace)
+            return await self._api.list(kind, namespace, fields=fields)
         except ForbiddenError as error:
-            self._may_see_scalers = False
-            logger.warning("Another autoscaler on a service would go unnoticed: %s", error)
+            self._unseen_kinds.add(kind)
+            logger.warning("without a right to list, %s: %s", loss, error)
             return []
 
     async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
@@ -163,26 +206,36 @@ class KubernetesCluster:
         return {file: digest for file, digest in digests.items() if digest is not None}
 
     async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
-        """Server-side apply one child. ConflictError when an object of that name belongs to someone else."""
+        """Server-side apply one child. ConflictError when an object of that name belongs to someone else,
+        FieldConflictError when someone else sets the same fields again and again.
+        """
         child = ChildKey(manifest["kind"], manifest["metadata"]["name"])
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         existing = self._owned.get(key, {})
-        known_digest, applied_at = self._applied.get((key, child), ("", 0.0))
-        is_fresh = self._clock() - applied_at < REAPPLY_SECONDS
-        if child in existing and digest == known_digest and is_fresh:
+        if child in existing and self._is_as_applied(key, child, digest):
             return
-        uid = _owner_uid(manifest)
+        uid = owner_uid(manifest)
         if existing.get(child) != uid:
             # Not known to be ours: whatever lies under this name may only be written if it is nothing yet.
             found = await self._api.get(child.kind, key.namespace, child.name)
-            if found is not None and _owner_uid(found) != uid:
+            if found is not None and owner_uid(found) != uid:
                 raise ConflictError(
                     f"{child.kind} {child.name!r} exists and is not owned by this {KIND}; "
                     "delete it, or give the service another name"
                 )
-        await self._api.apply(manifest, force=True)
-        self._applied[(key, child)] = (digest, self._clock())
+        written = await self._fields.apply(key, child, manifest)
+        self._applied[(key, child)] = _Applied(digest, self._clock(), _trace(written))
         self._owned.setdefault(key, {})[child] = uid
+
+    def _is_as_applied(self, key: ServiceKey, child: ChildKey, digest: str) -> bool:
+        """Whether it was applied so, lately or with no trace of anybody else since."""
+        applied = self._applied.get((key, child))
+        if applied is None or applied.digest != digest:
+            return False
+        if self._clock() - applied.at < REAPPLY_SECONDS:
+            return True
+        is_known, now = self._cache.get(child.kind, key.namespace, child.name)
+        return is_known and now is not None and _trace(now) == applied.trace
 
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         """Set a Deployment's replicas through its scale subresource."""
@@ -206,6 +259,7 @@ class KubernetesCluster:
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(status)}
         written = await self._api.apply(body, force=True, subresource="status")
         self._uids[key] = written["metadata"]["uid"]
+        self._cache.put(written)
 
     async def emit(
         self, key: ServiceKey, kind: Literal["Normal", "Warning"], reason: str, message: str
@@ -218,7 +272,7 @@ class KubernetesCluster:
     async def load_memory(self, key: ServiceKey) -> Mapping[str, Any] | None:
         """The checkpoint in the ConfigMap NAME-memory."""
         found = await self._api.get("ConfigMap", key.namespace, memory_config_map(key.name))
-        if found is None or _owner_uid(found) != await self._uid(key):
+        if found is None or owner_uid(found) != await self._uid(key):
             return None  # of a service that had this name before
         try:
             memory = json.loads(found.get("data", {}).get(MEMORY_FILE, "null"))
@@ -252,18 +306,12 @@ class KubernetesCluster:
         return self._uids[key]
 
 
-def _label(item: Json, label: str) -> str:
-    return str(item["metadata"].get("labels", {}).get(label, ""))
-
-
-def _is_gateway(item: Json) -> bool:
-    return _label(item, COMPONENT_LABEL) == GATEWAY_COMPONENT
-
-
-def _owner_uid(item: Mapping[str, Any]) -> str:
-    """The uid of the InferenceService that controls the object, or ""."""
-    owners = item["metadata"].get("ownerReferences") or ()
-    return next((str(o["uid"]) for o in owners if o["kind"] == KIND and o.get("controller")), "")
+def _trace(item: Mapping[str, Any]) -> str:
+    """Of kinds that count generations, the latter and the labels: their version moves with each status."""
+    metadata = item["metadata"]
+    if "generation" not in metadata:
+        return str(metadata.get("resourceVersion", ""))
+    return json.dumps([metadata["generation"], metadata.get("labels")], sort_keys=True)
 
 
 def _digest_of(config_map: Json | None, key: str) -> str | None:
@@ -271,22 +319,3 @@ def _digest_of(config_map: Json | None, key: str) -> str | None:
         if config_map is not None and key in (config_map.get(part) or {}):
             return hashlib.sha256(str(config_map[part][key]).encode()).hexdigest()
     return None
-
-
-def _revision(deployment: Json) -> Revision:
-    metadata = deployment["metadata"]
-    return Revision(
-        name=metadata["name"],
-        hash=_label(deployment, REVISION_LABEL),
-        replicas=int(deployment["spec"].get("replicas", 1)),
-        created_at=pods.seconds_of(metadata["creationTimestamp"]),
-    )
-
-
-def _other_scaler(key: ServiceKey, scalers: list[Json], deployments: set[str]) -> str:
-    for scaler in scalers:
-        target = scaler["spec"]["scaleTargetRef"]
-        is_service = target["kind"] == KIND and target["name"] == key.name
-        if is_service or (target["kind"] == "Deployment" and target["name"] in deployments):
-            return f"HorizontalPodAutoscaler/{scaler['metadata']['name']}"
-    return ""

@@ -2,22 +2,28 @@
 
 Connection, TLS and credentials are the official client's (`kubernetes.aio`); objects stay as JSON, since most
 of what is written here are manifests that were rendered as such. Knows no kind of ours.
+
+What is written for services goes through a `guarded` view, which refuses every write while the operator does
+not lead and every call while the API server has asked to wait; the Lease itself needs neither.
 """
 
 import asyncio
-import json
 import os
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
+import msgspec
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from headway_operator.errors import ClusterError, ConflictError, ForbiddenError, UnavailableError
-from headway_operator.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL
+from headway_operator.cluster.kubernetes_answers import error_of, retry_after_seconds
+from headway_operator.errors import ClusterError, NotLeadingError, ThrottledError, UnavailableError
+from headway_operator.names import API_VERSION, FIELD_MANAGER, KIND, OPTIONAL_KINDS, PLURAL
 
 TIMEOUT_SECONDS = 10.0
 PLURALS = {
@@ -32,6 +38,10 @@ PLURALS = {
     "RoleBinding": "rolebindings",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "Job": "jobs",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "NetworkPolicy": "networkpolicies",
+    "PodMonitor": "podmonitors",
+    "PrometheusRule": "prometheusrules",
     "Lease": "leases",
     KIND: PLURAL,
 }
@@ -41,26 +51,66 @@ API_VERSIONS = {
     "RoleBinding": "rbac.authorization.k8s.io/v1",
     "HorizontalPodAutoscaler": "autoscaling/v2",
     "Job": "batch/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    **OPTIONAL_KINDS,
     "Lease": "coordination.k8s.io/v1",
     KIND: API_VERSION,
 }
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
-RETRIED_LATER = frozenset((408, 429, 500, 502, 503, 504))
+JSON = "application/json"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+METADATA_ITEM = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+# Objects of one answer: a list of thousands would hold everything else up while it is read.
+LIST_LIMIT = 250
+# How long the API server lets a watch be; all of them end at different times.
+WATCH_SECONDS = (240, 360)
+# The API server sends a bookmark every minute, or a little later.
+INACTIVITY_SECONDS = 150.0
+WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=INACTIVITY_SECONDS)
 Json = dict[str, Any]
+# method, HTTP status (0 when there was no answer), seconds.
+OnCall = Callable[[str, int, float], None]
 
 
 class KubernetesApi:
     """One connection pool to one API server. Use it as `async with`."""
 
-    def __init__(self, configuration: Configuration, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        on_call: OnCall = lambda method, status, seconds: None,
+    ) -> None:
+        """on_call: hears of each call that was made."""
         configuration.retries = None  # a pass that fails is taken again; retries inside would only hide it
         self._configuration = configuration
         self._timeout_seconds = timeout_seconds
         self._client: ApiClient | None = None
+        self._on_call = on_call
+        self._may_write: Callable[[], bool] = lambda: True
+        self._obeys_throttling = False
+        self._throttled_until = 0.0
+
+    def guarded(self, may_write: Callable[[], bool]) -> "KubernetesApi":
+        """A view of the same connections that writes only while `may_write()`, and waits when asked to.
+
+        Its calls raise NotLeadingError, or ThrottledError, instead of being made.
+        """
+        view = KubernetesApi(self._configuration, self._timeout_seconds, self._on_call)
+        view._client = self._client
+        view._may_write = may_write
+        view._obeys_throttling = True
+        return view
 
     @classmethod
-    async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> "KubernetesApi":
+    async def connect(
+        cls,
+        kubeconfig: Path | None = None,
+        context: str | None = None,
+        on_call: OnCall = lambda method, status, seconds: None,
+    ) -> "KubernetesApi":
         """The pod's own service account, or what a kubeconfig says; ClusterError when neither is usable.
 
         kubeconfig: when given, used even inside a pod. context: of the kubeconfig; else its current one.
@@ -80,7 +130,7 @@ class KubernetesApi:
             raise ClusterError(
                 f"no usable credentials for a cluster: {error}; set KUBECONFIG, or run inside a pod"
             ) from error
-        return cls(configuration)
+        return cls(configuration, on_call=on_call)
 
     async def __aenter__(self) -> Self:
         self._client = ApiClient(self._configuration)
@@ -99,11 +149,83 @@ class KubernetesApi:
         """The object, or None when there is none."""
         return await self._call("GET", path_of(kind, namespace, name), absent_is_none=True)
 
-    async def list(self, kind: str, namespace: str, labels: str = "") -> list[Json]:
-        """The objects of a kind in a namespace that match a label selector."""
-        query = {"labelSelector": labels} if labels else {}
+    async def list(self, kind: str, namespace: str, labels: str = "", fields: str = "") -> list[Json]:
+        """The objects of a kind in a namespace, or in all ("") of them, that match both selectors."""
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        query = {name: selector for name, selector in selectors.items() if selector}
         answer = await self._call("GET", path_of(kind, namespace), query=query)
         return list((answer or {}).get("items") or ())
+
+    async def served_kinds(self, api_version: str) -> frozenset[str]:
+        """The kinds that the server has now in one version of an API group; none where it lacks that."""
+        answer = await self._call("GET", f"/apis/{api_version}", absent_is_none=True)
+        return frozenset(str(one["kind"]) for one in (answer or {}).get("resources") or ())
+
+    async def list_metadata(self, kind: str, namespace: str) -> tuple[Json, ...]:
+        """The metadata of all objects of a kind, in a namespace or all (""), from the API server's memory."""
+        answer = await self._call(
+            "GET", path_of(kind, namespace), query={"resourceVersion": "0"}, accept=METADATA_LIST
+        )
+        return tuple(dict(item["metadata"]) for item in (answer or {}).get("items") or ())
+
+    async def list_all(
+        self, kind: str, namespace: str, labels: str, *, is_bare: bool
+    ) -> tuple[tuple[Json, ...], str]:
+        """All objects of a kind, in parts, and the version of the list. is_bare: their metadata alone."""
+        query = {"limit": str(LIST_LIMIT)} | ({"labelSelector": labels} if labels else {})
+        accept = METADATA_LIST if is_bare else JSON
+        items: list[Json] = []
+        while True:
+            answer = await self._call("GET", path_of(kind, namespace), query=query, accept=accept) or {}
+            items += answer.get("items") or ()
+            if not (more := answer["metadata"].get("continue")):
+                return tuple(items), answer["metadata"]["resourceVersion"]
+            query = {**query, "continue": more}
+
+    async def watch(
+        self, kind: str, namespace: str, labels: str, version: str, *, is_bare: bool
+    ) -> AsyncIterator[Json]:
+        """Events since `version`, until the API server ends the watch. A version that has expired is one,
+        too.
+
+        Raises UnavailableError when nothing comes although bookmarks are due.
+        """
+        if self._client is None:
+            raise RuntimeError("KubernetesApi is used outside its `async with` block")
+        path = path_of(kind, namespace)
+        what, began, status = f"WATCH {path}", time.monotonic(), 0
+        query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
+        query |= {"timeoutSeconds": str(random.randint(*WATCH_SECONDS))}
+        query |= {"labelSelector": labels} if labels else {}
+        self._check_guard("GET", what)
+        try:
+            try:
+                request = await self._client.param_serialize(
+                    "GET",
+                    path,
+                    query_params=list(query.items()),
+                    header_params={"Accept": METADATA_ITEM if is_bare else JSON},
+                    auth_settings=["BearerToken"],
+                )
+                answer = (await self._client.call_api(*request, _request_timeout=WATCH_TIMEOUT)).response
+                status = answer.status
+            finally:
+                self._on_call("WATCH", status, time.monotonic() - began)
+            try:
+                if status != 200:
+                    raw = await answer.read()
+                    if status == 410:
+                        yield {"type": "ERROR", "object": {"code": 410}}
+                        return
+                    raise error_of(what, status, raw)
+                async for line in answer.content:
+                    yield msgspec.json.decode(line)
+            finally:
+                answer.close()
+        except TimeoutError as error:
+            raise UnavailableError(f"{what}: nothing came for {INACTIVITY_SECONDS:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError, msgspec.DecodeError) as error:
+            raise UnavailableError(f"{what}: {error or type(error).__name__}") from error
 
     async def apply(self, manifest: Mapping[str, Any], *, force: bool, subresource: str = "") -> Json:
         """Server-side apply with Headway's field manager; `force` takes over fields that others own."""
@@ -148,52 +270,58 @@ class KubernetesApi:
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
         absent_is_none: bool = False,
     ) -> Json | None:
         if self._client is None:
             raise RuntimeError("KubernetesApi is used outside its `async with` block")
         what = f"{method} {path}"
+        self._check_guard(method, what)
+        began, status = time.monotonic(), 0
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 request = await self._client.param_serialize(
                     method,
                     path,
                     query_params=list((query or {}).items()),
-                    header_params={"Accept": "application/json", "Content-Type": content_type},
+                    header_params={"Accept": accept, "Content-Type": content_type},
                     body=body,
                     auth_settings=["BearerToken"],
                 )
                 response = await self._client.call_api(*request)
                 raw: bytes = await response.read()  # type: ignore[no-untyped-call]
+                status = response.status
         except TimeoutError as error:
             raise UnavailableError(f"{what}: no answer within {self._timeout_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(f"{what}: {error or type(error).__name__}") from error
-        if response.status == 404 and absent_is_none:
+        finally:
+            self._on_call(method, status, time.monotonic() - began)
+        if status == 404 and absent_is_none:
             return None
-        if not 200 <= response.status < 300:
-            raise _error(what, response.status, raw)
-        answer = json.loads(raw)
+        if not 200 <= status < 300:
+            if wait := retry_after_seconds(status, response.headers):
+                self._throttled_until = time.monotonic() + wait
+            raise error_of(what, status, raw)
+        try:
+            answer = msgspec.json.decode(raw)
+        except msgspec.DecodeError as error:
+            raise UnavailableError(f"{what}: answered no JSON: {error}") from error
         return answer if isinstance(answer, dict) else None
+
+    def _check_guard(self, method: str, what: str) -> None:
+        if method != "GET" and not self._may_write():
+            raise NotLeadingError(f"{what}: this operator does not hold the Lease")
+        left = self._throttled_until - time.monotonic()
+        if self._obeys_throttling and left > 0:
+            raise ThrottledError(f"{what}: the API server asked to wait, for another {left:.1f} s")
 
 
 def path_of(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:
-    """The REST path of a collection, an object or its subresource."""
+    """The REST path of a collection (of all namespaces: ""), an object or its subresource."""
     version = API_VERSIONS.get(kind, "v1")
     prefix = "/api" if "/" not in version else "/apis"
-    parts = [prefix, version, "namespaces", namespace, PLURALS[kind], name, subresource]
+    where = ["namespaces", namespace] if namespace else []
+    parts = [prefix, version, *where, PLURALS[kind], name, subresource]
     return "/".join(part for part in parts if part)
-
-
-def _error(what: str, status: int, raw: bytes) -> ClusterError:
-    try:
-        message = str(json.loads(raw)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = raw[:200].decode(errors="replace")
-    text = f"{what}: {status}: {message}"
-    if status == 409:
-        return ConflictError(text)
-    if status in (401, 403):
-        return ForbiddenError(text)
-    return UnavailableError(text) if status in RETRIED_LATER else ClusterError(text)

@@ -1,4 +1,10 @@
-"""Records events on a service without storms: the same words are counted, the total of a service bounded."""
+"""Records events on a service without storms.
+
+The same words again are one object whose count goes up. Words of the same reason that differ, since numbers
+in them move, are told one by one up to ten times within ten minutes, then in one object that counts them and
+has the latest words (as client-go's correlator aggregates). What a service may have in all is bounded by a
+bucket.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -14,6 +20,10 @@ BURST = 25
 SECONDS_PER_EVENT = 60.0
 MAX_MESSAGE_CHARACTERS = 1000
 MAX_REMEMBERED = 1000
+# So many different texts of one reason within this time are told one by one.
+MAX_SIMILAR = 10
+SIMILAR_SECONDS = 600.0
+COMBINED = "(combined from similar events): "
 
 
 @dataclass(slots=True)
@@ -33,12 +43,18 @@ class _Bucket:
 
 
 class EventRecorder:
-    """Writes core/v1 Events. Each distinct text of one service is one object whose count goes up."""
+    """Writes core/v1 Events."""
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
         self._counts: dict[tuple[str, str], int] = {}
         self._buckets: dict[ServiceKey, _Bucket] = {}
+        self._similar: dict[ServiceKey, dict[tuple[str, str], dict[str, float]]] = {}
+
+    def forget(self, key: ServiceKey) -> None:
+        """Drop what is remembered of a service that is gone."""
+        self._buckets.pop(key, None)
+        self._similar.pop(key, None)
 
     async def record(
         self,
@@ -53,22 +69,36 @@ class EventRecorder:
         if not self._buckets.setdefault(key, _Bucket(BURST, now)).take(now):
             return False
         text = message[:MAX_MESSAGE_CHARACTERS]
-        digest = hashlib.sha256("\n".join((uid, kind, reason, text)).encode()).hexdigest()[:16]
+        is_combined = self._is_one_of_many(key, kind, reason, text, now)
+        identity = (uid, kind, reason, "" if is_combined else text)
+        if is_combined:
+            text = (COMBINED + text)[:MAX_MESSAGE_CHARACTERS]
+        digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
         name = f"{key.name}.{digest}"
         time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         count = self._counts.get((key.namespace, name))
-        if count is not None and await self._count(key.namespace, name, count + 1, time):
+        if count is not None and await self._count(key.namespace, name, count + 1, text, time):
             return True
         try:
             await self._api.create(_event(key, uid, name, kind, reason, text, time))
             self._remember(key.namespace, name, 1)
         except ConflictError:  # written before this process began: its count is in what a patch returns
             found = await self._api.patch("Event", key.namespace, name, {"lastTimestamp": time})
-            await self._count(key.namespace, name, int((found or {}).get("count") or 0) + 1, time)
+            await self._count(key.namespace, name, int((found or {}).get("count") or 0) + 1, text, time)
         return True
 
-    async def _count(self, namespace: str, name: str, count: int, time: str) -> bool:
-        body: Mapping[str, Any] = {"count": count, "lastTimestamp": time}
+    def _is_one_of_many(self, key: ServiceKey, kind: str, reason: str, text: str, now: float) -> bool:
+        """Whether too many other texts of this reason were told lately."""
+        told = self._similar.setdefault(key, {}).setdefault((kind, reason), {})
+        for old in [one for one, at in told.items() if now - at >= SIMILAR_SECONDS]:
+            del told[old]
+        if text not in told and len(told) >= MAX_SIMILAR:
+            return True
+        told[text] = now
+        return False
+
+    async def _count(self, namespace: str, name: str, count: int, text: str, time: str) -> bool:
+        body: Mapping[str, Any] = {"count": count, "message": text, "lastTimestamp": time}
         if await self._api.patch("Event", namespace, name, body) is None:
             self._counts.pop((namespace, name), None)  # events expire after an hour
             return False

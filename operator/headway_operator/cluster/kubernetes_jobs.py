@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headway_operator.cluster import kubernetes_pods
+from headway_operator.cluster.kubernetes_causes import Pod
 from headway_operator.names import JOB_NAME_LABEL, RUNTIME_CONTAINER
 from headway_operator.state import Evaluation
 
@@ -14,7 +15,7 @@ Job = Mapping[str, Any]
 DEADLINE_REASON = "DeadlineExceeded"
 
 
-def evaluation(job: Job, pods: Iterable[kubernetes_pods.Pod]) -> Evaluation:
+def evaluation(job: Job, pods: Iterable[Pod]) -> Evaluation:
     """One Job with its own of the pods."""
     name = job["metadata"]["name"]
     own = sorted(
@@ -38,7 +39,7 @@ def evaluation(job: Job, pods: Iterable[kubernetes_pods.Pod]) -> Evaluation:
     return Evaluation(name, "ended", _words(job, ended, terminated, output), output)
 
 
-def _on_its_way(name: str, pod: kubernetes_pods.Pod | None) -> Evaluation:
+def _on_its_way(name: str, pod: Pod | None) -> Evaluation:
     if pod is None:
         return Evaluation(name, "pending")
     phase, reason, message = kubernetes_pods.judge(pod)
@@ -60,7 +61,7 @@ def _words(job: Job, ended: Mapping[str, Any], terminated: Mapping[str, Any], ou
     return f"{cause}{tries}" + (f"; last line: {last}" if last else "")
 
 
-def _terminated(pod: kubernetes_pods.Pod) -> Mapping[str, Any]:
+def _terminated(pod: Pod) -> Mapping[str, Any]:
     statuses = pod.get("status", {}).get("containerStatuses") or ()
     states = (one.get("state", {}) for one in statuses if one.get("name") == RUNTIME_CONTAINER)
     return next((state["terminated"] for state in states if "terminated" in state), {})

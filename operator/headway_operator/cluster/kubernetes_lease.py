@@ -1,7 +1,9 @@
 """Leadership by a Lease: of the operators that run, only the one that holds it may write.
 
-The holder renews every 10 s. Should it fail to for 30 s, by its own monotonic clock, it stops acting; another
-takes over once it has seen the Lease unchanged for 30 s by its own clock. So no two clocks are compared.
+The holder renews every 5 s. Should it fail to for 20 s, by its own monotonic clock, it begins no further
+write; another takes over once it has seen the Lease unchanged for 30 s by its own clock. So no two clocks are
+compared, and what lies between, 10 s, is the time limit of a call to the API: a write that was begun in time
+has ended, one way or another, before anybody else may write.
 """
 
 import asyncio
@@ -12,14 +14,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
+from headway_operator.cluster.kubernetes_api import TIMEOUT_SECONDS, Json, KubernetesApi
 from headway_operator.errors import ClusterError, ConflictError
 
 logger = logging.getLogger(__name__)
 
 LEASE_NAME = "headway-operator"
 LEASE_SECONDS = 30
-RENEW_SECONDS = 10.0
+# The longest that a write begun by the holder may still be under way.
+MARGIN_SECONDS = TIMEOUT_SECONDS
+RENEW_SECONDS = 5.0
 RETRY_SECONDS = 2.0
 
 
@@ -33,42 +37,53 @@ class Lease:
         identity: str,
         *,
         lease_seconds: float = LEASE_SECONDS,
+        margin_seconds: float = MARGIN_SECONDS,
         renew_seconds: float = RENEW_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._namespace = namespace
         self._identity = identity
         self._lease_seconds = lease_seconds
+        self._hold_seconds = lease_seconds - margin_seconds
         self._renew_seconds = renew_seconds
+        self._retry_seconds = retry_seconds
         self._clock = clock
         self._renewed_at: float | None = None
         self._seen: tuple[str, float] = ("", clock())  # its resourceVersion, and since when it is that
 
     @property
     def is_held(self) -> bool:
-        """Whether this operator leads; false as soon as the last renewal is too old."""
-        return self._renewed_at is not None and self._clock() - self._renewed_at < self._lease_seconds
+        """Whether this operator may begin a write; false as soon as the last renewal is too old."""
+        return self._renewed_at is not None and self._clock() - self._renewed_at < self._hold_seconds
 
     async def run(self) -> None:
         """Seek and renew until cancelled; then give the Lease up, so that the next need not wait."""
         try:
+            was_held = False
             while True:
-                was_held = self.is_held
-                try:
-                    await self.seek()
-                except ClusterError as error:
-                    logger.warning("Lease %s: %s", LEASE_NAME, error)
-                except Exception:
-                    # Whatever it is, an operator that no longer asks would idle for ever, in good health.
-                    logger.exception("Lease %s cannot be read", LEASE_NAME)
+                is_renewed = await self._attempt()
                 if was_held != self.is_held:
-                    logger.info("Lease %s is %s", LEASE_NAME, "held" if self.is_held else "not held any more")
-                await asyncio.sleep(self._renew_seconds if self.is_held else RETRY_SECONDS)
+                    was_held = not was_held
+                    logger.info("Lease %s is %s", LEASE_NAME, "held" if was_held else "not held any more")
+                await asyncio.sleep(self._renew_seconds if is_renewed else self._retry_seconds)
         finally:
             if self.is_held:
                 with contextlib.suppress(ClusterError):
                     await self.release()
+
+    async def _attempt(self) -> bool:
+        try:
+            await self.seek()
+        except ClusterError as error:
+            logger.warning("Lease %s: %s", LEASE_NAME, error)
+            return False
+        except Exception:
+            # Whatever it is, an operator that no longer asks would idle for ever, in good health.
+            logger.exception("Lease %s cannot be read", LEASE_NAME)
+            return False
+        return self.is_held
 
     async def seek(self) -> None:
         """Renew the Lease, or take it if it is free or was left. Raises ClusterError."""

@@ -4,8 +4,12 @@ import os
 import signal
 from pathlib import Path
 
+from headway_operator.names import EXIT_STATUS_FETCH
+
 TAIL_BYTES = 4096
 VMSTAT = Path("/proc/vmstat")
+# Begins why a supervisor killed a process that has never been ready.
+NOT_READY = "not ready"
 
 
 def explain_exit(
@@ -18,11 +22,14 @@ def explain_exit(
     """
     reason = "CrashLoopBackOff"
     if killed_for:
-        reason, cause = "Unhealthy", f"killed because it was {killed_for}"
+        reason = "StartupProbeFailed" if killed_for.startswith(NOT_READY) else "LivenessProbeFailed"
+        cause = f"killed because it was {killed_for}"
     elif returncode == -signal.SIGKILL and num_oom_kills > 0:
         reason, cause = "OOMKilled", "killed because memory ran out"
     elif returncode is not None and returncode < 0:
         cause = f"ended by {signal.Signals(-returncode).name}"
+    elif returncode == EXIT_STATUS_FETCH:
+        reason, cause = "ModelFetchFailed", "the model could not be fetched"
     else:
         cause = f"exited with status {returncode}"
     return reason, f"{cause}; last line: {last_line}" if last_line else cause

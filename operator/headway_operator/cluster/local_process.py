@@ -23,7 +23,7 @@ import aiohttp
 from headway_operator.cluster.local_exit import count_oom_kills, explain_exit, log_tail
 from headway_operator.cluster.local_probe import probe
 from headway_operator.cluster.local_template import ProcessTemplate
-from headway_operator.state import Replica, ReplicaPhase
+from headway_operator.state import Replica, ReplicaPhase, Start
 
 STARTING_POLL_SECONDS = 0.1
 MAX_READY_POLL_SECONDS = 1.0
@@ -96,7 +96,14 @@ class LocalProcess:
             message=self._message,
             num_restarts=self.num_restarts,
             deletion_cost=self.deletion_cost,
+            start=self._start_seconds(),
         )
+
+    def _start_seconds(self) -> Start | None:
+        """Of the first start: a process has its node and its files from the beginning."""
+        if self.ready_at is None or self.num_restarts:
+            return None
+        return Start(0.0, 0.0, 0.0, max(0.0, self.ready_at - self.created_at))
 
     def stop(self, *, at_once: bool = False) -> None:
         """Ask it to drain and end; `at_once` kills instead. `run` returns when the process is gone."""
@@ -110,7 +117,9 @@ class LocalProcess:
             try:
                 process = await self._start()
             except OSError as error:
-                self._set("failed", "StartError", f"cannot run {self.template.command[0]!r}: {error}")
+                self._set(
+                    "failed", "CreateContainerError", f"cannot run {self.template.command[0]!r}: {error}"
+                )
             else:
                 try:
                     killed_for = await self._watch(process)
@@ -224,8 +233,8 @@ class LocalProcess:
         if not tolerate:
             self.ready_at = None
             if self.phase == "ready":
-                self._set("starting", "NotReady", failure)
-            elif self._reason in ("", "NotReady"):  # why it crashed before says more
+                self._set("starting", "ReadinessProbeFailed", failure)
+            elif self._reason in ("", "ReadinessProbeFailed"):  # why it crashed before says more
                 self._set("starting", self._reason, failure)
         return False
 

@@ -3,41 +3,47 @@
 import argparse
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
-from headway_operator.cluster.kubernetes import KubernetesCluster
-from headway_operator.cluster.kubernetes_api import KubernetesApi
+from headway_operator.cluster.kubernetes import CACHED_KINDS, KubernetesCluster
+from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
+from headway_operator.cluster.kubernetes_cache import KubernetesCache, is_news
 from headway_operator.cluster.kubernetes_keys import load_or_create_keys
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.errors import HeadwayOperatorError
 from headway_operator.handlers import watch
 from headway_operator.health import Health, serving
 from headway_operator.loop import ServiceLoop, ServiceLoops
+from headway_operator.names import KIND
+from headway_operator.operator_log import configure
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import World
+from headway_operator.resync import Resync, Version
 from headway_operator.scrape import Scraper
 from headway_operator.state import ServiceKey
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_FORMATS = ("text", "json")
 POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 MIN_LIVENESS_SECONDS = 120.0
 MISSED_INTERVALS = 12
+# Passes wait for the API server most of the time; more at once would only wait for this process instead.
+CONCURRENT_PASSES = 32
+# Passes that begin before the cache is filled ask the API server for each thing; after this time they do.
+CACHE_SECONDS = 20.0
 
 
 def main(argv: list[str]) -> int:
     """Run until SIGTERM or SIGINT; 1 when it cannot start, with the reason on stderr."""
     options = _parser().parse_args(argv)
-    logging.basicConfig(level=options.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    if options.log_level == "info":
-        logging.getLogger("kopf").setLevel("WARNING")  # it tells of every event that it passes on
+    configure(options.log_level, options.log_format)
     try:
         asyncio.run(run(options))
     except HeadwayOperatorError as error:
@@ -52,35 +58,44 @@ async def run(options: argparse.Namespace) -> None:
     """Run the operator until a signal comes."""
     metrics = OperatorMetrics()
     async with contextlib.AsyncExitStack() as stack:
-        api = await stack.enter_async_context(await KubernetesApi.connect())
+        api = await stack.enter_async_context(await KubernetesApi.connect(on_call=metrics.called))
         keys = await load_or_create_keys(api, options.admin_secret_namespace)
-        cluster = KubernetesCluster(
-            api, runtime_image=options.runtime_image, gateway_image=options.gateway_image
-        )
-        scraper = await stack.enter_async_context(Scraper(keys, time.time))
-        world = World(cluster, scraper, keys.public_pem, time.time)
         lease = Lease(api, options.admin_secret_namespace, _identity())
+        # Everything that is written for services goes through this view, or the scraper: the Lease gates
+        # both.
+        guarded = api.guarded(lambda: lease.is_held)
+        cache = KubernetesCache(api, options.namespace, CACHED_KINDS, lambda *change: changed(*change))
+        cluster = KubernetesCluster(
+            guarded,
+            runtime_image=options.runtime_image,
+            gateway_image=options.gateway_image,
+            operator_namespace=_pod_namespace(),
+            monitoring_namespace=options.monitoring_namespace,
+            image_pull_secrets=options.image_pull_secret,
+            allows_unrestricted=options.allow_unrestricted_templates,
+            cache=cache,
+        )
+        scraper = await stack.enter_async_context(Scraper(keys, time.time, may_write=lambda: lease.is_held))
+        world = World(cluster, scraper, keys.public_pem, time.time)
+        loops = _loops(world, cluster, lease, metrics, options.interval_seconds)
+        metrics.watch(lambda: lease.is_held, lambda: len(loops))
 
-        def make(key: ServiceKey) -> ServiceLoop:
-            return ServiceLoop(
-                world,
-                key,
-                cluster.fetch,
-                interval_seconds=options.interval_seconds,
-                metrics=metrics,
-                may_act=lambda: lease.is_held,
-            )
+        is_watching = False
 
-        def gone(key: ServiceKey) -> None:
-            cluster.forget(key)
-            metrics.forget(key)
+        def changed(kind: str, key: ServiceKey, old: Json | None, new: Json) -> None:
+            # Before that, the first list of services is still to come, and brings all of them.
+            if is_watching and is_news(kind, old, new) and (kind == KIND or key in loops):
+                loops.wake(key)
 
-        loops = ServiceLoops(make, gone)
-        await stack.enter_async_context(_running(lease))
+        seen: dict[ServiceKey, Version] = {}
+        resync = Resync(lambda: api.list_metadata(KIND, options.namespace), seen, loops.wake, metrics.missed)
+        await stack.enter_async_context(_running(lease.run(), "lease"))
+        await stack.enter_async_context(_running(resync.run(), "resync"))
+        await stack.enter_async_context(_running(cache.run(), "cache"))
 
         def health() -> Health:
             limit = max(MIN_LIVENESS_SECONDS, MISSED_INTERVALS * options.interval_seconds)
-            return Health(lease.is_held, len(loops), loops.oldest_pass_seconds(), limit)
+            return Health(lease.is_held, len(loops), loops.oldest_pass_seconds(), limit, resync.lag_seconds())
 
         await stack.enter_async_context(
             serving(
@@ -91,12 +106,42 @@ async def run(options: argparse.Namespace) -> None:
                 metrics_port=options.metrics_port,
             )
         )
-        await watch(options.namespace, loops.wake, loops.close)
+        await cache.tried(CACHE_SECONDS)
+        is_watching = True
+        await watch(options.namespace, loops.wake, loops.close, seen)
+
+
+def _loops(
+    world: World,
+    cluster: KubernetesCluster,
+    lease: Lease,
+    metrics: OperatorMetrics,
+    interval_seconds: float,
+) -> ServiceLoops:
+    turns = asyncio.Semaphore(CONCURRENT_PASSES)
+
+    def make(key: ServiceKey) -> ServiceLoop:
+        return ServiceLoop(
+            world,
+            key,
+            cluster.fetch,
+            interval_seconds=interval_seconds,
+            metrics=metrics,
+            may_act=lambda: lease.is_held,
+            turns=turns,
+        )
+
+    def gone(key: ServiceKey) -> None:
+        cluster.forget(key)
+        world.scraper.forget(key)
+        metrics.forget(key)
+
+    return ServiceLoops(make, gone)
 
 
 @contextlib.asynccontextmanager
-async def _running(lease: Lease) -> AsyncIterator[None]:
-    task = asyncio.create_task(lease.run(), name="lease")
+async def _running(what: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(what, name=name)
     try:
         yield
     finally:
@@ -118,7 +163,25 @@ def _parser() -> argparse.ArgumentParser:
         default=_own_namespace(),
         help="where the operator keeps its key pair and its Lease; its own namespace by default",
     )
+    add(
+        "--monitoring-namespace",
+        default="monitoring",
+        help="where Prometheus runs, which may then read replicas; empty: nowhere (default %(default)s)",
+    )
+    add(
+        "--image-pull-secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a Secret in the namespace of each service, with which its pods pull images; may be repeated",
+    )
+    add(
+        "--allow-unrestricted-templates",
+        action="store_true",
+        help="let spec.template leave the pod security standard `restricted`: host paths, root, tokens",
+    )
     add("--log-level", choices=LOG_LEVELS, default="info")
+    add("--log-format", choices=LOG_FORMATS, default="text", help="lines for people, or an object each")
     return parser
 
 
@@ -136,6 +199,9 @@ def _identity() -> str:
 
 
 def _own_namespace() -> str:
-    if POD_NAMESPACE_FILE.exists():
-        return POD_NAMESPACE_FILE.read_text().strip()
-    return os.environ.get("POD_NAMESPACE", "default")
+    return _pod_namespace() or os.environ.get("POD_NAMESPACE", "default")
+
+
+def _pod_namespace() -> str:
+    """Of the pod that this is; "" outside of a cluster, where no NetworkPolicy could let the operator in."""
+    return POD_NAMESPACE_FILE.read_text().strip() if POD_NAMESPACE_FILE.exists() else ""

@@ -1,6 +1,7 @@
 """What the operator says about a service: conditions, status, events. Pure; writes nothing."""
 
 from headway_operator.conditions.events import Event, events
+from headway_operator.conditions.problems import Problems
 from headway_operator.conditions.status import refused, status, worth_writing
 
-__all__ = ["Event", "events", "refused", "status", "worth_writing"]
+__all__ = ["Event", "Problems", "events", "refused", "status", "worth_writing"]

@@ -12,6 +12,7 @@ Event = tuple[Literal["Normal", "Warning"], str, str]
 _BAD_NEWS = {
     "Ready": "False",
     "SLOMet": "False",
+    "SLOFeasible": "False",
     "ScalingActive": "False",
     "QualityVerified": "False",
     "Degraded": "True",
@@ -20,6 +21,7 @@ _BAD_NEWS = {
 _EVERYDAY = (
     *("ReplicasStarting", "NoReplicas", "GatewayNotReady", "ScaledToZero", "FixedReplicas"),
     "VerifyingQuality",
+    "Suspended",
 )
 # Worth an event although it is neither good nor bad news yet.
 _BEGINNINGS = ("Verifying", "FileMissing", "VerdictLost")
@@ -28,7 +30,10 @@ _BEGINNINGS = ("Verifying", "FileMissing", "VerdictLost")
 def events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     """(kind, reason, message) of what happened between two statuses."""
     return (
-        _condition_events(previous, new) + _revision_events(previous, new) + _decision_events(previous, new)
+        _condition_events(previous, new)
+        + _revision_events(previous, new)
+        + _rollout_events(previous, new)
+        + _decision_events(previous, new)
     )
 
 
@@ -41,6 +46,8 @@ def _condition_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> li
         is_news = old.get("status") != state or (state == _BAD_NEWS.get(name) and old.get("reason") != reason)
         # The absence of trouble is no news unless there was trouble.
         is_first_good = not old and state != _BAD_NEWS.get(name) and name != "Ready"
+        # That a promise can be kept is no news to those who see it kept, unless it was denied before.
+        is_first_good |= name == "SLOFeasible" and state == "True" and old.get("status") != "False"
         if name == "QualityVerified" and reason in _BEGINNINGS and old.get("reason") != reason:
             result.append(("Normal", reason, f"{name} is {state}: {condition['message']}"))
             continue
@@ -60,6 +67,17 @@ def _revision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> lis
     old, current = (_served(status) for status in (previous, new))
     if current and current != old:
         return [("Normal", "RevisionMade", f"revision {current} replaces {old or 'nothing'}")]
+    return []
+
+
+def _rollout_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    """Steps of a canary, and the end of a rollout; that one was given up is told by Degraded."""
+    old, now = (status.get("rollout") or {} for status in (previous, new))
+    weight, candidate = now.get("weight"), old.get("candidate")
+    if weight and weight != old.get("weight"):
+        return [("Normal", "CanaryStep", f"revision {now['candidate']} gets {weight}% of the requests")]
+    if candidate and candidate == (now.get("stable") or {}).get("name"):
+        return [("Normal", "RolloutComplete", f"revision {candidate} serves alone")]
     return []
 
 

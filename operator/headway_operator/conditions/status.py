@@ -1,16 +1,20 @@
 """The whole status of a service, and when it is worth a write."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from headway_operator import names
-from headway_operator.conditions import rules
+from headway_operator.conditions import rest, rollouts, rules, slo_rules
 from headway_operator.conditions.condition import Condition, written
+from headway_operator.conditions.problems import NO_PROBLEMS, Problems
+from headway_operator.conditions.startup import startup
 from headway_operator.errors import SpecError
 from headway_operator.plan import wanted_replicas
 from headway_operator.quality import Gate
 from headway_operator.quality.judgement import as_status
+from headway_operator.rollout import Rollout
+from headway_operator.rollout import as_status as rollout_status
 from headway_operator.spec import Manifest, Service, generation_of
 from headway_operator.state import Attainment, Decision, Limits, Observed, Rendered, Sample
 from headway_operator.times import seconds, timestamp
@@ -27,6 +31,7 @@ _QUALITY_WORDS = {
     "VerdictLost": "verifying",
     "Verifying": "verifying",
     "ScaledToZero": "waiting",
+    "Suspended": "waiting",
 }
 
 
@@ -37,28 +42,35 @@ def status(
     sample: Sample,
     decision: Decision,
     now: float,
-    problems: Sequence[str] = (),
+    problems: Problems = NO_PROBLEMS,
     gate: Gate | None = None,
+    rollout: Rollout | None = None,
 ) -> dict[str, Any]:
     """The whole status; `service.status` is the previous one, from which transition times are kept.
 
-    problems: what failed in this pass, in words; it shows in the condition Degraded. gate: None where the
+    problems: what failed in this pass; it shows in the condition Degraded. gate: None where the
     service asks for no judgement.
     """
+    rollout = Rollout() if rollout is None else rollout
     wanted = wanted_replicas(service, decision)
     num_ready = sum(replica.phase == "ready" for replica in observed.replicas)
     revision = rendered.revision
+    before = {one["type"]: one for one in service.status.get("conditions") or ()}
     conditions = [
-        rules.ready(service, observed, decision, rendered, gate),
-        rules.progressing(service, rendered, observed, decision, gate),
-        rules.slo_met(decision),
-        rules.scaling_active(decision),
-        rules.model_available(observed),
-        rules.degraded(observed, decision, gate, problems),
+        rest.ready(service, observed, decision) or rules.ready(service, observed, decision, rendered, gate),
+        rest.progressing(service, observed, decision)
+        or rollouts.progressing(service, rendered, observed, wanted, rollout)
+        or rules.progressing(service, rendered, observed, decision, gate),
+        slo_rules.slo_met(decision),
+        slo_rules.slo_feasible(decision, before.get("SLOFeasible", {}), service.generation),
+        slo_rules.scaling_active(decision),
+        rules.model_available(service, observed, decision),
+        _degraded(rules.degraded(observed, decision, gate, problems), rollout),
         None if gate is None else rules.quality_verified(gate),
     ]
     limits = _applied_limits(sample, decision)
     percentile = service.spec.slo.percentile if service.spec.slo else 95
+    starts = startup(service, observed, sample, now)
     return {
         **({} if gate is None else {"quality": _quality(gate, rendered)}),
         "observedGeneration": service.generation,
@@ -89,6 +101,8 @@ def status(
             "gatewayHash": revision.gateway_hash,
             "specHash": revision.spec_hash,
         },
+        "rollout": rollout_status(rollout.record),
+        **({"startup": starts} if starts else {}),
         "lastDecision": {
             "time": timestamp(decision.at),
             "replicas": decision.replicas,
@@ -147,6 +161,11 @@ def _lasting(written_status: Mapping[str, Any]) -> dict[str, Any]:
     latencies = written_status.get("slo") or {}
     lasting["targets"] = {name: (latency or {}).get("target") for name, latency in latencies.items()}
     return lasting
+
+
+def _degraded(otherwise: Condition, rollout: Rollout) -> Condition:
+    """What is wrong now comes before what was given up."""
+    return otherwise if otherwise.status == "True" else rollouts.degraded(rollout) or otherwise
 
 
 def _quality(gate: Gate, rendered: Rendered) -> dict[str, Any]:

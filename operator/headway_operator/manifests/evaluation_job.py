@@ -12,7 +12,8 @@ from typing import Any
 from headway_operator import names
 from headway_operator.manifests import pod
 from headway_operator.manifests.metadata import metadata
-from headway_operator.manifests.runtime_template import API_KEYS_VOLUME, runtime_template, with_gpus
+from headway_operator.manifests.placement import with_gpus
+from headway_operator.manifests.runtime_template import API_KEYS_VOLUME, runtime_template
 from headway_operator.spec import Service
 from headway_operator.spec.quality import Quality
 from headway_operator.state import Manifest, Site
@@ -28,6 +29,8 @@ MAX_RETRIES = 2
 # Long enough to look at its log; what it came to stands in the service's status.
 KEPT_SECONDS = 86_400
 GRACE_SECONDS = 10
+# Of a pod among others like it, and of one that never ends.
+OF_REPLICAS = ("restartPolicy", "topologySpreadConstraints")
 OF_A_SERVER = ("ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
 # What a replica is told that makes its answers what they are; the evaluation is told the same.
 ENGINE_FLAGS = (
@@ -75,7 +78,7 @@ def _template(
     # Adapters and kept prefixes are of servers: nothing is mounted for them.
     judged = service.spec.model_copy(update={"lora": None, "kv_offload": None})
     replica = runtime_template(dataclasses.replace(service, spec=judged), site, image)
-    spec = {key: value for key, value in replica["spec"].items() if key != "restartPolicy"}
+    spec = {key: value for key, value in replica["spec"].items() if key not in OF_REPLICAS}
     runtime = next(one for one in spec["containers"] if one["name"] == names.RUNTIME_CONTAINER)
     container = {key: value for key, value in runtime.items() if key not in OF_A_SERVER}
     container["args"] = evaluation_arguments(quality, runtime["args"])

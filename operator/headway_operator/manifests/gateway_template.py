@@ -31,6 +31,7 @@ def gateway_template(service: Service, site: Site, image: str) -> dict[str, Any]
     return {
         "metadata": {"labels": names.component_labels(service.name, names.GATEWAY_COMPONENT)},
         "spec": {
+            **pod.image_pull_secrets(site),
             "serviceAccountName": names.gateway(service.name),
             "enableServiceLinks": False,
             "securityContext": pod.POD_SECURITY,

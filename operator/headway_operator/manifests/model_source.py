@@ -99,7 +99,7 @@ def _key(secret: str, key: str, *, is_optional: bool) -> dict[str, Any]:
 
 def _sources(spec: InferenceServiceSpec) -> list[tuple[str, tuple[str, str]]]:
     """Each source, and how its claim would be mounted."""
-    found = [(spec.model.source, MODEL_MOUNT)]
+    found = [(spec.model.revised_source, MODEL_MOUNT)]
     if spec.speculative is not None and spec.speculative.draft is not None:
         found.append((spec.speculative.draft.source, DRAFT_MOUNT))
     for index, adapter in enumerate(spec.lora.adapters if spec.lora is not None else ()):

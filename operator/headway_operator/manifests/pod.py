@@ -73,3 +73,9 @@ def volume_mounts(site: Site) -> list[dict[str, Any]]:
 def with_image(container: dict[str, Any], image: str) -> dict[str, Any]:
     """The container with its image; in the local world there is none."""
     return {**container, "image": image} if image else container
+
+
+def image_pull_secrets(site: Site) -> dict[str, Any]:
+    """The field of a pod's spec, where the operator was told of such Secrets."""
+    found = [{"name": name} for name in site.image_pull_secrets]
+    return {"imagePullSecrets": found} if found else {}

@@ -3,7 +3,8 @@
 The algorithm:
 
 1. `spec_hash` covers what the user wrote that shapes a template (defaults left out, so that a field added by
-   a newer operator changes nothing). SLO, quality, replicas, scaling, lower ends of batching are not in it.
+   a newer operator changes nothing). SLO, quality, replicas, scaling, rollout, waiting, suspend, the lower
+   ends of batching and what stands around the pods are not in it.
 2. While `spec_hash` equals the pinned one in `status.revision`, the images pinned there are used instead of
    the site's. Otherwise a new revision is made with the site's images.
 3. A template is rendered and hashed. If a newer operator renders an unchanged spec differently, the hash is
@@ -18,8 +19,12 @@ from typing import Any
 
 from headway_operator import names
 from headway_operator.manifests.config_map import admin_config_map
+from headway_operator.manifests.disruption_budget import disruption_budget
 from headway_operator.manifests.gateway_deployment import gateway_deployment
 from headway_operator.manifests.gateway_template import gateway_template
+from headway_operator.manifests.network_policy import network_policy
+from headway_operator.manifests.pod_monitor import pod_monitor
+from headway_operator.manifests.prometheus_rule import prometheus_rule
 from headway_operator.manifests.role import gateway_role
 from headway_operator.manifests.role_binding import gateway_role_binding
 from headway_operator.manifests.runtime_deployment import runtime_deployment
@@ -27,10 +32,11 @@ from headway_operator.manifests.runtime_template import image_of, runtime_templa
 from headway_operator.manifests.service import client_service, replicas_service
 from headway_operator.manifests.service_account import gateway_service_account
 from headway_operator.spec import InferenceServiceSpec, Service
+from headway_operator.spec.safeguards import SAFEGUARDS
 from headway_operator.state import ChildKey, Manifest, Rendered, RevisionPin, Site
 
 # Parts of the spec that never reach a template, beside the lower ends of batching.
-LIVE_FIELDS = {"slo", "replicas", "scaling", "quality"}
+LIVE_FIELDS = {"slo", "replicas", "scaling", "quality", "rollout", "waiting", "suspend"}
 
 
 def render(service: Service, site: Site, public_key_pem: str, existing: frozenset[ChildKey]) -> Rendered:
@@ -52,6 +58,7 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
         gateway_role_binding(service),
         replicas_service(service),
         client_service(service),
+        *_safeguards(service, site),
     ]
     keep = {ChildKey("ConfigMap", names.memory_config_map(service.name))}
     gateway_key = ChildKey("Deployment", names.gateway(service.name))
@@ -78,6 +85,19 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
     return Rendered(revision, tuple(manifests), frozenset(keep))
 
 
+def _safeguards(service: Service, site: Site) -> list[Manifest]:
+    """What stands around the pods in a cluster; without pods there is nothing to stand around."""
+    if site.kind != "kubernetes":
+        return []
+    wanted = (
+        disruption_budget(service),
+        network_policy(service, site),
+        pod_monitor(service, site),
+        prometheus_rule(service, site),
+    )
+    return [manifest for manifest in wanted if manifest is not None]
+
+
 def hash_spec(spec: InferenceServiceSpec) -> str:
     """Hash of what the user wrote that shapes a template."""
     seqs, tokens = spec.batching.max_num_seqs, spec.batching.max_num_batched_tokens
@@ -90,7 +110,9 @@ def hash_spec(spec: InferenceServiceSpec) -> str:
     )
     shaping = spec.model_copy(update={"batching": batching})
     return content_hash(
-        shaping.model_dump(mode="json", by_alias=True, exclude=LIVE_FIELDS, exclude_defaults=True)
+        shaping.model_dump(
+            mode="json", by_alias=True, exclude={*LIVE_FIELDS, *SAFEGUARDS}, exclude_defaults=True
+        )
     )
 
 

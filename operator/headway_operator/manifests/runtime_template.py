@@ -10,16 +10,16 @@ from typing import Any
 from headway_operator import names
 from headway_operator.errors import SpecError
 from headway_operator.manifests import kv_offload, model_source, pod
+from headway_operator.manifests.placement import placement, with_gpus
+from headway_operator.manifests.restricted import faults
 from headway_operator.manifests.strategic_merge import merge
 from headway_operator.spec import (
-    GPU_RESOURCE,
     InferenceServiceSpec,
     Lora,
     Service,
     Speculative,
     parse_quantity,
 )
-from headway_operator.spec.resources import Resources
 from headway_operator.state import Site
 
 API_KEYS_VOLUME = "api-keys"
@@ -33,6 +33,15 @@ STARTUP_FAILURE_THRESHOLD = 1800
 FETCHING_FAILURE_THRESHOLD = 7200
 
 
+def startup_seconds(*, is_fetching: bool) -> int:
+    """How long a replica may take to start."""
+    return STARTUP_PERIOD_SECONDS * _startup_failures(is_fetching=is_fetching)
+
+
+def _startup_failures(*, is_fetching: bool) -> int:
+    return FETCHING_FAILURE_THRESHOLD if is_fetching else STARTUP_FAILURE_THRESHOLD
+
+
 def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]:
     """The pod template without its revision label, the user's template merged in. Raises SpecError."""
     spec = service.spec
@@ -40,6 +49,8 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
     ours = {
         "metadata": {"labels": labels},
         "spec": {
+            **placement(service, site),
+            **pod.image_pull_secrets(site),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": pod.POD_SECURITY,
@@ -64,8 +75,23 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
     containers = merged["spec"].get("containers") or []
     if not any(container.get("name") == names.RUNTIME_CONTAINER for container in containers):
         raise SpecError("spec.template.spec.containers", "deletes the container `runtime`; keep it")
+    if site.kind == "kubernetes" and not site.allows_unrestricted:
+        _refuse_faults(merged)
     merged["metadata"]["labels"] = {**merged["metadata"].get("labels", {}), **labels}
     return merged
+
+
+def _refuse_faults(template: dict[str, Any]) -> None:
+    found = faults(template)
+    if found:
+        path, remedy = found[0]
+        more = f" (and {len(found) - 1} more)" if found[1:] else ""
+        raise SpecError(
+            f"spec.template.{path}",
+            f"is not allowed in pods that the operator makes; {remedy}, or have it run with "
+            f"--allow-unrestricted-templates{more}",
+            reason="TemplateNotAllowed",
+        )
 
 
 def image_of(template: dict[str, Any]) -> str:
@@ -85,9 +111,7 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
             "/ready",
             period_seconds=STARTUP_PERIOD_SECONDS,
             timeout_seconds=5,
-            failure_threshold=FETCHING_FAILURE_THRESHOLD
-            if model_source.has_to_be_fetched(spec)
-            else STARTUP_FAILURE_THRESHOLD,
+            failure_threshold=_startup_failures(is_fetching=model_source.has_to_be_fetched(spec)),
         ),
         "readinessProbe": pod.probe("/ready", period_seconds=2, timeout_seconds=5, failure_threshold=3),
         "livenessProbe": pod.probe("/health", period_seconds=10, timeout_seconds=5, failure_threshold=6),
@@ -111,17 +135,6 @@ def _container(service: Service, site: Site) -> dict[str, Any]:
     return container | ({"resources": resources} if resources else {})
 
 
-def with_gpus(told: Resources, spec: InferenceServiceSpec, site: Site) -> dict[str, Any]:
-    """What the user says; and a GPU for each process, where that is sure to be wanted and is not said."""
-    resources: dict[str, Any] = told.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    named = {*told.limits, *told.requests}
-    is_said = GPU_RESOURCE in named or told.claims
-    if site.kind == "kubernetes" and spec.tensor_parallel_size > 1 and spec.device == "cuda" and not is_said:
-        limits = {**resources.get("limits", {}), GPU_RESOURCE: str(spec.tensor_parallel_size)}
-        resources = {**resources, "limits": limits}
-    return resources
-
-
 def _shares_memory(spec: InferenceServiceSpec, site: Site) -> bool:
     """Processes of a pod exchange tensors through shared memory; containers have 64 MiB of it by default."""
     return site.kind == "kubernetes" and spec.tensor_parallel_size > 1
@@ -132,7 +145,7 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     spec = service.spec
     seqs, tokens = spec.batching.max_num_seqs, spec.batching.max_num_batched_tokens
     initial_seqs, initial_tokens = spec.batching.initial
-    arguments = ["serve", model_source.served_source(spec, spec.model.source)]
+    arguments = ["serve", model_source.served_source(spec, spec.model.revised_source)]
     arguments += ["--host", pod.host(site), "--port", str(site.bind_port)]
     arguments += ["--served-model-name", spec.model.served_name or service.name]
     arguments += ["--dtype", spec.dtype, "--device", spec.device]

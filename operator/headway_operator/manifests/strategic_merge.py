@@ -1,31 +1,41 @@
 """Strategic merge of a user's pod template over ours, as Kubernetes merges pod templates.
 
 Maps merge key by key; null deletes a key. A list whose elements Kubernetes tells apart by a key (containers,
-volumes, env, ...) merges element by element: elements with the same key merge, new ones are added at the end,
-`$patch: delete` removes one and `$patch: replace` replaces one. Every other list (command, args, ...) is
+volumes, env, ...) merges element by element: elements with the same key merge, new ones are added at the
+end, `$patch: delete` removes one and `$patch: replace` replaces one. Every other list (command, args, ...) is
 replaced whole.
 
-Source of the keys: patchMergeKey in https://kubernetes.io/docs/reference/generated/kubernetes-api/
-(tolerations have none there; they are joined by `key` here, which is what a user who adds one means).
+Sources of the keys: patchMergeKey in https://kubernetes.io/docs/reference/generated/kubernetes-api/, for
+topologySpreadConstraints the keys of its listType map there. Tolerations have none; they are told apart by
+key and effect here, so that a user who adds one does not lose the others.
+
+A volume has one source, and a variable one value or one place where it comes from: an element that names
+another one than ours replaces ours whole (the strategy that Kubernetes calls retainKeys, which it has for
+volumes).
 """
 
 from typing import Any
 
-MERGE_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "ports": "containerPort",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "imagePullSecrets": "name",
-    "hostAliases": "ip",
-    "resourceClaims": "name",
-    "topologySpreadConstraints": "topologyKey",
-    "tolerations": "key",
+MERGE_KEYS: dict[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "volumes": ("name",),
+    "env": ("name",),
+    "ports": ("containerPort",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+    "resourceClaims": ("name",),
+    "schedulingGates": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "tolerations": ("key", "effect"),
 }
+# Of their elements only the keys stay that the patch has, too.
+RETAIN_KEYS = frozenset(("volumes", "env"))
 _DIRECTIVE = "$patch"
+
+Element = dict[str, Any]
 
 
 def merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
@@ -45,23 +55,37 @@ def merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, list) and key in MERGE_KEYS:
             strangers = [element for element in value if not isinstance(element, dict)]
             if strangers:
-                raise ValueError(f"{key}: {strangers[0]!r} is no map; write one with {MERGE_KEYS[key]}")
-            result[key] = _merge_list(result.get(key) or [], value, MERGE_KEYS[key])
+                raise ValueError(f"{key}: {strangers[0]!r} is no map; write one with {MERGE_KEYS[key][0]}")
+            result[key] = _merge_list(key, result.get(key) or [], value)
         else:
             result[key] = value
     return result
 
 
-def _merge_list(base: list[Any], patch: list[Any], merge_key: str) -> list[Any]:
+def _merge_list(name: str, base: list[Element], patch: list[Element]) -> list[Element]:
+    """The user's own elements never merge with each other."""
+    keys = MERGE_KEYS[name]
     result = list(base)
     for element in patch:
-        key = element.get(merge_key)
-        places = [i for i, present in enumerate(base) if key is not None and present.get(merge_key) == key]
         if element.get(_DIRECTIVE) == "delete":
-            result = [present for present in result if present.get(merge_key) != key]
-        elif places:
-            place = next(i for i, present in enumerate(result) if present.get(merge_key) == key)
-            result[place] = merge(result[place], element)
-        else:
+            # By what it names: a toleration without an effect means those of every effect.
+            named = {key: element[key] for key in keys if key in element}
+            result = [one for one in result if not named or not named.items() <= one.items()]
+            continue
+        identity = _identity(keys, element)
+        is_known = identity[0] is not None and any(_identity(keys, one) == identity for one in base)
+        place = next(
+            (i for i, one in enumerate(result) if is_known and _identity(keys, one) == identity), None
+        )
+        if place is None:
             result.append(merge({}, element))
+        else:
+            ours = result[place]
+            if name in RETAIN_KEYS and len(element) > len(keys):
+                ours = {key: value for key, value in ours.items() if key in element}
+            result[place] = merge(ours, element)
     return result
+
+
+def _identity(keys: tuple[str, ...], element: Element) -> tuple[Any, ...]:
+    return tuple(element.get(key) for key in keys)

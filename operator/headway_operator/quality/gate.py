@@ -9,7 +9,7 @@ The algorithm:
    Job is there; deleting that asks for another one.
 4. An evaluation of that name that has ended gives the verdict; one on its way is waited for. Where what it
    left behind is gone, its Job is not kept, and the next pass finds none.
-5. Else one begins, unless no replica is wanted.
+5. Else one begins, unless no replica is wanted. One under way ends where the service is suspended.
 
 Knows nothing of what is done about it: `withhold` does.
 """
@@ -90,6 +90,11 @@ def open_or_shut(
     known = next((one for one in history if one.hash == hash_), None)
     if known is not None and (known.is_verdict or evaluation is not None):
         return _judged(known, job, history, is_news=False)
+    is_under_way = evaluation is None or evaluation.phase in ("pending", "running")
+    if service.spec.suspend and is_under_way:
+        # Without a name its Job is not kept: what it occupies is given back as well.
+        message = "spec.suspend is true; what is asked for is judged when it is false again"
+        return Gate("Unknown", "Suspended", message, hash_, history=history)
     if evaluation is not None:
         if evaluation.phase in ("pending", "running"):
             cause = f": {evaluation.message}" if evaluation.message else ""

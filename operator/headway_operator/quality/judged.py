@@ -1,9 +1,9 @@
 """Names what is judged by a hash of what the user wrote, the image that runs it, and the files it is given.
 
 What changes no answer is not in it: batch limits, replicas, targets, keys, drain time, labels, resources,
-where prefixes are kept; nor adapters, which are not judged. Fields that a later version adds are, until
-somebody says otherwise: judging once too often is the smaller fault. What a newer operator renders
-differently is not either, so that an upgrade judges nothing anew.
+where prefixes are kept, how it is rolled out; nor adapters, which are not judged. Fields that a later
+version adds are, until somebody says otherwise: judging once too often is the smaller fault. What a newer
+operator renders differently is not either, so that an upgrade judges nothing anew.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,17 @@ from typing import Any
 
 from headway_operator.manifests.render import content_hash
 from headway_operator.spec import InferenceServiceSpec
+from headway_operator.spec.safeguards import SAFEGUARDS
 
 NOT_JUDGED: dict[str, Any] = {
     **dict.fromkeys(("slo", "replicas", "scaling", "batching", "kv_cache_memory", "resources"), True),
     **dict.fromkeys(("auth", "drain_timeout_seconds", "kv_offload", "lora"), True),
+    **dict.fromkeys(("rollout", "waiting", "suspend"), True),
     "model": {"served_name", "credentials_secret_ref"},
     "quality": {"timeout_seconds", "resources"},
     "template": {"metadata"},
+    "gpu": {"count"},
+    **dict.fromkeys(("scheduling", *SAFEGUARDS), True),
 }
 # Levers of which none is pulled: the model is its own baseline, to the letter.
 NO_LEVER = {"quantization": "none", "kv_cache_dtype": "auto", "dtype": "auto", "speculative": None}

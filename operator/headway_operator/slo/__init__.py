@@ -1,11 +1,11 @@
 """The controller: from samples to a `Decision`, with its memory handed in and out. No I/O, no clock.
 
 Causes of a Decision that changes something: RaisedBatchLimit, RaisedTokenBudget, LoweredBatchLimit,
-LoweredTokenBudget, AddedReplicas, RemovedReplica, BoundsChanged. Causes of one that holds: Steady,
-Stabilizing, Settling, Recovering, Watching, WaitingForReplicas, HoldingWithoutSamples, ScaledToZero,
-NoTarget, or the blocker. Blockers: FixedReplicas, OtherScaler, SamplesMissing, AtMaxReplicas,
-ReplicaPending, Settling, TargetInfeasible, PendingPastDeadline or the reason of the replica that is past
-it.
+LoweredTokenBudget, AddedReplicas, RemovedReplica, BoundsChanged, Idle, Woken, Suspended, Resumed. Causes of
+one that holds: Steady, Stabilizing, Settling, Recovering, Watching, WaitingForReplicas,
+HoldingWithoutSamples, ScaledToZero, Asleep, NoTarget, or the blocker. Blockers: FixedReplicas, OtherScaler,
+SamplesMissing, AtMaxReplicas, ReplicaPending, Settling, TargetInfeasible, GatewayCannotWake, Suspended,
+PendingPastDeadline or the reason of the replica that is past it.
 """
 
 from headway_operator.slo.decide import decide

@@ -3,7 +3,9 @@
 The algorithm:
 
 1. Bring the memory up to date: the window of what happened, targets that changed.
-2. Without usable samples of at least half of the ready replicas, hold.
+2. Suspended: none. Asleep: as many as what waits at the gateways calls for, which is none while nothing
+   does. Without usable samples of at least half of the ready replicas, hold. Where there may be none, and
+   nobody has asked for anything for long enough: none (`sleep`).
 3. If a promise is violated (statistically, and still being missed): let the last change act; if the queue is
    about to be gone, wait; else move a batch limit (`knobs`) and, when that cannot help or has not helped for
    a while, add replicas (`replicas`).
@@ -16,14 +18,16 @@ the last change took effect; the Decision reports the attainment over the whole 
 Pure: the clock and the memory are arguments, the new memory is returned.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headway_operator.slo import evidence, knobs, replicas
+from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.situation import LIMITS_SETTLE_SECONDS, Situation, supply
+from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
 from headway_operator.slo.target import Target
 from headway_operator.slo.window import advance, without_exact
-from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
+from headway_operator.state import Attainment, Decision, Observed, Sample
 
 # A pause of this length ends a violation.
 VIOLATION_GAP_SECONDS = 10.0
@@ -33,18 +37,6 @@ CEILING_SECONDS = 300.0
 # An addition this soon after a removal (in stabilization times) means that the removal was wrong.
 REGRET_STABILIZATIONS = 2.0
 FLOOR_STABILIZATIONS = 6.0
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a rule chose."""
-
-    replicas: int
-    limits: Limits
-    cause: str
-    message: str
-    blocker: str = ""
-    ceiling: int | None = None
 
 
 def decide(
@@ -71,6 +63,7 @@ def decide(
         now=now,
     )
     situation = replace(situation, memory=_with_violation(situation))
+    situation = replace(situation, memory=with_idleness(situation))
     choice = _choose(situation)
     decision = Decision(
         at=now,
@@ -116,20 +109,24 @@ def _with_violation(situation: Situation) -> Memory:
 
 def _choose(situation: Situation) -> Choice:
     counted = situation.supply
+    if situation.target.is_suspended:
+        return Choice(0, situation.limits, "Suspended", "spec.suspend is true", "Suspended")
     if (
         situation.target.targets.ttft_milliseconds is None
         and situation.target.targets.tpot_milliseconds is None
     ):
-        return _hold(situation, "NoTarget", "spec.slo sets no target")
+        return hold(situation, "NoTarget", "spec.slo sets no target")
     if counted.desired == 0:
-        return _hold(situation, "ScaledToZero", "spec.replicas is 0")
+        return wake(situation)
     if counted.ready == 0:
         why = f": {counted.pending_reason}" if counted.pending_reason else ""
-        return _hold(situation, "WaitingForReplicas", f"0 of {counted.desired} replicas ready{why}")
+        return hold(situation, "WaitingForReplicas", f"0 of {counted.desired} replicas ready{why}")
     if 2 * counted.unsampled > counted.ready:
         error = f": {counted.sample_error}" if counted.sample_error else ""
         words = f"{counted.unsampled} of {counted.ready} ready replicas give no usable sample{error}"
-        return _hold(situation, "HoldingWithoutSamples", words, "SamplesMissing")
+        return hold(situation, "HoldingWithoutSamples", words, "SamplesMissing")
+    if is_idle(situation):
+        return fall_asleep(situation)
     if situation.is_ttft_bad or situation.is_tpot_bad:
         return _help(situation)
     return _remove(situation)
@@ -140,12 +137,12 @@ def _help(situation: Situation) -> Choice:
     memory, now = situation.memory, situation.now
     words = symptoms(situation)
     if memory.limits_changed_at is not None and now - memory.limits_changed_at < LIMITS_SETTLE_SECONDS:
-        return _hold(
+        return hold(
             situation, "Settling", f"{words}; the last change of limits has not acted yet", "Settling"
         )
     if not situation.is_tpot_bad and situation.is_recovering:
         queue = "shrinks fast enough" if situation.load.waiting else "is gone"
-        return _hold(situation, "Recovering", f"{words}; the queue {queue}")
+        return hold(situation, "Recovering", f"{words}; the queue {queue}")
     can_add = situation.supply.pending > 0 or not replicas.bar(situation)
     moved = knobs.move(situation, can_add_replicas=can_add)
     raised = replicas.more(situation, can_move_limits=moved is not None)
@@ -160,7 +157,7 @@ def _help(situation: Situation) -> Choice:
         why = _BLOCKER_WORDS.get(cause, cause)
         if cause == "ReplicaPending" and situation.supply.pending_reason:
             why = f"{why} ({situation.supply.pending_reason})"
-        return _hold(situation, cause, f"{words}; {why}", raised.blocker)
+        return hold(situation, cause, f"{words}; {why}", raised.blocker)
     return Choice(
         replicas=raised.replicas,
         limits=situation.limits if moved is None else moved.limits,
@@ -187,25 +184,16 @@ def _remove(situation: Situation) -> Choice:
     memory, now, desired = situation.memory, situation.now, situation.supply.desired
     words = symptoms(situation)
     if not replicas.is_one_fewer_enough(situation):
-        return _hold(situation, "Steady", words)
+        return hold(situation, "Steady", words)
     since = now if memory.enough_since is None else memory.enough_since
     wait = situation.target.stabilization_seconds
     if now - since < wait:
         left = f"{desired - 1} replicas would do for {now - since:.0f} of {wait:.0f} s"
-        return _hold(situation, "Stabilizing", f"{words}; {left}")
+        return hold(situation, "Stabilizing", f"{words}; {left}")
     message = f"{words}; {desired - 1} replicas would have done for {now - since:.0f} s: "
     return Choice(
         desired - 1, situation.limits, "RemovedReplica", f"{message}replicas {desired} -> {desired - 1}"
     )
-
-
-def _hold(situation: Situation, cause: str, message: str, blocker: str = "") -> Choice:
-    """No change, except for what today's bounds of the spec ask."""
-    remembered, desired = situation.memory.replicas, situation.supply.desired
-    if remembered is not None and remembered != desired and not situation.other_scaler:
-        message = f"the spec's bounds ask for it: replicas {remembered} -> {desired}"
-        return Choice(desired, situation.limits, "BoundsChanged", message, blocker)
-    return Choice(desired, situation.limits, cause, message, blocker)
 
 
 def _standing_blocker(situation: Situation) -> str:
@@ -219,6 +207,7 @@ def _standing_blocker(situation: Situation) -> str:
 def _remembered(situation: Situation, choice: Choice) -> Memory:
     memory, now, desired = situation.memory, situation.now, situation.supply.desired
     memory = replace(memory, replicas=choice.replicas, limits=choice.limits)
+    memory = with_parked(situation, memory)
     is_enough = choice.cause in ("Stabilizing", "RemovedReplica")
     memory = replace(memory, enough_since=(memory.enough_since or now) if is_enough else None)
     if choice.limits != situation.limits:

@@ -4,7 +4,8 @@ A request that still waits has no TTFT yet, so judging only those that have one 
 grows. Requests waiting for longer than the target are counted as misses already; only the oldest age is
 known, so the ages are taken as spread evenly below it. A request that was turned away for good is missed too.
 
-A window of 30 s is judged first; it grows to 60, 120 and 300 s until there is evidence enough for a verdict.
+A window of 30 s is judged first; it grows to 60, 120 and 300 s, and no further than the promise says, until
+there is evidence enough for a verdict.
 """
 
 from collections import Counter
@@ -33,7 +34,8 @@ class Load:
     prefill_share: share of prompt tokens in all tokens computed. num_sampled: replicas that gave a sample.
     num_queues: replicas where requests wait. num_queues_with_room: those of them that could run two more (one
     free place is one about to be taken). busiest_running: running on the busiest replica.
-    ttft_missed, tpot_missed: requests that just missed.
+    ttft_missed, tpot_missed: requests that just missed. in_flight: requests that gateways have given to
+    replicas. received: requests that replicas just received.
     """
 
     num_sampled: int = 0
@@ -51,6 +53,8 @@ class Load:
     busiest_running: int = 0
     ttft_missed: int = 0
     tpot_missed: int = 0
+    in_flight: int = 0
+    received: int = 0
 
 
 def fresh_replicas(sample: Sample, now: float) -> dict[str, ReplicaSample]:
@@ -96,6 +100,8 @@ def load(target: Target, slices: Sequence[Slice], sample: Sample, now: float) ->
         busiest_running=max((one.running for one in replicas), default=0),
         ttft_missed=int(totals.get("ttft_missed", 0) + totals.get("refused", 0)),
         tpot_missed=int(totals.get("tpot_missed", 0)),
+        in_flight=sum(one.in_flight for one in sample.gateways.values() if one is not None),
+        received=int(totals.get("received", 0)),
     )
 
 
@@ -120,7 +126,7 @@ def _attainment(
 ) -> Attainment:
     counts: dict[int, int] = {}
     met = missed = 0
-    for window in WINDOWS_SECONDS:
+    for window in windows(target.window_seconds):
         part = since_start(slices, max(now - window, since))
         counts = dict(part.counts.get(name, {}))
         met, missed = (int(part.totals.get(f"{name}_{word}", 0)) for word in ("met", "missed"))
@@ -134,6 +140,11 @@ def _attainment(
     if milliseconds is None:
         return Attainment(None, value, 0, 0, "unknown")
     return Attainment(milliseconds, value, met, missed, judged)
+
+
+def windows(longest_seconds: float) -> list[float]:
+    """The windows to judge, the shortest first and none longer than asked."""
+    return [window for window in WINDOWS_SECONDS if window < longest_seconds] + [longest_seconds]
 
 
 def since_start(slices: Sequence[Slice], start: float) -> Slice:

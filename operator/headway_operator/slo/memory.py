@@ -23,6 +23,8 @@ class Memory:
     ceiling_seqs, ceiling_until: a `max_num_seqs` that broke the TPOT target, not tried again for a while.
     floor_replicas, floor_until: a number of replicas that proved too few and is not tried again for a while.
     lowered_to, lowered_at: the last removal, to learn from when it proves wrong.
+    idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
+    service was suspended; None while it is not.
     """
 
     began_at: float = 0.0
@@ -45,6 +47,8 @@ class Memory:
     floor_until: float = 0.0
     lowered_to: int | None = None
     lowered_at: float | None = None
+    idle_since: float | None = None
+    parked_replicas: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -52,6 +56,7 @@ class Memory:
         return {
             "version": VERSION,
             **plain,
+            "parked_replicas": self.parked_replicas,
             "limits": _pair(self.limits),
             "initial": _pair(self.initial),
             "targets": [self.targets.ttft_milliseconds, self.targets.tpot_milliseconds],
@@ -63,8 +68,8 @@ class Memory:
     def from_dict(cls, data: Mapping[str, Any] | None, now: float) -> "Memory":
         """The memory that `to_dict` wrote; a fresh one, begun at `now`, for None or another version.
 
-        That fewer replicas would have been enough is not believed across a restart: nobody watched. Raises
-        KeyError, TypeError or ValueError for a memory that was damaged.
+        That fewer replicas would have been enough, or none, is not believed across a restart: nobody watched.
+        Raises KeyError, TypeError or ValueError for a memory that was damaged.
         """
         if not data or data.get("version") != VERSION:
             return cls(began_at=now)
@@ -75,6 +80,7 @@ class Memory:
             targets=Targets(*data["targets"]),
             slices=tuple(Slice.from_dict(one) for one in data["slices"]),
             baselines={name: Baseline.from_dict(one) for name, one in data["baselines"].items()},
+            parked_replicas=data.get("parked_replicas"),  # which a checkpoint of an earlier version lacks
         )
         return replace(memory, enough_since=None)
 

@@ -6,10 +6,12 @@ one had time to act. At most doubled and at most +4 at a time, as the queue asks
 
 Removed one at a time, after one fewer would have been enough for the whole stabilization time without a
 break: nothing violated, late, pending or unsampled, and both latencies and the running sequences predicted to
-keep a margin. A number that proved too few right after a removal is not tried again for a while.
+keep a margin. A number that proved too few right after a removal is not tried again for a while. The last
+one is not removed this way: that none is needed is for `sleep` to say.
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 from headway_operator.slo import histogram
 from headway_operator.slo.evidence import since_start
@@ -67,6 +69,12 @@ def more(situation: Situation, *, can_move_limits: bool) -> Raise:
     return Raise(target.bound_replicas(desired + added), supply.overdue_reason if supply.overdue else "")
 
 
+def for_waiting(situation: Situation) -> int:
+    """As many as what waits at the gateways calls for, when there is none yet."""
+    places = 2 * max(1, situation.limits.max_num_seqs)
+    return situation.target.bound_replicas(max(1, min(MOST_ADDED, ceil(situation.load.waiting / places))))
+
+
 def _is_infeasible(situation: Situation) -> bool:
     """Even nearly idle replicas miss the TTFT target: more of them would miss it as well."""
     return (
@@ -82,7 +90,7 @@ def is_one_fewer_enough(situation: Situation) -> bool:
     """Whether everything measured right now would keep its margin with one replica fewer."""
     supply, load, target, memory = situation.supply, situation.load, situation.target, situation.memory
     fewer = supply.desired - 1
-    if target.fixed_replicas is not None or situation.other_scaler or fewer < target.min_replicas:
+    if target.fixed_replicas is not None or situation.other_scaler or fewer < max(1, target.min_replicas):
         return False
     if (
         memory.floor_replicas is not None

@@ -24,7 +24,8 @@ class Supply:
     pending: asked for and not ready, not past the deadline. overdue: past it. Both with the cause of one of
     them, or "".
     unsampled: ready but without a usable sample, for which sample_error is one reason. is_gateway_sampled: no
-    gateway kept its sample to itself. newest_ready_at: when the last one became ready.
+    gateway kept its sample to itself. newest_ready_at: when the last one became ready. can_be_woken: every
+    gateway holds requests for a service without replicas, and says so.
     """
 
     desired: int
@@ -38,6 +39,7 @@ class Supply:
     is_gateway_sampled: bool
     existing: int
     newest_ready_at: float
+    can_be_woken: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
         is_gateway_sampled=None not in sample.gateways.values(),
         existing=len(living),
         newest_ready_at=max((r.ready_at for r in ready if r.ready_at is not None), default=0.0),
+        can_be_woken=bool(sample.gateways)
+        and all(one is not None and one.routing is not None for one in sample.gateways.values()),
     )
 
 
@@ -141,4 +145,9 @@ def wanted_so_far(target: Target, memory: Memory, observed: Observed) -> int:
     existing = max((revision.replicas for revision in observed.revisions), default=0)
     if observed.other_scaler and target.fixed_replicas is None:
         return existing
-    return target.bound_replicas(existing if memory.replicas is None else memory.replicas)
+    if memory.parked_replicas is not None:  # suspended, or resumed just now
+        return target.bound_replicas(memory.parked_replicas)
+    if memory.replicas is not None:
+        return target.bound_replicas(memory.replicas)
+    # A new service shows that it can serve before it may sleep.
+    return target.bound_replicas(existing if observed.revisions else 1)

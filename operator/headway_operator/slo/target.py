@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from headway_operator.slo.window import LONGEST_SECONDS
 from headway_operator.spec import InferenceServiceSpec
 from headway_operator.state import Limits, Targets
 
@@ -10,12 +11,15 @@ from headway_operator.state import Limits, Targets
 class Target:
     """The promise and the bounds.
 
+    window_seconds: how far back requests are judged at most.
     fixed_replicas: None while autoscaled. lowest, highest: ends of the envelope of the batch limits.
     initial: limits at start. stabilization_seconds: how long fewer replicas must have been enough.
+    idle_seconds: how long nobody must have asked before there need be no replica; None: there always is one.
     """
 
     targets: Targets
     percentile: int
+    window_seconds: float
     fixed_replicas: int | None
     min_replicas: int
     max_replicas: int
@@ -23,6 +27,8 @@ class Target:
     lowest: Limits
     highest: Limits
     initial: Limits
+    is_suspended: bool = False
+    idle_seconds: float | None = None
 
     def bound_replicas(self, replicas: int) -> int:
         """The nearest allowed number of replicas."""
@@ -49,6 +55,7 @@ def target_of(spec: InferenceServiceSpec) -> Target:
             None if tpot is None else float(tpot),
         ),
         percentile=slo.percentile if slo else 95,
+        window_seconds=float(slo.window_seconds) if slo else LONGEST_SECONDS,
         fixed_replicas=spec.replicas,
         min_replicas=scaling.min_replicas,
         max_replicas=scaling.max_replicas,
@@ -56,4 +63,10 @@ def target_of(spec: InferenceServiceSpec) -> Target:
         lowest=Limits(batching.max_num_seqs.min, batching.max_num_batched_tokens.min),
         highest=Limits(batching.max_num_seqs.max, batching.max_num_batched_tokens.max),
         initial=Limits(*batching.initial),
+        is_suspended=spec.suspend,
+        idle_seconds=float(scaling.idle_seconds) if _may_sleep(spec) else None,
     )
+
+
+def _may_sleep(spec: InferenceServiceSpec) -> bool:
+    return spec.replicas is None and spec.scaling.min_replicas == 0

@@ -1,4 +1,4 @@
-"""What every model of the spec shares: the base class, CEL rules, quantities.
+"""What every model of the spec shares: the base class, CEL rules, quantities; the config of the status.
 
 A cross-field rule is written as CEL in `rules(...)`, so that the API server holds it while the operator is
 down. In the local world no API server stands in front, so each rule has the same check as a validator beside
@@ -53,6 +53,11 @@ PositiveTokens = Annotated[int, Field(ge=1, le=1_048_576)]
 PodTemplateDict = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
 ]
+
+
+STATUS_CONFIG = ConfigDict(
+    alias_generator=to_camel, extra="forbid", populate_by_name=True, use_attribute_docstrings=True
+)
 
 
 class SpecModel(BaseModel):

@@ -11,17 +11,21 @@ from headway_operator.spec.base import (
     MemoryQuantity,
     Name,
     PodTemplateDict,
-    PositiveTokens,
     SpecModel,
     rules,
     with_empty_default,
 )
 from headway_operator.spec.batching import Batching
 from headway_operator.spec.lora import Lora
+from headway_operator.spec.model import Model
 from headway_operator.spec.quality import Quality
 from headway_operator.spec.resources import Resources, gpus_rule
-from headway_operator.spec.source import REMOTE_SCHEMES, Source, scheme_of
+from headway_operator.spec.rollout import Rollout
+from headway_operator.spec.safeguards import DisruptionBudget, Monitoring, NetworkPolicy
+from headway_operator.spec.scheduling import GPU_RULES, Gpu, Scheduling
+from headway_operator.spec.source import REMOTE_SCHEMES, scheme_of
 from headway_operator.spec.speculative import Speculative
+from headway_operator.spec.waiting import Waiting
 
 _REMOTE = ".matches('^(hf|s3|oci)://')"
 CREDENTIALS_RULE = (
@@ -47,6 +51,8 @@ TARGET_MESSAGE = (
     "an autoscaled service needs a latency target: "
     "set slo.ttftMilliseconds or slo.tpotMilliseconds, or set replicas"
 )
+# What the controller remembers, and the shortest window that it judges (`slo`).
+LONGEST_WINDOW_SECONDS, SHORTEST_WINDOW_SECONDS = 300, 30
 
 # As `service` has them, which names the field.
 DISK_RULE = "self.tensorParallelSize == 1 || !has(self.kvOffload) || !has(self.kvOffload.disk)"
@@ -54,31 +60,6 @@ DISK_MESSAGE = (
     "kvOffload.disk is for one process: several could lose different files of one block; remove disk, or set "
     "tensorParallelSize to 1"
 )
-
-
-class SecretRef(SpecModel):
-    """A Secret in the service's namespace."""
-
-    name: Name
-    """Name of the Secret. No default."""
-
-
-class Model(SpecModel):
-    """The model to serve."""
-
-    source: Source
-    """Where the weights lie: bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME[@REVISION],
-    s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY[:TAG|@DIGEST] or pvc://CLAIM/PATH, whose claim is mounted
-    read-only. Up to 1024 characters, no default."""
-    credentials_secret_ref: SecretRef | None = None
-    """Secret with what opens private sources, of whatever kinds: the model's, and those of a draft, of
-    adapters and of a baseline. For hf:// its key HF_TOKEN; for s3:// AWS_ACCESS_KEY_ID and
-    AWS_SECRET_ACCESS_KEY, and if wanted AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL_S3; for oci://
-    .dockerconfigjson, as `kubectl create secret docker-registry` makes it. Default: none."""
-    max_model_len: PositiveTokens | None = None
-    """Longest prompt plus answer, in tokens (1 to 1048576). Default: what the model's config states."""
-    served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """The model name that clients send, 1 to 256 characters. Default: the name of this InferenceService."""
 
 
 class OffloadDisk(SpecModel):
@@ -108,19 +89,28 @@ class Slo(SpecModel):
     """Target for the time per output token after the first, in milliseconds (1 to 60000). Default: none."""
     percentile: Annotated[int, Field(ge=50, le=99)] = 95
     """Share of requests that must meet the targets, in percent (50 to 99). Default 95."""
+    window_seconds: Annotated[int, Field(ge=SHORTEST_WINDOW_SECONDS, le=LONGEST_WINDOW_SECONDS)] = (
+        LONGEST_WINDOW_SECONDS
+    )
+    """How far back requests are judged, in seconds (30 to 300). The controller begins with the last 30 s and
+    looks back further, at most so far, until there were requests enough for a verdict. Default 300."""
 
 
 class Scaling(SpecModel):
     """Bounds of autoscaling; unused while `replicas` is set."""
 
     model_config = ConfigDict(json_schema_extra=with_empty_default((ORDER_RULE, ORDER_MESSAGE)))
-    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Fewest replicas (1 to 1000). Default 1."""
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Fewest replicas (0 to 1000). With 0, a service that nobody asks has none, and the first request starts
+    one. Default 1."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)] = 4
     """Most replicas (1 to 1000). Default 4."""
     stabilization_seconds: Annotated[int, Field(ge=10, le=3600)] = 300
     """How long, in seconds, fewer replicas must have been enough before one is removed (10 to 3600).
     Default 300."""
+    idle_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
+    """How long, in seconds, no request must have come before the last replicas are removed (10 to 86400);
+    used while minReplicas is 0. Default 600."""
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
@@ -158,6 +148,7 @@ class InferenceServiceSpec(SpecModel):
             (DISK_RULE, DISK_MESSAGE),
             gpus_rule("resources"),
             gpus_rule("quality.resources"),
+            *GPU_RULES,
         )
     )
     model: Model
@@ -200,11 +191,29 @@ class InferenceServiceSpec(SpecModel):
     """Resources of each replica. Default: none asked."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a replica computes. Default auto: cuda when a GPU is visible, else cpu."""
+    gpu: Gpu | None = None
+    """GPUs of each replica, of which kind, and how many. Default: what resources say, and with device cuda
+    and a tensorParallelSize above 1 that many."""
+    scheduling: Scheduling | None = None
+    """On which nodes replicas may run. Default: on any."""
     auth: Auth | None = None
     """Who may send requests. Default: everyone who reaches the Service."""
+    network_policy: NetworkPolicy = NetworkPolicy()
+    """Who may reach replicas, and whom they may reach. Default: enabled."""
+    disruption_budget: DisruptionBudget = DisruptionBudget()
+    """How many replicas an eviction may take at a time. Default: enabled."""
+    monitoring: Monitoring = Monitoring()
+    """What is made for the Prometheus operator. Default: enabled."""
     drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     """Longest time, in seconds, that a replica may take to finish its requests when it is removed (1 to
     3600). Default 60."""
+    rollout: Rollout = Rollout()
+    """How a changed template takes the place of the one that serves."""
+    waiting: Waiting = Waiting()
+    """Requests that the gateway holds while no replica can take them."""
+    suspend: bool = False
+    """Whether to serve nothing for now: every replica is drained and removed, requests are refused, all else
+    stays. False brings back as many replicas as there were. Default false."""
     template: PodTemplateDict | None = None
     """Pod template merged strategically over the replicas' own; name the container `runtime` to change it.
     Default: none."""
@@ -226,7 +235,7 @@ class InferenceServiceSpec(SpecModel):
 
 def sources_of(spec: InferenceServiceSpec) -> list[str]:
     """Everything that the service reads weights from, the model first."""
-    found = [spec.model.source]
+    found = [spec.model.revised_source]
     if spec.speculative is not None and spec.speculative.draft is not None:
         found.append(spec.speculative.draft.source)
     found.extend(adapter.source for adapter in (() if spec.lora is None else spec.lora.adapters))

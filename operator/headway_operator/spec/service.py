@@ -13,6 +13,12 @@ from headway_operator.names import API_VERSION, KIND, MAX_NAME_LENGTH, ServiceKe
 from headway_operator.spec.fields import InferenceServiceSpec
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.resources import GPU_RESOURCE
+from headway_operator.spec.scheduling import (
+    GPU_COUNT_MESSAGE,
+    GPU_DEVICE_MESSAGE,
+    GPU_LABEL_MESSAGE,
+    GPU_TWICE_MESSAGE,
+)
 
 Manifest = dict[str, Any]
 
@@ -71,6 +77,7 @@ def parse(manifest: Manifest) -> Service:
     except ValidationError as error:
         raise _spec_error(error) from error
     _check_gpus(spec)
+    _check_gpu(spec)
     _check_offload(spec)
     _check_adapter_names(key.name, spec)
     return Service(
@@ -123,6 +130,31 @@ def _check_gpus(spec: InferenceServiceSpec) -> None:
                 f"{asked!r} is less than spec.tensorParallelSize={wanted}, and each process needs a GPU of "
                 "its own; write as many, or leave it out",
             )
+
+
+def _check_gpu(spec: InferenceServiceSpec) -> None:
+    """The CRD's GPU_RULES, each with the field that is at fault."""
+    gpu = spec.gpu
+    if gpu is None:
+        return
+    if spec.device == "cpu":
+        raise SpecError("spec.gpu", GPU_DEVICE_MESSAGE)
+    if gpu.count is not None and gpu.count < spec.tensor_parallel_size:
+        raise SpecError(
+            "spec.gpu.count",
+            f"{gpu.count} is less than spec.tensorParallelSize={spec.tensor_parallel_size}; "
+            f"{GPU_COUNT_MESSAGE}",
+        )
+    for part in ("limits", "requests"):
+        asked = getattr(spec.resources, part).get(gpu.resource_name)
+        if asked is not None:
+            raise SpecError(f"spec.resources.{part}[{gpu.resource_name}]", f"{asked!r}: {GPU_TWICE_MESSAGE}")
+    selector = {} if spec.scheduling is None else spec.scheduling.node_selector
+    if gpu.product is not None and gpu.product_label in selector:
+        raise SpecError(
+            f"spec.scheduling.nodeSelector[{gpu.product_label}]",
+            f"{selector[gpu.product_label]!r}: {GPU_LABEL_MESSAGE}",
+        )
 
 
 def _check_offload(spec: InferenceServiceSpec) -> None:

@@ -2,23 +2,23 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import BaseModel, Field
+
+from headway_operator.spec.base import STATUS_CONFIG
+from headway_operator.spec.rollout_status import RevisionStatus, RolloutStatus
 
 
 class StatusModel(BaseModel):
     """camelCase outside; every field optional, since a status grows as facts come in."""
 
-    model_config = ConfigDict(
-        alias_generator=to_camel, extra="forbid", populate_by_name=True, use_attribute_docstrings=True
-    )
+    model_config = STATUS_CONFIG
 
 
 class Condition(StatusModel):
     """One fact about the service, as Kubernetes writes conditions."""
 
     type: Annotated[str, Field(max_length=64)]
-    """Ready, Progressing, SLOMet, ScalingActive, ModelAvailable, Degraded or QualityVerified."""
+    """Ready, Progressing, SLOMet, SLOFeasible, ScalingActive, ModelAvailable, Degraded or QualityVerified."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Field(max_length=128)]
@@ -62,23 +62,6 @@ class SloStatus(StatusModel):
     """Time to first token."""
     tpot_milliseconds: LatencyStatus | None = None
     """Time per output token after the first."""
-
-
-class RevisionStatus(StatusModel):
-    """What was fixed when the current revision was made; an operator upgrade changes none of it."""
-
-    name: str | None = None
-    """Name of the runtime Deployment."""
-    hash: str | None = None
-    """Content hash of the runtime's pod template."""
-    runtime_image: str | None = None
-    """Image of the runtime container."""
-    gateway_image: str | None = None
-    """Image of the gateway container."""
-    gateway_hash: str | None = None
-    """Content hash of the gateway's pod template."""
-    spec_hash: str | None = None
-    """Hash of the parts of the spec that shape a template."""
 
 
 class LastDecision(StatusModel):
@@ -195,6 +178,41 @@ class QualityStatus(StatusModel):
     """The latest judgements, the current one first; what stands here is not judged again."""
 
 
+class StartSeconds(StatusModel):
+    """Where the time of a start went, in seconds; what is not known is absent."""
+
+    scheduled_seconds: float | None = None
+    """Until a node was found."""
+    pulled_seconds: float | None = None
+    """From then until the container began: images, volumes."""
+    fetched_seconds: float | None = None
+    """Bringing the model to the node, init containers included; near 0 for one that is there."""
+    loaded_seconds: float | None = None
+    """Reading the weights and bringing them to the device."""
+    warm_seconds: float | None = None
+    """Measuring memory, recording steps, until the first request could be answered."""
+    total_seconds: float | None = None
+    """From the pod's creation until it was ready."""
+
+
+class ReplicaStart(StartSeconds):
+    """The start of one replica."""
+
+    replica: str
+    """Name of the pod."""
+    ready_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    """When it was ready."""
+
+
+class StartupStatus(StatusModel):
+    """How long replicas take to start, and where the time goes."""
+
+    recent: Annotated[list[ReplicaStart], Field(max_length=16)] = []
+    """The latest starts, the newest first."""
+    median: StartSeconds | None = None
+    """The median of each number over them."""
+
+
 class Display(StatusModel):
     """Short texts for the columns of `kubectl get`."""
 
@@ -237,8 +255,12 @@ class InferenceServiceStatus(StatusModel):
     """Latencies against targets."""
     revision: RevisionStatus | None = None
     """The current revision."""
+    rollout: RolloutStatus | None = None
+    """The rollout under way, and what is remembered of the last ones."""
     quality: QualityStatus | None = None
     """The verdict of spec.quality with its numbers."""
+    startup: StartupStatus | None = None
+    """How long the latest replicas took to start."""
     last_decision: LastDecision | None = None
     """The controller's last decision."""
     display: Display | None = None

@@ -1,0 +1,541 @@
+"""The operator as a program on a real API server that misbehaves, and with rivals: nobody's writes meet, and
+it recovers by itself.
+"""
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from e2e.conftest import eventually
+from e2e.fault_proxy import FaultProxy, Passed
+from e2e.operator_process import OperatorProcess, running_operator
+from headway_operator.cluster import kubernetes_fields
+from headway_operator.cluster.kubernetes import CACHED_KINDS, REAPPLY_SECONDS, KubernetesCluster
+from headway_operator.cluster.kubernetes_api import KubernetesApi
+from headway_operator.cluster.kubernetes_cache import KubernetesCache
+from headway_operator.cluster.kubernetes_lease import Lease
+from headway_operator.errors import ClusterError, NotLeadingError, ThrottledError, UnavailableError
+from headway_operator.keys import AdminKeys
+from headway_operator.names import component_labels
+from headway_operator.reconcile import Carried, Outcome, World, reconcile
+from headway_operator.scrape import Scraper
+from headway_operator.state import ServiceKey
+
+# `make e2e-full` sets two minutes; what matters here is longer than the Lease and any backoff of the first
+# minute.
+AWAY_SECONDS = float(os.environ.get("HEADWAY_E2E_AWAY_SECONDS", "40"))
+LEASE_SECONDS, MARGIN_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 3.0, 1.0, 0.3, 0.1
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def proxy(kubeconfig: Path) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(kubeconfig) as running:
+        yield running
+
+
+async def generation(cluster: KubernetesCluster, key: ServiceKey) -> int:
+    """The generation that the status is about."""
+    found = await cluster.fetch(key)
+    return int(((found or {}).get("status") or {}).get("observedGeneration", 0))
+
+
+async def edit(api: KubernetesApi, key: ServiceKey, replicas: int) -> Callable[[], Awaitable[bool]]:
+    """Change the spec; the fact that an operator has seen it."""
+    body = {"spec": {"scaling": {"minReplicas": replicas}}}
+    changed = await api.patch("InferenceService", key.namespace, "demo", body)
+    assert changed is not None
+    cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
+    want = int(changed["metadata"]["generation"])
+
+    async def is_seen() -> bool:
+        return await generation(cluster, key) == want
+
+    return is_seen
+
+
+@contextlib.asynccontextmanager
+async def writer(proxy: FaultProxy, key: ServiceKey, name: str) -> AsyncIterator[Lease]:
+    """An operator reduced to what writes: as fast as its Lease allows."""
+    async with await KubernetesApi.connect(proxy.kubeconfig) as api:
+        lease = Lease(
+            api,
+            key.namespace,
+            name,
+            lease_seconds=LEASE_SECONDS,
+            margin_seconds=MARGIN_SECONDS,
+            renew_seconds=RENEW_SECONDS,
+            retry_seconds=RETRY_SECONDS,
+        )
+        guarded = api.guarded(lambda: lease.is_held)
+        config_map = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "written", "namespace": key.namespace},
+        }
+
+        async def write() -> None:
+            count = 0
+            while True:
+                count += 1
+                # An API server that is away, and a Lease that is not held, are what this is about.
+                with contextlib.suppress(NotLeadingError, ClusterError):
+                    await guarded.apply({**config_map, "data": {"by": f"{name} {count}"}}, force=True)
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.create_task(lease.run()), asyncio.create_task(write())]
+        try:
+            yield lease
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def spans(proxies: dict[str, FaultProxy]) -> list[tuple[str, Passed, Passed]]:
+    """Who wrote, in turns: name, first and last write of each turn."""
+    everything = sorted(
+        ((one.at, name, one) for name, proxy in proxies.items() for one in proxy.writes()), key=lambda w: w[0]
+    )
+    turns: list[tuple[str, Passed, Passed]] = []
+    for _, name, one in everything:
+        if turns and turns[-1][0] == name:
+            turns[-1] = (name, turns[-1][1], one)
+        else:
+            turns.append((name, one, one))
+    return turns
+
+
+async def test_a_leader_that_is_cut_off_has_stopped_before_another_writes(
+    key: ServiceKey, kubeconfig: Path
+) -> None:
+    async with FaultProxy(kubeconfig) as one, FaultProxy(kubeconfig) as two:
+        proxies = {"one": one, "two": two}
+        async with writer(one, key, "one") as first:
+            await eventually(lambda: bool(one.writes()))
+            async with writer(two, key, "two") as second:
+                for cut, left in ((one, two), (two, one), (one, two)):
+                    before = len(left.writes())
+                    # Only the Lease is cut off: what the holder writes would still get through.
+                    cut.answer = lambda request: (
+                        web.Response(status=503) if "/leases" in request.path else None
+                    )
+                    await eventually(functools.partial(_has_more, left, before + 3))
+                    cut.answer = lambda request: None
+                assert not (first.is_held and second.is_held)
+        turns = spans(proxies)
+        assert [name for name, _, _ in turns] == ["one", "two", "one", "two"]
+        for (_, _, last), (_, begin, _) in pairwise(turns):
+            assert last.ended_at < begin.at
+
+
+async def test_a_lease_that_another_takes_by_force_ends_the_writing(
+    api: KubernetesApi, key: ServiceKey, proxy: FaultProxy
+) -> None:
+    async with writer(proxy, key, "one") as lease:
+        await eventually(lambda: bool(proxy.writes()))
+        body = {"spec": {"holderIdentity": "somebody"}}
+        await api.patch("Lease", key.namespace, "headway-operator", body)
+        await eventually(lambda: not lease.is_held)
+        assert time.monotonic() - proxy.writes()[-1].at < LEASE_SECONDS
+        lost_at = time.monotonic()
+        guarded = api.guarded(lambda: lease.is_held)
+        with pytest.raises(NotLeadingError, match="does not hold the Lease"):
+            await guarded.delete("ConfigMap", key.namespace, "written")
+        assert await guarded.get("ConfigMap", key.namespace, "written")  # reading is free
+        assert all(one.at <= lost_at for one in proxy.writes())  # one that was under way has ended
+
+
+async def test_two_operators_of_which_one_is_suspended_never_write_by_turns(
+    api: KubernetesApi, key: ServiceKey, kubeconfig: Path
+) -> None:
+    async with FaultProxy(kubeconfig) as one, FaultProxy(kubeconfig) as two:
+        async with running_operator(one.kubeconfig, key.namespace) as first:
+            await eventually(first.is_leading)
+            await eventually(lambda: bool(one.writes()))
+            async with running_operator(two.kubeconfig, key.namespace) as second:
+                await eventually(lambda: _answers(second))
+                await eventually(await edit(api, key, 3))
+                assert two.writes() == []
+                first.process.send_signal(signal.SIGSTOP)  # in the middle of whatever it does
+                await eventually(second.is_leading)
+                await eventually(await edit(api, key, 4))
+                first.process.send_signal(signal.SIGCONT)
+                await eventually(await edit(api, key, 2))
+                assert not await first.is_leading()
+        by_first, by_second = ([w for w in proxy.writes() if "secrets" not in w.path] for proxy in (one, two))
+        assert max(one.ended_at for one in by_first) < min(one.at for one in by_second)
+
+
+async def test_an_api_server_that_was_away_finds_everything_as_it_was(
+    api: KubernetesApi, key: ServiceKey, proxy: FaultProxy
+) -> None:
+    async with running_operator(proxy.kubeconfig, key.namespace, "--log-format", "json") as operator:
+        await eventually(await edit(api, key, 3))
+        before = {
+            name: item["metadata"]["resourceVersion"] for name, item in (await children(api, key)).items()
+        }
+        proxy.go_away()
+        await asyncio.sleep(AWAY_SECONDS)  # what is tested is that so much time passes
+        assert not await operator.is_leading()
+        assert (await operator.health())[0] == 200  # a restart would help nobody
+        proxy.come_back()
+        after = {
+            name: item["metadata"]["resourceVersion"] for name, item in (await children(api, key)).items()
+        }
+        assert after == before
+        await eventually(operator.is_leading, 30)
+        began = time.monotonic()
+        await eventually(await edit(api, key, 4), 30)
+        print(f"seen {time.monotonic() - began:.1f} s after the edit")
+        assert operator.process.returncode is None
+        metrics = await operator.metrics()
+        assert 'headway_operator_api_seconds_count{method="GET",status="0"}' in metrics
+        assert "headway_operator_leading 1.0" in metrics
+    records = [json.loads(line) for line in operator.output.splitlines()]
+    about = [one for one in records if one.get("service") == f"{key.namespace}/demo"]
+    assert {one["generation"] for one in about} >= {2}
+    assert all({"time", "level", "logger", "message"} <= set(one) for one in records)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(410, "Expired"), (500, "InternalError")], ids=["expired", "unexpected"]
+)
+async def test_a_watch_that_ends_in_an_error_begins_anew(
+    api: KubernetesApi, key: ServiceKey, proxy: FaultProxy, code: int, reason: str
+) -> None:
+    async with running_operator(proxy.kubeconfig, key.namespace) as operator:
+        await eventually(await edit(api, key, 3))
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason}
+        await proxy.watch_events.put(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+        await eventually(lambda: proxy.watch_events.empty())
+        second = {**(await api.get("InferenceService", key.namespace, "demo") or {})}
+        second["metadata"] = {"name": "second", "namespace": key.namespace}
+        second.pop("status", None)
+        await api.create(second)
+        cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
+
+        async def is_seen() -> bool:
+            return await generation(cluster, ServiceKey(key.namespace, "second")) == 1
+
+        await eventually(is_seen, 30)
+        assert operator.process.returncode is None
+
+
+async def test_throttling_is_obeyed_and_passes(key: ServiceKey, proxy: FaultProxy) -> None:
+    throttled: list[float] = []
+
+    def answer(request: web.Request) -> web.Response | None:
+        if "/leases" in request.path:
+            return None
+        throttled.append(time.monotonic())
+        return web.json_response({"message": "too many requests"}, status=429, headers={"Retry-After": "2"})
+
+    async with await KubernetesApi.connect(proxy.kubeconfig) as api:
+        guarded = api.guarded(lambda: True)
+        proxy.answer = answer
+        with pytest.raises(UnavailableError, match="429: too many requests"):
+            await guarded.list("Pod", key.namespace)
+        for _ in range(50):
+            with pytest.raises(ThrottledError, match="asked to wait, for another"):
+                await guarded.list("Pod", key.namespace)
+        assert len(throttled) == 1
+        lease = Lease(api, key.namespace, "me")
+        await lease.seek()
+        assert lease.is_held  # leadership does not wait
+        proxy.answer = lambda request: None
+
+        async def is_through() -> bool:
+            with contextlib.suppress(ThrottledError):
+                return await guarded.list("Pod", key.namespace) == []
+            return False
+
+        await eventually(is_through)
+        assert time.monotonic() - throttled[0] >= 2.0
+
+
+async def test_what_somebody_changed_once_is_repaired_and_a_rival_is_not_fought(
+    api: KubernetesApi,
+    key: ServiceKey,
+    cluster: KubernetesCluster,
+    take_pass: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await take_pass()
+
+    async def rival() -> None:
+        path = f"/api/v1/namespaces/{key.namespace}/services/demo"
+        body = {"spec": {"selector": {"serving.headway.dev/component": "mine"}}}
+        await api._call(
+            "PATCH",
+            path,
+            query={"fieldManager": "rival"},
+            body=body,
+            content_type="application/merge-patch+json",
+        )
+
+    async def selector() -> str:
+        service = await api.get("Service", key.namespace, "demo")
+        assert service is not None
+        return str(service["spec"]["selector"]["serving.headway.dev/component"])
+
+    async def later() -> Outcome:
+        cluster._applied.clear()  # a minute later
+        outcome: Outcome = await take_pass()
+        return outcome
+
+    await rival()
+    assert (await later()).problems == []
+    assert await selector() == "gateway"  # drift is repaired
+    await rival()
+    for _ in range(3):
+        outcome = await later()
+        assert await selector() == "mine"  # nobody wins by writing faster
+        degraded = condition(outcome.status, "Degraded")
+        assert (degraded["status"], degraded["reason"]) == ("True", "FieldConflict")
+        assert "rival set .spec.selector of Service 'demo' again and again" in degraded["message"]
+    monkeypatch.setattr(kubernetes_fields, "PEACE_SECONDS", 0.0)  # ten minutes later
+    assert (await later()).problems == []
+    assert await selector() == "gateway"
+
+
+async def test_a_webhook_of_others_that_cannot_be_asked_is_told_and_outlived(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster, take_pass: Any
+) -> None:
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resources": ["services"]}]
+    here = {"matchLabels": {"kubernetes.io/metadata.name": key.namespace}}
+    webhook = {
+        "name": "policy.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/no-one"},
+        "rules": rules,
+        "namespaceSelector": here,
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    name = f"test-{key.namespace}"
+    await api._call("POST", path, body={"metadata": {"name": name}, "webhooks": [webhook]})
+    try:
+
+        async def is_refused() -> Outcome | None:
+            cluster._applied.clear()  # a minute later
+            outcome: Outcome = await take_pass()
+            return outcome if outcome.problem_reason == "AdmissionRefused" else None
+
+        outcome = await eventually(is_refused)
+        degraded = condition(outcome.status, "Degraded")
+        assert degraded["reason"] == "AdmissionRefused"
+        assert 'failed calling webhook "policy.example.com"' in degraded["message"]
+        made = await children(api, key)
+        assert "Deployment demo-gateway" in made  # the other steps went on
+    finally:
+        await api._call("DELETE", f"{path}/{name}")
+
+    async def is_well() -> bool:
+        cluster._applied.clear()
+        outcome: Outcome = await take_pass()
+        return outcome.problems == []
+
+    await eventually(is_well)
+    assert "Service demo" in await children(api, key)
+
+
+async def test_events_whose_numbers_move_are_told_one_by_one_and_then_together(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
+) -> None:
+    for number in range(20):
+        await cluster.emit(key, "Warning", "TTFTViolated", f"P95 TTFT {300 + number} ms against 300 ms")
+    await cluster.emit(key, "Normal", "Serving", "2 of 2 replicas ready")
+    events = await api.list("Event", key.namespace)
+    together = [one for one in events if one["message"].startswith("(combined from similar events): ")]
+    assert len(events) == 12
+    assert [(one["count"], one["message"][-30:]) for one in together] == [
+        (10, "P95 TTFT 319 ms against 300 ms")
+    ]
+
+
+async def test_a_probe_that_failed_is_named_from_the_pods_events(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster, make_pod: Any
+) -> None:
+    killed = {
+        "exitCode": 137,
+        "reason": "Error",
+        "startedAt": "2026-01-02T03:00:00Z",
+        "finishedAt": "2026-01-02T03:04:05Z",
+    }
+    uid = await make_pod("demo-x", killed)
+    for number, (reason, message) in enumerate(
+        (
+            ("Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500"),
+            ("Killing", "Container runtime failed liveness probe, will be restarted"),
+        )
+    ):
+        await api.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": f"demo-x.{number}", "namespace": key.namespace},
+                "involvedObject": {"kind": "Pod", "namespace": key.namespace, "name": "demo-x", "uid": uid},
+                "reason": reason,
+                "message": message,
+                "type": "Warning",
+                "lastTimestamp": "2026-01-02T03:03:00Z",
+            }
+        )
+    (replica,) = (await cluster.observe(key)).replicas
+    assert (replica.phase, replica.reason) == ("failed", "LivenessProbeFailed")
+    assert replica.message == "Liveness probe failed: HTTP probe failed with statuscode: 500"
+
+
+@pytest.fixture
+def make_pod(api: KubernetesApi, key: ServiceKey) -> Callable[[str, Json], Awaitable[str]]:
+    """A runtime pod that restarts after an end; returns its uid."""
+
+    async def make(name: str, terminated: Json) -> str:
+        labels = component_labels("demo", "runtime") | {"serving.headway.dev/revision": "1a2b"}
+        made = await api.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": key.namespace, "labels": labels},
+                "spec": {"containers": [{"name": "runtime", "image": "image:1"}], "nodeName": "node1"},
+            }
+        )
+        container = {
+            "name": "runtime",
+            "image": "image:1",
+            "imageID": "",
+            "ready": False,
+            "started": False,
+            "restartCount": 3,
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": terminated},
+        }
+        status = {"phase": "Running", "containerStatuses": [container], "conditions": []}
+        await api.patch("Pod", key.namespace, name, {"status": status}, "status")
+        return str(made["metadata"]["uid"])
+
+    return make
+
+
+def condition(status: Any, name: str) -> Json:
+    return next(c for c in status["conditions"] if c["type"] == name)
+
+
+async def children(api: KubernetesApi, key: ServiceKey) -> dict[str, Json]:
+    kinds = ("Deployment", "Service", "ServiceAccount", "Role", "RoleBinding")
+    lists = {kind: await api.list(kind, key.namespace, "serving.headway.dev/service=demo") for kind in kinds}
+    return {f"{kind} {item['metadata']['name']}": item for kind, items in lists.items() for item in items}
+
+
+def _has_more(proxy: FaultProxy, writes: int) -> bool:
+    return len(proxy.writes()) > writes
+
+
+async def _answers(operator: OperatorProcess) -> bool:
+    with contextlib.suppress(Exception):
+        return (await operator.health())[0] == 200
+    return False
+
+
+async def test_what_is_kept_in_memory_is_what_the_api_server_has(
+    api: KubernetesApi,
+    key: ServiceKey,
+    cluster: KubernetesCluster,
+    proxy: FaultProxy,
+    take_pass: Any,
+    make_pod: Any,
+) -> None:
+    async with await KubernetesApi.connect(proxy.kubeconfig) as watched:
+        cache = KubernetesCache(watched, "", CACHED_KINDS)
+        remembering = KubernetesCluster(watched, runtime_image="", gateway_image="", cache=cache)
+        task = asyncio.create_task(cache.run())
+        await cache.tried(30.0)
+        assert cache.current_kinds() == set(CACHED_KINDS)
+
+        async def is_the_same() -> bool:
+            return await remembering.observe(key) == await cluster.observe(key)
+
+        await take_pass()
+        await make_pod("demo-x", {"exitCode": 1, "reason": "Error", "message": "no such layer"})
+        await eventually(is_the_same)
+        assert [one.reason for one in (await remembering.observe(key)).replicas] == ["CrashLoopBackOff"]
+        assert await remembering.fetch(key) == _without_managed_fields(await cluster.fetch(key))
+        before = len(proxy.passed)
+        await remembering.observe(key)
+        await remembering.fetch(key)
+        assert len(proxy.passed) == before  # nobody was asked
+        proxy.go_away()
+        proxy.come_back()
+        await api.delete("Deployment", key.namespace, "demo-gateway")
+        await eventually(is_the_same)
+        await api.delete("InferenceService", key.namespace, "demo")
+
+        async def is_gone() -> bool:
+            return await remembering.fetch(key) is None
+
+        await eventually(is_gone)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _without_managed_fields(service: Any) -> Json:
+    return {**service, "metadata": {k: v for k, v in service["metadata"].items() if k != "managedFields"}}
+
+
+async def test_children_that_nobody_touched_are_not_written_again_and_others_are(
+    api: KubernetesApi, key: ServiceKey, proxy: FaultProxy
+) -> None:
+    now = [1_800_000_000.0]
+    async with await KubernetesApi.connect(proxy.kubeconfig) as watched:
+        cache = KubernetesCache(watched, "", CACHED_KINDS)
+        cluster = KubernetesCluster(
+            watched, runtime_image="runtime:1", gateway_image="gateway:1", clock=lambda: now[0], cache=cache
+        )
+        task = asyncio.create_task(cache.run())
+        await cache.tried(30.0)
+        keys, carried = AdminKeys.generate(), Carried()
+        async with Scraper(keys, time.time) as scraper:
+            world = World(cluster, scraper, keys.public_pem, lambda: now[0])
+
+            async def take_pass() -> list[str]:
+                """Kinds of the children that a pass a minute later writes."""
+                now[0] += REAPPLY_SECONDS + 1
+                manifest, before = await cluster.fetch(key), len(proxy.writes())
+                assert manifest is not None
+                outcome = await reconcile(world, manifest, carried)
+                assert outcome.problems == []
+                paths = [one.path.split("/")[-2:] for one in proxy.writes()[before:]]
+                return [kind for kind, name in paths if "memory" not in name and name != "status"]
+
+            async def is_quiet() -> bool:
+                return not {"services", "deployments", "roles"} & set(await take_pass())
+
+            await take_pass()
+            await eventually(is_quiet)
+            await api.patch("Service", key.namespace, "demo", {"spec": {"selector": {"app": "else"}}})
+            await api.patch("Deployment", key.namespace, "demo-gateway", {"metadata": {"labels": {"a": "b"}}})
+
+            async def is_repaired() -> bool:
+                await take_pass()
+                service = await api.get("Service", key.namespace, "demo")
+                assert service is not None
+                return "serving.headway.dev/component" in service["spec"]["selector"]
+
+            await eventually(is_repaired)
+            await eventually(is_quiet)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,63 @@
+"""Which of the kinds that a cluster may lack it has now, and which of those the operator may write.
+
+Every user of a cluster may ask it what it serves, so this needs no right of its own. Definitions come and go
+while the operator runs, so it asks again from time to time; while the server does not say, what it said last
+stands.
+"""
+
+import logging
+from collections.abc import Callable
+
+from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
+from headway_operator.errors import ClusterError, ForbiddenError, UnavailableError
+from headway_operator.names import OPTIONAL_KINDS
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_SECONDS = 60.0
+
+
+class Discovery:
+    """The optional kinds of one API server. clock: seconds."""
+
+    def __init__(self, api: KubernetesApi, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._clock = clock
+        self._asked_at = float("-inf")
+        self._forbidden: set[str] = set()
+        self.kinds: frozenset[str] = frozenset()
+
+    async def refresh(self) -> None:
+        """Ask, if it has been a while. Never raises: a kind that cannot be asked for is as it was."""
+        if self._clock() - self._asked_at < ASK_AGAIN_SECONDS:
+            return
+        self._asked_at = self._clock()
+        served: set[str] = set()
+        for version in sorted(set(OPTIONAL_KINDS.values())):
+            try:
+                served |= await self._api.served_kinds(version)
+            except ClusterError as error:
+                logger.debug("what %s has is not known now: %s", version, error)
+                served |= {kind for kind in self.kinds if OPTIONAL_KINDS[kind] == version}
+        now = frozenset(served & set(OPTIONAL_KINDS)) - self._forbidden
+        if now != self.kinds:
+            logger.info("kinds of other operators in this cluster: %s", ", ".join(sorted(now)) or "none")
+        self.kinds = now
+
+    async def children(self, kind: str, namespace: str, labels: str) -> list[Json]:
+        """The children of a kind that is there; none, and the kind counts as absent, where it has just gone.
+
+        The same where the operator has no right to it, until it is started again.
+        """
+        try:
+            return await self._api.list(kind, namespace, labels)
+        except UnavailableError:
+            raise
+        except ForbiddenError as error:
+            self._forbidden.add(kind)
+            logger.warning("%s is left out: %s; grant it, or disable monitoring", kind, error)
+        except ClusterError as error:
+            self._asked_at = float("-inf")
+            logger.info("%s is left out: %s", kind, error)
+        self.kinds -= {kind}
+        return []

@@ -1,0 +1,115 @@
+"""From what the API server has under a service's labels to what is observed of the service. Pure.
+
+Whose object is whose is decided by owner: what merely carries the labels of a child is none of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway_operator.cluster import kubernetes_causes as causes
+from headway_operator.cluster import kubernetes_jobs as jobs
+from headway_operator.cluster import kubernetes_pods as pods
+from headway_operator.names import (
+    COMPONENT_LABEL,
+    GATEWAY_COMPONENT,
+    KIND,
+    REVISION_LABEL,
+    RUNTIME_COMPONENT,
+)
+from headway_operator.state import ChildKey, Observed, Revision, ServiceKey
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Objects with a service's labels.
+
+    children: by kind. scalers: of its namespace. events: by the uid of their pod.
+    """
+
+    children: Mapping[str, Sequence[Json]]
+    pods: Sequence[Json]
+    scalers: Sequence[Json] = ()
+    events: Mapping[str, Sequence[Json]] = field(default_factory=dict)
+
+    def owners(self) -> dict[ChildKey, str]:
+        """The uid of the service that owns each child, "" where none does."""
+        return {
+            ChildKey(kind, item["metadata"]["name"]): owner_uid(item)
+            for kind, items in self.children.items()
+            for item in items
+        }
+
+    def runtime_pods(self) -> list[Json]:
+        """Pods of replicas, ended ones included."""
+        return [pod for pod in self.pods if label_of(pod, COMPONENT_LABEL) == RUNTIME_COMPONENT]
+
+
+def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
+    """What is observed of the service with this uid."""
+    deployments = [
+        one
+        for one in found.children.get("Deployment", ())
+        if owner_uid(one) == uid and not _is_gateway(one) and not one["metadata"].get("deletionTimestamp")
+    ]
+    runtime = found.runtime_pods()
+    replicas = [
+        pods.replica(pod, found.events.get(pod["metadata"].get("uid", ""), ()))
+        for pod in runtime
+        if pods.is_live(pod)
+    ]
+    for deployment in deployments:
+        num_pods = sum(replica.revision == label_of(deployment, REVISION_LABEL) for replica in replicas)
+        if (uncreated := pods.uncreated_replica(deployment, num_pods)) is not None:
+            replicas.append(uncreated)
+    losses = [loss for loss in map(causes.loss, runtime) if loss is not None]
+    return Observed(
+        revisions=tuple(_revision(deployment) for deployment in deployments),
+        replicas=tuple(sorted(replicas, key=lambda replica: replica.name)),
+        gateway=pods.gateway(pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
+        children=frozenset(child for child, owner in found.owners().items() if owner == uid),
+        evaluations=tuple(
+            jobs.evaluation(job, found.pods)
+            for job in found.children.get("Job", ())
+            if owner_uid(job) == uid and not job["metadata"].get("deletionTimestamp")
+        ),
+        url=f"http://{key.name}.{key.namespace}.svc",
+        other_scaler=_other_scaler(key, found.scalers, {one["metadata"]["name"] for one in deployments}),
+        losses=tuple(sorted(losses, key=lambda loss: (-loss.at, loss.name))),
+    )
+
+
+def owner_uid(item: Json) -> str:
+    """The uid of the InferenceService that controls the object, or ""."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    return next((str(one["uid"]) for one in owners if one["kind"] == KIND and one.get("controller")), "")
+
+
+def label_of(item: Json, label: str) -> str:
+    """The value of a label, or ""."""
+    return str((item["metadata"].get("labels") or {}).get(label, ""))
+
+
+def _is_gateway(item: Json) -> bool:
+    return label_of(item, COMPONENT_LABEL) == GATEWAY_COMPONENT
+
+
+def _revision(deployment: Json) -> Revision:
+    metadata = deployment["metadata"]
+    return Revision(
+        name=metadata["name"],
+        hash=label_of(deployment, REVISION_LABEL),
+        replicas=int(deployment["spec"].get("replicas", 1)),
+        created_at=causes.seconds_of(metadata["creationTimestamp"]),
+    )
+
+
+def _other_scaler(key: ServiceKey, scalers: Iterable[Json], deployments: set[str]) -> str:
+    for scaler in scalers:
+        target = scaler["spec"]["scaleTargetRef"]
+        is_service = target["kind"] == KIND and target["name"] == key.name
+        if is_service or (target["kind"] == "Deployment" and target["name"] in deployments):
+            return f"HorizontalPodAutoscaler/{scaler['metadata']['name']}"
+    return ""

@@ -1,0 +1,39 @@
+"""The PodDisruptionBudget of the replicas: evictions take one at a time, whatever their revision.
+
+There is none while one replica is wanted: it could only let that one go, or hold up the drain of its node for
+ever. A replica that is not ready serves nobody and may always be evicted.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway_operator import names
+from headway_operator.manifests.metadata import metadata
+from headway_operator.spec import InferenceServiceSpec, Service
+from headway_operator.state import Manifest
+
+
+def disruption_budget(service: Service) -> Manifest | None:
+    """NAME, or None where there is to be none."""
+    told = service.spec.disruption_budget
+    if not told.enabled or replicas_of(service.spec, service.status) < 2:
+        return None
+    selector = names.component_selector(service.name, names.RUNTIME_COMPONENT)
+    labels = names.component_labels(service.name, names.RUNTIME_COMPONENT)
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(service, names.safeguard(service.name), labels),
+        "spec": {
+            "maxUnavailable": told.max_unavailable,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector},
+        },
+    }
+
+
+def replicas_of(spec: InferenceServiceSpec, status: Mapping[str, Any]) -> int:
+    """The fixed number, else what the last pass wanted, else the least."""
+    if spec.replicas is not None:
+        return spec.replicas
+    return max(spec.scaling.min_replicas, int(status.get("desiredReplicas") or 0))

@@ -1,0 +1,64 @@
+"""No replicas at all: when a service falls asleep, what wakes it, and how many come back after a suspension.
+
+A service sleeps while `scaling.minReplicas` is 0 and nobody has asked it for anything for
+`scaling.idleSeconds`. Who asks then is held by the gateway, whose queue is what wakes it. Nothing sleeps
+behind a gateway that could not wake it, and nothing is taken for idle that was not seen.
+"""
+
+from dataclasses import replace
+
+from headway_operator.slo import replicas
+from headway_operator.slo.choice import Choice, hold
+from headway_operator.slo.memory import Memory
+from headway_operator.slo.situation import Situation
+
+
+def with_idleness(situation: Situation) -> Memory:
+    """Since when nobody has asked for anything, as far as can be told."""
+    counted, load = situation.supply, situation.load
+    is_busy = load.running or load.waiting or load.in_flight or load.received
+    is_unsure = counted.unsampled or not counted.is_gateway_sampled or not counted.ready
+    if situation.target.idle_seconds is None or is_busy or is_unsure:
+        return replace(situation.memory, idle_since=None)
+    since = situation.memory.idle_since
+    return replace(situation.memory, idle_since=situation.now if since is None else since)
+
+
+def wake(situation: Situation) -> Choice:
+    """No replica is wanted so far."""
+    if situation.target.idle_seconds is None or situation.other_scaler:
+        who = "another scaler" if situation.other_scaler else "spec.replicas"
+        return hold(situation, "ScaledToZero", f"{who} asks for 0 replicas")
+    waiting = situation.load.waiting
+    if not waiting:
+        return hold(situation, "Asleep", "nobody asks for anything; the first request starts a replica")
+    number = replicas.for_waiting(situation)
+    words = f"{waiting} requests wait for a replica: replicas 0 -> {number}"
+    return Choice(number, situation.limits, "Woken", words)
+
+
+def is_idle(situation: Situation) -> bool:
+    """Whether nobody has asked for anything for long enough."""
+    since, wait = situation.memory.idle_since, situation.target.idle_seconds
+    if since is None or wait is None or situation.other_scaler:
+        return False
+    return situation.now - since >= wait
+
+
+def fall_asleep(situation: Situation) -> Choice:
+    """None at all, where something would wake the service."""
+    desired, since = situation.supply.desired, situation.memory.idle_since or situation.now
+    words = f"no request for {situation.now - since:.0f} s"
+    if not situation.supply.can_be_woken:
+        why = "the gateway, of an earlier version, could not wake the service; a new revision brings another"
+        return hold(situation, "GatewayCannotWake", f"{words}; {why}", "GatewayCannotWake")
+    return Choice(0, situation.limits, "Idle", f"{words}: replicas {desired} -> 0")
+
+
+def with_parked(situation: Situation, memory: Memory) -> Memory:
+    """How many replicas to come back with; they count as asked for at the moment of coming back."""
+    if situation.target.is_suspended:
+        return replace(memory, parked_replicas=situation.supply.desired)
+    if memory.parked_replicas is None:
+        return memory
+    return replace(memory, parked_replicas=None, replicas_raised_at=situation.now)

@@ -1,0 +1,167 @@
+"""What a pod template may not take: the pod security standard "restricted", and a token for the API."""
+
+from typing import Any
+
+import pytest
+
+from headway_operator.errors import SpecError
+from headway_operator.manifests.restricted import faults
+from headway_operator.manifests.runtime_template import runtime_template
+from headway_operator.spec import parse
+
+SAFE = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def pod(**fields: Any) -> dict[str, Any]:
+    return {"spec": fields}
+
+
+def runtime(**fields: Any) -> dict[str, Any]:
+    return pod(containers=[{"name": "runtime", **fields}])
+
+
+def context(**fields: Any) -> dict[str, Any]:
+    return runtime(securityContext=fields)
+
+
+def volume(**source: Any) -> dict[str, Any]:
+    return pod(volumes=[{"name": "v", **source}])
+
+
+def rendered(build: Any, template: dict[str, Any], **site: Any) -> Any:
+    service = parse(build.manifest({"template": template}))
+    return runtime_template(service, build.site(**{"allows_unrestricted": False, **site}), "runtime:1")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param(pod(nodeSelector={"a": "b"}, runtimeClassName="nvidia"), id="placement"),
+        pytest.param(volume(emptyDir={"medium": "Memory"}), id="memory"),
+        pytest.param(volume(csi={"driver": "secrets.example"}), id="a driver's volume"),
+        pytest.param(
+            context(runAsUser=1000, capabilities={"add": ["NET_BIND_SERVICE"]}), id="a user, a capability"
+        ),
+        pytest.param(
+            pod(containers=[{"name": "sidecar", "image": "a", "securityContext": SAFE}]), id="a sidecar"
+        ),
+        pytest.param(
+            pod(initContainers=[{"name": "init", "image": "a", "securityContext": SAFE}]), id="an init"
+        ),
+        pytest.param(runtime(resources={"claims": [{"name": "gpu"}]}), id="a claim"),
+    ],
+)
+def test_what_takes_no_more_than_it_should_is_rendered(build: Any, template: dict[str, Any]) -> None:
+    assert faults(rendered(build, template)) == []
+
+
+REFUSED = [
+    pytest.param(pod(hostNetwork=True), "spec.hostNetwork", id="the host's network"),
+    pytest.param(pod(hostPID=True), "spec.hostPID", id="the host's processes"),
+    pytest.param(volume(hostPath={"path": "/"}), "spec.volumes[name=v].hostPath", id="the host's files"),
+    pytest.param(
+        volume(nfs={"server": "a", "path": "/"}), "spec.volumes[name=v].nfs", id="a volume in the pod"
+    ),
+    pytest.param(
+        context(privileged=True, allowPrivilegeEscalation=True),
+        "spec.containers[name=runtime].securityContext.privileged",
+        id="privileged",
+    ),
+    pytest.param(
+        context(allowPrivilegeEscalation=True),
+        "spec.containers[name=runtime].securityContext.allowPrivilegeEscalation",
+        id="escalation",
+    ),
+    pytest.param(
+        context(capabilities={"add": ["SYS_ADMIN"]}),
+        "spec.containers[name=runtime].securityContext.capabilities.add",
+        id="a capability",
+    ),
+    pytest.param(
+        context(capabilities={"drop": ["NET_RAW"]}),
+        "spec.containers[name=runtime].securityContext.capabilities.drop",
+        id="capabilities kept",
+    ),
+    pytest.param(
+        context(runAsNonRoot=False),
+        "spec.containers[name=runtime].securityContext.runAsNonRoot",
+        id="root allowed",
+    ),
+    pytest.param(context(runAsUser=0), "spec.containers[name=runtime].securityContext.runAsUser", id="root"),
+    pytest.param(
+        pod(securityContext={"runAsUser": 0}), "spec.securityContext.runAsUser", id="root of the whole pod"
+    ),
+    pytest.param(
+        context(seccompProfile={"type": "Unconfined"}),
+        "spec.containers[name=runtime].securityContext.seccompProfile.type",
+        id="every system call",
+    ),
+    pytest.param(
+        context(appArmorProfile={"type": "Unconfined"}),
+        "spec.containers[name=runtime].securityContext.appArmorProfile.type",
+        id="unconfined by AppArmor",
+    ),
+    pytest.param(
+        context(seLinuxOptions={"type": "spc_t"}),
+        "spec.containers[name=runtime].securityContext.seLinuxOptions",
+        id="unconfined by SELinux",
+    ),
+    pytest.param(
+        context(procMount="Unmasked"),
+        "spec.containers[name=runtime].securityContext.procMount",
+        id="all of /proc",
+    ),
+    pytest.param(
+        runtime(ports=[{"containerPort": 8000, "hostPort": 80}]),
+        "spec.containers[name=runtime].ports[containerPort=8000].hostPort",
+        id="a port of the host",
+    ),
+    pytest.param(
+        pod(containers=[{"name": "sidecar", "image": "a"}]),
+        "spec.containers[name=sidecar].securityContext.allowPrivilegeEscalation",
+        id="a sidecar as it comes",
+    ),
+    pytest.param(
+        {
+            "metadata": {
+                "annotations": {"container.apparmor.security.beta.kubernetes.io/runtime": "unconfined"}
+            }
+        },
+        "metadata.annotations[container.apparmor.security.beta.kubernetes.io/runtime]",
+        id="unconfined by an annotation",
+    ),
+]
+STRICTER = [
+    pytest.param(
+        pod(automountServiceAccountToken=True), "spec.automountServiceAccountToken", id="a token for the API"
+    ),
+    pytest.param(
+        volume(projected={"sources": [{"serviceAccountToken": {"path": "token"}}]}),
+        "spec.volumes[name=v].projected.sources[].serviceAccountToken",
+        id="a token as a file",
+    ),
+    pytest.param(
+        pod(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}]}),
+        "spec.securityContext.sysctls",
+        id="a sysctl",
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "path"), [*REFUSED, *STRICTER])
+def test_what_takes_more_is_refused_by_name(build: Any, template: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        rendered(build, template)
+    assert caught.value.field == f"spec.template.{path}"
+    assert caught.value.reason == "TemplateNotAllowed"
+    assert "--allow-unrestricted-templates" in str(caught.value)
+
+
+@pytest.mark.parametrize("site", [{"allows_unrestricted": True}, {"kind": "local"}])
+def test_an_administrator_or_ones_own_machine_allows_it(build: Any, site: dict[str, Any]) -> None:
+    assert rendered(build, volume(hostPath={"path": "/"}), **site)

@@ -1,0 +1,168 @@
+"""What stands around a service's pods: each kind against golden YAML, when it is there, and for whom.
+
+After a wanted change: HEADWAY_UPDATE_GOLDEN=1 pytest tests/operator/test_safeguards.py, then read the diff.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway_operator import names
+from headway_operator.manifests import render
+from headway_operator.manifests.prometheus_rule import BURNS, missed_share
+from headway_operator.spec import parse
+from headway_operator.state import ChildKey, Manifest, Rendered
+
+GOLDEN = Path(__file__).parent / "golden"
+KINDS = ("PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "PrometheusRule")
+EVERYTHING = {
+    "operator_namespace": "headway-system",
+    "monitoring_namespace": "monitoring",
+    "optional_kinds": frozenset(names.OPTIONAL_KINDS),
+}
+SPEC = {
+    "model": {"source": "hf://org/name"},
+    "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 40},
+    "scaling": {"minReplicas": 2, "maxReplicas": 4},
+    "monitoring": {"labels": {"release": "stack"}, "scrapeIntervalSeconds": 30},
+}
+
+
+def rendered(build: Any, spec: dict[str, Any], status: dict[str, Any] | None = None, **site: Any) -> Rendered:
+    service = parse({**build.manifest(spec), "status": status or {}})
+    return render(service, build.site(**{**EVERYTHING, **site}), "a public key", frozenset())
+
+
+def safeguards(result: Rendered) -> dict[str, Manifest]:
+    return {manifest["kind"]: manifest for manifest in result.manifests if manifest["kind"] in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_the_golden_one(build: Any, kind: str) -> None:
+    manifest = safeguards(rendered(build, SPEC))[kind]
+    path = GOLDEN / f"{kind}.yaml"
+    got = yaml.safe_dump(manifest, sort_keys=True)
+    if os.environ.get("HEADWAY_UPDATE_GOLDEN"):
+        path.write_text(got)
+    assert yaml.safe_load(got) == yaml.safe_load(path.read_text())
+
+
+def test_they_are_owned_labelled_and_kept(build: Any) -> None:
+    result = rendered(build, SPEC)
+    for kind, manifest in safeguards(result).items():
+        assert manifest["metadata"]["ownerReferences"][0]["uid"] == "0000-uid"
+        assert names.service_labels("demo").items() <= manifest["metadata"]["labels"].items()
+        assert ChildKey(kind, "demo") in result.keep
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        ({"networkPolicy": {"enabled": False}}, {"NetworkPolicy"}),
+        ({"disruptionBudget": {"enabled": False}}, {"PodDisruptionBudget"}),
+        ({"monitoring": {"enabled": False}}, {"PodMonitor", "PrometheusRule"}),
+        ({"slo": None, "replicas": 2}, {"PrometheusRule"}),
+    ],
+    ids=["no policy", "no budget", "no monitoring", "no promise to alert on"],
+)
+def test_what_is_switched_off_is_left_to_be_pruned(
+    build: Any, change: dict[str, Any], missing: set[str]
+) -> None:
+    result = rendered(build, SPEC | change)
+    assert set(KINDS) - set(safeguards(result)) == missing
+    assert not {child.kind for child in result.keep} & missing
+
+
+@pytest.mark.parametrize(
+    ("site", "missing"),
+    [
+        ({"optional_kinds": frozenset()}, {"PodMonitor", "PrometheusRule"}),
+        ({"optional_kinds": frozenset(("PodMonitor",))}, {"PrometheusRule"}),
+        ({"operator_namespace": ""}, {"NetworkPolicy"}),
+        ({"kind": "local"}, set(KINDS)),
+    ],
+    ids=["no Prometheus operator", "half of it", "an operator outside", "one machine"],
+)
+def test_what_the_cluster_cannot_have_is_left_out(
+    build: Any, site: dict[str, Any], missing: set[str]
+) -> None:
+    assert set(KINDS) - set(safeguards(rendered(build, SPEC, **site))) == missing
+
+
+def test_switches_never_make_a_new_revision(build: Any) -> None:
+    off = {name: {"enabled": False} for name in ("networkPolicy", "disruptionBudget", "monitoring")}
+    assert rendered(build, SPEC | off).revision == rendered(build, SPEC).revision
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "want"),
+    [
+        ({"replicas": 1}, {"desiredReplicas": 4}, 0),
+        ({"replicas": 2}, {}, 1),
+        ({"replicas": 0}, {}, 0),
+        ({}, {}, 0),
+        ({}, {"desiredReplicas": 2}, 1),
+        ({}, {"desiredReplicas": 1}, 0),
+        ({"scaling": {"minReplicas": 2}}, {"desiredReplicas": 1}, 1),
+    ],
+)
+def test_a_single_replica_has_no_budget(
+    build: Any, spec: dict[str, Any], status: dict[str, Any], want: int
+) -> None:
+    assert len(safeguards(rendered(build, spec, status)).keys() & {"PodDisruptionBudget"}) == want
+
+
+def test_who_comes_in_is_named(build: Any) -> None:
+    policy = safeguards(rendered(build, SPEC))["NetworkPolicy"]["spec"]
+    [rule] = policy["ingress"]
+    gateway, operator, prometheus = rule["from"]
+    assert gateway == {"podSelector": {"matchLabels": names.component_selector("demo", "gateway")}}
+    assert operator["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "headway-operator"}}
+    assert prometheus["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    without: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"monitoring": {"enabled": False}}, {}),
+        ({}, {"monitoring_namespace": ""}),
+    ]
+    for change, site in without:
+        policy = safeguards(rendered(build, SPEC | change, **site))["NetworkPolicy"]["spec"]
+        assert policy["ingress"][0]["from"] == [gateway, operator]
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ({"model": {"source": "bundled://headway-tiny"}}, None),
+        ({"model": {"source": "pvc://claim/llama"}}, None),
+        ({"model": {"source": "hf://org/name"}}, [443]),
+        ({"model": {"source": "oci://r.example/a:1"}}, [443]),
+        ({"model": {"source": "oci://r.example:5000/a:1"}}, [443, 5000]),
+        ({"model": {"source": "s3://bucket/a"}}, [None]),
+        (
+            {"lora": {"adapters": [{"name": "a", "source": "oci://localhost:5000/a"}]}},
+            [443, 5000],
+        ),
+        ({"quality": {"baseline": {"source": "hf://org/name"}}}, [443]),
+    ],
+    ids=["bundled", "claim", "hub", "registry", "registry's port", "bucket", "adapter", "baseline"],
+)
+def test_out_goes_what_sources_need(build: Any, spec: dict[str, Any], want: list[int | None] | None) -> None:
+    policy = safeguards(rendered(build, SPEC | {"model": {"source": "/a"}} | spec))["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    if want is None:
+        assert policy["egress"] == []
+        return
+    names_, sources = policy["egress"]
+    assert {(one["port"], one["protocol"]) for one in names_["ports"]} >= {(53, "UDP"), (53, "TCP")}
+    assert [one.get("port") for one in sources["ports"]] == want
+    assert {one["protocol"] for one in sources["ports"]} == {"TCP"}
+
+
+@pytest.mark.parametrize("percentile", [50, 75, 90, 95, 99])
+def test_an_alert_is_possible_and_asks_for_more_than_the_budget(percentile: int) -> None:
+    shares = [missed_share(percentile, burn) for burn in BURNS]
+    assert shares == sorted(shares, reverse=True)
+    for share in shares:
+        assert (100 - percentile) / 100 < share < 1

@@ -1,0 +1,283 @@
+"""Every reason that a condition can have is produced here; `docs/conditions.md` has each with its remedy."""
+
+import copy
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway_operator import conditions, errors
+from headway_operator.cluster import kubernetes_causes as causes
+from headway_operator.cluster.kubernetes_observation import Found, observed
+from headway_operator.cluster.local_exit import explain_exit
+from headway_operator.manifests import render
+from headway_operator.names import KIND, component_labels
+from headway_operator.quality import Gate
+from headway_operator.rollout import Record, Rollout
+from headway_operator.rollout.record import Failure, Pin
+from headway_operator.spec import Service, parse
+from headway_operator.state import (
+    Attainment,
+    Decision,
+    Gateway,
+    Limits,
+    Observed,
+    Rendered,
+    Replica,
+    Sample,
+    ServiceKey,
+    Site,
+)
+
+ROOT = Path(__file__).parents[2]
+RECORDED = yaml.safe_load(Path(__file__).with_name("pods.yaml").read_text())
+KEY, UID = ServiceKey("default", "demo"), "u1"
+# Five minutes after the pods were made, so that none of them is only late.
+NOW = causes.seconds_of("2026-11-01T11:05:00Z")
+SITE = Site("kubernetes", "runtime:1", "gateway:1", "/etc/headway/admin/public.pem", (), 8000)
+MET, VIOLATED = Attainment(300.0, 212.0, 480, 3, "met"), Attainment(300.0, 840.0, 60, 40, "violated")
+SILENT, FEW = Attainment(300.0, None, 0, 0, "unknown"), Attainment(300.0, 250.0, 7, 0, "unknown")
+NO_TARGET = Attainment(None, None, 0, 0, "unknown")
+STEADY = Decision(NOW, 2, Limits(8, 512), "Steady", "P95 TTFT 212 ms", "", MET, NO_TARGET, {})
+Facts = set[tuple[str, str]]
+GIVEN_UP_REASONS = (
+    *("ProgressDeadlineExceeded", "CandidateFailed", "CanaryErrors", "CanaryQualityFailed"),
+    *("CanaryTTFTViolated", "CanaryTPOTViolated", "CanaryTTFTSlower", "CanaryTPOTSlower"),
+)
+
+
+def service(status: dict[str, Any] | None = None, **spec: Any) -> Service:
+    manifest = {
+        "apiVersion": "serving.headway.dev/v1alpha1",
+        "kind": KIND,
+        "metadata": {"name": KEY.name, "namespace": KEY.namespace, "uid": UID, "generation": 3},
+        "spec": {"model": {"source": "bundled://headway-tiny"}, "slo": {"ttftMilliseconds": 300}, **spec},
+        "status": status or {},
+    }
+    return parse(manifest)
+
+
+def current_revision() -> str:
+    return render(service(), SITE, "PEM", frozenset()).revision.hash
+
+
+def pod(status: dict[str, Any], name: str = "demo-x", revision: str = "", **metadata: Any) -> dict[str, Any]:
+    made: dict[str, Any] = copy.deepcopy(RECORDED["common"])
+    labels = component_labels(KEY.name, "runtime") | {
+        "serving.headway.dev/revision": revision or current_revision()
+    }
+    made["metadata"] |= {"name": name, "uid": name, "labels": labels, **metadata}
+    return made | {"status": status}
+
+
+def told(
+    watched: Observed,
+    decision: Decision = STEADY,
+    one: Service | None = None,
+    gate: Gate | None = None,
+    problems: conditions.Problems | None = None,
+    rendered: Rendered | None = None,
+    rollout: Rollout | None = None,
+) -> Facts:
+    """Each condition with its reason."""
+    one = one or service()
+    rendered = rendered or render(one, SITE, "PEM", frozenset())
+    failed = problems or conditions.Problems()
+    status = conditions.status(one, rendered, watched, Sample(NOW), decision, NOW, failed, gate, rollout)
+    return {(condition["type"], condition["reason"]) for condition in status["conditions"]}
+
+
+def of_pods(*pods: dict[str, Any], events: Iterable[dict[str, Any]] = ()) -> Observed:
+    return observed(KEY, UID, Found({}, pods, events={"demo-x": list(events)}))
+
+
+def recorded_pods() -> Iterator[Facts]:
+    for case in RECORDED["cases"].values():
+        watched = of_pods(pod(case["status"], **case.get("metadata", {})), events=case.get("events", ()))
+        yield told(watched)
+    for case in RECORDED["losses"].values():
+        lost = pod(case["status"], creationTimestamp="2026-11-01T11:04:00Z")
+        yield told(of_pods(lost))
+        yield told(of_pods(lost, pod(RECORDED["cases"]["ready"]["status"], "demo-y")))
+
+
+def uncreated_pods() -> Iterator[Facts]:
+    owner = {"kind": KIND, "uid": UID, "controller": True}
+    for words in (
+        "exceeded quota: gpus",
+        'admission webhook "a" denied the request: no',
+        "no service account",
+    ):
+        failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
+        labels = component_labels(KEY.name, "runtime") | {"serving.headway.dev/revision": current_revision()}
+        metadata = {"name": "demo-old", "labels": labels, "ownerReferences": [owner]}
+        metadata["creationTimestamp"] = "2026-11-01T10:00:00Z"
+        deployment = {"metadata": metadata, "spec": {"replicas": 2}, "status": {"conditions": [failure]}}
+        yield told(observed(KEY, UID, Found({"Deployment": [deployment]}, [])))
+
+
+def ready(name: str = "a", revision: str = "old") -> Replica:
+    return Replica(name, revision, "ready", "http://a:8000", 0.0, 0.0)
+
+
+def own_replicas(count: int, one: Service | None = None) -> Observed:
+    """Ready replicas of the current revision, behind a ready gateway."""
+    revision = render(one or service(), SITE, "PEM", frozenset()).revision.hash
+    replicas = tuple(ready(f"r{number}", revision) for number in range(count))
+    return Observed(replicas=replicas, gateway=Gateway(ready=True))
+
+
+def lives() -> Iterator[Facts]:
+    """From nothing to serving, out and back."""
+    yield told(Observed())
+    yield told(Observed(), one=service(replicas=0))
+    yield told(own_replicas(2))
+    yield told(replace(own_replicas(2), gateway=Gateway()))
+    yield told(own_replicas(3))
+    yield told(own_replicas(1))
+    yield told(Observed(replicas=(ready(),), gateway=Gateway(ready=True)))
+    loading = replace(ready(), phase="starting", ready_at=None)
+    yield told(Observed(replicas=(loading,)))
+    yield told(Observed(replicas=(loading,)), one=service(model={"source": "hf://org/name"}))
+
+
+def decisions() -> Iterator[Facts]:
+    for ttft, tpot in (
+        *((VIOLATED, NO_TARGET), (NO_TARGET, VIOLATED), (VIOLATED, VIOLATED)),
+        *((SILENT, NO_TARGET), (FEW, NO_TARGET), (NO_TARGET, NO_TARGET)),
+    ):
+        yield told(own_replicas(2), replace(STEADY, ttft=ttft, tpot=tpot))
+    for blocker in (
+        *("FixedReplicas", "OtherScaler", "AtMaxReplicas", "ReplicaPending", "Settling"),
+        *("PendingPastDeadline", "SamplesMissing", "TargetInfeasible", "Unschedulable"),
+    ):
+        yield told(own_replicas(2), replace(STEADY, blocker=blocker, ttft=VIOLATED))
+
+
+def gates() -> Iterator[Facts]:
+    withheld = replace(render(service(), SITE, "PEM", frozenset()), withheld="demo-new")
+    nothing_yet = replace(withheld, withheld=withheld.revision.name)
+    for state, reason in (
+        *(("Unknown", "Verifying"), ("Unknown", "VerdictLost"), ("Unknown", "FileMissing")),
+        *(("Unknown", "ScaledToZero"), ("True", "Passed"), ("True", "NothingToJudge")),
+        *(("False", "Failed"), ("False", "TimedOut"), ("False", "JobFailed")),
+    ):
+        gate = Gate(state, reason, "words")  # type: ignore[arg-type]
+        one = service(replicas=0) if reason == "ScaledToZero" else service()
+        yield told(own_replicas(2), gate=gate, one=one)
+        if state != "True":
+            yield told(own_replicas(2), gate=gate, rendered=withheld, one=one)
+            yield told(Observed(), gate=gate, rendered=nothing_yet, one=one)
+
+
+def rests() -> Iterator[Facts]:
+    """Without replicas on purpose."""
+    yield told(own_replicas(1), replace(STEADY, blocker="GatewayCannotWake"))
+    for cause in ("Idle", "Asleep"):
+        yield told(Observed(gateway=Gateway(ready=True)), replace(STEADY, replicas=0, cause=cause))
+    suspended = replace(STEADY, replicas=0, cause="Suspended", blocker="Suspended")
+    gate = Gate("Unknown", "Suspended", "words")
+    for one in (Observed(), own_replicas(2)):
+        yield told(one, suspended, service(suspend=True), gate)
+
+
+def rollouts() -> Iterator[Facts]:
+    """Under way, waiting for room, and given up for each cause."""
+    current = render(service(), SITE, "PEM", frozenset()).revision
+    old = ready("old", "0ld00000")
+    roomless = replace(
+        ready("new", current.hash),
+        phase="pending",
+        ready_at=None,
+        reason="Unschedulable",
+        message="Insufficient nvidia.com/gpu",
+    )
+    under_way = Rollout(Record(stable=Pin.of(replace(current, name="demo-0ld00000")), candidate=current.name))
+    for one in (service(), service(rollout={"maxUnavailable": 0})):
+        yield told(Observed(replicas=(old, roomless)), one=one, rollout=under_way)
+    yield told(Observed(replicas=(old, ready("new", current.hash))), rollout=replace(under_way, most=1))
+    for reason in GIVEN_UP_REASONS:
+        failed = Failure("demo-new", "spec", reason, "words", "2026-11-01T11:00:00Z")
+        record = Record(stable=under_way.record.stable, failed=failed)
+        yield told(own_replicas(2), rollout=Rollout(record))
+
+
+def failures() -> Iterator[Facts]:
+    """Each error that a step of a pass may end with, and a spec that cannot be honoured."""
+    for error in (
+        *(errors.ClusterError, errors.ConflictError, errors.FieldConflictError, errors.AdmissionError),
+        *(errors.ForbiddenError, errors.UnavailableError, errors.ScrapeError),
+    ):
+        problems = conditions.Problems(("apply Service demo: no",), error.condition_reason)
+        yield told(own_replicas(2), problems=problems)
+    manifest = {"metadata": {"generation": 3}}
+    refused = conditions.refused(manifest, errors.SpecError("spec.dtype", "'x'"), NOW)
+    yield {(condition["type"], condition["reason"]) for condition in refused["conditions"]}
+
+
+def local_processes() -> Iterator[Facts]:
+    """What `headway up` says has the same words."""
+    for ending in ((-9, "not ready", 0), (-9, "/health failed", 0), (-9, "", 1), (3, "", 0), (1, "", 0)):
+        reason, message = explain_exit(*ending, "boom")
+        crashed = replace(ready(), phase="failed", ready_at=None, reason=reason, message=message)
+        yield told(Observed(replicas=(crashed,)))
+
+
+PRODUCERS = (
+    *(recorded_pods, uncreated_pods, lives, decisions, gates, rests, rollouts, failures, local_processes),
+)
+
+
+def produced() -> Facts:
+    return {fact for producer in PRODUCERS for facts in producer() for fact in facts}
+
+
+def documented() -> dict[str, set[str]]:
+    """Reason -> the conditions that may have it, from the table."""
+    text = (ROOT / "docs" / "conditions.md").read_text().partition("## Reasons")[2]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    table: dict[str, set[str]] = {}
+    before: set[str] = set()
+    for reason, on, means, remedy in rows:
+        assert reason not in table, f"{reason} stands there twice"
+        assert means.strip()
+        assert remedy.strip()
+        before = before if on == "likewise" else set(on.split(", "))
+        table[reason] = before
+    return table
+
+
+def test_each_reason_can_be_produced_and_has_a_remedy() -> None:
+    made, table = produced(), documented()
+    assert {reason for _, reason in made} == set(table)
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_each_reason_is_documented_for_the_conditions_that_have_it(producer: Any) -> None:
+    table = documented()
+    for facts in producer():
+        for condition, reason in facts:
+            assert condition in table[reason], (condition, reason)
+
+
+def test_no_condition_has_a_reason_that_its_row_does_not_tell_of() -> None:
+    """The column of conditions says neither too little nor too much."""
+    made: dict[str, set[str]] = {}
+    for condition, reason in produced():
+        made.setdefault(reason, set()).add(condition)
+    # Whatever a replica waits for may stand where the controller says what it waits for.
+    both = {
+        reason: made[reason] | {"ScalingActive"}
+        for reason, on in documented().items()
+        if "ScalingActive" in on
+    }
+    assert {reason: (made | both)[reason] for reason in documented()} == documented()
+
+
+def test_words_of_the_kubelet_become_reasons_of_the_table() -> None:
+    closed = {*causes.WAITING_REASONS.values(), causes.OTHER_WAITING_REASON, *causes.LOSS_REASONS.values()}
+    assert {*closed, *causes.DISRUPTION_REASONS.values()} <= set(documented())

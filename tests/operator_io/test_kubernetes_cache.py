@@ -1,0 +1,210 @@
+"""A kind is answered from memory while it is current, and not a moment longer than that is known."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from headway_operator.cluster import kubernetes_cache
+from headway_operator.cluster.kubernetes_cache import KubernetesCache, is_news
+from headway_operator.cluster.kubernetes_trim import trim
+from headway_operator.errors import ClusterError, ForbiddenError, UnavailableError
+from headway_operator.names import KIND, SERVICE_LABEL, ServiceKey
+
+KEY = ServiceKey("team", "demo")
+Json = dict[str, Any]
+
+
+def pod(name: str, version: int, service: str = "demo", **status: Any) -> Json:
+    metadata = {
+        "name": name,
+        "namespace": "team",
+        "uid": name,
+        "resourceVersion": str(version),
+        "labels": {SERVICE_LABEL: service},
+        "managedFields": [{"manager": "kubelet"}],
+    }
+    container = {"name": "runtime", "env": [{"name": "A"}], "resources": {"limits": {"memory": "1Gi"}}}
+    return {"metadata": metadata, "spec": {"containers": [container], "volumes": [{}]}, "status": status}
+
+
+class ToldApi:
+    """Lists `items`; a watch brings what is put into `events`, or raises it."""
+
+    def __init__(self) -> None:
+        self.items: list[Json] = []
+        self.version = 10
+        self.events: asyncio.Queue[Json | Exception | None] = asyncio.Queue()
+        self.fault: ClusterError | None = None
+        self.lists = 0
+        self.watched_from: list[str] = []
+
+    async def list_all(self, kind: str, namespace: str, labels: str, *, is_bare: bool) -> Any:
+        self.lists += 1
+        if self.fault is not None:
+            raise self.fault
+        return tuple(self.items), str(self.version)
+
+    async def watch(
+        self, kind: str, namespace: str, labels: str, version: str, *, is_bare: bool
+    ) -> AsyncIterator[Json]:
+        self.watched_from.append(version)
+        while (event := await self.events.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+class Kept:
+    """A running cache of pods."""
+
+    def __init__(self) -> None:
+        api: Any = ToldApi()
+        self.api = api
+        self.changes: list[tuple[str, ServiceKey, bool]] = []
+        self.cache = KubernetesCache(api, "", {"Pod": "managed=yes"}, self.note)
+
+    def note(self, kind: str, key: ServiceKey, old: Json | None, new: Json) -> None:
+        self.changes.append((new["metadata"]["name"], key, is_news(kind, old, new)))
+
+    def names(self, key: ServiceKey = KEY) -> list[str] | None:
+        held = self.cache.objects("Pod", key)
+        return None if held is None else sorted(item["metadata"]["name"] for item in held)
+
+    async def bring(self, kind: str, item: Json) -> None:
+        await self.api.events.put({"type": kind, "object": item})
+
+
+@pytest.fixture
+async def kept(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kept]:
+    for name in ("FIRST_RETRY_SECONDS", "LONGEST_RETRY_SECONDS", "RECONNECT_SECONDS"):
+        monkeypatch.setattr(kubernetes_cache, name, 0.001)
+    one = Kept()
+    one.api.items = [pod("a", 3), pod("b", 4), pod("x", 5, service="other")]
+    task = asyncio.create_task(one.cache.run())
+    yield one
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_list_and_what_follows_is_what_there_is(kept: Kept, eventually: Callable[..., Any]) -> None:
+    await eventually(lambda: kept.names() == ["a", "b"])
+    assert kept.names(ServiceKey("team", "other")) == ["x"]
+    assert kept.names(ServiceKey("team", "none")) == []
+    assert kept.cache.objects("Job", KEY) is None  # no such kind is kept
+    await kept.bring("ADDED", pod("c", 11))
+    await kept.bring("MODIFIED", pod("a", 12, phase="Running"))
+    await kept.bring("DELETED", pod("b", 13))
+    await eventually(lambda: kept.names() == ["a", "c"])
+    is_current, a = kept.cache.get("Pod", "team", "a")
+    assert is_current
+    assert a is not None
+    assert a["status"] == {"phase": "Running"}
+    assert kept.changes[-3:] == [("c", KEY, True), ("a", KEY, True), ("b", KEY, False)]
+    await kept.bring("MODIFIED", pod("a", 14, service="other"))  # somebody changed its label
+    await eventually(lambda: kept.names() == ["c"])
+    assert kept.names(ServiceKey("team", "other")) == ["a", "x"]
+
+
+async def test_what_was_just_written_is_seen_at_once_and_not_undone_by_older_news(
+    kept: Kept, eventually: Callable[..., Any]
+) -> None:
+    await eventually(kept.names)
+    kept.cache.put({"kind": "Pod", **pod("a", 20, phase="Written")})
+    await kept.bring("MODIFIED", pod("a", 15, phase="Older"))
+    await kept.bring("ADDED", pod("c", 21))
+    await eventually(lambda: kept.names() == ["a", "b", "c"])
+    _, a = kept.cache.get("Pod", "team", "a")
+    assert a is not None
+    assert a["status"] == {"phase": "Written"}
+    kept.cache.put({"kind": "Secret", **pod("s", 22)})  # not kept
+
+
+async def test_a_watch_that_expires_is_followed_by_a_list_that_finds_what_was_missed(
+    kept: Kept, eventually: Callable[..., Any]
+) -> None:
+    await eventually(kept.names)
+    kept.api.items, kept.api.version = [pod("a", 3), pod("n", 30)], 30
+    kept.changes.clear()
+    await kept.bring("ERROR", {"code": 410, "message": "too old resource version"})
+    await eventually(lambda: kept.names() == ["a", "n"])
+    assert kept.api.lists == 2
+    assert [name for name, _, _ in kept.changes] == ["n", "b", "x"]  # and who has gone meanwhile
+    assert kept.names(ServiceKey("team", "other")) == []
+
+
+async def test_a_watch_that_ends_goes_on_where_it_was(kept: Kept, eventually: Callable[..., Any]) -> None:
+    await eventually(kept.names)
+    await kept.bring("BOOKMARK", {"metadata": {"resourceVersion": "40"}})
+    await kept.api.events.put(None)
+    await eventually(lambda: kept.api.watched_from == ["10", "40"])
+    await kept.api.events.put(UnavailableError("connection reset"))
+    await eventually(lambda: kept.api.watched_from == ["10", "40", "40"])
+    assert kept.names() == ["a", "b"]  # current all the while
+    assert kept.api.lists == 1
+
+
+async def test_a_watch_that_cannot_be_begun_again_in_time_is_not_believed(
+    kept: Kept, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await eventually(kept.names)
+    monkeypatch.setattr(kubernetes_cache, "GRACE_SECONDS", -1.0)
+    kept.api.fault = UnavailableError("away")
+    await kept.api.events.put(UnavailableError("connection refused"))
+    await eventually(lambda: kept.names() is None)
+    assert kept.cache.current_kinds() == set()
+    kept.api.fault = None
+    await eventually(lambda: kept.names() == ["a", "b"])
+
+
+async def test_a_kind_that_may_not_be_watched_is_left_to_be_asked_for(
+    eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Kept()
+    one.api.fault = ForbiddenError("cannot watch pods")
+    task = asyncio.create_task(one.cache.run())
+    async with asyncio.timeout(10):
+        await one.cache.tried(5.0)
+    assert one.names() is None
+    assert one.api.lists == 1
+    assert "Pod is asked for pass by pass" in caplog.text
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_waiting_for_a_cache_has_an_end() -> None:
+    one = Kept()  # which nobody runs
+    async with asyncio.timeout(10):
+        await one.cache.tried(0.01)
+    assert one.names() is None
+
+
+def test_only_what_is_read_is_kept() -> None:
+    kept = trim("Pod", pod("a", 3, phase="Running"))
+    assert kept["spec"] == {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "1Gi"}}}]}
+    assert "managedFields" not in kept["metadata"]
+    service = {
+        "metadata": {"name": "demo", "namespace": "team", "managedFields": [], "annotations": {"a": "b"}}
+    }
+    whole = trim(KIND, {**service, "spec": {"replicas": 1}, "status": {"replicas": 1}})
+    assert whole["spec"] == {"replicas": 1}
+    assert whole["metadata"]["annotations"] == {"a": "b"}
+    assert (whole["kind"], "managedFields" in whole["metadata"]) == (KIND, False)
+    deployment = trim(
+        "Deployment", {**service, "spec": {"replicas": 1, "template": {}}, "status": {"replicas": 1}}
+    )
+    assert deployment["spec"] == {"replicas": 1}
+    assert set(trim("ConfigMap", {**service, "data": {"a": "b"}})) == {"metadata"}
+
+
+def test_what_an_operator_writes_itself_is_no_news() -> None:
+    old = {"metadata": {"generation": 1}, "status": {"replicas": 1}}
+    assert not is_news(KIND, old, {**old, "status": {"replicas": 2}})
+    assert is_news(KIND, old, {**old, "metadata": {"generation": 2}})
+    assert is_news(KIND, old, {**old, "metadata": {"generation": 1, "deletionTimestamp": "now"}})
+    assert is_news(KIND, None, old)
+    assert is_news("Pod", old, {**old, "status": {"replicas": 2}})
+    assert not is_news("Pod", old, {**old, "metadata": {"generation": 1, "annotations": {"cost": "1"}}})
+    assert not is_news("Deployment", old, {**old, "status": {"replicas": 2}})
+    assert not is_news("Deployment", None, old)
