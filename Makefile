@@ -4,10 +4,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,runtime,gateway,tracing,bench,dev
+EXTRAS := operator,runtime,gateway,tracing,bench,simulate,dev
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client format crds clean
+.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator format crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,7 +44,7 @@ e2e: install ## a real Kubernetes on this machine, real pods, real load (Linux, 
 	$(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest e2e
 
 e2e-full: install ## the same, and minutes of disturbance under load (HEADWAY_E2E_CAMPAIGN_SECONDS, default 600)
-	HEADWAY_E2E_CAMPAIGN_SECONDS=$${HEADWAY_E2E_CAMPAIGN_SECONDS:-600} \
+	HEADWAY_E2E_CAMPAIGN_SECONDS=$${HEADWAY_E2E_CAMPAIGN_SECONDS:-600} HEADWAY_E2E_AWAY_SECONDS=$${HEADWAY_E2E_AWAY_SECONDS:-120} \
 	  $(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest -rP e2e
 
 soak: install ## ten minutes of random traffic against one server, then fuzzing and random schedules (20 minutes)
@@ -66,6 +66,9 @@ bench-front: install ## what one HTTP process carries, with an engine that costs
 
 bench-client: install ## what `headway bench` itself costs (4 minutes, wants an idle machine)
 	$(BIN)/python -m benchmarks.bench.run $(BENCH_CLIENT)
+
+bench-operator: install ## one operator and up to 1,000 services with 3,000 pods on a real API server (10 minutes, wants an idle machine)
+	$(BIN)/python -m benchmarks.operator.run $(BENCH_OPERATOR)
 
 format: install ## format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)

@@ -20,6 +20,7 @@ EXTRA_OF_PACKAGE = {
     "headway_bench": "bench",
     "headway_eval": "runtime",
     "headway_operator": "operator",
+    "headway_simulator": "simulate",
 }
 
 

@@ -14,7 +14,7 @@ from headway_eval.tasks import Task
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.generation_output import CompletionOutput
 from headway_runtime.inprocess import Engine
-from headway_runtime.prompt_encoding import PromptEncoder
+from headway_runtime.prompt_encoding import PromptEncoder, TemplateArguments
 from headway_runtime.sampling_params import SamplingParams
 
 # Prompts that wait in the engine at once, for each sequence that it may run.
@@ -47,7 +47,7 @@ def encode_tasks(side: Side, tasks: Sequence[Task]) -> list[tuple[int, ...]]:
             if isinstance(task.prompt, str):
                 token_ids = encoder.encode(task.prompt).token_ids
             else:
-                token_ids = encoder.encode_chat(task.prompt, add_generation_prompt=True).token_ids
+                token_ids = encoder.encode_chat(task.prompt, TemplateArguments()).token_ids
         except InvalidRequestError as error:
             raise InputFileError(f"{task.place}: {error}") from error
         if len(token_ids) >= side.options.max_model_len:

@@ -17,7 +17,7 @@ from headway_eval.texts import Text
 from headway_eval.windows import Window, windows
 from headway_runtime.engine_config import resolve_engine_config
 from headway_runtime.errors import InvalidRequestError
-from headway_runtime.prompt_encoding import PromptEncoder
+from headway_runtime.prompt_encoding import PromptEncoder, TemplateArguments
 from headway_runtime.teacher_forcing import TeacherForcing
 
 
@@ -30,7 +30,9 @@ def encode_texts(side: Side, texts: Sequence[Text]) -> list[tuple[int, ...]]:
             if isinstance(text.content, str):
                 token_ids = encoder.encode(text.content).token_ids
             else:
-                token_ids = encoder.encode_chat(text.content, add_generation_prompt=False).token_ids
+                token_ids = encoder.encode_chat(
+                    text.content, TemplateArguments(add_generation_prompt=False)
+                ).token_ids
         except InvalidRequestError as error:
             raise InputFileError(f"{text.place}: {error}") from error
         if len(token_ids) < 2:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway_runtime import cleared_memory, kv_budget, runner
+from headway_runtime import cleared_memory, kv_budget, runner, start_memory
 from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
@@ -132,7 +132,7 @@ def test_memory_that_was_cleared_for_weights_counts_as_free(
         seen.append(arguments[-1])
         raise ConfigError("enough")
 
-    monkeypatch.setattr(runner, "refuse_what_cannot_fit", note)
+    monkeypatch.setattr(start_memory, "refuse_what_cannot_fit", note)
     with pytest.raises(ConfigError, match="enough"):
         runner.Runner(replace(engine_config(fixture_folder("llama-3.1-8b")), num_threads=1))
     assert seen == [5 * GIB]

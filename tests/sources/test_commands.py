@@ -79,15 +79,19 @@ def test_folders_and_bundled_models_are_printed_as_they_are(headway: Any, tmp_pa
 
 
 def test_what_is_wrong_takes_one_line_and_a_status(hub: Any, headway: Any, tmp_path: Path) -> None:
-    for arguments, want in (
-        (["fetch", "hf://org/none"], "headway fetch: hf://org/none@main: there is no such repository"),
-        (["fetch", "hf://none"], "headway fetch: model source 'hf://none': want hf://ORG/NAME"),
-        (["fetch"], "headway fetch: the following arguments are required: MODEL"),
-        (["serve", "hf://org/none"], "headway serve: hf://org/none@main: there is no such repository"),
-        (["serve", "pvc://claim/x"], "headway serve: model source 'pvc://claim/x': a PersistentVolumeClaim"),
+    for arguments, status, want in (
+        (["fetch", "hf://org/none"], 3, "headway fetch: hf://org/none@main: there is no such repository"),
+        (["fetch", "hf://none"], 2, "headway fetch: model source 'hf://none': want hf://ORG/NAME"),
+        (["fetch"], 2, "headway fetch: the following arguments are required: MODEL"),
+        (["serve", "hf://org/none"], 3, "headway serve: hf://org/none@main: there is no such repository"),
+        (
+            ["serve", "pvc://claim/x"],
+            2,
+            "headway serve: model source 'pvc://claim/x': a PersistentVolumeClaim",
+        ),
     ):
         done = headway(*arguments)
-        assert done.returncode == 2, arguments
+        assert done.returncode == status, arguments
         assert done.stdout == ""
         assert done.stderr.count("\n") == 1
         assert done.stderr.startswith(want)
@@ -97,7 +101,7 @@ def test_a_folder_that_cannot_be_written_is_named(hub: Any, headway: Any, tiny: 
     hub.add("org/name", tiny)
     (tmp_path / "file").write_text("")
     done = headway("fetch", "hf://org/name", "--download-dir", str(tmp_path / "file"))
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert f"{tmp_path}/file/models--org--name: cannot be written (Not a directory)" in done.stderr
     assert "choose another folder with --download-dir" in done.stderr
 
@@ -116,7 +120,7 @@ def test_a_full_disk_is_told_with_its_remedy(
         text=True,
         timeout=60,
     )
-    assert limited.returncode == 2
+    assert limited.returncode == 3
     assert "cannot be written (File too large); free some of it, or choose another folder" in limited.stderr
     done = headway("fetch", "hf://org/name")
     assert done.returncode == 0, done.stderr
