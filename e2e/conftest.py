@@ -23,6 +23,7 @@ from e2e.cluster.session import (
     RUNTIME_IMAGE_VARIABLE,
 )
 from e2e.cluster.settings import read_settings
+from e2e.fault_proxy import FaultProxy
 from e2e.kubernetes import Kubernetes, Object
 from e2e.observed_service import NAME, NAMESPACE
 from headway_operator.cluster.kubernetes import KubernetesCluster
@@ -188,6 +189,13 @@ async def api(kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
 
         await eventually(is_served)
         yield connected
+
+
+@pytest.fixture
+async def proxy(kubeconfig: Path) -> AsyncIterator[FaultProxy]:
+    """The API server behind something that can fail, and that tells what was written."""
+    async with FaultProxy(kubeconfig) as running:
+        yield running
 
 
 @pytest.fixture

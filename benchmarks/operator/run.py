@@ -49,8 +49,9 @@ CRD = ROOT / "crds" / "serving.headway.dev_inferenceservices.yaml"
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 OWN_NAMESPACE = "bench-system"
 INTERVAL_SECONDS = 5.0
-SETTLE_SECONDS = 15.0
-FACT_SECONDS = 300.0
+# Twice the time between two checkpoints: until then passes still write what a fresh operator writes once.
+SETTLE_SECONDS = 120.0
+FACT_SECONDS = 900.0
 EDIT_SECONDS = 30.0
 PAUSE_SECONDS = 0.1
 

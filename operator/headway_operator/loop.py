@@ -5,8 +5,9 @@ that is gone ends its task. While a service sleeps, its gateways are asked, with
 whether anybody waits: a pass follows at once when somebody does. What a pass does is the business of
 `reconcile`; who wakes it is the caller's.
 
-Only so many passes run at once; the others wait for their turn, first come first served. The first intervals
-of the services are of different lengths, so that those that began together do not stay together.
+Only so many passes run at once; the others wait for their turn, first come first served. Passes that somebody
+woke have places of their own: an edit does not queue behind the ticks of a thousand services. The first
+intervals of the services are of different lengths, so that those that began together do not stay together.
 """
 
 import asyncio
@@ -29,6 +30,18 @@ logger = logging.getLogger(__name__)
 Fetch = Callable[[ServiceKey], Awaitable[Manifest | None]]
 
 
+class Turns:
+    """Places of passes that run at once: for those that were woken, and for those that come by the clock."""
+
+    def __init__(self, woken: int, by_the_clock: int) -> None:
+        self._woken = asyncio.Semaphore(woken)
+        self._by_the_clock = asyncio.Semaphore(by_the_clock)
+
+    def places(self, *, is_woken: bool) -> asyncio.Semaphore:
+        """One of which is to be held during a pass."""
+        return self._woken if is_woken else self._by_the_clock
+
+
 class ServiceLoop:
     """The passes over one service."""
 
@@ -42,11 +55,11 @@ class ServiceLoop:
         metrics: OperatorMetrics,
         may_act: Callable[[], bool] = lambda: True,
         on_outcome: Callable[[Outcome], None] = lambda _: None,
-        turns: asyncio.Semaphore | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """fetch: the service as it is now, None when it is gone. may_act: whether to write at all now.
 
-        turns: for the passes of all services that may run at once; None bounds them not.
+        turns: of the passes of all services; None bounds them not.
         """
         self._world = world
         self._key = key
@@ -55,12 +68,13 @@ class ServiceLoop:
         self._metrics = metrics
         self._may_act = may_act
         self._on_outcome = on_outcome
-        self._turns: contextlib.AbstractAsyncContextManager[object] = turns or contextlib.nullcontext()
+        self._turns = turns
         self._wake = asyncio.Event()
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._is_demanded = False
         self._planned_at = time.monotonic()
         self._woken_at: float | None = None
+        self._has_passed = False
         self._next_wait_seconds = interval_seconds if turns is None else random.uniform(0, interval_seconds)
         self._carried = Carried()
         self._uid = ""
@@ -84,6 +98,8 @@ class ServiceLoop:
 
     async def _go_on(self) -> bool:
         """One pass, and the wait for the next; False when the service is gone."""
+        # At a start everybody is new, and nobody waits for one more than for another.
+        is_woken = self._woken_at is not None and self._has_passed
         due_at = self._planned_at if self._woken_at is None else self._woken_at
         self._wake.clear()
         self._woken_at = None
@@ -91,9 +107,9 @@ class ServiceLoop:
         if not self._may_act():
             # Another operator goes on with it; what that learns is in its checkpoint.
             self._rest()
-        elif not await self._turn(due_at) and not self._wake.is_set():
+        elif not await self._turn(due_at, is_woken=is_woken) and not self._wake.is_set():
             return False
-        self.finished_at = time.monotonic()
+        self.finished_at, self._has_passed = time.monotonic(), True
         wait, self._next_wait_seconds = self._next_wait_seconds, self._interval_seconds
         self._planned_at = self.finished_at + wait
         with contextlib.suppress(TimeoutError):
@@ -124,15 +140,16 @@ class ServiceLoop:
         self._is_demanded = True
         self.wake()
 
-    async def _turn(self, due_at: float) -> bool:
+    async def _turn(self, due_at: float, *, is_woken: bool) -> bool:
         """One pass when it is its turn. due_at: when it would have begun with nobody before it."""
+        places = contextlib.nullcontext() if self._turns is None else self._turns.places(is_woken=is_woken)
         with self._metrics.queued():
-            await self._turns.__aenter__()
+            await places.__aenter__()
         try:
             self._metrics.waited(max(0.0, time.monotonic() - due_at))
             return await self._pass()
         finally:
-            await self._turns.__aexit__(None, None, None)
+            await places.__aexit__(None, None, None)
 
     async def _pass(self) -> bool:
         started_at = time.monotonic()

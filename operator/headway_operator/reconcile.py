@@ -67,6 +67,7 @@ class Carried:
     checkpointed_at: float = -math.inf
     evidence: CanaryEvidence | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
+    has_told: bool = False  # whether this operator has written a status yet
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         rendered = gated(service, cluster.site, rendered, gate, observed.children)
     except SpecError as error:
         outcome.problems.append(("read", str(error)))
-        await _tell(world, outcome, conditions.refused(manifest, error, world.clock()))
+        await _tell(world, outcome, conditions.refused(manifest, error, world.clock()), carried)
         return outcome
     memory = carried.memory or await _load_memory(world, key, sample)
     decision, carried.memory = decide(target_of(service.spec), memory, sample, observed, world.clock())
@@ -145,7 +146,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     status = conditions.status(
         service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout
     )
-    await _tell(world, outcome, status)
+    await _tell(world, outcome, status, carried)
     await _checkpoint(world, service, outcome, carried)
     return outcome
 
@@ -179,12 +180,14 @@ async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan,
         await outcome.attempt(f"route at {address}", scraper.route(key, address, routing))
 
 
-async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any]) -> None:
+async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any], carried: Carried) -> None:
+    """Write the status when it says something new, and once when an operator starts; then its events."""
     previous, outcome.status = outcome.status, status
-    if not conditions.worth_writing(previous, status, world.clock()):
+    if carried.has_told and not conditions.worth_writing(previous, status, world.clock()):
         return
     if not await outcome.attempt("write status", world.cluster.write_status(outcome.key, status)):
         return
+    carried.has_told = True
     for kind, reason, message in conditions.events(previous, status):
         logger.info("%s: %s: %s", outcome.key, reason, message)
         await outcome.attempt("record event", world.cluster.emit(outcome.key, kind, reason, message))

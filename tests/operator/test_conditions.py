@@ -303,6 +303,13 @@ def test_transition_times_move_only_on_a_flip(world: World) -> None:
     assert later["Ready"] == "2027-01-15T08:01:40Z"
 
 
+def test_of_which_nothing_moves_is_written_every_ten_minutes(world: World) -> None:
+    first = world.status(NOW)
+    world.previous = first
+    assert not conditions.worth_writing(first, world.status(NOW + 599), NOW + 599)
+    assert conditions.worth_writing(first, world.status(NOW + 600), NOW + 600)
+
+
 def test_is_written_on_change_and_once_a_minute_but_not_for_a_new_number(world: World) -> None:
     first = world.status(NOW)
     assert conditions.worth_writing({}, first, NOW)

@@ -40,11 +40,13 @@ class ToldApi:
         self.lists = 0
         self.watched_from: list[str] = []
 
-    async def list_all(self, kind: str, namespace: str, labels: str, *, is_bare: bool) -> Any:
+    async def list_all(
+        self, kind: str, namespace: str, labels: str, *, is_bare: bool, kept: Callable[[Json], Json]
+    ) -> Any:
         self.lists += 1
         if self.fault is not None:
             raise self.fault
-        return tuple(self.items), str(self.version)
+        return tuple(map(kept, self.items)), str(self.version)
 
     async def watch(
         self, kind: str, namespace: str, labels: str, version: str, *, is_bare: bool

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from headway_operator import loop as loop_module
 from headway_operator.errors import ClusterError, NotLeadingError, UnavailableError
 from headway_operator.health import Health, serving
-from headway_operator.loop import ServiceLoop, ServiceLoops
+from headway_operator.loop import ServiceLoop, ServiceLoops, Turns
 from headway_operator.names import ServiceKey
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Carried, Outcome
@@ -216,7 +216,7 @@ async def test_a_service_made_anew_while_it_is_found_gone_is_not_lost(
 async def test_passes_take_turns_and_say_how_long_they_waited(
     passes: Passes, key: ServiceKey, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics, turns = OperatorMetrics(), asyncio.Semaphore(1)
+    metrics, turns = OperatorMetrics(), Turns(woken=1, by_the_clock=1)
     may_end, running = asyncio.Event(), []
 
     async def long_pass(world: Any, manifest: Any, carried: Carried) -> Outcome:
@@ -238,6 +238,33 @@ async def test_passes_take_turns_and_say_how_long_they_waited(
     await eventually(lambda: told("headway_operator_queue_seconds_count") == 3)
     assert told("headway_operator_queued") == 0
     assert len(running) == 3
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_pass_that_was_woken_does_not_queue_behind_those_that_come_by_the_clock(
+    passes: Passes, key: ServiceKey, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, may_end, running = Turns(woken=1, by_the_clock=1), asyncio.Event(), []
+
+    async def long_pass(world: Any, manifest: Any, carried: Carried) -> Outcome:
+        running.append(key)
+        if len(running) > 1:  # the first lets its loop come to where it may be woken
+            await may_end.wait()
+        return Outcome(key, {})
+
+    monkeypatch.setattr(loop_module, "reconcile", long_pass)
+    woken, *others = [make_loop(passes, key, turns=turns) for _ in range(3)]
+    tasks = [asyncio.create_task(woken.run())]
+    await eventually(lambda: running)
+    tasks += [asyncio.create_task(loop.run()) for loop in others]
+    await eventually(lambda: len(running) == 2)
+    woken.wake()
+
+    await eventually(lambda: len(running) == 3)
+
+    may_end.set()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,11 +17,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from headway_operator.cluster import kubernetes_causes as causes
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
+from headway_operator.cluster.kubernetes_applied import AppliedChildren
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_discovery import Discovery
 from headway_operator.cluster.kubernetes_events import EventRecorder
@@ -59,20 +60,9 @@ CACHED_KINDS = {
 }
 ADMIN_FOLDER = "/etc/headway/admin"
 MEMORY_FILE = "memory.json"
-# What was applied is applied anew after this time, which undoes what others changed in it; unless what is
-# kept in memory shows that nobody did.
-REAPPLY_SECONDS = 60.0
+APPLIED_FILE = "applied.json"
 # Pods of one service whose events are asked for in one pass: one tells enough, all at once are a storm.
 MAX_PODS_WITH_EVENTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """One child as it was applied last. trace: changes when anybody changes it."""
-
-    digest: str
-    at: float
-    trace: str
 
 
 class KubernetesCluster:
@@ -112,7 +102,7 @@ class KubernetesCluster:
         self._fields = FieldKeeper(api, clock)
         self._uids: dict[ServiceKey, str] = {}
         self._owned: dict[ServiceKey, dict[ChildKey, str]] = {}  # child -> uid of its owner, as last observed
-        self._applied: dict[tuple[ServiceKey, ChildKey], _Applied] = {}
+        self._applied = AppliedChildren(self._cache, clock)
         self._unseen_kinds: set[str] = set()
 
     @property
@@ -124,8 +114,7 @@ class KubernetesCluster:
         """Drop what is remembered of a service that is gone."""
         self._uids.pop(key, None)
         self._owned.pop(key, None)
-        for remembered in [pair for pair in self._applied if pair[0] == key]:
-            del self._applied[remembered]
+        self._applied.forget(key)
         self._events.forget(key)
         self._fields.forget(key)
 
@@ -210,9 +199,8 @@ class KubernetesCluster:
         FieldConflictError when someone else sets the same fields again and again.
         """
         child = ChildKey(manifest["kind"], manifest["metadata"]["name"])
-        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         existing = self._owned.get(key, {})
-        if child in existing and self._is_as_applied(key, child, digest):
+        if child in existing and self._applied.is_as_applied(key, child, manifest):
             return
         uid = owner_uid(manifest)
         if existing.get(child) != uid:
@@ -224,18 +212,8 @@ class KubernetesCluster:
                     "delete it, or give the service another name"
                 )
         written = await self._fields.apply(key, child, manifest)
-        self._applied[(key, child)] = _Applied(digest, self._clock(), _trace(written))
+        self._applied.remember(key, child, manifest, written)
         self._owned.setdefault(key, {})[child] = uid
-
-    def _is_as_applied(self, key: ServiceKey, child: ChildKey, digest: str) -> bool:
-        """Whether it was applied so, lately or with no trace of anybody else since."""
-        applied = self._applied.get((key, child))
-        if applied is None or applied.digest != digest:
-            return False
-        if self._clock() - applied.at < REAPPLY_SECONDS:
-            return True
-        is_known, now = self._cache.get(child.kind, key.namespace, child.name)
-        return is_known and now is not None and _trace(now) == applied.trace
 
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         """Set a Deployment's replicas through its scale subresource."""
@@ -246,7 +224,7 @@ class KubernetesCluster:
     async def prune(self, key: ServiceKey, child: ChildKey) -> None:
         """Delete one child of ours."""
         await self._api.delete(child.kind, key.namespace, child.name)
-        self._applied.pop((key, child), None)
+        self._applied.forget(key, child)
 
     async def set_deletion_cost(self, key: ServiceKey, replica: str, cost: int) -> None:
         """Annotate the pod; one that has gone needs none."""
@@ -270,30 +248,39 @@ class KubernetesCluster:
             logger.debug("%s: event left out, too many lately: %s %s", key, reason, message)
 
     async def load_memory(self, key: ServiceKey) -> Mapping[str, Any] | None:
-        """The checkpoint in the ConfigMap NAME-memory."""
+        """The checkpoint in the ConfigMap NAME-memory; with it, what was applied of this service."""
         found = await self._api.get("ConfigMap", key.namespace, memory_config_map(key.name))
         if found is None or owner_uid(found) != await self._uid(key):
             return None  # of a service that had this name before
+        data = found.get("data", {})
         try:
-            memory = json.loads(found.get("data", {}).get(MEMORY_FILE, "null"))
+            self._applied.resume(key, data.get(APPLIED_FILE, "[]"))
+        except ValueError as error:
+            logger.warning("%s: %s of the checkpoint is of no use: %s", key, APPLIED_FILE, error)
+        try:
+            memory = json.loads(data.get(MEMORY_FILE, "null"))
         except ValueError:
             logger.warning("%s: the checkpoint is not JSON; the controller starts without it", key)
             return None
         return memory if isinstance(memory, dict) else None
 
     async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any]) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint, and what was applied."""
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": await self._uid(key)}
+        name = memory_config_map(key.name)
         manifest = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
-                "name": memory_config_map(key.name),
+                "name": name,
                 "namespace": key.namespace,
                 "labels": service_labels(key.name),
                 "ownerReferences": [{**owner, "controller": True}],
             },
-            "data": {MEMORY_FILE: json.dumps(memory, separators=(",", ":"))},
+            "data": {
+                MEMORY_FILE: json.dumps(memory, separators=(",", ":")),
+                APPLIED_FILE: self._applied.to_json(key, besides=ChildKey("ConfigMap", name)),
+            },
         }
         await self.apply(key, manifest)
 
@@ -304,14 +291,6 @@ class KubernetesCluster:
                 raise ClusterError(f"{KIND} {key} is gone")
             self._uids[key] = found["metadata"]["uid"]
         return self._uids[key]
-
-
-def _trace(item: Mapping[str, Any]) -> str:
-    """Of kinds that count generations, the latter and the labels: their version moves with each status."""
-    metadata = item["metadata"]
-    if "generation" not in metadata:
-        return str(metadata.get("resourceVersion", ""))
-    return json.dumps([metadata["generation"], metadata.get("labels")], sort_keys=True)
 
 
 def _digest_of(config_map: Json | None, key: str) -> str | None:

@@ -169,15 +169,24 @@ class KubernetesApi:
         return tuple(dict(item["metadata"]) for item in (answer or {}).get("items") or ())
 
     async def list_all(
-        self, kind: str, namespace: str, labels: str, *, is_bare: bool
+        self,
+        kind: str,
+        namespace: str,
+        labels: str,
+        *,
+        is_bare: bool,
+        kept: Callable[[Json], Json] = lambda item: item,
     ) -> tuple[tuple[Json, ...], str]:
-        """All objects of a kind, in parts, and the version of the list. is_bare: their metadata alone."""
+        """All objects of a kind, in parts, and the version of the list. is_bare: their metadata alone.
+
+        kept: what is wanted of each, so that no more than one part is ever in memory whole.
+        """
         query = {"limit": str(LIST_LIMIT)} | ({"labelSelector": labels} if labels else {})
         accept = METADATA_LIST if is_bare else JSON
         items: list[Json] = []
         while True:
             answer = await self._call("GET", path_of(kind, namespace), query=query, accept=accept) or {}
-            items += answer.get("items") or ()
+            items += map(kept, answer.get("items") or ())
             if not (more := answer["metadata"].get("continue")):
                 return tuple(items), answer["metadata"]["resourceVersion"]
             query = {**query, "continue": more}

@@ -12,6 +12,7 @@ written to the API server; what was just written may be put in at once (`put`), 
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -168,10 +169,11 @@ class KubernetesCache:
 
     async def _list(self, kind: str) -> str:
         is_bare, labels = kind in METADATA_KINDS, self._selectors[kind]
-        items, version = await self._api.list_all(kind, self._namespace, labels, is_bare=is_bare)
+        kept = functools.partial(trim, kind)
+        items, version = await self._api.list_all(kind, self._namespace, labels, is_bare=is_bare, kept=kept)
         held = self._kinds[kind]
         before = dict(held.objects)
-        held.replace(trim(kind, item) for item in items)
+        held.replace(items)
         for name, item in held.objects.items():
             if (old := before.get(name)) is not item:
                 self._tell(kind, old, item)

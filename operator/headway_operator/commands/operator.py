@@ -20,7 +20,7 @@ from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.errors import HeadwayOperatorError
 from headway_operator.handlers import watch
 from headway_operator.health import Health, serving
-from headway_operator.loop import ServiceLoop, ServiceLoops
+from headway_operator.loop import ServiceLoop, ServiceLoops, Turns
 from headway_operator.names import KIND
 from headway_operator.operator_log import configure
 from headway_operator.operator_metrics import OperatorMetrics
@@ -35,7 +35,8 @@ POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespa
 MIN_LIVENESS_SECONDS = 120.0
 MISSED_INTERVALS = 12
 # Passes wait for the API server most of the time; more at once would only wait for this process instead.
-CONCURRENT_PASSES = 32
+WOKEN_PASSES = 16
+CLOCKED_PASSES = 32
 # Passes that begin before the cache is filled ask the API server for each thing; after this time they do.
 CACHE_SECONDS = 20.0
 
@@ -118,7 +119,7 @@ def _loops(
     metrics: OperatorMetrics,
     interval_seconds: float,
 ) -> ServiceLoops:
-    turns = asyncio.Semaphore(CONCURRENT_PASSES)
+    turns = Turns(WOKEN_PASSES, CLOCKED_PASSES)
 
     def make(key: ServiceKey) -> ServiceLoop:
         return ServiceLoop(

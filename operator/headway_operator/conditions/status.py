@@ -21,6 +21,8 @@ from headway_operator.times import seconds, timestamp
 
 # Numbers that move with every request are written this often; everything else at once.
 REFRESH_SECONDS = 60.0
+# A status of which nothing moves is written this often, which shows that somebody still looks.
+HEARTBEAT_SECONDS = 600.0
 _QUALITY_WORDS = {
     "Passed": "passed",
     "NothingToJudge": "passed",
@@ -136,10 +138,25 @@ def refused(manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
 
 
 def worth_writing(previous: Mapping[str, Any], new: Mapping[str, Any], now: float) -> bool:
-    """Whether `new` says something that `previous` did not, or a minute has passed since that was written."""
-    if "updatedAt" not in previous or now - seconds(previous["updatedAt"]) >= REFRESH_SECONDS:
+    """Whether `new` says something that `previous` did not; a number that moved, a minute after the last."""
+    if "updatedAt" not in previous or _lasting(previous) != _lasting(new):
         return True
-    return _lasting(previous) != _lasting(new)
+    age = now - seconds(previous["updatedAt"])
+    return age >= HEARTBEAT_SECONDS or (age >= REFRESH_SECONDS and _timeless(previous) != _timeless(new))
+
+
+def _timeless(written_status: Mapping[str, Any]) -> dict[str, Any]:
+    """The status without the times that every pass moves; what is null is as good as not there."""
+    decision = {**(written_status.get("lastDecision") or {}), "time": None}
+    return _without_nulls({**written_status, "updatedAt": None, "lastDecision": decision})
+
+
+def _without_nulls(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_nulls(value) if isinstance(value, Mapping) else value
+        for key, value in mapping.items()
+        if value is not None
+    }
 
 
 def _lasting(written_status: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,4 +66,6 @@ def test_products_are_gated_as_by_torch(
     got = GatedProduct("silu")(x, weight, bias)
 
     want = gated_product_by_torch(x, weight, bias, "silu")
-    torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] / 5)
+    # A sum of so many products of size one differs by some 1e-6 from the same sum in another order, where
+    # gate and up are a few times larger than one by ten times that: near zero only an absolute bound holds.
+    torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=max(TOLERANCES[dtype] / 5, 3e-5))
