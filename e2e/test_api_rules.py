@@ -20,6 +20,13 @@ def at_times(*changes: Json, **scaling: Any) -> Json:
     return {**TARGET, "replicas": None, "scaling": {**scaling, "schedule": schedule}}
 
 
+ADAPTER = {"name": "one", "source": "/adapter"}
+
+
+def sleeping(**waiting: int) -> Json:
+    return {**TARGET, "replicas": None, "scaling": {"minReplicas": 0}, "waiting": waiting}
+
+
 CASES = [
     pytest.param(at_times({"timeZone": "Europe/Berlin"}, {"maxReplicas": 9}), None, id="a schedule"),
     pytest.param(at_times({"start": "0 8 * *"}), "schedule.*start", id="no time of cron"),
@@ -33,6 +40,27 @@ CASES = [
         "must not be less than scaling.minReplicas",
         id="below all",
     ),
+    pytest.param(sleeping(), None, id="one that sleeps"),
+    pytest.param(sleeping(maxRequests=0), "wakes the service", id="nobody may wait to wake it"),
+    pytest.param(sleeping(timeoutSeconds=0), "wakes the service", id="nobody waits long enough"),
+    pytest.param(sleeping(maxRequests=0) | {"replicas": 0}, None, id="a fixed number never sleeps"),
+    pytest.param({"lora": {"adapters": [ADAPTER]}}, None, id="an adapter"),
+    pytest.param({"lora": {"adapters": [{**ADAPTER, "name": "dry"}]}}, "must differ", id="as the service"),
+    pytest.param(
+        {"lora": {"adapters": [ADAPTER]}, "model": {"source": "/a", "servedName": "one"}},
+        "must differ",
+        id="as the model",
+    ),
+    pytest.param({"rollout": {"maxSurge": "25%"}}, None, id="a surge in percent"),
+    pytest.param({"rollout": {"maxSurge": 0}}, None, id="no surge"),
+    pytest.param({"rollout": {"maxSurge": "101%"}}, "maxSurge", id="more than all"),
+    pytest.param({"rollout": {"maxSurge": 1001}}, "maxSurge", id="a large surge"),
+    pytest.param({"rollout": {"maxSurge": -1}}, "maxSurge", id="less than none"),
+    pytest.param({"rollout": {"maxSurge": "2"}}, "maxSurge", id="a number in quotes"),
+    pytest.param(
+        {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}, "no rollout could begin", id="nothing may move"
+    ),
+    pytest.param({"rollout": {"maxSurge": "0%", "maxUnavailable": 0}}, "no rollout", id="nor a percent"),
 ]
 
 

@@ -68,6 +68,14 @@ TARGET_MESSAGE = (
     "an autoscaled service needs a latency target: "
     "set slo.ttftMilliseconds or slo.tpotMilliseconds, or set replicas"
 )
+WAKE_RULE = (
+    "has(self.replicas) || self.scaling.minReplicas > 0 || (self.waiting.maxRequests > 0 && "
+    "(!has(self.waiting.timeoutSeconds) || self.waiting.timeoutSeconds > 0))"
+)
+WAKE_MESSAGE = (
+    "with scaling.minReplicas 0 a request that is held wakes the service: let waiting.maxRequests and "
+    "waiting.timeoutSeconds be 1 or more, or raise scaling.minReplicas"
+)
 # What the controller remembers, and the shortest window that it judges (`slo`).
 LONGEST_WINDOW_SECONDS, SHORTEST_WINDOW_SECONDS = 300, 30
 
@@ -174,6 +182,7 @@ class InferenceServiceSpec(SpecModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (TARGET_RULE, TARGET_MESSAGE),
+            (WAKE_RULE, WAKE_MESSAGE),
             (CREDENTIALS_RULE, CREDENTIALS_MESSAGE),
             (DISK_RULE, DISK_MESSAGE),
             gpus_rule("resources"),
@@ -253,6 +262,13 @@ class InferenceServiceSpec(SpecModel):
         targets = () if self.slo is None else (self.slo.ttft_milliseconds, self.slo.tpot_milliseconds)
         if self.replicas is None and not any(targets):
             raise ValueError(TARGET_MESSAGE)
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_woken(self) -> Self:
+        may_sleep = self.replicas is None and self.scaling.min_replicas == 0
+        if may_sleep and 0 in (self.waiting.max_requests, self.waiting.timeout_seconds):
+            raise ValueError(WAKE_MESSAGE)
         return self
 
     @model_validator(mode="after")
