@@ -20,6 +20,8 @@ def at_times(*changes: Json, **scaling: Any) -> Json:
     return {**TARGET, "replicas": None, "scaling": {**scaling, "schedule": schedule}}
 
 
+TWO_NODES = {"tensorParallelSize": 4, "nodesPerReplica": 2}
+GPUS = {"limits": {"nvidia.com/gpu": 1}}
 ADAPTER = {"name": "one", "source": "/adapter"}
 
 
@@ -50,6 +52,16 @@ CASES = [
         {"lora": {"adapters": [ADAPTER]}, "model": {"source": "/a", "servedName": "one"}},
         "must differ",
         id="as the model",
+    ),
+    pytest.param({**TWO_NODES, "gpu": {"count": 2}, "device": "cuda"}, None, id="two nodes"),
+    pytest.param({**TWO_NODES, "nodesPerReplica": 3}, "must divide", id="an odd number of nodes"),
+    pytest.param({**TWO_NODES, "nodesPerReplica": 8}, "must divide", id="more nodes than processes"),
+    pytest.param({**TWO_NODES, "gpu": {"count": 1}}, "raise gpu.count", id="too few GPUs on each node"),
+    pytest.param({**TWO_NODES, "resources": GPUS}, "on each of nodesPerReplica", id="too small a limit"),
+    pytest.param(
+        {**TWO_NODES, "quantization": "int8", "quality": {"text": "bundled"}},
+        "judges the model in one pod",
+        id="judged on two nodes",
     ),
     pytest.param({"rollout": {"maxSurge": "25%"}}, None, id="a surge in percent"),
     pytest.param({"rollout": {"maxSurge": 0}}, None, id="no surge"),

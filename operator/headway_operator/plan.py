@@ -188,7 +188,7 @@ def _kept_revisions(current: str, observed: Observed, rollout: Rollout) -> froze
     occupied = {replica.revision for replica in observed.replicas}
     awaited = (current, rollout.stable if rollout.record.candidate else "")
     return frozenset(
-        ChildKey("Deployment", revision.name)
+        ChildKey(revision.kind, revision.name)
         for revision in observed.revisions
         if revision.name in awaited or revision.replicas > 0 or revision.hash in occupied
     )

@@ -87,6 +87,18 @@ DISK_MESSAGE = (
 )
 
 
+NODES_RULE = "self.tensorParallelSize % self.nodesPerReplica == 0"
+NODES_MESSAGE = (
+    "nodesPerReplica must divide tensorParallelSize, so that each node has equally many processes: change "
+    "one of the two"
+)
+JUDGED_RULE = "self.nodesPerReplica == 1 || !has(self.quality)"
+JUDGED_MESSAGE = (
+    "quality judges the model in one pod, which one of several nodes could not hold: remove quality, or set "
+    "nodesPerReplica to 1"
+)
+
+
 class OffloadDisk(SpecModel):
     """A disk of the node's, below host memory."""
 
@@ -185,6 +197,8 @@ class InferenceServiceSpec(SpecModel):
             (WAKE_RULE, WAKE_MESSAGE),
             (CREDENTIALS_RULE, CREDENTIALS_MESSAGE),
             (DISK_RULE, DISK_MESSAGE),
+            (NODES_RULE, NODES_MESSAGE),
+            (JUDGED_RULE, JUDGED_MESSAGE),
             gpus_rule("resources"),
             gpus_rule("quality.resources"),
             *GPU_RULES,
@@ -201,6 +215,10 @@ class InferenceServiceSpec(SpecModel):
     """Processes that share each layer of one replica, a GPU each (1 to 64). It must divide the model's
     attention heads and MLP sizes. With device cuda a replica asks for as many GPUs unless resources say it.
     Default 1."""
+    nodes_per_replica: Annotated[int, Field(ge=1, le=64)] = 1
+    """Nodes that the processes of one replica are on, equally many on each (1 to 64); it must divide
+    tensorParallelSize. Above 1 a replica is a group of as many pods, and the cluster needs LeaderWorkerSet;
+    resources and gpu.count are then of each pod. Default 1."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"] = "auto"
     """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
     per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as
@@ -263,6 +281,20 @@ class InferenceServiceSpec(SpecModel):
         if self.replicas is None and not any(targets):
             raise ValueError(TARGET_MESSAGE)
         return self
+
+    @model_validator(mode="after")
+    def _fits_on_its_nodes(self) -> Self:
+        nodes = self.nodes_per_replica
+        if self.tensor_parallel_size % nodes:
+            raise ValueError(f"{NODES_MESSAGE}; they are {nodes} and {self.tensor_parallel_size}")
+        if nodes > 1 and self.quality is not None:
+            raise ValueError(f"{JUDGED_MESSAGE}; it is {nodes}")
+        return self
+
+    @property
+    def processes_per_node(self) -> int:
+        """Processes in each pod of a replica."""
+        return self.tensor_parallel_size // self.nodes_per_replica
 
     @model_validator(mode="after")
     def _can_be_woken(self) -> Self:
