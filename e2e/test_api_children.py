@@ -22,7 +22,7 @@ from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.cluster.kubernetes_discovery import ASK_AGAIN_SECONDS
 from headway_operator.errors import ClusterError
 from headway_operator.keys import AdminKeys
-from headway_operator.names import OPTIONAL_KINDS
+from headway_operator.names import MONITORING_KINDS
 from headway_operator.reconcile import Carried, Outcome, World, reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import ServiceKey
@@ -180,7 +180,7 @@ async def test_a_policy_of_someone_else_is_not_fought_over(
 
 def definition_of(kind: str) -> Json:
     """A stand-in for the Prometheus operator's own definition: the same names, any content."""
-    group, version = OPTIONAL_KINDS[kind].split("/")
+    group, version = MONITORING_KINDS[kind].split("/")
     plural = f"{kind.lower()}s"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
@@ -201,7 +201,7 @@ def definition_of(kind: str) -> Json:
 async def test_monitors_follow_the_kinds_that_the_cluster_has(
     bare_api: KubernetesApi, key: ServiceKey, take_pass: Any, clock: Clock, cluster: KubernetesCluster
 ) -> None:
-    kinds = tuple(OPTIONAL_KINDS)
+    kinds = tuple(MONITORING_KINDS)
     assert (await take_pass()).problems == []
     assert cluster.site.optional_kinds == frozenset()
     for kind in kinds:

@@ -453,7 +453,7 @@ async def test_what_is_kept_in_memory_is_what_the_api_server_has(
     make_pod: Any,
 ) -> None:
     async with await KubernetesApi.connect(proxy.kubeconfig) as watched:
-        cache = KubernetesCache(watched, "", CACHED_KINDS)
+        cache = KubernetesCache(watched, (), CACHED_KINDS)
         remembering = KubernetesCluster(watched, runtime_image="", gateway_image="", cache=cache)
         task = asyncio.create_task(cache.run())
         await cache.tried(30.0)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from headway_operator import names
 from headway_operator.spec import InferenceServiceSpec, InferenceServiceStatus
+from headway_operator.spec.base import rules
 from headway_operator.spec.service import NAME_PATTERN
 
 Schema = dict[str, Any]
@@ -22,6 +23,14 @@ _NAME_MESSAGE = (
 )
 _NAME_RULE = (
     f"size(self.metadata.name) <= {names.MAX_NAME_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')"
+)
+_ADAPTER_MESSAGE = (
+    "an adapter's name must differ from what the model itself is served as (model.servedName, else "
+    "metadata.name): rename it in lora.adapters, or set model.servedName"
+)
+_ADAPTER_RULE = (
+    "!has(self.spec.lora) || !has(self.spec.lora.adapters) || self.spec.lora.adapters.all(one, one.name != "
+    "(has(self.spec.model.servedName) ? self.spec.model.servedName : self.metadata.name))"
 )
 # JSON schema words with no meaning, or none allowed, in a structural schema.
 _DROPPED = ("title", "$defs", "default")
@@ -100,7 +109,7 @@ def _root_schema() -> Schema:
             "spec": structural(InferenceServiceSpec),
             "status": structural(InferenceServiceStatus),
         },
-        "x-kubernetes-validations": [{"rule": _NAME_RULE, "message": _NAME_MESSAGE}],
+        **rules((_NAME_RULE, _NAME_MESSAGE), (_ADAPTER_RULE, _ADAPTER_MESSAGE)),
     }
 
 

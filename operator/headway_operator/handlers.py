@@ -12,7 +12,7 @@ give up.
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import kopf
@@ -35,23 +35,23 @@ WORKER_LIMIT = 20
 
 
 async def watch(
-    namespace: str,
+    namespaces: Sequence[str],
     on_change: Callable[[ServiceKey], None],
     on_stop: Callable[[], Awaitable[None]],
     seen: MutableMapping[ServiceKey, Version],
 ) -> None:
     """Call `on_change` for every service there is and at each later change, until SIGTERM or SIGINT.
 
-    namespace: the one to watch; "" watches all. on_stop: ends what `on_change` began; kopf cancels without
+    namespaces: those to watch; none watches all. on_stop: ends what `on_change` began; kopf cancels without
     ceremony every task that outlives it. seen: gets the version of each service that was shown.
     """
     while True:
         try:
             await kopf.operator(
                 registry=make_registry(on_change, on_stop, seen),
-                settings=make_settings(namespace),
-                namespaces=[namespace] if namespace else [],
-                clusterwide=not namespace,
+                settings=make_settings(is_namespaced=bool(namespaces)),
+                namespaces=namespaces,
+                clusterwide=not namespaces,
                 standalone=True,
             )
             return
@@ -104,12 +104,12 @@ def make_registry(
     return registry
 
 
-def make_settings(namespace: str) -> kopf.OperatorSettings:
+def make_settings(*, is_namespaced: bool) -> kopf.OperatorSettings:
     """No marks, no events of kopf's own, a time limit on everything."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    # A role in one namespace may see neither namespaces nor CRDs.
-    settings.scanning.disabled = bool(namespace)
+    # Roles in some namespaces may see neither namespaces nor CRDs.
+    settings.scanning.disabled = is_namespaced
     settings.watching.server_timeout = SERVER_TIMEOUT_SECONDS
     settings.watching.client_timeout = SERVER_TIMEOUT_SECONDS + REQUEST_TIMEOUT_SECONDS
     settings.watching.connect_timeout = CONNECT_TIMEOUT_SECONDS

@@ -16,6 +16,8 @@ CATEGORY = "headway"
 FIELD_MANAGER = "headway-operator"
 
 RUNTIME_COMPONENT = "runtime"
+# Pods of a replica on several nodes, but for the one that answers requests.
+WORKER_COMPONENT = "worker"
 GATEWAY_COMPONENT = "gateway"
 EVALUATION_COMPONENT = "evaluation"
 RUNTIME_CONTAINER = "runtime"
@@ -37,7 +39,14 @@ DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 
 # Kinds that a cluster may lack, with where they are served.
 MONITORING_API_VERSION = "monitoring.coreos.com/v1"
-OPTIONAL_KINDS = {"PodMonitor": MONITORING_API_VERSION, "PrometheusRule": MONITORING_API_VERSION}
+MONITORING_KINDS = {"PodMonitor": MONITORING_API_VERSION, "PrometheusRule": MONITORING_API_VERSION}
+LEADER_WORKER_SET = "LeaderWorkerSet"
+OPTIONAL_KINDS = {**MONITORING_KINDS, LEADER_WORKER_SET: "leaderworkerset.x-k8s.io/v1"}
+# What a revision may be: pods one by one, or groups of them.
+REVISION_KINDS = ("Deployment", LEADER_WORKER_SET)
+# Labels that LeaderWorkerSet puts on each pod of a group.
+GROUP_SET_LABEL = "leaderworkerset.sigs.k8s.io/name"
+GROUP_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/group-index"
 # How `headway serve` and `headway fetch` end when a model could not be fetched (docs/contract.md).
 EXIT_STATUS_FETCH = 3
 
@@ -83,8 +92,13 @@ def gateway(name: str) -> str:
 
 
 def revision(name: str, template_hash: str) -> str:
-    """The runtime Deployment of one revision."""
+    """The runtime Deployment, or LeaderWorkerSet, of one revision."""
     return f"{name}-{template_hash}"
+
+
+def revision_children(revision_name: str) -> frozenset[ChildKey]:
+    """The object of this revision, whichever kind it is of."""
+    return frozenset(ChildKey(kind, revision_name) for kind in REVISION_KINDS)
 
 
 def evaluation(name: str, judged_hash: str) -> str:

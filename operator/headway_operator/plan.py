@@ -9,6 +9,9 @@ The algorithm:
 3. An older revision keeps the replicas it has while the current one has fewer ready replicas than wanted, so
    that a rollout never lowers what serves. An older revision of whose replicas none is ready or may soon be
    serves nobody; it is scaled to 0 at once, which frees what it occupies for the current one.
+   Where `rollout.maxSurge` does not let all new replicas stand beside the old ones, the current revision gets
+   as many as it lets, and older ones go as far as the wanted number goes on serving; with a surge of 0, that
+   number less `rollout.maxUnavailable`. A canary has what its share needs, whatever the surge.
 4. Where the scheduler or a quota says that there is no room for a replica of the current revision, one older
    replica goes: one that is not ready, or a ready one while at least wanted - `rollout.maxUnavailable` go on
    serving. The next one goes when that one has gone and is made up for: one out, one in.
@@ -94,6 +97,10 @@ def _scale(
     own = wanted if rollout.most is None else min(wanted, rollout.most)
     if rollout.is_paused:
         own = min(own, has)
+    others = sum(revision.replicas for name, revision in existing.items() if name != current)
+    surge = service.spec.rollout.surge(wanted)
+    beside = own if rollout.most is not None else min(own, max(has, wanted + surge - others))
+    is_held, own = beside < own, beside
     scale = {}
     if current not in existing or has != own:
         scale[current] = own
@@ -108,6 +115,8 @@ def _scale(
     if rollout.is_paused:
         return scale | _made_up(staying, existing, current, ready, wanted, rollout)
     allowed = max(0, wanted - service.spec.rollout.max_unavailable)
+    if is_held and (made := _made_way(staying, observed, rollout, wanted if surge else allowed)):
+        return scale | made
     return scale | _one_out(staying, existing.get(current), observed, rollout, allowed, now)
 
 
@@ -132,6 +141,20 @@ def _made_up(
     others = sum(revision.replicas for revision in staying if revision.name != stable.name)
     lacking = wanted - others - (ready[existing[current].hash] if current in existing else 0)
     return {stable.name: lacking} if stable.replicas < lacking else {}
+
+
+def _made_way(staying: list[Revision], observed: Observed, rollout: Rollout, allowed: int) -> dict[str, int]:
+    """Fewer of older revisions, the stable one last, while at least `allowed` replicas go on serving."""
+    serving = Counter(replica.revision for replica in observed.replicas if replica.phase == "ready")
+    spare = max(0, sum(serving.values()) - allowed)
+    scale = {}
+    for revision in sorted(staying, key=lambda one: (one.name == rollout.stable, one.created_at)):
+        leaving = min(serving[revision.hash], spare)
+        spare -= leaving
+        # Those that are not ready serve nobody.
+        if (left := min(revision.replicas, serving[revision.hash] - leaving)) < revision.replicas:
+            scale[revision.name] = left
+    return scale
 
 
 def _one_out(
@@ -165,7 +188,7 @@ def _kept_revisions(current: str, observed: Observed, rollout: Rollout) -> froze
     occupied = {replica.revision for replica in observed.replicas}
     awaited = (current, rollout.stable if rollout.record.candidate else "")
     return frozenset(
-        ChildKey("Deployment", revision.name)
+        ChildKey(revision.kind, revision.name)
         for revision in observed.revisions
         if revision.name in awaited or revision.replicas > 0 or revision.hash in occupied
     )

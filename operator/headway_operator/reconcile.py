@@ -132,7 +132,8 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         await _tell(world, outcome, conditions.refused(manifest, error, world.clock()), carried)
         return outcome
     memory = carried.memory or await _load_memory(world, key, sample)
-    decision, carried.memory = decide(target_of(service.spec), memory, sample, observed, world.clock())
+    target = target_of(service.spec, conditions.longest_start_seconds(service))
+    decision, carried.memory = decide(target, memory, sample, observed, world.clock())
     outcome.decision = decision
     wanted = wanted_replicas(service, decision)
     rendered, rollout = follow(

@@ -24,7 +24,7 @@ given as a value, and refuses what breaks a range or a rule, whether the operato
 
 `kubectl get {plural}` prints {columns}; with `--output wide` also {wide_columns}.
 
-{name_rule}
+{rules}
 """
 HEADER = "| field | type | default | range | |\n| --- | --- | --- | --- | --- |\n"
 
@@ -45,7 +45,7 @@ def page(definition: Schema) -> str:
         description=root["description"],
         columns=_columns(columns, is_wide=False),
         wide_columns=_columns(columns, is_wide=True),
-        name_rule=_sentence(root["x-kubernetes-validations"][0]["message"]),
+        rules="\n".join(f"- {_sentence(rule['message'])}" for rule in root["x-kubernetes-validations"]),
     )
     sections = [introduction]
     for part in ("spec", "status"):
@@ -98,7 +98,7 @@ def _default(node: Schema) -> str:
 
 def _type(node: Schema) -> str:
     if node.get("x-kubernetes-int-or-string"):
-        return "quantity"
+        return "integer or percentage" if "maximum" in node else "quantity"
     if "enum" in node:
         return " or ".join(f"`{value}`" for value in node["enum"])
     if node["type"] == "array":

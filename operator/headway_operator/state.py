@@ -120,12 +120,16 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One runtime Deployment of the service: `name` is NAME-HASH, `hash` that of its rendered template."""
+    """One runtime Deployment of the service: `name` is NAME-HASH, `hash` that of its rendered template.
+
+    kind: of its object; a LeaderWorkerSet where each replica spans nodes.
+    """
 
     name: str
     hash: str
     replicas: int
     created_at: float
+    kind: str = "Deployment"
 
 
 @dataclass(frozen=True, slots=True)

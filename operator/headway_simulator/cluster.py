@@ -94,7 +94,7 @@ class Simulation(Generic[AnyMemory]):
         self._memory: AnyMemory | None = None
         self._told = told
         self._conditions = conditions = setting.conditions
-        self._target: Target = target_of(setting.service.spec)
+        self._target: Target = target_of(setting.service.spec, conditions.cold_start_seconds)
         self.run = Run(BEGIN_SECONDS, BEGIN_SECONDS + trace.duration_seconds)
         self.run.flights = [Flight(one, BEGIN_SECONDS + one.at_seconds) for one in trace.arrivals]
         self._events: list[tuple[float, int, Callable[[float], None]]] = []

@@ -20,6 +20,13 @@ Render = Callable[..., list[dict[str, Any]]]
 pytestmark = pytest.mark.timeout(960)
 
 NAMESPACED = "watchNamespace=models"
+GROUPS, GROUPS_API = "leaderworkersets", "leaderworkerset.x-k8s.io/v1"
+
+
+def named(*namespaces: str) -> dict[str, Any]:
+    """Selects these namespaces."""
+    values = [*namespaces]
+    return {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": values}]}
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -69,6 +76,33 @@ def test_one_namespace_needs_no_cluster_wide_right(render: Render) -> None:
     assert "--namespace=models" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
+def test_several_namespaces_have_a_role_each_and_nothing_cluster_wide(render: Render) -> None:
+    objects = render("watchNamespaces={search,chat}", "watchNamespace=chat")
+    assert not of_kind(objects, "ClusterRoleBinding")
+    roles = {role["metadata"]["namespace"]: role["rules"] for role in of_kind(objects, "Role")}
+    assert set(roles) == {"search", "chat", "headway-system"}
+    [everywhere] = [
+        role for role in of_kind(render(), "ClusterRole") if role["metadata"]["name"] == "headway"
+    ]
+    for namespace in ("search", "chat"):
+        assert [rule for rule in everywhere["rules"] if rule not in roles[namespace]] == [
+            {
+                "apiGroups": ["apiextensions.k8s.io"],
+                "resources": ["customresourcedefinitions"],
+                "verbs": ["list", "watch"],
+            }
+        ]
+    bound = {one["metadata"]["namespace"]: one["subjects"] for one in of_kind(objects, "RoleBinding")}
+    assert set(bound) == set(roles)
+    assert {one["namespace"] for subjects in bound.values() for one in subjects} == {"headway-system"}
+    [deployment] = of_kind(objects, "Deployment")
+    args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [one for one in args if one.startswith("--namespace")] == [
+        "--namespace=chat",
+        "--namespace=search",
+    ]
+
+
 @pytest.mark.parametrize("setting", ["watchNamespace=", NAMESPACED], ids=["all namespaces", "one namespace"])
 def test_operator_asks_for_no_wildcard_and_reads_no_secret_but_its_own(render: Render, setting: str) -> None:
     objects = render(setting)
@@ -116,6 +150,7 @@ def test_images_follow_their_values(render: Render) -> None:
         ("intervalSeconds=0", "minimum"),
         ("logLevel=loud", "logLevel"),
         ("watchNamespace=Models_", "pattern"),
+        ("watchNamespaces={a,B_}", "watchNamespaces"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("monitoring.enabled=perhaps", "monitoring"),
         ("monitoring.scrapeIntervalSeconds=1", "scrapeIntervalSeconds"),
@@ -166,9 +201,10 @@ def test_pull_secrets_reach_who_pulls(render: Render) -> None:
     ("setting", "want"),
     [
         ("watchNamespace=", {}),
-        (NAMESPACED, {"matchLabels": {"kubernetes.io/metadata.name": "models"}}),
+        (NAMESPACED, named("models")),
+        ("watchNamespaces={b,a}", named("a", "b")),
     ],
-    ids=["all namespaces", "one namespace"],
+    ids=["all namespaces", "one namespace", "two namespaces"],
 )
 def test_the_operator_is_closed_to_all_but_prometheus(
     render: Render, setting: str, want: dict[str, Any]
@@ -201,3 +237,30 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
         if part.get("type") == "object" and "properties" in part:
             assert part["additionalProperties"] is False, name
             assert set(values[name]) <= set(part["properties"]), name
+
+
+@pytest.mark.parametrize(
+    ("setting", "api_versions", "want"),
+    [
+        pytest.param("", (), set(), id="a cluster without the kind"),
+        pytest.param("", (GROUPS_API,), {GROUPS, f"{GROUPS}/scale"}, id="a cluster with it"),
+        pytest.param("leaderWorkerSets=true", (), {GROUPS, f"{GROUPS}/scale"}, id="asked for"),
+        pytest.param("leaderWorkerSets=false", (GROUPS_API,), set(), id="refused"),
+    ],
+)
+def test_groups_of_pods_may_be_made_where_the_cluster_has_them(
+    render: Render, setting: str, api_versions: tuple[str, ...], want: set[str]
+) -> None:
+    objects = render(*filter(None, [setting]), api_versions=api_versions)
+    rules = [rule for role in of_kind(objects, "ClusterRole") for rule in role["rules"]]
+    granted = {
+        resource: set(rule["verbs"])
+        for rule in rules
+        if rule["apiGroups"] == ["leaderworkerset.x-k8s.io"]
+        for resource in rule["resources"]
+    }
+    verbs = {
+        "leaderworkersets": {"get", "list", "create", "patch", "delete"},
+        "leaderworkersets/scale": {"patch"},
+    }
+    assert granted == {resource: verbs[resource] for resource in want}

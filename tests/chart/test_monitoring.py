@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from headway_operator.manifests.prometheus_rule import prometheus_rule
-from headway_operator.names import OPTIONAL_KINDS
+from headway_operator.names import MONITORING_KINDS
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.spec import parse
 from headway_operator.state import Site
@@ -149,7 +149,7 @@ def test_a_services_own_alerts_follow_its_budget(
     promtool: Path, tmp_path: Path, percentile: int, missed: int, want: set[str]
 ) -> None:
     """missed: of 100 requests a minute, for seven hours."""
-    site = Site("kubernetes", "", "", "", (), 8000, optional_kinds=frozenset(OPTIONAL_KINDS))
+    site = Site("kubernetes", "", "", "", (), 8000, optional_kinds=frozenset(MONITORING_KINDS))
     manifest = {
         "apiVersion": "serving.headway.dev/v1alpha1",
         "kind": "InferenceService",

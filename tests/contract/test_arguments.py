@@ -1,6 +1,7 @@
 """What the operator renders is what the runtime and the gateway read, in both worlds."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,27 @@ def test_several_processes_arrive_at_the_engine_and_at_what_judges_it() -> None:
     assert (engine.parallel.size, engine.parallel.num_nodes) == (2, 1)
     judged = parse_eval_options(evaluation_arguments(spec))
     assert judged.model.options.parallel.size == judged.baseline.options.parallel.size == 2
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_each_pod_of_a_group_is_told_which_node_it_is(index: int) -> None:
+    """With the variables that LeaderWorkerSet gives it in their places, as the kubelet puts them."""
+    site = replace(SITES["kubernetes"], optional_kinds=frozenset(("LeaderWorkerSet",)))
+    manifest = {
+        "apiVersion": "serving.headway.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "demo", "namespace": "team", "uid": "u1"},
+        "spec": {**BARE, "tensorParallelSize": 4, "nodesPerReplica": 2},
+    }
+    rendered = render(parse(manifest), site, "PEM", frozenset())
+    made = next(one for one in rendered.manifests if one["kind"] == "LeaderWorkerSet")
+    group = made["spec"]["leaderWorkerTemplate"]
+    template = group["workerTemplate" if index else "leaderTemplate"]
+    given = {"$(LWS_WORKER_INDEX)": str(index), "$(LWS_LEADER_ADDRESS)": "demo-1-0.demo-1.team"}
+    args = [given.get(word, word) for word in template["spec"]["containers"][0]["args"]]
+    parallel = parse_options(args[1:], environment={}).engine.parallel
+    assert (parallel.size, parallel.num_nodes, parallel.node_rank) == (4, group["size"], index)
+    assert parallel.master_addr == "demo-1-0.demo-1.team"
 
 
 def test_prompt_lookup_needs_no_draft() -> None:

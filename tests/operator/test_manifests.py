@@ -67,6 +67,17 @@ FULL_SPEC = {
 }
 
 
+SEVERAL_NODES = {
+    "model": {"source": "pvc://weights/llama/405b"},
+    "tensorParallelSize": 16,
+    "nodesPerReplica": 2,
+    "device": "cuda",
+    "gpu": {"product": "NVIDIA-H200"},
+    "scheduling": {"topologySpreadConstraints": [{"topologyKey": "topology.kubernetes.io/zone"}]},
+    "monitoring": {"enabled": False},
+}
+
+
 def rendered(
     build: Any,
     spec: dict[str, Any] | None = None,
@@ -134,6 +145,7 @@ def keys(result: Rendered) -> frozenset[ChildKey]:
             },
             {},
         ),
+        ("several-nodes", SEVERAL_NODES, {"optional_kinds": frozenset(names.OPTIONAL_KINDS)}),
         (
             "local",
             {},
@@ -152,7 +164,8 @@ def test_renders_the_golden_manifests(
     build: Any, name: str, spec: dict[str, Any], site: dict[str, Any]
 ) -> None:
     result = rendered(build, spec, build.site(**site))
-    got = yaml.safe_dump_all(result.manifests, sort_keys=True)
+    # Through JSON, so that what two templates share is written out in both.
+    got = yaml.safe_dump_all(json.loads(json.dumps(result.manifests)), sort_keys=True)
     path = GOLDEN / f"{name}.yaml"
     if os.environ.get("HEADWAY_UPDATE_GOLDEN"):
         path.write_text(got)
@@ -494,3 +507,51 @@ def test_adapters_may_lie_on_claims_too(build: Any) -> None:
     assert mounts["lora-adapters-1"] == "/mnt/lora-adapters/1"
     # An adapter that is fetched takes as long as a model that is.
     assert container["startupProbe"]["failureThreshold"] == 7200
+
+
+def test_replicas_of_several_nodes_are_groups_of_pods_alike_but_for_who_answers(build: Any) -> None:
+    site = build.site(optional_kinds=frozenset(names.OPTIONAL_KINDS), operator_namespace="headway-system")
+    result = rendered(build, SEVERAL_NODES, site)
+    made = child(result, "LeaderWorkerSet", result.revision.name)
+    deployments = [one["metadata"]["name"] for one in result.manifests if one["kind"] == "Deployment"]
+    assert deployments == ["demo-gateway"]
+    group = made["spec"]["leaderWorkerTemplate"]
+    assert (group["size"], "replicas" in made["spec"]) == (2, False)
+    leader, worker = group["leaderTemplate"], group["workerTemplate"]
+    assert leader["spec"]["containers"] == worker["spec"]["containers"], "flags must agree"
+    [container] = leader["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}, "of each of the two nodes"
+    components = [one["metadata"]["labels"][names.COMPONENT_LABEL] for one in (leader, worker)]
+    assert components == ["runtime", "worker"]
+    selected = child(result, "Service", "demo-replicas")["spec"]["selector"]
+    assert selected.items() <= leader["metadata"]["labels"].items()
+    assert not selected.items() <= worker["metadata"]["labels"].items()
+    policy = child(result, "NetworkPolicy", "demo")["spec"]
+    peers = policy["ingress"][-1]["from"][0]["podSelector"]["matchExpressions"][0]["values"]
+    assert peers == ["runtime", "worker"]
+    assert policy["egress"][-1] == {"to": policy["ingress"][-1]["from"]}
+    assert policy["egress"][0]["ports"][0] == {"port": 53, "protocol": "UDP"}
+
+
+def test_another_number_of_nodes_is_another_revision(build: Any) -> None:
+    site = build.site(optional_kinds=frozenset(names.OPTIONAL_KINDS))
+    spec = {**SEVERAL_NODES, "gpu": {"count": 8}}
+    two, four = (rendered(build, {**spec, "nodesPerReplica": number}, site) for number in (2, 4))
+    assert two.revision.name != four.revision.name
+    again = rendered(build, spec, site, status_of(two), keys(two))
+    assert again.revision == two.revision
+
+
+@pytest.mark.parametrize(
+    ("site", "reason", "words"),
+    [
+        pytest.param({}, "LeaderWorkerSetMissing", "install LeaderWorkerSet", id="a cluster without it"),
+        pytest.param({"kind": "local"}, "InvalidSpec", "this machine is one node", id="one machine"),
+    ],
+)
+def test_several_nodes_are_refused_where_nobody_could_make_the_group(
+    build: Any, site: dict[str, Any], reason: str, words: str
+) -> None:
+    with pytest.raises(SpecError, match=words) as caught:
+        rendered(build, SEVERAL_NODES, build.site(**site))
+    assert (caught.value.field, caught.value.reason) == ("spec.nodesPerReplica", reason)

@@ -21,7 +21,7 @@ KINDS = ("PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "PrometheusRule")
 EVERYTHING = {
     "operator_namespace": "headway-system",
     "monitoring_namespace": "monitoring",
-    "optional_kinds": frozenset(names.OPTIONAL_KINDS),
+    "optional_kinds": frozenset(names.MONITORING_KINDS),
 }
 SPEC = {
     "model": {"source": "hf://org/name"},

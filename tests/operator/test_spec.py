@@ -262,3 +262,29 @@ def test_every_field_says_what_it_is_and_numbers_say_their_range() -> None:
                 assert {"minimum", "maximum"} <= set(number), f"{name}.{field} has no range"
             if "$ref" not in child and name != "Batching":
                 assert "efault" in text, f"{name}.{field} does not state its default"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        pytest.param({"rollout": {"maxSurge": "2"}}, "'2' is neither 0 to 1000 nor 0% to 100%", id="quoted"),
+        pytest.param({"rollout": {"maxSurge": 1001}}, "1001 is neither", id="a large surge"),
+        pytest.param(
+            {"rollout": {"maxSurge": "0%", "maxUnavailable": 0}}, "no rollout could begin", id="nothing moves"
+        ),
+        pytest.param(
+            {"scaling": {"minReplicas": 0}, "waiting": {"maxRequests": 0}},
+            "wakes the service",
+            id="no waiting",
+        ),
+        pytest.param(
+            {"scaling": {"minReplicas": 0}, "waiting": {"timeoutSeconds": 0}},
+            "wakes the service",
+            id="no time",
+        ),
+    ],
+)
+def test_what_could_never_move_is_refused(build: Any, spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(build.manifest(spec))
+    assert words in str(caught.value)

@@ -215,8 +215,15 @@ def failures() -> Iterator[Facts]:
         problems = conditions.Problems(("apply Service demo: no",), error.condition_reason)
         yield told(own_replicas(2), problems=problems)
     manifest = {"metadata": {"generation": 3}}
-    refused = conditions.refused(manifest, errors.SpecError("spec.dtype", "'x'"), NOW)
-    yield {(condition["type"], condition["reason"]) for condition in refused["conditions"]}
+    for wrong in (
+        {"dtype": "x"},
+        {"template": {"spec": {"hostNetwork": True}}},
+        {"tensorParallelSize": 2, "nodesPerReplica": 2},
+    ):
+        with pytest.raises(errors.SpecError) as caught:
+            render(service(**wrong), SITE, "PEM", frozenset())
+        refused = conditions.refused(manifest, caught.value, NOW)
+        yield {(condition["type"], condition["reason"]) for condition in refused["conditions"]}
 
 
 def local_processes() -> Iterator[Facts]:

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from headway_operator.cluster.kubernetes_api import KubernetesApi
-from headway_operator.cluster.kubernetes_discovery import ASK_AGAIN_SECONDS, Discovery
+from headway_operator.cluster.kubernetes_discovery import ASK_AGAIN_SECONDS, FORBIDDEN_SECONDS, Discovery
 from headway_operator.errors import ClusterError, ForbiddenError, UnavailableError
 from headway_operator.names import OPTIONAL_KINDS
 
 KINDS = frozenset(OPTIONAL_KINDS)
+NUM_VERSIONS = len(set(OPTIONAL_KINDS.values()))
 
 
 class FaultyApi(KubernetesApi):
@@ -64,11 +65,11 @@ async def test_asks_once_a_minute_and_takes_what_it_knows(
 ) -> None:
     for _ in range(3):
         await discovery.refresh()
-    assert (discovery.kinds, api.num_asked) == (KINDS, 1)
+    assert (discovery.kinds, api.num_asked) == (KINDS, NUM_VERSIONS)
     clock.now += ASK_AGAIN_SECONDS
     api.served = frozenset()
     await discovery.refresh()
-    assert (discovery.kinds, api.num_asked) == (frozenset(), 2)
+    assert (discovery.kinds, api.num_asked) == (frozenset(), 2 * NUM_VERSIONS)
 
 
 async def test_what_was_said_last_stands_while_nobody_answers(
@@ -84,18 +85,21 @@ async def test_what_was_said_last_stands_while_nobody_answers(
     assert discovery.kinds == KINDS
 
 
-async def test_a_kind_without_a_right_is_left_out_for_good(
+async def test_a_kind_without_a_right_is_left_out_for_ten_minutes(
     discovery: Discovery, api: FaultyApi, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     await discovery.refresh()
     api.fault = ForbiddenError("podmonitors: 403")
     assert await discovery.children("PodMonitor", "team", "a=b") == []
-    assert "podmonitors: 403; grant it, or disable monitoring" in caplog.text
+    assert "podmonitors: 403; the chart's role grants it" in caplog.text
     api.fault = None
     clock.now += ASK_AGAIN_SECONDS
     await discovery.refresh()
     assert discovery.kinds == KINDS - {"PodMonitor"}
     assert await discovery.children("PrometheusRule", "team", "a=b") == [{"kind": "PrometheusRule"}]
+    clock.now += FORBIDDEN_SECONDS
+    await discovery.refresh()
+    assert discovery.kinds == KINDS
 
 
 async def test_a_kind_that_has_just_gone_is_asked_for_anew(discovery: Discovery, api: FaultyApi) -> None:
@@ -105,4 +109,4 @@ async def test_a_kind_that_has_just_gone_is_asked_for_anew(discovery: Discovery,
     assert discovery.kinds == KINDS - {"PodMonitor"}
     api.fault = None
     await discovery.refresh()
-    assert (discovery.kinds, api.num_asked) == (KINDS, 2)
+    assert (discovery.kinds, api.num_asked) == (KINDS, 2 * NUM_VERSIONS)

@@ -65,7 +65,7 @@ class Kept:
         api: Any = ToldApi()
         self.api = api
         self.changes: list[tuple[str, ServiceKey, bool]] = []
-        self.cache = KubernetesCache(api, "", {"Pod": "managed=yes"}, self.note)
+        self.cache = KubernetesCache(api, (), {"Pod": "managed=yes"}, self.note)
 
     def note(self, kind: str, key: ServiceKey, old: Json | None, new: Json) -> None:
         self.changes.append((new["metadata"]["name"], key, is_news(kind, old, new)))
@@ -210,3 +210,32 @@ def test_what_an_operator_writes_itself_is_no_news() -> None:
     assert not is_news("Pod", old, {**old, "metadata": {"generation": 1, "annotations": {"cost": "1"}}})
     assert not is_news("Deployment", old, {**old, "status": {"replicas": 2}})
     assert not is_news("Deployment", None, old)
+
+
+class OfNamespacesApi(ToldApi):
+    """Lists what is in the namespace asked for; some may not be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forbidden: set[str] = set()
+
+    async def list_all(self, kind: str, namespace: str, labels: str, *, is_bare: bool) -> Any:
+        if namespace in self.forbidden:
+            raise ForbiddenError(f"pods in {namespace}: 403")
+        return tuple(item for item in self.items if item["metadata"]["namespace"] == namespace), "10"
+
+
+async def test_each_of_several_namespaces_is_current_by_itself(eventually: Callable[..., Any]) -> None:
+    api: Any = OfNamespacesApi()
+    api.items, api.forbidden = [pod("a", 3), pod("b", 4)], {"search"}
+    api.items[1]["metadata"]["namespace"] = "chat"
+    cache = KubernetesCache(api, ("team", "chat", "search"), {"Pod": ""})
+    task = asyncio.create_task(cache.run())
+    await cache.tried(10.0)
+    for namespace, want in (("team", ["a"]), ("chat", ["b"]), ("search", None), ("other", None)):
+        held = cache.objects("Pod", ServiceKey(namespace, "demo"))
+        assert (held if held is None else [item["metadata"]["name"] for item in held]) == want, namespace
+        assert cache.get("Pod", namespace, "none") == (want is not None, None)
+    assert cache.current_kinds() == set(), "it is not, everywhere"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

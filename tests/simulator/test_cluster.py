@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headway_operator.slo import Target, target_of
+from headway_operator.spec.fields import Scaling
 from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
 from headway_simulator.cluster import BEGIN_SECONDS, Simulation
 from headway_simulator.control import Controller, headway
@@ -245,3 +246,20 @@ def test_what_does_not_end_in_the_time_of_grace_is_unfinished(build: Any) -> Non
     trace = Trace("t", tuple(Arrival(0.0, 10, 12_000) for _ in range(90)), 1.0)
     run = Simulation(trace, build.setting(), None).result()
     assert fates(run)["unfinished"] > 0
+
+
+def test_replicas_of_a_schedule_are_ready_as_it_begins_and_leave_one_by_one_after_it(build: Any) -> None:
+    """The load begins at midnight of a day in UTC; one replica carries it."""
+    schedule = [{"start": "5 0 * * *", "end": "10 0 * * *", "minReplicas": 4}]
+    setting = build.setting(cold_start_seconds=40.0, initial_replicas=1)
+    scaling = {"minReplicas": 1, "maxReplicas": 6, "stabilizationSeconds": 60, "schedule": schedule}
+    spec = setting.service.spec.model_copy(update={"scaling": Scaling.model_validate(scaling)})
+    setting = replace(setting, service=replace(setting.service, spec=spec))
+    run = Simulation(build.load(rate=0.5, seconds=1500.0), setting, headway()).result()
+    wanted = [(one.at - BEGIN_SECONDS, one.replicas) for one in run.passes]
+    ready = [(one.at - BEGIN_SECONDS, one.num_ready) for one in run.passes]
+    assert {count for at, count in wanted if at < 255} == {1}
+    assert {count for at, count in wanted if 266 <= at < 600} == {4}
+    assert min(count for at, count in ready if 311 <= at < 600) == 4
+    assert wanted[-1][1] == 1
+    assert all(before - after <= 1 for (_, before), (_, after) in pairwise(wanted))

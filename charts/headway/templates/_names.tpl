@@ -35,6 +35,19 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if eq $wanted "auto" }}{{ .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}{{ else }}{{ $wanted }}{{ end }}
 {{- end }}
 
+{{/* The namespaces to look after, as a JSON array; empty: all of them. */}}
+{{- define "headway.namespaces" -}}
+{{- $named := .Values.watchNamespaces -}}
+{{- with .Values.watchNamespace }}{{ $named = append $named . }}{{ end -}}
+{{- $named | uniq | sortAlpha | toJson }}
+{{- end }}
+
+{{/* Whether the operator may make LeaderWorkerSets: "true" or "false". */}}
+{{- define "headway.hasGroups" -}}
+{{- $wanted := toString .Values.leaderWorkerSets -}}
+{{- if eq $wanted "auto" }}{{ .Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1" }}{{ else }}{{ $wanted }}{{ end }}
+{{- end }}
+
 {{/* What the operator may do where services live; what for stands beside each rule. */}}
 {{- define "headway.serviceRules" -}}
 # The services themselves are read; only their status is written.
@@ -71,6 +84,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]
   verbs: [get, list, create, patch, delete]
+{{- end }}
+{{- if eq (include "headway.hasGroups" .) "true" }}
+# Replicas that span nodes.
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets/scale]
+  verbs: [patch]
 {{- end }}
 # Replicas: why one is not ready, and which one should go first. Evaluations: what their pods left behind.
 - apiGroups: [""]

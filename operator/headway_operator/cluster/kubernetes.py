@@ -5,10 +5,10 @@ name is left alone and reported, and what merely carries the labels of a child i
 the API is called is `kubernetes_api`'s business, what objects mean `kubernetes_observation`'s.
 
 Rights needed in the service's namespace: get, list, watch, create, patch, delete of the kinds in CHILD_KINDS
-and, unless they are to be left out, all but watch of the optional ones; patch of deployments/scale; list,
-watch and patch of pods; list, create and patch of events (without list, a probe that failed goes unnamed);
-list and watch of horizontalpodautoscalers (without it, another scaler goes unnoticed); get, list and watch of
-inferenceservices and patch of their status.
+and, unless they are to be left out, all but watch of the optional ones; patch of deployments/scale and
+leaderworkersets/scale; list, watch and patch of pods; list, create and patch of events (without list, a probe
+that failed goes unnamed); list and watch of horizontalpodautoscalers (without it, another scaler goes
+unnoticed); get, list and watch of inferenceservices and patch of their status.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ from headway_operator.names import (
     KIND,
     MANAGED_BY_LABEL,
     PUBLIC_KEY_FILE,
+    REVISION_KINDS,
     SERVICE_LABEL,
     memory_config_map,
     selector_text,
@@ -83,7 +84,7 @@ class KubernetesCluster:
     ) -> None:
         """cache: what is read from memory. Without one, and for kinds that it lacks, the API is asked."""
         self._api = api
-        self._cache = cache or KubernetesCache(api, "", {})
+        self._cache = cache or KubernetesCache(api, (), {})
         self._clock = clock
         self._site = Site(
             kind="kubernetes",
@@ -142,7 +143,7 @@ class KubernetesCluster:
         )
         found = Found(dict(zip((*CHILD_KINDS, *optional), lists, strict=True)), all_pods, scalers)
         self._owned[key] = found.owners()
-        suspects = [pod for pod in found.runtime_pods() if causes.needs_events(pod)]
+        suspects = [pod for pod in found.engine_pods() if causes.needs_events(pod)]
         return observed(key, uid, replace(found, events=await self._events_of(suspects)))
 
     async def _of_service(self, kind: str, key: ServiceKey, labels: str) -> list[Json]:
@@ -216,10 +217,11 @@ class KubernetesCluster:
         self._owned.setdefault(key, {})[child] = uid
 
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
-        """Set a Deployment's replicas through its scale subresource."""
-        body = {"spec": {"replicas": replicas}}
-        if await self._api.patch("Deployment", key.namespace, revision, body, "scale") is None:
-            raise ClusterError(f"cannot scale {revision!r}: there is no such Deployment")
+        """Set the replicas of a revision's object through its scale subresource."""
+        body, owned = {"spec": {"replicas": replicas}}, self._owned.get(key, {})
+        kind = next((one for one in REVISION_KINDS if ChildKey(one, revision) in owned), "Deployment")
+        if await self._api.patch(kind, key.namespace, revision, body, "scale") is None:
+            raise ClusterError(f"cannot scale {revision!r}: there is no such {kind}")
 
     async def prune(self, key: ServiceKey, child: ChildKey) -> None:
         """Delete one child of ours."""

@@ -42,6 +42,7 @@ PLURALS = {
     "NetworkPolicy": "networkpolicies",
     "PodMonitor": "podmonitors",
     "PrometheusRule": "prometheusrules",
+    "LeaderWorkerSet": "leaderworkersets",
     "Lease": "leases",
     KIND: PLURAL,
 }

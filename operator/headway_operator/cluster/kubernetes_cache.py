@@ -1,8 +1,9 @@
 """What the API server has, kept up to date in memory by one list and one watch for each kind.
 
 A pass over a service reads nine kinds of objects; asked for one by one, a thousand services would be two
-thousand calls a second. So each kind is watched once, for all services. Objects are kept without what nobody
-reads (`kubernetes_trim`); kinds of which only owner and name matter are watched as bare metadata.
+thousand calls a second. So each kind is watched once, for all services; where some namespaces are looked
+after and not all, once in each. Objects are kept without what nobody reads (`kubernetes_trim`); kinds of
+which only owner and name matter are watched as bare metadata.
 
 A kind is either current or not said: from the first complete list until it can neither be watched nor listed
 anew in time. A watch that has expired (410) is followed by a list. Where that fails, or the watch cannot be
@@ -15,7 +16,7 @@ import contextlib
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_trim import METADATA_KINDS, trim
@@ -82,52 +83,55 @@ class KubernetesCache:
     def __init__(
         self,
         api: KubernetesApi,
-        namespace: str,
+        namespaces: Sequence[str],
         selectors: Mapping[str, str],
         on_change: Callable[[str, ServiceKey, Json | None, Json], None] = lambda kind, key, old, new: None,
     ) -> None:
-        """namespace: the one looked after, "" for all. selectors: kind -> label selector, "" for every
-        object.
+        """namespaces: those looked after; none for all of them, which is one watch for each kind. selectors:
+        kind -> label selector, "" for every object.
 
         on_change: kind, service, the object as it was (None: not known) and as it is.
         """
         self._api = api
-        self._namespace = namespace
+        self._namespaces = tuple(namespaces) or ("",)
         self._selectors = selectors
         self._on_change = on_change
-        self._kinds = {kind: _Kind() for kind in selectors}
-        self._tried = {kind: asyncio.Event() for kind in selectors}
+        watches = [(kind, namespace) for kind in selectors for namespace in self._namespaces]
+        self._held = {watch: _Kind() for watch in watches}
+        self._tried = {watch: asyncio.Event() for watch in watches}
 
     def objects(self, kind: str, key: ServiceKey) -> list[Json] | None:
         """Those with the label of this service; None while the kind is not current."""
-        held = self._kinds.get(kind)
-        if held is None or not held.is_current:
-            return None
-        return list(held.by_service.get(key, {}).values())
+        held = self._of(kind, key.namespace)
+        return None if held is None else list(held.by_service.get(key, {}).values())
 
     def all_in(self, kind: str, namespace: str) -> list[Json] | None:
         """All of a kind in a namespace; None while it is not current."""
-        held = self._kinds.get(kind)
-        if held is None or not held.is_current:
+        held = self._of(kind, namespace)
+        if held is None:
             return None
         return [item for (where, _), item in held.objects.items() if where == namespace]
 
     def get(self, kind: str, namespace: str, name: str) -> tuple[bool, Json | None]:
         """Whether the kind is current, and the object if there is one."""
-        held = self._kinds.get(kind)
-        if held is None or not held.is_current:
-            return False, None
-        return True, held.objects.get((namespace, name))
+        held = self._of(kind, namespace)
+        return (False, None) if held is None else (True, held.objects.get((namespace, name)))
 
     def put(self, item: Json) -> None:
         """What the API server answered to a write."""
-        held = self._kinds.get(str(item.get("kind", "")))
-        if held is not None and held.is_current:
+        held = self._of(str(item.get("kind", "")), item["metadata"]["namespace"])
+        if held is not None:
             held.put(trim(item["kind"], item))
 
     def current_kinds(self) -> set[str]:
-        """Kinds that are answered from memory now."""
-        return {kind for kind, held in self._kinds.items() if held.is_current}
+        """Kinds that are answered from memory now, wherever they are."""
+        unsaid = {kind for (kind, _), held in self._held.items() if not held.is_current}
+        return {kind for kind, _ in self._held} - unsaid
+
+    def _of(self, kind: str, namespace: str) -> _Kind | None:
+        """What is held of a kind there; None while it is not current."""
+        held = self._held.get((kind, namespace)) or self._held.get((kind, ""))
+        return held if held is not None and held.is_current else None
 
     async def tried(self, seconds: float) -> None:
         """Until every kind is current or could not be read; for so long at most."""
@@ -139,18 +143,19 @@ class KubernetesCache:
     async def run(self) -> None:
         """Keep every kind until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for kind in self._kinds:
-                tasks.create_task(self._keep(kind), name=f"watch {kind}")
+            for kind, namespace in self._held:
+                tasks.create_task(self._keep(kind, namespace), name=f"watch {kind} {namespace}")
 
-    async def _keep(self, kind: str) -> None:
-        held, next_wait = self._kinds[kind], FIRST_RETRY_SECONDS
+    async def _keep(self, kind: str, namespace: str) -> None:
+        watch, next_wait = (kind, namespace), FIRST_RETRY_SECONDS
+        held = self._held[watch]
         while True:
             wait, next_wait = next_wait, min(2 * next_wait, LONGEST_RETRY_SECONDS)
             try:
-                version = await self._list(kind)
+                version = await self._list(kind, namespace)
                 held.is_current, next_wait = True, FIRST_RETRY_SECONDS
-                self._tried[kind].set()
-                await self._follow(kind, version)
+                self._tried[watch].set()
+                await self._follow(kind, namespace, version)
                 logger.debug("%s: its watch expired; it is listed anew", kind)
                 # A second old is current enough; without it every pass would ask the API server meanwhile.
                 await asyncio.sleep(FIRST_RETRY_SECONDS)
@@ -164,14 +169,14 @@ class KubernetesCache:
                 # A defect must not leave a kind as it was for ever, nor end the operator.
                 logger.exception("%s cannot be watched; it is tried again in %g s", kind, wait)
             held.is_current = False
-            self._tried[kind].set()
+            self._tried[watch].set()
             await asyncio.sleep(wait)
 
-    async def _list(self, kind: str) -> str:
+    async def _list(self, kind: str, namespace: str) -> str:
         is_bare, labels = kind in METADATA_KINDS, self._selectors[kind]
         kept = functools.partial(trim, kind)
-        items, version = await self._api.list_all(kind, self._namespace, labels, is_bare=is_bare, kept=kept)
-        held = self._kinds[kind]
+        items, version = await self._api.list_all(kind, namespace, labels, is_bare=is_bare, kept=kept)
+        held = self._held[kind, namespace]
         before = dict(held.objects)
         held.replace(items)
         for name, item in held.objects.items():
@@ -181,7 +186,7 @@ class KubernetesCache:
             self._tell(kind, before[name], before[name])
         return version
 
-    async def _follow(self, kind: str, version: str) -> None:
+    async def _follow(self, kind: str, namespace: str, version: str) -> None:
         """Until the watch has expired. Raises ClusterError when it cannot be begun again in time."""
         is_bare, labels, clock = (
             kind in METADATA_KINDS,
@@ -191,7 +196,7 @@ class KubernetesCache:
         failing_since: float | None = None
         while True:
             try:
-                async for event in self._api.watch(kind, self._namespace, labels, version, is_bare=is_bare):
+                async for event in self._api.watch(kind, namespace, labels, version, is_bare=is_bare):
                     item = event["object"]
                     if event["type"] == "ERROR":
                         if item.get("code") == EXPIRED:
@@ -199,7 +204,7 @@ class KubernetesCache:
                         raise ClusterError(f"watch of {kind}: {item.get('message') or item}")
                     failing_since, version = None, item["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
-                        self._take(kind, event["type"], trim(kind, item))
+                        self._take(kind, namespace, event["type"], trim(kind, item))
                 failing_since = None
             except ForbiddenError:
                 raise
@@ -210,8 +215,8 @@ class KubernetesCache:
                 await asyncio.sleep(FIRST_RETRY_SECONDS)
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    def _take(self, kind: str, event: str, item: Json) -> None:
-        held = self._kinds[kind]
+    def _take(self, kind: str, namespace: str, event: str, item: Json) -> None:
+        held = self._held[kind, namespace]
         name = (item["metadata"]["namespace"], item["metadata"]["name"])
         old = held.objects.get(name)
         if event == "DELETED":

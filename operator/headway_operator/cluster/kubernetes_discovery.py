@@ -15,6 +15,7 @@ from headway_operator.names import OPTIONAL_KINDS
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_SECONDS = 60.0
+FORBIDDEN_SECONDS = 600.0
 
 
 class Discovery:
@@ -24,7 +25,7 @@ class Discovery:
         self._api = api
         self._clock = clock
         self._asked_at = float("-inf")
-        self._forbidden: set[str] = set()
+        self._forbidden: dict[str, float] = {}  # until when a kind counts as absent
         self.kinds: frozenset[str] = frozenset()
 
     async def refresh(self) -> None:
@@ -39,7 +40,8 @@ class Discovery:
             except ClusterError as error:
                 logger.debug("what %s has is not known now: %s", version, error)
                 served |= {kind for kind in self.kinds if OPTIONAL_KINDS[kind] == version}
-        now = frozenset(served & set(OPTIONAL_KINDS)) - self._forbidden
+        forbidden = {kind for kind, until in self._forbidden.items() if self._clock() < until}
+        now = frozenset(served & set(OPTIONAL_KINDS)) - forbidden
         if now != self.kinds:
             logger.info("kinds of other operators in this cluster: %s", ", ".join(sorted(now)) or "none")
         self.kinds = now
@@ -47,15 +49,15 @@ class Discovery:
     async def children(self, kind: str, namespace: str, labels: str) -> list[Json]:
         """The children of a kind that is there; none, and the kind counts as absent, where it has just gone.
 
-        The same where the operator has no right to it, until it is started again.
+        The same where the operator has no right to it, which is tried again after ten minutes.
         """
         try:
             return await self._api.list(kind, namespace, labels)
         except UnavailableError:
             raise
         except ForbiddenError as error:
-            self._forbidden.add(kind)
-            logger.warning("%s is left out: %s; grant it, or disable monitoring", kind, error)
+            self._forbidden[kind] = self._clock() + FORBIDDEN_SECONDS
+            logger.warning("%s is left out: %s; the chart's role grants it", kind, error)
         except ClusterError as error:
             self._asked_at = float("-inf")
             logger.info("%s is left out: %s", kind, error)

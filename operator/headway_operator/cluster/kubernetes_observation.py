@@ -3,6 +3,7 @@
 Whose object is whose is decided by owner: what merely carries the labels of a child is none of it.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,15 @@ from headway_operator.cluster import kubernetes_pods as pods
 from headway_operator.names import (
     COMPONENT_LABEL,
     GATEWAY_COMPONENT,
+    GROUP_INDEX_LABEL,
+    GROUP_SET_LABEL,
     KIND,
+    REVISION_KINDS,
     REVISION_LABEL,
     RUNTIME_COMPONENT,
+    WORKER_COMPONENT,
 )
-from headway_operator.state import ChildKey, Observed, Revision, ServiceKey
+from headway_operator.state import ChildKey, Observed, Replica, Revision, ServiceKey
 
 Json = Mapping[str, Any]
 
@@ -43,30 +48,38 @@ class Found:
         }
 
     def runtime_pods(self) -> list[Json]:
-        """Pods of replicas, ended ones included."""
+        """Pods of replicas that answer requests, ended ones included."""
         return [pod for pod in self.pods if label_of(pod, COMPONENT_LABEL) == RUNTIME_COMPONENT]
+
+    def workers(self) -> list[Json]:
+        """The other pods of replicas that span nodes."""
+        return [pod for pod in self.pods if label_of(pod, COMPONENT_LABEL) == WORKER_COMPONENT]
+
+    def engine_pods(self) -> list[Json]:
+        """Both."""
+        return [*self.runtime_pods(), *self.workers()]
 
 
 def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
     """What is observed of the service with this uid."""
-    deployments = [
-        one
-        for one in found.children.get("Deployment", ())
-        if owner_uid(one) == uid and not _is_gateway(one) and not one["metadata"].get("deletionTimestamp")
-    ]
+    made = {
+        kind: [
+            one
+            for one in found.children.get(kind, ())
+            if owner_uid(one) == uid and not _is_gateway(one) and not one["metadata"].get("deletionTimestamp")
+        ]
+        for kind in REVISION_KINDS
+    }
+    deployments = made["Deployment"]
     runtime = found.runtime_pods()
-    replicas = [
-        pods.replica(pod, found.events.get(pod["metadata"].get("uid", ""), ()))
-        for pod in runtime
-        if pods.is_live(pod)
-    ]
+    replicas = [_replica(pod, found) for pod in runtime if pods.is_live(pod)]
     for deployment in deployments:
         num_pods = sum(replica.revision == label_of(deployment, REVISION_LABEL) for replica in replicas)
         if (uncreated := pods.uncreated_replica(deployment, num_pods)) is not None:
             replicas.append(uncreated)
     losses = [loss for loss in map(causes.loss, runtime) if loss is not None]
     return Observed(
-        revisions=tuple(_revision(deployment) for deployment in deployments),
+        revisions=tuple(_revision(kind, one) for kind, several in made.items() for one in several),
         replicas=tuple(sorted(replicas, key=lambda replica: replica.name)),
         gateway=pods.gateway(pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
         children=frozenset(child for child, owner in found.owners().items() if owner == uid),
@@ -76,9 +89,31 @@ def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
             if owner_uid(job) == uid and not job["metadata"].get("deletionTimestamp")
         ),
         url=f"http://{key.name}.{key.namespace}.svc",
-        other_scaler=_other_scaler(key, found.scalers, {one["metadata"]["name"] for one in deployments}),
+        other_scaler=_other_scaler(
+            key, found.scalers, {one["metadata"]["name"] for several in made.values() for one in several}
+        ),
         losses=tuple(sorted(losses, key=lambda loss: (-loss.at, loss.name))),
     )
+
+
+def _replica(pod: Json, found: Found) -> Replica:
+    """A replica; one that spans nodes and is not ready has the cause from a pod that knows one."""
+    replica = pods.replica(pod, _events_of(pod, found))
+    group = tuple(label_of(pod, label) for label in (GROUP_SET_LABEL, GROUP_INDEX_LABEL))
+    if not group[0] or replica.phase in ("ready", "draining") or replica.reason:
+        return replica
+    for worker in found.workers():
+        if tuple(label_of(worker, label) for label in (GROUP_SET_LABEL, GROUP_INDEX_LABEL)) != group:
+            continue
+        phase, reason, message = pods.judge(worker, _events_of(worker, found))
+        if reason and phase != "draining":
+            told = f"{worker['metadata']['name']}: {message or reason}"
+            return dataclasses.replace(replica, phase=phase, reason=reason, message=told)
+    return replica
+
+
+def _events_of(pod: Json, found: Found) -> Sequence[Json]:
+    return found.events.get(pod["metadata"].get("uid", ""), ())
 
 
 def owner_uid(item: Json) -> str:
@@ -96,20 +131,21 @@ def _is_gateway(item: Json) -> bool:
     return label_of(item, COMPONENT_LABEL) == GATEWAY_COMPONENT
 
 
-def _revision(deployment: Json) -> Revision:
-    metadata = deployment["metadata"]
+def _revision(kind: str, made: Json) -> Revision:
+    metadata = made["metadata"]
     return Revision(
         name=metadata["name"],
-        hash=label_of(deployment, REVISION_LABEL),
-        replicas=int(deployment["spec"].get("replicas", 1)),
+        hash=label_of(made, REVISION_LABEL),
+        replicas=int(made["spec"].get("replicas", 1)),
         created_at=causes.seconds_of(metadata["creationTimestamp"]),
+        kind=kind,
     )
 
 
-def _other_scaler(key: ServiceKey, scalers: Iterable[Json], deployments: set[str]) -> str:
+def _other_scaler(key: ServiceKey, scalers: Iterable[Json], revisions: set[str]) -> str:
     for scaler in scalers:
         target = scaler["spec"]["scaleTargetRef"]
         is_service = target["kind"] == KIND and target["name"] == key.name
-        if is_service or (target["kind"] == "Deployment" and target["name"] in deployments):
+        if is_service or (target["kind"] in REVISION_KINDS and target["name"] in revisions):
             return f"HorizontalPodAutoscaler/{scaler['metadata']['name']}"
     return ""

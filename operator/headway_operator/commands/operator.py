@@ -1,8 +1,9 @@
-"""`headway operator`: look after every InferenceService of a cluster, or of one namespace."""
+"""`headway operator`: look after every InferenceService of a cluster, or of some namespaces."""
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -65,7 +66,8 @@ async def run(options: argparse.Namespace) -> None:
         # Everything that is written for services goes through this view, or the scraper: the Lease gates
         # both.
         guarded = api.guarded(lambda: lease.is_held)
-        cache = KubernetesCache(api, options.namespace, CACHED_KINDS, lambda *change: changed(*change))
+        namespaces = tuple(dict.fromkeys(filter(None, options.namespace)))
+        cache = KubernetesCache(api, namespaces, CACHED_KINDS, lambda *change: changed(*change))
         cluster = KubernetesCluster(
             guarded,
             runtime_image=options.runtime_image,
@@ -89,7 +91,12 @@ async def run(options: argparse.Namespace) -> None:
                 loops.wake(key)
 
         seen: dict[ServiceKey, Version] = {}
-        resync = Resync(lambda: api.list_metadata(KIND, options.namespace), seen, loops.wake, metrics.missed)
+
+        async def listed() -> tuple[Json, ...]:
+            lists = [await api.list_metadata(KIND, namespace) for namespace in namespaces or ("",)]
+            return tuple(itertools.chain.from_iterable(lists))
+
+        resync = Resync(listed, seen, loops.wake, metrics.missed)
         await stack.enter_async_context(_running(lease.run(), "lease"))
         await stack.enter_async_context(_running(resync.run(), "resync"))
         await stack.enter_async_context(_running(cache.run(), "cache"))
@@ -109,7 +116,7 @@ async def run(options: argparse.Namespace) -> None:
         )
         await cache.tried(CACHE_SECONDS)
         is_watching = True
-        await watch(options.namespace, loops.wake, loops.close, seen)
+        await watch(namespaces, loops.wake, loops.close, seen)
 
 
 def _loops(
@@ -153,7 +160,13 @@ async def _running(what: Coroutine[Any, Any, None], name: str) -> AsyncIterator[
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="headway operator", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("--namespace", default="", help="the one namespace to look after; empty: all of them")
+    add(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a namespace to look after; may be repeated; without, or empty: all of them",
+    )
     add("--interval-seconds", type=_positive, default=5.0, help="time between two passes over a service")
     add("--runtime-image", required=True, help="image of the runtime pods of new revisions")
     add("--gateway-image", required=True, help="image of the gateway pods of new revisions")

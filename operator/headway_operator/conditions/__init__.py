@@ -2,6 +2,15 @@
 
 from headway_operator.conditions.events import Event, events
 from headway_operator.conditions.problems import Problems
+from headway_operator.conditions.startup import longest_start_seconds
 from headway_operator.conditions.status import refused, status, worth_writing
 
-__all__ = ["Event", "Problems", "events", "refused", "status", "worth_writing"]
+__all__ = [
+    "Event",
+    "Problems",
+    "events",
+    "longest_start_seconds",
+    "refused",
+    "status",
+    "worth_writing",
+]

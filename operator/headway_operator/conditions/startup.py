@@ -52,6 +52,12 @@ def startup(service: Service, observed: Observed, sample: Sample, now: float) ->
     return {"recent": recent, "median": median}
 
 
+def longest_start_seconds(service: Service) -> float:
+    """What the slowest of the latest starts took, as status has it; 0 before there was one."""
+    recent = (service.status.get("startup") or {}).get("recent") or ()
+    return max((float(one.get("totalSeconds", 0.0)) for one in recent), default=0.0)
+
+
 def _is_told(replica: Replica, sample: Sample, now: float) -> bool:
     if replica.phase != "ready" or replica.start is None or replica.ready_at is None:
         return False

@@ -18,7 +18,16 @@ def disruption_budget(service: Service) -> Manifest | None:
     told = service.spec.disruption_budget
     if not told.enabled or replicas_of(service.spec, service.status) < 2:
         return None
-    selector = names.component_selector(service.name, names.RUNTIME_COMPONENT)
+    selector: dict[str, Any] = {
+        "matchLabels": names.component_selector(service.name, names.RUNTIME_COMPONENT)
+    }
+    if service.spec.nodes_per_replica > 1:
+        # A pod that is evicted takes its group along, and holds up further ones until all of it is back.
+        components = [names.RUNTIME_COMPONENT, names.WORKER_COMPONENT]
+        selector = {
+            "matchLabels": {names.SERVICE_LABEL: service.name},
+            "matchExpressions": [{"key": names.COMPONENT_LABEL, "operator": "In", "values": components}],
+        }
     labels = names.component_labels(service.name, names.RUNTIME_COMPONENT)
     return {
         "apiVersion": "policy/v1",
@@ -27,7 +36,7 @@ def disruption_budget(service: Service) -> Manifest | None:
         "spec": {
             "maxUnavailable": told.max_unavailable,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": selector},
+            "selector": selector,
         },
     }
 

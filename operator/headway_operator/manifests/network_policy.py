@@ -1,6 +1,7 @@
 """The NetworkPolicy around replicas and evaluations.
 
-In: the gateway of this service, the operator, and Prometheus where it reads the replicas. A node always
+In: the gateway of this service, the operator, and Prometheus where it reads the replicas. Replicas that span
+nodes reach each other's pods, and the cluster's names. A node always
 reaches its own pods, so probes need no rule. Out: names, and what the sources of models need; a service whose
 models lie on a disk reaches nothing. What else a pod of the user's template needs, such as a collector of
 traces, is let out by a policy of the user's own: policies add up.
@@ -29,20 +30,32 @@ def network_policy(service: Service, site: Site) -> Manifest | None:
     if not service.spec.network_policy.enabled or not site.operator_namespace:
         return None
     components = [names.RUNTIME_COMPONENT, names.EVALUATION_COMPONENT]
+    ingress = [{"from": _callers(service, site), "ports": [_port(names.HTTP_PORT)]}]
+    egress = _egress(service.spec)
+    if service.spec.nodes_per_replica > 1:
+        components.append(names.WORKER_COMPONENT)
+        peers = {"podSelector": _of_components(service, names.RUNTIME_COMPONENT, names.WORKER_COMPONENT)}
+        # Ranks meet on ports of their own choice, and find their leader by its name.
+        ingress.append({"from": [peers]})
+        egress = [*(egress or [_names_service()]), {"to": [peers]}]
     labels = names.component_labels(service.name, names.RUNTIME_COMPONENT)
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": metadata(service, names.safeguard(service.name), labels),
         "spec": {
-            "podSelector": {
-                "matchLabels": {names.SERVICE_LABEL: service.name},
-                "matchExpressions": [{"key": names.COMPONENT_LABEL, "operator": "In", "values": components}],
-            },
+            "podSelector": _of_components(service, *components),
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"from": _callers(service, site), "ports": [_port(names.HTTP_PORT)]}],
-            "egress": _egress(service.spec),
+            "ingress": ingress,
+            "egress": egress,
         },
+    }
+
+
+def _of_components(service: Service, *components: str) -> dict[str, Any]:
+    return {
+        "matchLabels": {names.SERVICE_LABEL: service.name},
+        "matchExpressions": [{"key": names.COMPONENT_LABEL, "operator": "In", "values": [*components]}],
     }
 
 
@@ -64,14 +77,17 @@ def _egress(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     remote = [source for source in sources_of(spec) if scheme_of(source) in REMOTE_SCHEMES]
     if not remote:
         return []
-    dns = [_port(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     if any(scheme_of(source) == "s3" for source in remote):
         # The endpoint may stand in a Secret, with whatever port.
         ports: list[dict[str, Any]] = [{"protocol": "TCP"}]
     else:
         stated = {int(match[1]) for source in remote if (match := _REGISTRY_PORT.match(source))}
         ports = [_port(port) for port in sorted({HTTPS_PORT, *stated})]
-    return [{"ports": dns}, {"ports": ports}]
+    return [_names_service(), {"ports": ports}]
+
+
+def _names_service() -> dict[str, Any]:
+    return {"ports": [_port(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]}
 
 
 def _namespace(name: str) -> dict[str, Any]:

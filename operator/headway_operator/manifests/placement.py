@@ -38,11 +38,12 @@ def with_gpus(told: Resources, spec: InferenceServiceSpec, site: Site) -> dict[s
 
 
 def _gpus(spec: InferenceServiceSpec) -> tuple[str, int]:
-    """The resource and how many; 0 where it is not sure that any are wanted."""
-    size = spec.tensor_parallel_size
+    """The resource and how many in each pod; 0 where it is not sure that any are wanted."""
+    size = spec.tensor_parallel_size // spec.nodes_per_replica
     if spec.gpu is not None:
         return spec.gpu.resource_name, spec.gpu.count or size
-    return GPU_RESOURCE, size if size > 1 and spec.device == "cuda" else 0
+    are_wanted = spec.tensor_parallel_size > 1 and spec.device == "cuda"
+    return GPU_RESOURCE, size if are_wanted else 0
 
 
 def _node_selector(spec: InferenceServiceSpec) -> dict[str, str]:

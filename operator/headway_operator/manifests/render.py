@@ -18,6 +18,7 @@ from dataclasses import fields
 from typing import Any
 
 from headway_operator import names
+from headway_operator.errors import SpecError
 from headway_operator.manifests.config_map import admin_config_map
 from headway_operator.manifests.disruption_budget import disruption_budget
 from headway_operator.manifests.gateway_deployment import gateway_deployment
@@ -28,6 +29,7 @@ from headway_operator.manifests.prometheus_rule import prometheus_rule
 from headway_operator.manifests.role import gateway_role
 from headway_operator.manifests.role_binding import gateway_role_binding
 from headway_operator.manifests.runtime_deployment import runtime_deployment
+from headway_operator.manifests.runtime_leader_worker_set import runtime_leader_worker_set
 from headway_operator.manifests.runtime_template import image_of, runtime_template
 from headway_operator.manifests.service import client_service, replicas_service
 from headway_operator.manifests.service_account import gateway_service_account
@@ -40,7 +42,11 @@ LIVE_FIELDS = {"slo", "replicas", "scaling", "quality", "rollout", "waiting", "s
 
 
 def render(service: Service, site: Site, public_key_pem: str, existing: frozenset[ChildKey]) -> Rendered:
-    """Every child of `service`. Raises SpecError for a template that cannot be merged."""
+    """Every child of `service`.
+
+    Raises SpecError for a template that cannot be merged, and for replicas that this place cannot have.
+    """
+    _check_nodes(service.spec, site)
     spec_hash = hash_spec(service.spec)
     pin = pin_of(service.status)
     if pin is not None and pin.spec_hash != spec_hash:
@@ -67,12 +73,15 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
         keep.add(gateway_key)
     else:
         manifests.append(gateway_deployment(service, gateway))
-    if pin and pin.hash != runtime_hash and ChildKey("Deployment", pin.name) in existing:
+    pinned = names.revision_children(pin.name) & existing if pin else frozenset()
+    if pin and pin.hash != runtime_hash and pinned:
         runtime_hash, runtime_image = pin.hash, pin.runtime_image
-        keep.add(ChildKey("Deployment", pin.name))
+        keep |= pinned
     else:
         runtime_image = image_of(runtime)
-        manifests.append(runtime_deployment(service, runtime, runtime_hash))
+        spans_nodes = service.spec.nodes_per_replica > 1
+        make = runtime_leader_worker_set if spans_nodes else runtime_deployment
+        manifests.append(make(service, runtime, runtime_hash))
     revision = RevisionPin(
         name=names.revision(service.name, runtime_hash),
         hash=runtime_hash,
@@ -83,6 +92,21 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
     )
     keep |= {ChildKey(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     return Rendered(revision, tuple(manifests), frozenset(keep))
+
+
+def _check_nodes(spec: InferenceServiceSpec, site: Site) -> None:
+    """Pods in groups are made by LeaderWorkerSet alone, and one machine is one node."""
+    if spec.nodes_per_replica == 1 or names.LEADER_WORKER_SET in site.optional_kinds:
+        return
+    field, told = "spec.nodesPerReplica", f"{spec.nodes_per_replica}"
+    if site.kind == "local":
+        raise SpecError(field, f"{told}: this machine is one node; remove nodesPerReplica")
+    raise SpecError(
+        field,
+        f"{told}: the cluster has no kind LeaderWorkerSet, or the operator no right to it; install "
+        "LeaderWorkerSet (https://lws.sigs.k8s.io), upgrade Headway's chart, or remove nodesPerReplica",
+        reason="LeaderWorkerSetMissing",
+    )
 
 
 def _safeguards(service: Service, site: Site) -> list[Manifest]:

@@ -12,6 +12,7 @@ from headway_operator.errors import SpecError
 from headway_operator.manifests import kv_offload, model_source, pod
 from headway_operator.manifests.placement import placement, with_gpus
 from headway_operator.manifests.restricted import faults
+from headway_operator.manifests.runtime_leader_worker_set import node_arguments
 from headway_operator.manifests.strategic_merge import merge
 from headway_operator.spec import (
     InferenceServiceSpec,
@@ -158,6 +159,8 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     arguments += ["--initial-max-num-batched-tokens", str(initial_tokens)]
     if spec.tensor_parallel_size > 1:
         arguments += ["--tensor-parallel-size", str(spec.tensor_parallel_size)]
+    if spec.nodes_per_replica > 1:
+        arguments += node_arguments(spec.nodes_per_replica)
     if spec.kv_cache_dtype != "auto":
         arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
     if spec.kv_cache_memory is not None:

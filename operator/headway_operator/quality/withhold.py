@@ -26,18 +26,18 @@ def gated(
         job = evaluation_job(service, site, rendered.revision.runtime_image, gate.job)
         rendered = replace(rendered, manifests=(*rendered.manifests, job))
     serving = pin_of(service.status)
-    if serving is not None and ChildKey("Deployment", serving.name) not in existing:
+    if serving is not None and not names.revision_children(serving.name) & existing:
         serving = None
     candidate = rendered.revision
     # Without a pin, what is there was let through before the status was lost.
-    is_served = ChildKey("Deployment", candidate.name) in existing
+    is_served = bool(names.revision_children(candidate.name) & existing)
     if gate.is_open or (is_served and (serving is None or serving.name == candidate.name)):
         return rendered
-    left_out = {ChildKey("Deployment", candidate.name)}
+    left_out = set(names.revision_children(candidate.name))
     keep = rendered.keep - left_out
     gateway = ChildKey("Deployment", names.gateway(service.name))
     if serving is not None:
-        keep |= {ChildKey("Deployment", serving.name)}
+        keep |= names.revision_children(serving.name)
         if gateway in existing:
             # It was pinned with the revision that serves, and changes with the next one.
             left_out.add(gateway)

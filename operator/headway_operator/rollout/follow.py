@@ -132,7 +132,7 @@ def _back(service: Service, rendered: Rendered, observed: Observed, record: Reco
     """The stable revision in place of what is rendered; the gateway, which came with that, stays."""
     assert record.stable is not None, "without a stable revision nothing is given up"
     stable = record.stable.pin()
-    left_out = {ChildKey("Deployment", rendered.revision.name)}
+    left_out = set(names.revision_children(rendered.revision.name))
     gateway = ChildKey("Deployment", names.gateway(service.name))
     if gateway in observed.children:
         left_out.add(gateway)
@@ -144,7 +144,7 @@ def _back(service: Service, rendered: Rendered, observed: Observed, record: Reco
             for manifest in rendered.manifests
             if ChildKey(manifest["kind"], manifest["metadata"]["name"]) not in left_out
         ),
-        keep=(rendered.keep - left_out) | {ChildKey("Deployment", stable.name), gateway},
+        keep=(rendered.keep - left_out) | names.revision_children(stable.name) | {gateway},
     )
 
 

@@ -23,6 +23,7 @@ from dataclasses import replace
 from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.memory import Memory
+from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.situation import LIMITS_SETTLE_SECONDS, Situation, supply
 from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
 from headway_operator.slo.target import Target
@@ -43,6 +44,7 @@ def decide(
     target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
 ) -> tuple[Decision, Memory]:
     """Choose replicas and limits from what was measured; returns the memory for the next pass as well."""
+    target = scheduled(target, now)
     memory = _up_to_date(target, memory, sample, observed, now)
     now_load = evidence.load(target, memory.slices, sample, now)
     counted = supply(target, memory, sample, observed, now)
@@ -70,7 +72,7 @@ def decide(
         replicas=choice.replicas,
         limits=choice.limits,
         cause=choice.cause,
-        message=choice.message,
+        message=f"{choice.message}{target.because}",
         blocker=choice.blocker or _standing_blocker(situation),
         ttft=reported_ttft,
         tpot=reported_tpot,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from headway_operator.slo.window import LONGEST_SECONDS
 from headway_operator.spec import InferenceServiceSpec
+from headway_operator.spec.schedule import ScheduleEntry
 from headway_operator.state import Limits, Targets
 
 
@@ -15,6 +16,8 @@ class Target:
     fixed_replicas: None while autoscaled. lowest, highest: ends of the envelope of the batch limits.
     initial: limits at start. stabilization_seconds: how long fewer replicas must have been enough.
     idle_seconds: how long nobody must have asked before there need be no replica; None: there always is one.
+    schedule, start_seconds: other bounds at other times, and what a replica takes to start, for which they
+    hold early (`schedule`). because: the entries that today's bounds come from, in words, or "".
     """
 
     targets: Targets
@@ -29,6 +32,9 @@ class Target:
     initial: Limits
     is_suspended: bool = False
     idle_seconds: float | None = None
+    schedule: tuple[ScheduleEntry, ...] = ()
+    start_seconds: float = 0.0
+    because: str = ""
 
     def bound_replicas(self, replicas: int) -> int:
         """The nearest allowed number of replicas."""
@@ -44,8 +50,8 @@ class Target:
         return Limits(seqs, tokens)
 
 
-def target_of(spec: InferenceServiceSpec) -> Target:
-    """Read the promise and the bounds from a spec."""
+def target_of(spec: InferenceServiceSpec, start_seconds: float = 0.0) -> Target:
+    """Read the promise and the bounds from a spec. start_seconds: what a replica takes to start, if known."""
     slo, scaling, batching = spec.slo, spec.scaling, spec.batching
     ttft = slo.ttft_milliseconds if slo else None
     tpot = slo.tpot_milliseconds if slo else None
@@ -65,6 +71,8 @@ def target_of(spec: InferenceServiceSpec) -> Target:
         initial=Limits(*batching.initial),
         is_suspended=spec.suspend,
         idle_seconds=float(scaling.idle_seconds) if _may_sleep(spec) else None,
+        schedule=tuple(scaling.schedule),
+        start_seconds=start_seconds,
     )
 
 

@@ -22,6 +22,7 @@ from headway_operator.spec.quality import Quality
 from headway_operator.spec.resources import Resources, gpus_rule
 from headway_operator.spec.rollout import Rollout
 from headway_operator.spec.safeguards import DisruptionBudget, Monitoring, NetworkPolicy
+from headway_operator.spec.schedule import ScheduleEntry
 from headway_operator.spec.scheduling import GPU_RULES, Gpu, Scheduling
 from headway_operator.spec.source import REMOTE_SCHEMES, scheme_of
 from headway_operator.spec.speculative import Speculative
@@ -43,6 +44,22 @@ ORDER_RULE = "self.minReplicas <= self.maxReplicas"
 ORDER_MESSAGE = (
     "minReplicas must not exceed maxReplicas: lower scaling.minReplicas or raise scaling.maxReplicas"
 )
+FLOOR_RULE = (
+    "!has(self.schedule) || self.schedule.all(one, has(one.maxReplicas) || !has(one.minReplicas) || "
+    "one.minReplicas <= self.maxReplicas)"
+)
+FLOOR_MESSAGE = (
+    "minReplicas of an entry of scaling.schedule must not exceed scaling.maxReplicas: raise that, or set "
+    "maxReplicas in the entry"
+)
+CEILING_RULE = (
+    "!has(self.schedule) || self.schedule.all(one, has(one.minReplicas) || !has(one.maxReplicas) || "
+    "one.maxReplicas >= self.minReplicas)"
+)
+CEILING_MESSAGE = (
+    "maxReplicas of an entry of scaling.schedule must not be less than scaling.minReplicas, below which it "
+    "cannot go: raise maxReplicas there or lower scaling.minReplicas"
+)
 TARGET_RULE = (
     "has(self.replicas) || (has(self.slo) && "
     "(has(self.slo.ttftMilliseconds) || has(self.slo.tpotMilliseconds)))"
@@ -50,6 +67,14 @@ TARGET_RULE = (
 TARGET_MESSAGE = (
     "an autoscaled service needs a latency target: "
     "set slo.ttftMilliseconds or slo.tpotMilliseconds, or set replicas"
+)
+WAKE_RULE = (
+    "has(self.replicas) || self.scaling.minReplicas > 0 || (self.waiting.maxRequests > 0 && "
+    "(!has(self.waiting.timeoutSeconds) || self.waiting.timeoutSeconds > 0))"
+)
+WAKE_MESSAGE = (
+    "with scaling.minReplicas 0 a request that is held wakes the service: let waiting.maxRequests and "
+    "waiting.timeoutSeconds be 1 or more, or raise scaling.minReplicas"
 )
 # What the controller remembers, and the shortest window that it judges (`slo`).
 LONGEST_WINDOW_SECONDS, SHORTEST_WINDOW_SECONDS = 300, 30
@@ -59,6 +84,18 @@ DISK_RULE = "self.tensorParallelSize == 1 || !has(self.kvOffload) || !has(self.k
 DISK_MESSAGE = (
     "kvOffload.disk is for one process: several could lose different files of one block; remove disk, or set "
     "tensorParallelSize to 1"
+)
+
+
+NODES_RULE = "self.tensorParallelSize % self.nodesPerReplica == 0"
+NODES_MESSAGE = (
+    "nodesPerReplica must divide tensorParallelSize, so that each node has equally many processes: change "
+    "one of the two"
+)
+JUDGED_RULE = "self.nodesPerReplica == 1 || !has(self.quality)"
+JUDGED_MESSAGE = (
+    "quality judges the model in one pod, which one of several nodes could not hold: remove quality, or set "
+    "nodesPerReplica to 1"
 )
 
 
@@ -99,7 +136,11 @@ class Slo(SpecModel):
 class Scaling(SpecModel):
     """Bounds of autoscaling; unused while `replicas` is set."""
 
-    model_config = ConfigDict(json_schema_extra=with_empty_default((ORDER_RULE, ORDER_MESSAGE)))
+    model_config = ConfigDict(
+        json_schema_extra=with_empty_default(
+            (ORDER_RULE, ORDER_MESSAGE), (FLOOR_RULE, FLOOR_MESSAGE), (CEILING_RULE, CEILING_MESSAGE)
+        )
+    )
     min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Fewest replicas (0 to 1000). With 0, a service that nobody asks has none, and the first request starts
     one. Default 1."""
@@ -111,6 +152,9 @@ class Scaling(SpecModel):
     idle_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
     """How long, in seconds, no request must have come before the last replicas are removed (10 to 86400);
     used while minReplicas is 0. Default 600."""
+    schedule: list[ScheduleEntry] = Field(default_factory=list, max_length=16)
+    """Other bounds at known times, such as more replicas before the office opens; at most 16 entries. Where
+    several hold at once, the largest of each bound counts. Default: none."""
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
@@ -119,6 +163,12 @@ class Scaling(SpecModel):
                 f"minReplicas {self.min_replicas} must not exceed maxReplicas {self.max_replicas}: "
                 "lower scaling.minReplicas or raise scaling.maxReplicas"
             )
+        for number, entry in enumerate(self.schedule):
+            low, high = entry.min_replicas, entry.max_replicas
+            if high is None and low is not None and low > self.max_replicas:
+                raise ValueError(f"schedule[{number}].minReplicas {low}: {FLOOR_MESSAGE}")
+            if low is None and high is not None and high < self.min_replicas:
+                raise ValueError(f"schedule[{number}].maxReplicas {high}: {CEILING_MESSAGE}")
         return self
 
 
@@ -144,8 +194,11 @@ class InferenceServiceSpec(SpecModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (TARGET_RULE, TARGET_MESSAGE),
+            (WAKE_RULE, WAKE_MESSAGE),
             (CREDENTIALS_RULE, CREDENTIALS_MESSAGE),
             (DISK_RULE, DISK_MESSAGE),
+            (NODES_RULE, NODES_MESSAGE),
+            (JUDGED_RULE, JUDGED_MESSAGE),
             gpus_rule("resources"),
             gpus_rule("quality.resources"),
             *GPU_RULES,
@@ -162,6 +215,10 @@ class InferenceServiceSpec(SpecModel):
     """Processes that share each layer of one replica, a GPU each (1 to 64). It must divide the model's
     attention heads and MLP sizes. With device cuda a replica asks for as many GPUs unless resources say it.
     Default 1."""
+    nodes_per_replica: Annotated[int, Field(ge=1, le=64)] = 1
+    """Nodes that the processes of one replica are on, equally many on each (1 to 64); it must divide
+    tensorParallelSize. Above 1 a replica is a group of as many pods, and the cluster needs LeaderWorkerSet;
+    resources and gpu.count are then of each pod. Default 1."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"] = "auto"
     """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
     per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as
@@ -223,6 +280,27 @@ class InferenceServiceSpec(SpecModel):
         targets = () if self.slo is None else (self.slo.ttft_milliseconds, self.slo.tpot_milliseconds)
         if self.replicas is None and not any(targets):
             raise ValueError(TARGET_MESSAGE)
+        return self
+
+    @model_validator(mode="after")
+    def _fits_on_its_nodes(self) -> Self:
+        nodes = self.nodes_per_replica
+        if self.tensor_parallel_size % nodes:
+            raise ValueError(f"{NODES_MESSAGE}; they are {nodes} and {self.tensor_parallel_size}")
+        if nodes > 1 and self.quality is not None:
+            raise ValueError(f"{JUDGED_MESSAGE}; it is {nodes}")
+        return self
+
+    @property
+    def processes_per_node(self) -> int:
+        """Processes in each pod of a replica."""
+        return self.tensor_parallel_size // self.nodes_per_replica
+
+    @model_validator(mode="after")
+    def _can_be_woken(self) -> Self:
+        may_sleep = self.replicas is None and self.scaling.min_replicas == 0
+        if may_sleep and 0 in (self.waiting.max_requests, self.waiting.timeout_seconds):
+            raise ValueError(WAKE_MESSAGE)
         return self
 
     @model_validator(mode="after")

@@ -18,11 +18,12 @@ def gpus_rule(path: str) -> tuple[str, str]:
     without = " || ".join(f"!has(self.{one})" for one in (*parents, f"{path}.limits"))
     rule = (
         f"self.device == 'cpu' || {without} || !('{GPU_RESOURCE}' in {limits}) || "
-        f"quantity(string({limits}['{GPU_RESOURCE}'])).asInteger() >= self.tensorParallelSize"
+        f"quantity(string({limits}['{GPU_RESOURCE}'])).asInteger() >= self.tensorParallelSize / "
+        "self.nodesPerReplica"
     )
     message = (
-        f"{path}.limits must give each of tensorParallelSize processes a GPU of its own: raise "
-        f"{GPU_RESOURCE} there, or leave it out"
+        f"{path}.limits must give each of tensorParallelSize processes a GPU of its own, on each of "
+        f"nodesPerReplica nodes: raise {GPU_RESOURCE} there, or leave it out"
     )
     return rule, message
 

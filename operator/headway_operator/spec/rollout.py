@@ -1,13 +1,46 @@
 """`spec.rollout`: how a changed template takes the place of the one that serves, and when it is given up."""
 
+import re
+from math import ceil
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from headway_operator.spec.base import SpecModel, rules, with_empty_default
 
 STEPS_RULE = "!has(self.steps) || self.steps.isSorted()"
 STEPS_MESSAGE = "each share must not be less than the one before it: put canary.steps into rising order"
+PERCENTAGE_PATTERN = "^(100|[1-9]?[0-9])%$"
+MOST_SURGE = 1000
+MOVES_RULE = (
+    "self.maxUnavailable > 0 || (type(self.maxSurge) == int ? self.maxSurge > 0 : self.maxSurge != '0%')"
+)
+MOVES_MESSAGE = (
+    "with maxSurge and maxUnavailable both 0 no rollout could begin: raise rollout.maxSurge or "
+    "rollout.maxUnavailable"
+)
+
+
+def _is_surge(value: int | str) -> int | str:
+    is_fine = 0 <= value <= MOST_SURGE if isinstance(value, int) else re.search(PERCENTAGE_PATTERN, value)
+    if not is_fine:
+        raise ValueError(f"{value!r} is neither 0 to {MOST_SURGE} nor 0% to 100%; write for example 1 or 25%")
+    return value
+
+
+Surge = Annotated[
+    int | str,
+    AfterValidator(_is_surge),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "minimum": 0,
+            "maximum": MOST_SURGE,
+            "pattern": PERCENTAGE_PATTERN,
+            "x-kubernetes-int-or-string": True,
+        }
+    ),
+]
 Percent = Annotated[int, Field(ge=1, le=99)]
 
 
@@ -35,7 +68,7 @@ class Canary(SpecModel):
 class Rollout(SpecModel):
     """How a changed template takes the place of the one that serves. Editing it never restarts a pod."""
 
-    model_config = ConfigDict(json_schema_extra=with_empty_default())
+    model_config = ConfigDict(json_schema_extra=with_empty_default((MOVES_RULE, MOVES_MESSAGE)))
     progress_deadline_seconds: Annotated[int, Field(ge=10, le=172_800)] | None = None
     """How long a rollout may make no progress, in seconds (10 to 172800), before the revision that served
     before takes its place again. Default: what a replica may take to start, 1800; 7200 where its model has to
@@ -43,5 +76,20 @@ class Rollout(SpecModel):
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
     """How many replicas fewer than wanted may serve where there is no room for old and new ones at once (0 to
     1000); 0 waits for room. Default 1: one out, one in."""
+    max_surge: Surge = "100%"
+    """How many replicas more than wanted may exist while old ones make way for new ones: a number (0 to 1000)
+    or a percentage of those wanted (0% to 100%), rounded up. 0 takes one out before one comes in, at most
+    maxUnavailable at a time. Default 100%: all new ones come first, where there is room."""
     canary: Canary | None = None
     """A small share of the requests first. Default: none, new replicas take requests as they become ready."""
+
+    @model_validator(mode="after")
+    def _can_begin(self) -> Self:
+        if self.max_unavailable == 0 and self.max_surge in (0, "0%"):
+            raise ValueError(MOVES_MESSAGE)
+        return self
+
+    def surge(self, wanted: int) -> int:
+        """Replicas beyond those wanted, in their number."""
+        told = self.max_surge
+        return told if isinstance(told, int) else ceil(wanted * int(told.removesuffix("%")) / 100)

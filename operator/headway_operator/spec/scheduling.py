@@ -33,9 +33,13 @@ DOMAINS_MESSAGE = "minDomains is for DoNotSchedule: remove minDomains or set whe
 
 GPU_DEVICE_RULE = "!has(self.gpu) || self.device != 'cpu'"
 GPU_DEVICE_MESSAGE = "device cpu uses no GPU: remove gpu, or set device to cuda"
-GPU_COUNT_RULE = "!has(self.gpu) || !has(self.gpu.count) || self.gpu.count >= self.tensorParallelSize"
+GPU_COUNT_RULE = (
+    "!has(self.gpu) || !has(self.gpu.count) || "
+    "self.gpu.count >= self.tensorParallelSize / self.nodesPerReplica"
+)
 GPU_COUNT_MESSAGE = (
-    "gpu.count must give each of tensorParallelSize processes a GPU of its own: raise gpu.count, or remove it"
+    "gpu.count must give each of tensorParallelSize processes a GPU of its own, on each of nodesPerReplica "
+    "nodes: raise gpu.count, or remove it"
 )
 GPU_TWICE_RULE = "!has(self.gpu) || !has(self.resources) || " + " && ".join(
     f"(!has(self.resources.{part}) || !(self.gpu.resourceName in self.resources.{part}))"
@@ -68,7 +72,8 @@ class Gpu(SpecModel):
     """Resource that the nodes' device plugin offers GPUs as; for a part of one for example
     nvidia.com/mig-3g.40gb. Default nvidia.com/gpu."""
     count: Annotated[int, Field(ge=1, le=64)] | None = None
-    """GPUs of each replica (1 to 64), at least tensorParallelSize. Default: tensorParallelSize."""
+    """GPUs of each replica, on each of its nodes (1 to 64). At least, and by default, as many as it has
+    processes there: tensorParallelSize divided by nodesPerReplica."""
     product: Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_VALUE_PATTERN)] | None = None
     """Kind of GPU, such as NVIDIA-H200: the value of productLabel that a node must have. Default: any."""
     product_label: LabelKey = GPU_PRODUCT_LABEL

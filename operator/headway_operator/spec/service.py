@@ -123,13 +123,20 @@ def _check_gpus(spec: InferenceServiceSpec) -> None:
     if spec.quality is not None and spec.quality.resources is not None:
         told.append(("spec.quality.resources", spec.quality.resources))
     for field, resources in told:
-        asked, wanted = resources.limits.get(GPU_RESOURCE), spec.tensor_parallel_size
+        asked, wanted = resources.limits.get(GPU_RESOURCE), spec.processes_per_node
         if asked is not None and spec.device != "cpu" and parse_quantity(asked) < wanted:
             raise SpecError(
                 f"{field}.limits[{GPU_RESOURCE}]",
-                f"{asked!r} is less than spec.tensorParallelSize={wanted}, and each process needs a GPU of "
-                "its own; write as many, or leave it out",
+                f"{asked!r} is less than {_processes(spec)}, and each process needs a GPU of its own; write "
+                "as many, or leave it out",
             )
+
+
+def _processes(spec: InferenceServiceSpec) -> str:
+    told = f"spec.tensorParallelSize={spec.tensor_parallel_size}"
+    return (
+        f"{told} over spec.nodesPerReplica={spec.nodes_per_replica}" if spec.nodes_per_replica > 1 else told
+    )
 
 
 def _check_gpu(spec: InferenceServiceSpec) -> None:
@@ -139,12 +146,8 @@ def _check_gpu(spec: InferenceServiceSpec) -> None:
         return
     if spec.device == "cpu":
         raise SpecError("spec.gpu", GPU_DEVICE_MESSAGE)
-    if gpu.count is not None and gpu.count < spec.tensor_parallel_size:
-        raise SpecError(
-            "spec.gpu.count",
-            f"{gpu.count} is less than spec.tensorParallelSize={spec.tensor_parallel_size}; "
-            f"{GPU_COUNT_MESSAGE}",
-        )
+    if gpu.count is not None and gpu.count < spec.processes_per_node:
+        raise SpecError("spec.gpu.count", f"{gpu.count} is less than {_processes(spec)}; {GPU_COUNT_MESSAGE}")
     for part in ("limits", "requests"):
         asked = getattr(spec.resources, part).get(gpu.resource_name)
         if asked is not None:

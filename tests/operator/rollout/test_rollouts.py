@@ -218,3 +218,61 @@ def test_a_status_of_before_there_was_a_record_tells_what_to_go_back_to(toy: Toy
     toy.crashing.add(toy.current)
     toy.until(lambda: toy.current == old)
     assert toy.num_ready == 2
+
+
+@pytest.mark.parametrize(
+    ("surge", "unavailable", "most", "least"),
+    [
+        pytest.param("25%", 1, 5, 4, id="one more than wanted"),
+        pytest.param("26%", 1, 6, 4, id="rounded up"),
+        pytest.param(3, 1, 7, 4, id="a number"),
+        pytest.param(0, 1, 4, 3, id="none: one out, one in"),
+        pytest.param("0%", 2, 4, 2, id="none: two out, two in"),
+        pytest.param("100%", 0, 8, 4, id="all of them"),
+    ],
+)
+def test_a_rollout_has_no_more_replicas_than_its_surge_and_serves_with_enough(
+    toy: Toy, surge: int | str, unavailable: int, most: int, least: int
+) -> None:
+    toy.edit(replicas=4)
+    toy.until(lambda: toy.num_ready == 4)
+    toy.step(2)
+    old = toy.current
+    toy.edit(**CHANGE, rollout={"maxSurge": surge, "maxUnavailable": unavailable})
+    highest, lowest = 0, 4
+    for _ in range(60):
+        toy.step()
+        # Draining ones are on their way out, as a Deployment counts them.
+        highest = max(highest, sum(pod.phase != "draining" for pod in toy.pods))
+        lowest = min(lowest, toy.num_ready)
+    assert (toy.count(toy.current, "ready"), toy.count(old, "ready")) == (4, 0)
+    assert (highest, lowest) == (most, least)
+    assert toy.told_of("Progressing")[1] == "Settled"
+
+
+def test_a_surge_counts_on_no_room_that_is_not_there(toy: Toy) -> None:
+    """Room for three and a surge of two: the ones without a place wait for one out, one in."""
+    toy.edit(replicas=3)
+    toy.until(lambda: toy.num_ready == 3)
+    toy.step(2)
+    toy.room = 3
+    old = toy.current
+    toy.edit(**CHANGE, rollout={"maxSurge": 2})
+    assert lowest_while(toy, 60) == 2
+    assert (toy.count(toy.current, "ready"), toy.count(old, "ready")) == (3, 0)
+
+
+def test_a_surge_is_held_while_the_new_replicas_fail_and_after_they_were_given_up(toy: Toy) -> None:
+    toy.edit(replicas=4)
+    toy.until(lambda: toy.num_ready == 4)
+    toy.step(2)
+    old = toy.current
+    toy.edit(**CHANGE, rollout={"maxSurge": 1, "progressDeadlineSeconds": 60})
+    toy.step()
+    failed = toy.current
+    toy.crashing.add(failed)
+    for _ in range(40):
+        toy.step()
+        assert toy.count(old, "ready") == 4
+        assert toy.count(failed, "pending", "starting", "failed") <= 1
+    assert (toy.current, len(toy.pods)) == (old, 4)
