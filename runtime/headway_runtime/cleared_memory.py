@@ -22,9 +22,9 @@ NICENESS = 19
 class ClearedMemory:
     """Memory that a thread clears piece by piece, until someone takes of it."""
 
-    def __init__(self, num_bytes: int, is_wanted: Callable[[], bool]) -> None:
-        """is_wanted: asked on the thread; without it nothing is cleared. OSError without room."""
-        self._is_wanted = is_wanted
+    def __init__(self, num_bytes: int, num_wanted: Callable[[], int]) -> None:
+        """num_wanted: asked on the thread, how much of it is to be cleared. OSError without room."""
+        self._num_wanted = num_wanted
         self._pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError, AttributeError):  # not all systems have large pages
             self._pages.madvise(mmap.MADV_HUGEPAGE)
@@ -60,12 +60,11 @@ class ClearedMemory:
     def _clear(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        if not self._is_wanted():
-            return
-        for start in range(0, len(self._pages), PIECE_BYTES):
+        end = min(self._num_wanted(), len(self._pages))
+        for start in range(0, end, PIECE_BYTES):
             if self._is_taken.is_set():
                 return
-            num_bytes = min(PIECE_BYTES, len(self._pages) - start)
+            num_bytes = min(PIECE_BYTES, end - start)
             ctypes.memset(self._start + start, 0, num_bytes)
             self.num_cleared = start + num_bytes
 
@@ -73,11 +72,11 @@ class ClearedMemory:
 _memory: ClearedMemory | None = None
 
 
-def prepare(num_bytes: int, is_wanted: Callable[[], bool]) -> None:
-    """Begin to clear so much. OSError without room."""
+def prepare(num_bytes: int, num_wanted: Callable[[], int]) -> None:
+    """Begin to clear, of so much, what turns out to be wanted. OSError without room."""
     global _memory
     assert _memory is None, "there is one in a process"
-    _memory = ClearedMemory(num_bytes, is_wanted)
+    _memory = ClearedMemory(num_bytes, num_wanted)
 
 
 def take(num_bytes: int) -> memoryview | None:

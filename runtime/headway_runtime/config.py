@@ -14,6 +14,8 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
 # As they are asked for, in vLLM's words: auto is as the model computes, fp8 is fp8_e4m3.
 KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
+# auto: bfloat16 weights in 12 bits each, without loss, where products read them so.
+WeightCompression = Literal["auto", "none"]
 SpeculativeMethod = Literal["draft_model", "ngram"]
 
 
@@ -174,6 +176,7 @@ class EngineConfig:
     priority_ageing_seconds: how much later a request may come and still be served first, for each unit that
         its priority is better; at least 0.
     kv_cache_dtype: how keys and values are kept.
+    weight_compression: "none" keeps bfloat16 weights in 16 bits, also where products could read 12.
     enable_prefix_caching: whether requests use KV that others computed for the same beginning.
     structured_output_timeout_seconds: how long compiling one request's grammar may take.
     speculative: None for an engine that guesses no tokens.
@@ -207,6 +210,7 @@ class EngineConfig:
     offload: OffloadConfig | None = None
     seed: int = 0
     quantization: str = "auto"
+    weight_compression: WeightCompression = "auto"
     parallel: ParallelConfig = ParallelConfig()
     enforce_eager: bool = False
     cuda_graph_sizes: tuple[int, ...] | None = None

@@ -7,7 +7,15 @@ from typing import get_args
 
 import torch
 
-from headway_runtime.config import Device, Dtype, EngineConfig, KVCacheDtype, LoadFormat, ParallelConfig
+from headway_runtime.config import (
+    Device,
+    Dtype,
+    EngineConfig,
+    KVCacheDtype,
+    LoadFormat,
+    ParallelConfig,
+    WeightCompression,
+)
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import ConfigError
 
@@ -19,6 +27,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
     assert options.dtype in get_args(Dtype)
     assert options.load_format in get_args(LoadFormat)
     assert options.kv_cache_dtype in get_args(KVCacheDtype)
+    assert options.weight_compression in get_args(WeightCompression)
     return EngineConfig(
         model_path=options.model_path,
         device=device,
@@ -34,6 +43,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         num_threads=options.num_threads,
         long_prefill_share=options.long_prefill_share,
         priority_ageing_seconds=options.priority_ageing_seconds,
+        weight_compression=options.weight_compression,  # type: ignore[arg-type]
         kv_cache_dtype=options.kv_cache_dtype,  # type: ignore[arg-type]
         enable_prefix_caching=options.enable_prefix_caching,
         structured_output_timeout_seconds=options.structured_output_timeout_seconds,

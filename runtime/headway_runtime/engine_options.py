@@ -24,6 +24,7 @@ from headway_runtime.config import (
     ParallelConfig,
     SpeculativeConfig,
     Targets,
+    WeightCompression,
 )
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, LimitRangeError
@@ -63,6 +64,7 @@ class EngineOptions:
     seed: int
     long_prefill_share: float
     priority_ageing_seconds: float
+    weight_compression: str
     kv_cache_dtype: str
     enable_prefix_caching: bool
     structured_output_timeout_seconds: float
@@ -90,6 +92,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: what the checkpoint says; fp8, int8 or int4: quantize an unquantized one at load; "
         "other names, none too: the checkpoint must be so (default %(default)s)",
+    )
+    add(
+        "--weight-compression",
+        choices=get_args(WeightCompression),
+        default="auto",
+        help="auto: on a CPU whose products can read them so, bfloat16 weights are kept in 12 bits each, "
+        "without any loss; none: in 16 (default %(default)s)",
     )
     add(
         "--generation-config",
@@ -239,6 +248,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,
         priority_ageing_seconds=arguments.priority_ageing_seconds,
+        weight_compression=arguments.weight_compression,
         kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=arguments.enable_prefix_caching,
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,

@@ -16,10 +16,10 @@ from headway_runtime.checkpoint_files import checkpoint_files
 from headway_runtime.engine_options import EngineOptions
 from headway_runtime.errors import HeadwayRuntimeError
 from headway_runtime.fit.placement import one_rank
-from headway_runtime.memory import DTYPE_BYTES, free_memory_bytes
-from headway_runtime.model_config import read_model_config
-from headway_runtime.quantization.choice import choose_quantization
-from headway_runtime.weight_memory import linear_bytes
+from headway_runtime.memory import free_memory_bytes
+from headway_runtime.model_config import ModelConfig, read_model_config
+from headway_runtime.quantization.choice import Quantization, choose_quantization
+from headway_runtime.weight_memory import linear_bytes, plain_bytes
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 
@@ -39,11 +39,24 @@ def begin(options: EngineOptions) -> None:
         model = one_rank(read_model_config(folder), options.parallel.size)
         is_packed = (model.dtype if options.dtype == "auto" else options.dtype) == "bfloat16"
         quantization = choose_quantization(options.quantization, folder)
-        num_bytes = linear_bytes(model, quantization, "bfloat16", has_code_products=True)
-        if model.tie_word_embeddings:
-            num_bytes += model.vocab_size * model.hidden_size * DTYPE_BYTES["bfloat16"]
+        num_bytes = _packed_bytes(model, quantization, compresses=False)
         if is_packed and num_bytes < free_memory_bytes():
-            cleared_memory.prepare(num_bytes, is_wanted=weights_are_packed)
+
+            def num_wanted() -> int:
+                if not weights_are_packed():
+                    return 0
+                compresses = options.weight_compression == "auto" and weights_are_compressed()
+                return _packed_bytes(model, quantization, compresses=compresses)
+
+            cleared_memory.prepare(num_bytes, num_wanted)
+
+
+def _packed_bytes(model: ModelConfig, quantization: Quantization, *, compresses: bool) -> int:
+    """Of all weights that products read in a layout of their own."""
+    num_bytes = linear_bytes(model, quantization, "bfloat16", has_code_products=True, compresses=compresses)
+    if model.tie_word_embeddings:
+        num_bytes += plain_bytes(model.vocab_size, model.hidden_size, "bfloat16", compresses=compresses)
+    return num_bytes
 
 
 def read_ahead(folder: Path) -> None:
@@ -61,3 +74,12 @@ def weights_are_packed() -> bool:
     except ImportError:
         return False
     return multiplies_pairs()
+
+
+def weights_are_compressed() -> bool:
+    """Whether it reads bfloat16 in 12 bits."""
+    try:
+        from headway_runtime.kernels.cpu.processor import reads_12_bits
+    except ImportError:
+        return False
+    return reads_12_bits()

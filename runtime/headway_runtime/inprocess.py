@@ -54,6 +54,7 @@ class EngineKeywords(TypedDict, total=False):
     device: Literal["auto", "cpu", "cuda"]
     load_format: Literal["auto", "dummy"]
     quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
+    weight_compression: Literal["auto", "none"]
     generation_config: Literal["auto", "none", "vllm"]
     max_model_len: int | None
     max_num_seqs: int

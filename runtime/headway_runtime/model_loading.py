@@ -40,10 +40,11 @@ def load_model(
     adapters: takes the products that they can change. timeline: is told of the stages of the load.
     """
     weights: Weights
+    compresses = config.weight_compression == "auto"
     if config.load_format == "dummy":
-        weights = DummyWeights(config.seed, dtype, device, quantization, adapters)
+        weights = DummyWeights(config.seed, dtype, device, quantization, adapters, compresses=compresses)
     else:
-        weights = CheckpointWeights(folder, dtype, device, quantization, adapters)
+        weights = CheckpointWeights(folder, dtype, device, quantization, adapters, compresses=compresses)
     num_positions = min(config.max_model_len, model_config.longest_context)
     model = Decoder(model_config, weights, num_positions, dtype, device, group)
     if timeline is not None:

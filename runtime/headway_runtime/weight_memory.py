@@ -2,7 +2,8 @@
 
 Counts what is allocated: codes, and their scales and zero points as the products want them. Where there are
 products of our own (`has_code_products`), scales lie beside the codes of at most 256 inputs, in float16 where
-they are many; PyTorch's have them apart.
+they are many; PyTorch's have them apart. Compressed bfloat16 (`compresses`) takes 12 bits a weight and
+little beside.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ FEW_INPUTS_PER_SCALE = 128
 CODES_PER_STEP = {"int4": 8, "int8": 4, "int8 group": 4, "fp8": 4}
 INT4_GROUP_SIZES = (128, 64, 32)
 SHORT_SCALE_BYTES, SCALE_BYTES, ORDER_BYTES = 2, 4, 8
+# As `kernels.cpu.lossless_codes` has it: of 16 outputs and 8 inputs, and what its tables and patches may take.
+PANEL, STEP_INPUTS = 16, 8
+COMPRESSED_BYTES = 1.502
 # Of an output's codes, where inputs are whole numbers too.
 SUM_BYTES = 4
 CODE_BITS = {"int4": 4, "int8": 8, "int8 group": 8, "fp8": 8}
@@ -56,14 +60,19 @@ def linear_shapes(model: ModelConfig) -> Iterator[LinearShape]:
 
 
 def linear_bytes(
-    model: ModelConfig, quantization: Quantization, dtype: str, *, has_code_products: bool
+    model: ModelConfig,
+    quantization: Quantization,
+    dtype: str,
+    *,
+    has_code_products: bool,
+    compresses: bool = False,
 ) -> int:
     """Bytes of all linear layers' weights. dtype: of what is computed with."""
     total = 0
     for one in linear_shapes(model):
         kind = quantization.of_module(one.module)
         if kind is None:
-            total += one.outputs * one.inputs * DTYPE_BYTES[dtype]
+            total += plain_bytes(one.outputs, one.inputs, dtype, compresses=compresses)
         else:
             total += _quantized_bytes(one, kind, dtype, has_code_products=has_code_products)
         total += one.outputs * DTYPE_BYTES[dtype] if one.has_bias else 0
@@ -71,21 +80,38 @@ def linear_bytes(
 
 
 def weight_bytes(
-    model: ModelConfig, quantization: Quantization, dtype: str, *, has_code_products: bool, packs_plain: bool
+    model: ModelConfig,
+    quantization: Quantization,
+    dtype: str,
+    *,
+    has_code_products: bool,
+    packs_plain: bool,
+    compresses: bool = False,
 ) -> int:
     """Bytes of everything that is loaded.
 
     packs_plain: whether plain weights are put into another layout, as they are in bfloat16 on a CPU: then a
         head that is the embedding is there twice.
     """
-    embedding = model.vocab_size * model.hidden_size
+    embedding = model.vocab_size * model.hidden_size * DTYPE_BYTES[dtype]
     small = model.hidden_size * (2 * model.num_layers + 1)
     for layer in model.layers:
         if layer.has_experts and model.experts is not None:
             small += model.experts.num_experts * model.hidden_size
-    copies = 2 if model.tie_word_embeddings and packs_plain and dtype == "bfloat16" else 1
-    plain = (copies * embedding + small) * DTYPE_BYTES[dtype]
-    return plain + linear_bytes(model, quantization, dtype, has_code_products=has_code_products)
+    plain = embedding + small * DTYPE_BYTES[dtype]
+    if model.tie_word_embeddings and packs_plain and dtype == "bfloat16":
+        plain += plain_bytes(model.vocab_size, model.hidden_size, dtype, compresses=compresses)
+    return plain + linear_bytes(
+        model, quantization, dtype, has_code_products=has_code_products, compresses=compresses
+    )
+
+
+def plain_bytes(outputs: int, inputs: int, dtype: str, *, compresses: bool) -> int:
+    """Of a weight that is not quantized."""
+    numbers = outputs * inputs
+    if compresses and dtype == "bfloat16" and outputs % PANEL == inputs % STEP_INPUTS == 0:
+        return int(numbers * COMPRESSED_BYTES)
+    return numbers * DTYPE_BYTES[dtype]
 
 
 def _quantized_bytes(

@@ -54,7 +54,7 @@ def resident_bytes() -> int:
 
 
 def test_memory_is_zeros_that_are_nobody_elses() -> None:
-    memory = ClearedMemory(64 * MEGABYTE, lambda: True)
+    memory = ClearedMemory(64 * MEGABYTE, lambda: 1 << 40)
     taken = [memory.take(size) for size in (100, 30 * MEGABYTE + 1, 7)]
     for number, part in enumerate(taken, 1):
         assert part is not None
@@ -74,7 +74,7 @@ def test_memory_is_zeros_that_are_nobody_elses() -> None:
 @on_linux
 def test_memory_is_there_before_it_is_taken_and_goes_back_if_it_is_not() -> None:
     before = resident_bytes()
-    memory = ClearedMemory(256 * MEGABYTE, lambda: True)
+    memory = ClearedMemory(256 * MEGABYTE, lambda: 1 << 40)
     until(lambda: resident_bytes() > before + 250 * MEGABYTE)
     kept = memory.take(64 * MEGABYTE)
     memory.give_back()
@@ -84,17 +84,19 @@ def test_memory_is_there_before_it_is_taken_and_goes_back_if_it_is_not() -> None
 
 
 @on_linux
-def test_memory_that_is_not_wanted_is_not_cleared() -> None:
+@pytest.mark.parametrize("wanted", [0, 100 * MEGABYTE])
+def test_no_more_memory_is_cleared_than_is_wanted(wanted: int) -> None:
     before = resident_bytes()
     asked = threading.Event()
 
-    def is_wanted() -> bool:
+    def num_wanted() -> int:
         asked.set()
-        return False
+        return wanted
 
-    memory = ClearedMemory(256 * MEGABYTE, is_wanted)
+    memory = ClearedMemory(256 * MEGABYTE, num_wanted)
     until(lambda: asked.is_set() and "headway-head-start" not in {one.name for one in threading.enumerate()})
-    assert resident_bytes() < before + 20 * MEGABYTE
+    assert memory.num_cleared == wanted
+    assert resident_bytes() < before + wanted + 20 * MEGABYTE
     memory.give_back()
 
 

@@ -152,6 +152,8 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
     arguments += ["--dtype", spec.dtype, "--device", spec.device]
     if spec.quantization != "auto":
         arguments += ["--quantization", spec.quantization]
+    if spec.weight_compression != "auto":
+        arguments += ["--weight-compression", spec.weight_compression]
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
     arguments += ["--max-num-seqs", str(seqs.max), "--max-num-batched-tokens", str(tokens.max)]

@@ -85,7 +85,9 @@ def _question(
         draft = _loaded(config, folder, read_model_config(folder), choose_quantization("auto", folder))
     return Question(
         model=_loaded(config, Path(config.model_path), model, quantization),
-        placement=this_processor(dtype, config.num_threads) if is_cpu else Placement(False, dtype),
+        placement=this_processor(dtype, config.num_threads, config.weight_compression)
+        if is_cpu
+        else Placement(False, dtype),
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         max_num_seqs=config.envelope.max_num_seqs,

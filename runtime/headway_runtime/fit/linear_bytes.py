@@ -24,6 +24,11 @@ VECTOR_BYTES = 64
 MOST_PANELS = 4
 MOST_GROUP_INPUTS = 256
 FEW_INPUTS_PER_SCALE = 128
+# Of `kernels.cpu.lossless_codes`. A weight without a code has a patch: about so many of those that are normally
+# distributed, with its number and its step's.
+STEP_INPUTS, COMPRESSED_GROUP_INPUTS = 8, 256
+LONG_BYTES = 4
+WEIGHTS_PER_PATCH, PATCH_BYTES = 6_000, 12
 INPUTS_PER_VECTOR = {"int4": 8, "int8": 4, "int8 group": 4, "fp8": 4}
 
 
@@ -81,6 +86,8 @@ def kept_of(how: Scheme | Online | None, inputs: int) -> Kept:
 def linear_bytes(outputs: list[int], inputs: int, kept: Kept, placement: Placement) -> LinearBytes:
     """Of parts alike, one below the other."""
     numbers = sum(outputs) * inputs
+    if kept.kind == "plain" and is_compressed(outputs, inputs, placement):
+        return _compressed_bytes(outputs, inputs, placement)
     if kept.kind == "plain":
         return LinearBytes(numbers * placement.number_bytes)
     codes = numbers // 2 if kept.kind == "int4" else numbers
@@ -88,6 +95,19 @@ def linear_bytes(outputs: list[int], inputs: int, kept: Kept, placement: Placeme
     if total is None:
         total = codes + sum(_scale_bytes(own, inputs, kept) for own in outputs)
     return LinearBytes(codes, total - codes + (ORDER_BYTES * inputs if kept.has_order else 0))
+
+
+def is_compressed(outputs: list[int], inputs: int, placement: Placement) -> bool:
+    """Whether plain numbers lie in 12 bits each, unless they have too many magnitudes."""
+    return placement.compresses and inputs % STEP_INPUTS == 0 and not any(own % PANEL for own in outputs)
+
+
+def _compressed_bytes(outputs: list[int], inputs: int, placement: Placement) -> LinearBytes:
+    numbers = sum(outputs) * inputs
+    panels = _panels_of_strip([own // PANEL for own in outputs], placement.num_threads)
+    num_strips = sum(outputs) // (panels * PANEL)
+    of_strip = VECTOR_BYTES + -(-inputs // COMPRESSED_GROUP_INPUTS) * LONG_BYTES
+    return LinearBytes(numbers * 3 // 2, num_strips * of_strip + numbers // WEIGHTS_PER_PATCH * PATCH_BYTES)
 
 
 def _scale_bytes(outputs: int, inputs: int, kept: Kept) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from headway_runtime.config import WeightCompression
 from headway_runtime.errors import ConfigError
 from headway_runtime.memory import DTYPE_BYTES
 from headway_runtime.model_config import ModelConfig, StoredDtype
@@ -15,6 +16,7 @@ class Placement:
 
     packs_plain: whether plain weights of linear layers get a layout of their own, so that a head that is tied
         to the embedding is there twice. has_strips: whether coded weights lie as CPU kernels read them.
+    compresses: whether plain weights of linear layers lie in 12 bits each, where sizes allow it.
     has_kernels: whether attention and the MLP's middle are CPU kernels' work.
     num_threads: what strips are cut for.
     """
@@ -25,25 +27,29 @@ class Placement:
     has_strips: bool = False
     has_kernels: bool = False
     num_threads: int = 1
+    compresses: bool = False
 
     @property
     def number_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
 
-def this_processor(dtype: StoredDtype, num_threads: int) -> Placement:
+def this_processor(
+    dtype: StoredDtype, num_threads: int, weight_compression: WeightCompression = "auto"
+) -> Placement:
     """On this machine's CPU, as far as can be told without PyTorch."""
-    has_strips = has_kernels = False
+    has_strips = has_kernels = compresses = False
+    is_bfloat16 = dtype == "bfloat16"
     try:
-        from headway_runtime.kernels.cpu.processor import has_features
+        from headway_runtime.kernels.cpu.processor import has_features, reads_12_bits
     except ImportError:
         pass
     else:
         # As `kernels.cpu` asks for (`compiler.NEEDED_ON_X86`, `coded_linear.NEEDED`).
         has_kernels = has_features("avx2", "fma", "f16c") or has_features("neon")
-        has_strips = has_features("avx512bf16", "avx512bw", "avx512vbmi")
-    is_bfloat16 = dtype == "bfloat16"
-    return Placement(True, dtype, is_bfloat16, has_strips and is_bfloat16, has_kernels, num_threads)
+        has_strips = is_bfloat16 and has_features("avx512bf16", "avx512bw", "avx512vbmi")
+        compresses = is_bfloat16 and weight_compression == "auto" and reads_12_bits()
+    return Placement(True, dtype, is_bfloat16, has_strips, has_kernels, num_threads, compresses)
 
 
 def one_rank(model: ModelConfig, num_ranks: int) -> ModelConfig:

@@ -13,7 +13,7 @@ from typing import NoReturn, get_args
 from headway_runtime.adapters.options import MOST_LORAS, lora_bounds
 from headway_runtime.adapters.peft_config import MAX_RANK
 from headway_runtime.argument_types import integer, not_negative, positive, share, size
-from headway_runtime.config import KVCacheDtype
+from headway_runtime.config import KVCacheDtype, WeightCompression
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY, bounds
@@ -84,6 +84,7 @@ def _parser() -> _Parser:
         ranks.add_argument(name, type=integer(1, 1024), dest="num_ranks", default=1, metavar="N")
     add("--dtype", choices=("auto", *STORED_DTYPES), default="auto")
     add("--quantization", "-q", choices=QUANTIZATIONS, default="auto")
+    add("--weight-compression", choices=get_args(WeightCompression), default="auto")
     add("--kv-cache-dtype", choices=get_args(KVCacheDtype), default="auto")
     add("--max-model-len", type=integer(2), metavar="TOKENS", help="(default: the model's own)")
     add(
@@ -203,7 +204,7 @@ def _question(
     most = arguments.max_num_seqs
     return Question(
         model=loaded,
-        placement=this_processor(dtype, max(1, usable_cpus() // ranks))
+        placement=this_processor(dtype, max(1, usable_cpus() // ranks), arguments.weight_compression)
         if is_cpu
         else Placement(is_cpu=False, dtype=dtype),
         kv_cache_dtype=arguments.kv_cache_dtype,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from headway_runtime.fit.linear_bytes import SCALE_BYTES, Kept, kept_of, linear_bytes
+from headway_runtime.fit.linear_bytes import SCALE_BYTES, Kept, is_compressed, kept_of, linear_bytes
 from headway_runtime.fit.placement import Placement
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.quantization.choice import Quantization
@@ -29,6 +29,8 @@ PARTS: tuple[Part, ...] = (
 # As `models.feed_forward` names them.
 QWEN_NAMES = ("gate_proj", "up_proj", "down_proj")
 MIXTRAL_NAMES = ("w1", "w3", "w2")
+# How bfloat16 is said to be kept where it is compressed.
+COMPRESSED = "bfloat16, 12 bits"
 # Kept in float32 whatever is computed with.
 FLOAT32_BYTES = 4
 
@@ -88,7 +90,9 @@ def weight_bytes(
         _add_projection(totals, one, quantization, placement, plain_modules)
     if model.tie_word_embeddings and placement.packs_plain:
         # A second copy, as products read it.
-        totals.add("head", dtype, 0, vocabulary * size)
+        found = linear_bytes([model.vocab_size], hidden, Kept("plain"), placement)
+        name = COMPRESSED if is_compressed([model.vocab_size], hidden, placement) else dtype
+        totals.add("head", name, 0, found.total, found.extra)
     _add_norms(totals, model, placement)
     tables = len(model.ropes) * num_positions * model.head_dim * 2
     totals.add("rotary tables", dtype, 0, tables * size)
@@ -102,7 +106,10 @@ def _add_projection(
     for how, group in groupby(kept, key=lambda pair: pair[1]):
         outputs = [own for own, _ in group]
         found = linear_bytes(outputs, one.inputs, how, placement)
-        name = placement.dtype if how.kind == "plain" else how.kind.removesuffix(" group")
+        if how.kind != "plain":
+            name = how.kind.removesuffix(" group")
+        else:
+            name = COMPRESSED if is_compressed(outputs, one.inputs, placement) else placement.dtype
         totals.add(one.part, name, sum(outputs) * one.inputs, found.total, found.extra)
     if one.has_bias:
         count = sum(one.outputs.values())

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
     from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
+    from headway_runtime.kernels.cpu.lossless_linear import LosslessLinear
     from headway_runtime.kernels.cpu.norm import HeadNormKernel, RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
     from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
@@ -113,6 +114,23 @@ def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | Non
     if width != linear.PANEL or not processor.multiplies_pairs():
         return None
     return linear.PairsLinear(parts, bias)
+
+
+def lossless_linear(parts: list[Tensor], bias: Tensor | None) -> "LosslessLinear | None":
+    """As `pairs_linear`, with the same results, on weights of 12 bits. None too where they do not fit these."""
+    first = parts[0]
+    width = _fitting_width(first.device, *(len(part) for part in parts))
+    if width is None or first.dtype != torch.bfloat16 or (bias is not None and bias.dtype != first.dtype):
+        return None
+    from headway_runtime.kernels.cpu import processor, strips
+    from headway_runtime.kernels.cpu.lossless_codes import STEP_INPUTS
+    from headway_runtime.kernels.cpu.lossless_encoder import encoded
+    from headway_runtime.kernels.cpu.lossless_linear import LosslessLinear
+
+    if width != strips.PANEL or first.shape[1] % STEP_INPUTS or not processor.reads_12_bits():
+        return None
+    weight = encoded(parts, strips.num_panels_of([len(part) for part in parts]))
+    return None if weight is None else LosslessLinear(weight, bias)
 
 
 def int8_linear(parts: list[Int8Weight], bias: Tensor | None) -> "GroupedLinear | IntegerLinear | None":

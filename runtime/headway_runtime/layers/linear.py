@@ -1,6 +1,6 @@
 """Linear layers: y = x @ weight.T (+ bias), with weights packed for the processor where that is possible.
 
-Some CPUs have a kernel of our own. On others, oneDNN reorders a bfloat16 weight once into the layout its
+Some CPUs have a kernel of our own, some of these one that reads weights in 12 bits. On others, oneDNN reorders a bfloat16 weight once into the layout its
 kernels read; PyTorch exposes that for its own compiler's use, so it is probed before it is relied on, and
 plain `F.linear` does the work elsewhere.
 """
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from headway_runtime.layers.cpu_kernels import pairs_linear
+from headway_runtime.layers.cpu_kernels import lossless_linear, pairs_linear
 from headway_runtime.layers.kernel_choice import uses_triton
 
 if TYPE_CHECKING:
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
     from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
     from headway_runtime.kernels.cpu.linear import PairsLinear
+    from headway_runtime.kernels.cpu.lossless_linear import LosslessLinear
     from headway_runtime.layers.quantized_linear import QuantizedLinear
 
 AnyLinear: TypeAlias = Union[
     "Linear",
     "PackedLinear",
     "PairsLinear",
+    "LosslessLinear",
     "GroupedLinear",
     "IntegerLinear",
     "QuantizedLinear",
@@ -66,10 +68,18 @@ class PackedLinear:
         return result
 
 
-def make_linear(parts: list[Tensor], bias: Tensor | None = None) -> "AnyLinear":
-    """The best linear layer for this weight's device and dtype. parts: its rows, one part below the other."""
+def make_linear(
+    parts: list[Tensor], bias: Tensor | None = None, *, compresses: bool = False
+) -> "AnyLinear":
+    """The best linear layer for this weight's device and dtype. parts: its rows, one part below the other.
+
+    compresses: where it can read fewer bits for the same results, it does.
+    """
     # Interpreted, layers are as they are on a GPU.
     is_plain = uses_triton(parts[0].device)
+    shorter = lossless_linear(parts, bias) if compresses and not is_plain else None
+    if shorter is not None:
+        return shorter
     ours = None if is_plain else pairs_linear(parts, bias)
     if ours is not None:
         return ours

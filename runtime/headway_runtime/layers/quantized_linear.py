@@ -169,17 +169,25 @@ class SideBySideLinear:
 
 
 def make_merged_linear(
-    parts: list[Tensor | QuantizedWeight], bias: Tensor | None, dtype: torch.dtype
+    parts: list[Tensor | QuantizedWeight],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    compresses: bool = False,
 ) -> AnyLinear:
-    """The best linear layer for these weights, whose outputs lie one below the other. dtype: of its input."""
+    """The best linear layer for these weights, whose outputs lie one below the other. dtype: of its input.
+
+    compresses: as `make_linear` has it, for those that are plain.
+    """
     alike = [list(group) for _, group in groupby(parts, key=_Kind)]
     if len(alike) == 1:
-        return _make(alike[0], bias, dtype)
+        return _make(alike[0], bias, dtype, compresses=compresses)
     layers: list[AnyLinear] = []
     start = 0
     for group in alike:
         end = start + sum(part.shape[0] for part in group)
-        layers.append(_make(group, None if bias is None else bias[start:end].contiguous(), dtype))
+        own_bias = None if bias is None else bias[start:end].contiguous()
+        layers.append(_make(group, own_bias, dtype, compresses=compresses))
         start = end
     return SideBySideLinear(layers)
 
@@ -210,11 +218,17 @@ class _Kind:
         return torch.equal(self._order, other._order)
 
 
-def _make(parts: list[Tensor | QuantizedWeight], bias: Tensor | None, dtype: torch.dtype) -> AnyLinear:
+def _make(
+    parts: list[Tensor | QuantizedWeight],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    compresses: bool = False,
+) -> AnyLinear:
     """Of parts alike."""
     plain = [part for part in parts if isinstance(part, Tensor)]
     if plain:
-        return make_linear(plain, bias)
+        return make_linear(plain, bias, compresses=compresses)
     quantized = [part for part in parts if not isinstance(part, Tensor)]
     on_gpu = gpu_kernels.coded_linear(quantized, bias, dtype)
     if on_gpu is not None:

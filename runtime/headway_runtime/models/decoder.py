@@ -108,7 +108,7 @@ class Decoder:
 
     def _make_head(self, config: ModelConfig, weights: Weights) -> AnyLinear:
         if config.tie_word_embeddings:
-            return make_linear([self._embedding])
+            return make_linear([self._embedding], compresses=weights.compresses)
         known = weights.names()
         name = next((one for one in HEADS if f"{one}.weight" in known), HEADS[0])
         rows = {name: self._tokens} if self._group.size > 1 else None

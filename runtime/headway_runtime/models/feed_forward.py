@@ -93,7 +93,8 @@ def _experts(
     if is_mixtral and f"{name}.gate.weight" not in weights.names():
         name = mixtral
     names = MIXTRAL_NAMES if is_mixtral else QWEN_NAMES
-    router = make_linear([weights.take(f"{name}.gate.weight", (experts.num_experts, config.hidden_size))])
+    weight = weights.take(f"{name}.gate.weight", (experts.num_experts, config.hidden_size))
+    router = make_linear([weight], compresses=weights.compresses)
     if f"{name}.experts.gate_up_proj" in weights.names():
         _unfuse(f"{name}.experts", names, config, experts, weights)
     mlps = [

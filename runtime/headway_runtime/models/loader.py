@@ -52,6 +52,10 @@ class Weights(Protocol):
         """Of the model's arithmetic, and of all tensors that are not quantized."""
 
     @property
+    def compresses(self) -> bool:
+        """Whether plain weights may be kept in fewer bits without loss (see `make_linear`)."""
+
+    @property
     def adapters(self) -> AdapterBank | None:
         """What products are put into to which LoRA adapters can be added; None if there are to be none."""
 
@@ -92,8 +96,10 @@ class CheckpointWeights:
         device: torch.device,
         quantization: Quantization = UNQUANTIZED,
         adapters: AdapterBank | None = None,
+        *,
+        compresses: bool = False,
     ) -> None:
-        self.dtype = dtype
+        self.dtype, self.compresses = dtype, compresses
         self.adapters = adapters
         self._quantization = quantization
         self._folder = folder
@@ -237,9 +243,11 @@ class DummyWeights:
         device: torch.device,
         quantization: Quantization = UNQUANTIZED,
         adapters: AdapterBank | None = None,
+        *,
+        compresses: bool = False,
     ) -> None:
         self._seed = seed
-        self.dtype = dtype
+        self.dtype, self.compresses = dtype, compresses
         self.adapters = adapters
         self._device = device
         self._quantization = quantization

@@ -40,7 +40,8 @@ def projection(
         name: LinearPart(name, LayerShape(num_inputs, size), _slice(own[name], size), slice(0, num_inputs))
         for name, size in outputs.items()
     }
-    return _adapted(weights, make_merged_linear(parts, bias, weights.dtype), places)
+    linear = make_merged_linear(parts, bias, weights.dtype, compresses=weights.compresses)
+    return _adapted(weights, linear, places)
 
 
 def projection_back(
@@ -53,7 +54,8 @@ def projection_back(
     part = Part() if len(columns) == num_inputs else Part(columns=columns)
     weight = weights.take_linear(name, num_outputs, num_inputs, part)
     bias = weights.take(f"{name}.bias", (num_outputs,)) if has_bias else None
-    linear = make_merged_linear([weight], bias if columns.first == 0 else None, weights.dtype)
+    own_bias = bias if columns.first == 0 else None
+    linear = make_merged_linear([weight], own_bias, weights.dtype, compresses=weights.compresses)
     place = LinearPart(
         name, LayerShape(num_inputs, num_outputs), slice(0, num_outputs), _slice(columns, num_inputs)
     )

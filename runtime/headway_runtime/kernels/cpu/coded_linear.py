@@ -28,9 +28,15 @@ from headway_runtime.kernels.cpu.integer_linear import MOST_INPUTS, QUADRUPLE, I
 from headway_runtime.kernels.cpu.processor import has_features
 from headway_runtime.kernels.cpu.row_numbers import WIDTH as ROW_WIDTH
 from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
-from headway_runtime.kernels.cpu.strips import PANEL, Layout, Part, Strips, group_inputs_of
+from headway_runtime.kernels.cpu.strips import (
+    PANEL,
+    Layout,
+    Part,
+    Strips,
+    group_inputs_of,
+    num_panels_of,
+)
 
-MOST_PANELS = 4
 FLOAT16 = Elements("float16", 2)
 HALF_BITS, LOWER_HALF = 16, 0xFFFF
 # With more inputs to a scale, its bytes do not matter.
@@ -92,7 +98,7 @@ def integer_linear(
         return None
     if not has_features(*NEEDED_FOR_INTEGERS):
         return None
-    strips = Strips(Layout(QUADRUPLE, _num_panels(codes), FLOAT32), 1, num_inputs // QUADRUPLE)
+    strips = Strips(Layout(QUADRUPLE, num_panels_of([len(part) for part in codes]), FLOAT32), 1, num_inputs // QUADRUPLE)
     parts = (
         Part(part.contiguous().view(torch.int32), scale) for part, scale in zip(codes, scales, strict=True)
     )
@@ -131,7 +137,7 @@ def _linear(
         return None
     is_exact = inputs_per_scale <= FEW_INPUTS_PER_SCALE and all(_fits_float16(scale) for scale in scales)
     layout = Layout(
-        kind.inputs_per_vector, _num_panels(codes), FLOAT16 if is_exact else FLOAT32, kind.has_zeros
+        kind.inputs_per_vector, num_panels_of([len(part) for part in codes]), FLOAT16 if is_exact else FLOAT32, kind.has_zeros
     )
     num_groups = num_inputs // group_inputs
 
@@ -146,13 +152,6 @@ def _linear(
     strips = Strips(layout, num_groups, group_inputs // kind.inputs_per_vector)
     weight = strips.pack(parts(), sum(len(part) for part in codes))
     return GroupedLinear(kind, strips, weight, bias, input_order)
-
-
-def _num_panels(codes: Sequence[Tensor]) -> int:
-    """The widest strips that divide every part and leave each thread some."""
-    panels = [len(part) // PANEL for part in codes]
-    most = min(MOST_PANELS, sum(panels) // (2 * torch.get_num_threads()))
-    return max(count for count in (1, 2, 4) if count == 1 or (count <= most and gcd(*panels) % count == 0))
 
 
 def _bytes(codes: Tensor) -> Tensor:

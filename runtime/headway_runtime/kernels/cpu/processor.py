@@ -15,6 +15,11 @@ def has_features(*names: str) -> bool:
     return all(features().get(name) for name in names)
 
 
+def reads_12_bits() -> bool:
+    """Whether products of bfloat16 weights in 12 bits each (`lossless_codes`) are the fastest."""
+    return multiplies_pairs() and has_features("avx512bw", "avx512vbmi")
+
+
 def multiplies_pairs() -> bool:
     """Whether products of pairs are the fastest: it has the instruction, and no matrix unit (AMX)."""
     return has_features("avx512bf16") and not has_features("amx-bf16")

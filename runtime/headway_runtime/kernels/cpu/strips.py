@@ -5,8 +5,9 @@ inputs it holds the panels' scales, their zero points, and then their codes: 64 
 the second, and so on, then of the next inputs. What the 64 bytes are is told in `codes.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from headway_runtime.kernels.cpu.codes import VECTOR_BYTES
 from headway_runtime.kernels.cpu.emitter import Elements
 
 PANEL = 16
+MOST_PANELS = 4
 LONG_BYTES = 4
 SCALE_TYPES = {"float32": torch.float32, "float16": torch.float16}
 # What a group's numbers, widened, may take of a core's cache.
@@ -86,7 +88,7 @@ class Strips:
     def pack(self, parts: Iterable[Part], num_outputs: int) -> Tensor:
         """uint8 [strips, bytes]. Each part's outputs are a multiple of a strip's."""
         num_strips = num_outputs // self.layout.num_outputs
-        memory = _new_memory(num_strips * self.num_groups * self.group_bytes)
+        memory = new_memory(num_strips * self.num_groups * self.group_bytes)
         assert memory.data_ptr() % VECTOR_BYTES == 0, "PyTorch aligns what it allocates, and so do we"
         weight = memory.view(num_strips, self.num_groups, self.group_bytes)
         start = 0
@@ -113,7 +115,8 @@ class Strips:
         return numbers.view(-1, self.layout.num_outputs, self.num_groups).transpose(1, 2)
 
 
-def _new_memory(num_bytes: int) -> Tensor:
+def new_memory(num_bytes: int) -> Tensor:
+    """uint8, from a multiple of a vector's size on; what was cleared for weights, where some is left."""
     prepared = cleared_memory.take(num_bytes)
     if prepared is None:
         return torch.empty(num_bytes, dtype=torch.uint8)
@@ -124,3 +127,10 @@ def group_inputs_of(inputs_per_scale: int, inputs_per_vector: int) -> int | None
     """The largest groups that scales, caches and vectors allow; None where there are none."""
     sizes = range(inputs_per_vector, MOST_GROUP_INPUTS + 1, inputs_per_vector)
     return max((size for size in sizes if inputs_per_scale % size == 0), default=None)
+
+
+def num_panels_of(outputs: Sequence[int]) -> int:
+    """The widest strips that divide every part and leave each thread some. outputs: of each, of panels."""
+    panels = [own // PANEL for own in outputs]
+    most = min(MOST_PANELS, sum(panels) // (2 * torch.get_num_threads()))
+    return max(count for count in (1, 2, 4) if count == 1 or (count <= most and gcd(*panels) % count == 0))

@@ -1,0 +1,327 @@
+"""Linear layers in bfloat16 whose weights lie in 12 bits each (`lossless_codes.py`).
+
+The first tile of rows widens codes in registers while a strip streams by; where rows are more, it leaves the
+pairs in memory that stays in the nearest caches, for the other tiles. A step with patches always goes through
+memory, where they are put into it. Sums go on from group to group in float32 and numbers are added in the
+order of `linear.py`: results are those of the plain weights there, to the last bit.
+"""
+
+from functools import cache
+
+import torch
+from llvmlite import ir
+from torch import Tensor
+
+from headway_runtime.kernels.cpu.codes import VECTOR_BYTES
+from headway_runtime.kernels.cpu.compiler import Kernel
+from headway_runtime.kernels.cpu.emitter import (
+    BFLOAT16,
+    BFLOAT16_PAIRS,
+    FLOAT32,
+    I16,
+    I32,
+    I64,
+    Emitter,
+    Variable,
+)
+from headway_runtime.kernels.cpu.lossless_codes import (
+    GROUP_INPUTS,
+    GROUP_STEPS,
+    LONG_BYTES,
+    NUMBER_BYTES,
+    STEP_BYTES,
+    STEP_INPUTS,
+    STEP_PAIRS,
+    TABLE_BYTES,
+    LosslessStrips,
+    load_bytes,
+    widened,
+)
+from headway_runtime.kernels.cpu.strips import PANEL
+
+# A tile: as many sums as registers hold beside a pair of each row and panel.
+TILE_ROWS = 6
+# The same while codes are widened, which needs registers too: the most of these that there are rows for.
+FIRST_ROWS = (1, 2, 4)
+# Tiles of what is left over, in turn.
+REST_ROWS = (4, 2, 1)
+# How far ahead of what is multiplied weights are asked for.
+PREFETCH_BYTES = 4096
+# Rows that meet a strip at once: their numbers stay in a core's cache, and so do their totals.
+ROWS_AT_ONCE_NUMBERS = 200_000
+LEAST_AT_ONCE, MOST_AT_ONCE = 48, 288
+# Groups whose pairs are kept at once: many tiles should each be long, few should find them in the nearest cache.
+MANY_ROWS, MANY_GROUPS = 24, 4
+PAIR_BYTES, TOTAL_BYTES = 4, 4
+
+Sums = list[list[Variable]]
+
+
+class LosslessLinear:
+    """y = x @ weight.T (+ bias)"""
+
+    __slots__ = ("_bias", "_kernel", "num_inputs", "num_outputs", "weight")
+
+    def __init__(self, weight: LosslessStrips, bias: Tensor | None) -> None:
+        """bias: bfloat16."""
+        self.num_inputs, self.num_outputs = weight.num_inputs, weight.num_outputs
+        self.weight, self._bias = weight, bias
+        name = "lossless_linear"
+        self._kernel = Kernel(name, _text(name, weight.num_panels, has_bias=bias is not None))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: contiguous bfloat16 [rows, inputs]. Returns [rows, outputs]."""
+        num_rows, weight = len(x), self.weight
+        assert x.is_contiguous()
+        assert x.shape[1] == self.num_inputs
+        assert x.dtype == torch.bfloat16
+        out = x.new_empty((num_rows, self.num_outputs))
+        self._kernel.run(
+            torch.get_num_threads(),
+            x.data_ptr(),
+            weight.codes.data_ptr(),
+            weight.tables.data_ptr(),
+            weight.patches.data_ptr(),
+            weight.steps.data_ptr(),
+            weight.patch_starts.data_ptr(),
+            weight.group_starts.data_ptr(),
+            out.data_ptr(),
+            0 if self._bias is None else self._bias.data_ptr(),
+            num_rows,
+            self._rows_at_once(num_rows),
+            MANY_GROUPS if num_rows > MANY_ROWS else 1,
+            self.num_inputs,
+            self.num_outputs,
+            len(weight.codes),
+        )
+        return out
+
+    def _rows_at_once(self, num_rows: int) -> int:
+        """As many as fit, in blocks of one size."""
+        most = min(max(ROWS_AT_ONCE_NUMBERS // self.num_inputs, LEAST_AT_ONCE), MOST_AT_ONCE)
+        num_blocks = max(1, -(-num_rows // most))
+        return max(TILE_ROWS, -(-num_rows // (num_blocks * TILE_ROWS)) * TILE_ROWS)
+
+
+@cache
+def _text(name: str, num_panels: int, *, has_bias: bool) -> str:
+    return _Writer(Emitter(name, PANEL), num_panels, has_bias=has_bias).written()
+
+
+class _Writer:
+    """Writes the kernel. A task is a strip and the rows that meet it at once."""
+
+    def __init__(self, emitter: Emitter, num_panels: int, *, has_bias: bool) -> None:
+        self._emitter, self._builder, self._has_bias = emitter, emitter.builder, has_bias
+        self._panels, self._num_outputs = range(num_panels), num_panels * PANEL
+        self._pair_bytes, self._step_bytes = num_panels * VECTOR_BYTES, num_panels * STEP_BYTES
+        arguments = (emitter.argument(index) for index in range(1, 16))
+        self._x, self._codes, self._tables, self._patches, self._steps, *others = arguments
+        self._patch_starts, self._group_starts, self._out, self._bias, self._rows, *sizes = others
+        self._at_once, self._groups_at_once, inputs, outputs, self._num_strips = sizes
+        self._row_bytes, self._out_row_bytes = (self._times(size, NUMBER_BYTES) for size in (inputs, outputs))
+        self._num_steps = self._builder.sdiv(inputs, emitter.integer(STEP_INPUTS))
+        self._num_groups = self._quotient_up(inputs, emitter.integer(GROUP_INPUTS))
+        self._pairs = emitter.local(MANY_GROUPS * GROUP_INPUTS * self._num_outputs // 2)
+        self._totals = emitter.local(MOST_AT_ONCE * self._num_outputs)
+
+    def written(self) -> str:
+        emitter, builder = self._emitter, self._builder
+        blocks = self._quotient_up(self._rows, self._at_once)
+        with emitter.tasks(emitter.argument_address(0), builder.mul(blocks, self._num_strips)) as task:
+            strip = builder.srem(task, self._num_strips)
+            first = builder.mul(builder.sdiv(task, self._num_strips), self._at_once)
+            num_rows = emitter.smaller_integer(self._at_once, builder.sub(self._rows, first))
+            x = builder.add(self._x, builder.mul(first, self._row_bytes))
+            columns = self._times(strip, self._num_outputs * NUMBER_BYTES)
+            self._begin(num_rows, columns)
+            with emitter.loop(self._quotient_up(self._num_groups, self._groups_at_once)) as block:
+                start = builder.mul(block, self._groups_at_once)
+                end = builder.add(start, self._groups_at_once)
+                self._add_groups(num_rows, x, strip, start, emitter.smaller_integer(end, self._num_groups))
+            out = builder.add(self._out, builder.mul(first, self._out_row_bytes))
+            self._end(num_rows, builder.add(out, columns))
+        return emitter.finish()
+
+    def _begin(self, num_rows: ir.Value, columns: ir.Value) -> None:
+        """Totals are zero or the bias."""
+        emitter = self._emitter
+        with emitter.loop(num_rows) as row:
+            for panel in self._panels:
+                begin = (
+                    emitter.load(self._builder.add(self._bias, columns), panel * PANEL, BFLOAT16)
+                    if self._has_bias
+                    else emitter.splat(0.0)
+                )
+                emitter.store(begin, self._totals_of(row), panel * PANEL, FLOAT32)
+
+    def _end(self, num_rows: ir.Value, out: ir.Value) -> None:
+        emitter = self._emitter
+        with emitter.loop(num_rows) as row:
+            place = self._builder.add(out, self._builder.mul(row, self._out_row_bytes))
+            for panel in self._panels:
+                total = emitter.load(self._totals_of(row), panel * PANEL, FLOAT32)
+                emitter.store(total, place, panel * PANEL, BFLOAT16)
+
+    def _add_groups(
+        self, num_rows: ir.Value, x: ir.Value, strip: ir.Value, start: ir.Value, end: ir.Value
+    ) -> None:
+        """The products of some groups, to the totals of all rows."""
+        emitter, builder = self._emitter, self._builder
+        for count, more in zip(FIRST_ROWS, (*FIRST_ROWS[1:], None), strict=True):
+            is_it = builder.icmp_signed(">=", num_rows, emitter.integer(count))
+            if more is not None:
+                is_less = builder.icmp_signed("<", num_rows, emitter.integer(more))
+                is_it = builder.and_(is_it, is_less)
+            with builder.if_then(is_it), emitter.loop(end, start=start) as group:
+                kept = emitter.offset(
+                    self._pairs, (builder.sub(group, start), GROUP_STEPS * STEP_PAIRS * self._pair_bytes)
+                )
+                self._widening_tile(count, x, strip, group, kept)
+        done = emitter.integer(FIRST_ROWS[-1])
+        for count in FIRST_ROWS[-2::-1]:
+            is_it = builder.icmp_signed("<", num_rows, emitter.integer(2 * count))
+            done = builder.select(is_it, emitter.integer(count), done)
+        rest = builder.sub(num_rows, done)
+        ends = emitter.smaller_integer(self._times(end, GROUP_STEPS), self._num_steps)
+        steps = builder.sub(ends, self._times(start, GROUP_STEPS))
+        num_pairs = self._times(steps, STEP_PAIRS)
+        own_x = emitter.offset(x, (start, GROUP_INPUTS * NUMBER_BYTES))
+        left = builder.srem(rest, emitter.integer(TILE_ROWS))
+        last = builder.sub(num_rows, left)
+        with emitter.loop(last, start=done, step=TILE_ROWS) as row:
+            self._tile(row, TILE_ROWS, own_x, num_pairs)
+        for count in REST_ROWS:
+            has_them = builder.and_(left, emitter.integer(count))
+            with builder.if_then(builder.icmp_signed("!=", has_them, emitter.integer(0))):
+                before = builder.and_(left, emitter.integer(-2 * count))
+                self._tile(builder.add(last, before), count, own_x, num_pairs)
+
+    def _tile(self, first: ir.Value, count: int, x: ir.Value, num_pairs: ir.Value) -> None:
+        """`count` rows, times what the first tile left."""
+        emitter, builder = self._emitter, self._builder
+        rows = [builder.add(first, emitter.integer(row)) for row in range(count)]
+        own_x = [builder.add(x, builder.mul(row, self._row_bytes)) for row in rows]
+        sums = self._loaded_sums(rows)
+        with emitter.loop(num_pairs) as pair:
+            self._add_products(sums, own_x, self._kept(self._pairs, pair), pair)
+        self._store_sums(sums, rows)
+
+    def _widening_tile(
+        self, count: int, x: ir.Value, strip: ir.Value, group: ir.Value, kept: ir.Value
+    ) -> None:
+        """The first `count` rows times one group. kept: where its pairs may be left."""
+        emitter, builder = self._emitter, self._builder
+        rows = [emitter.integer(row) for row in range(count)]
+        own_x = [builder.add(x, builder.mul(row, self._row_bytes)) for row in rows]
+        sums = self._loaded_sums(rows)
+        table = load_bytes(emitter, emitter.offset(self._tables, (strip, TABLE_BYTES)))
+        codes = builder.add(self._codes, builder.mul(strip, self._times(self._num_steps, self._step_bytes)))
+        first = self._times(group, GROUP_STEPS)
+        last = emitter.smaller_integer(builder.add(first, emitter.integer(GROUP_STEPS)), self._num_steps)
+        # Steps without patches, up to one that has some, and so on.
+        start, end = self._between(
+            self._group_starts, builder.add(builder.mul(strip, self._num_groups), group)
+        )
+        current = emitter.variable(first)
+        with emitter.loop(builder.add(end, emitter.integer(1)), start=start) as patched:
+            is_last = builder.icmp_signed("==", patched, end)
+            stop = builder.select(is_last, last, self._long(self._steps, patched))
+            with emitter.loop(stop, start=current.get()) as step:
+                place = emitter.offset(kept, (builder.sub(step, first), STEP_PAIRS * self._pair_bytes))
+                for index, vectors in enumerate(self._widened(codes, step, table)):
+                    if count > 1:
+                        self._keep(vectors, place, index)
+                    pair = emitter.offset(emitter.integer(index), (step, STEP_PAIRS))
+                    self._add_products(sums, own_x, vectors, pair)
+            with builder.if_then(builder.not_(is_last)):
+                place = emitter.offset(kept, (builder.sub(stop, first), STEP_PAIRS * self._pair_bytes))
+                for index, vectors in enumerate(self._widened(codes, stop, table)):
+                    self._keep(vectors, place, index)
+                self._patch(patched, place)
+                with emitter.loop(STEP_PAIRS) as index:
+                    pair = emitter.offset(index, (stop, STEP_PAIRS))
+                    self._add_products(sums, own_x, self._kept(place, index), pair)
+            current.set(builder.add(stop, emitter.integer(1)))
+        self._store_sums(sums, rows)
+
+    def _patch(self, patched: ir.Value, place: ir.Value) -> None:
+        """Put its patches into a step's pairs. patched: its number among the steps that have some."""
+        emitter, builder = self._emitter, self._builder
+        start, end = self._between(self._patch_starts, patched)
+        with emitter.loop(end, start=start) as index:
+            patch = self._long(self._patches, index)
+            number = emitter.offset(place, (builder.lshr(patch, emitter.integer(16)), NUMBER_BYTES))
+            builder.store(builder.trunc(patch, I16), builder.inttoptr(number, I16.as_pointer()))
+
+    def _widened(self, codes: ir.Value, step: ir.Value, table: ir.Value) -> list[list[ir.Value]]:
+        """A step's pairs, a vector for each panel. Asks for the codes further on, too."""
+        emitter = self._emitter
+        place = emitter.offset(codes, (step, self._step_bytes))
+        emitter.prefetch(emitter.offset(place, (emitter.integer(PREFETCH_BYTES), 1)), self._step_bytes)
+        by_panel = [
+            widened(emitter, emitter.offset(place, (emitter.integer(panel), STEP_BYTES)), table)
+            for panel in self._panels
+        ]
+        return [list(vectors) for vectors in zip(*by_panel, strict=True)]
+
+    def _keep(self, vectors: list[ir.Value], place: ir.Value, pair: int) -> None:
+        for panel, vector in enumerate(vectors):
+            own = self._emitter.integer(pair * self._pair_bytes + panel * VECTOR_BYTES)
+            self._emitter.store_pairs(vector, self._emitter.offset(place, (own, 1)))
+
+    def _kept(self, place: ir.Value, pair: ir.Value) -> list[ir.Value]:
+        """What was left there."""
+        emitter = self._emitter
+        own = emitter.offset(place, (pair, self._pair_bytes))
+        return [
+            emitter.load_pairs(emitter.offset(own, (emitter.integer(panel), VECTOR_BYTES)))
+            for panel in self._panels
+        ]
+
+    def _add_products(
+        self, sums: Sums, own_x: list[ir.Value], vectors: list[ir.Value], pair: ir.Value
+    ) -> None:
+        """pair: of the rows' numbers."""
+        emitter = self._emitter
+        for row_x, row_sums in zip(own_x, sums, strict=True):
+            numbers = emitter.load_pair(emitter.offset(row_x, (pair, PAIR_BYTES)))
+            for vector, total in zip(vectors, row_sums, strict=True):
+                total.set(emitter.add_products_of_pairs(total.get(), vector, numbers))
+
+    def _loaded_sums(self, rows: list[ir.Value]) -> Sums:
+        emitter = self._emitter
+        return [
+            [
+                emitter.variable(emitter.load(self._totals_of(row), panel * PANEL, FLOAT32))
+                for panel in self._panels
+            ]
+            for row in rows
+        ]
+
+    def _store_sums(self, sums: Sums, rows: list[ir.Value]) -> None:
+        for row, row_sums in zip(rows, sums, strict=True):
+            for panel, total in enumerate(row_sums):
+                self._emitter.store(total.get(), self._totals_of(row), panel * PANEL, FLOAT32)
+
+    def _totals_of(self, row: ir.Value) -> ir.Value:
+        return self._emitter.offset(self._totals, (row, self._num_outputs * TOTAL_BYTES))
+
+    def _between(self, starts: ir.Value, index: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Where something begins, and where the next one does."""
+        return self._long(starts, index), self._long(
+            starts, self._builder.add(index, self._emitter.integer(1))
+        )
+
+    def _long(self, address: ir.Value, index: ir.Value) -> ir.Value:
+        """A number of 32 bits, which is not negative."""
+        place = self._emitter.offset(address, (index, LONG_BYTES))
+        loaded = self._builder.load(self._builder.inttoptr(place, I32.as_pointer()))
+        return self._builder.zext(loaded, I64)
+
+    def _times(self, value: ir.Value, factor: int) -> ir.Value:
+        return self._builder.mul(value, self._emitter.integer(factor))
+
+    def _quotient_up(self, value: ir.Value, divisor: ir.Value) -> ir.Value:
+        more = self._builder.sub(divisor, self._emitter.integer(1))
+        return self._builder.sdiv(self._builder.add(value, more), divisor)
