@@ -83,15 +83,23 @@ def plan(
 
 
 def take_over(
-    ahead: Plan, num_turns: int, scheduler: Scheduler, runner: SimulatedRunner, metrics: EngineMetrics
+    ahead: Plan,
+    num_turns: int,
+    scheduler: Scheduler,
+    runner: SimulatedRunner,
+    metrics: EngineMetrics,
+    step_time_error: float = 1.0,
 ) -> float:
-    """Do the first turns of a plan, at least one; returns when the last of them began."""
+    """Do the first turns of a plan, at least one; returns when the last of them began.
+
+    step_time_error: steps are counted as so many times as long as they are.
+    """
     count = len(ahead.sequences)
     previous = ahead.previous_read_at
     for now in ahead.read_at[:num_turns]:
         seconds = now - previous
         runner.now = now
-        metrics.step(seconds, 0, count)
+        metrics.step(step_time_error * seconds, 0, count)
         metrics.tokens(generated=count)
         metrics.inter_token(seconds, count)
         previous = now
