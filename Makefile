@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,runtime,gateway,tracing,bench,simulate,dev
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator format crds clean
+.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo format crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +69,9 @@ bench-client: install ## what `headway bench` itself costs (4 minutes, wants an 
 
 bench-operator: install ## one operator and up to 1,000 services with 3,000 pods on a real API server (10 minutes, wants an idle machine)
 	$(BIN)/python -m benchmarks.operator.run $(BENCH_OPERATOR)
+
+bench-slo: install ## the controller against other autoscalers and an oracle, simulated (90 minutes; AZURE=, MOONCAKE=, SERVEGEN= are trace files)
+	$(BIN)/python -m benchmarks.slo.run $(if $(AZURE),--azure $(AZURE)) $(if $(MOONCAKE),--mooncake $(MOONCAKE)) $(if $(SERVEGEN),--servegen $(SERVEGEN)) $(BENCH_SLO)
 
 format: install ## format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)

@@ -17,6 +17,7 @@ from headway_operator.state import (
     GatewaySample,
     Histogram,
     Limits,
+    Moments,
     ReplicaSample,
     RevisionTotals,
     Routing,
@@ -40,6 +41,8 @@ Wire = TypeVar("Wire")
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]
+StepSums = Annotated[list[Amount], Meta(min_length=15, max_length=15)]
+RequestSums = Annotated[list[Amount], Meta(min_length=3, max_length=3)]
 
 
 class _Limits(Struct, frozen=True):
@@ -73,6 +76,13 @@ class _Histogram(Struct, frozen=True):
     sum: Amount
 
 
+class _Moments(Struct, frozen=True):
+    decode_steps: StepSums
+    prompt_steps: StepSums
+    prompts: RequestSums
+    answers: RequestSums
+
+
 class _ReplicaWire(Struct, frozen=True):
     instance: Annotated[str, Meta(min_length=1, max_length=64)]
     uptime_seconds: Amount
@@ -84,6 +94,8 @@ class _ReplicaWire(Struct, frozen=True):
     counters: dict[str, Count]
     edges: _Edges
     histograms: dict[str, _Histogram]
+    # Absent from a replica of before there were any, which an upgrade of the operator leaves as it is.
+    moments: _Moments | None = None
 
 
 class _GatewayGauges(Struct, frozen=True):
@@ -152,6 +164,13 @@ def parse_replica_sample(body: bytes, taken_at: float) -> ReplicaSample:
         draining=wire.draining,
         counters=wire.counters,
         histograms={name: _histogram(name, wire.histograms[name], edges) for name in sorted(HISTOGRAMS)},
+        moments=None if wire.moments is None else _moments(wire.moments),
+    )
+
+
+def _moments(wire: _Moments) -> Moments:
+    return Moments(
+        tuple(wire.decode_steps), tuple(wire.prompt_steps), tuple(wire.prompts), tuple(wire.answers)
     )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "Limits",
     "Loss",
     "Manifest",
+    "Moments",
     "Observed",
     "Plan",
     "Rendered",
@@ -199,11 +200,26 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
+class Moments:
+    """Sums since a replica started, of products of (1, P, D, K) with each other and with milliseconds t.
+
+    P: prompt tokens that a step computed; D: sequences that it decoded for; K: tokens that these attended to.
+    decode_steps, prompt_steps: n, P, D, K, PP, PD, PK, DD, DK, KK, t, tP, tD, tK, tt. prompts, answers:
+    number, sum and sum of squares of tokens to compute and of tokens generated, by request.
+    """
+
+    decode_steps: tuple[float, ...]
+    prompt_steps: tuple[float, ...]
+    prompts: tuple[float, ...]
+    answers: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSample:
     """One replica's `/admin/sample`, version 1.
 
     instance: changes when its engine restarts (counters begin anew). counters: the named totals since start.
-    histograms: ttft, queue, prefill, tpot, step.
+    histograms: ttft, queue, prefill, tpot, step. moments: None from a replica of before there were any.
     """
 
     instance: str
@@ -219,6 +235,7 @@ class ReplicaSample:
     draining: bool
     counters: Mapping[str, int]
     histograms: Mapping[str, Histogram]
+    moments: Moments | None = None
 
 
 @dataclass(frozen=True, slots=True)

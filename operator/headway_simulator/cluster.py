@@ -35,7 +35,7 @@ from headway_simulator.control import (
     scale_of,
 )
 from headway_simulator.engine import EngineSettings, SimulatedEngine
-from headway_simulator.gateway import WAITING_TIMEOUT_SECONDS, Gateway
+from headway_simulator.gateway import WAITING_TIMEOUT_SECONDS, Gateway, Routing
 from headway_simulator.pods import Deployment, Pod
 from headway_simulator.prompts import Prompts
 from headway_simulator.records import Flight, Run, pass_of
@@ -54,6 +54,8 @@ class Conditions:
     cold_start_spread, as a share. most_pods: that nodes have room for. missing_samples: the share of samples,
     of replicas and of the gateway, that do not come. deaths_per_pod_hour: of ready pods. initial_replicas:
     ready when the load begins. interval_seconds: between two passes; the operator's default.
+    step_time_error: the controller is told of steps so many times as long as they are, so that what it
+    learns of a replica's capacity is wrong. routing: how the gateway chooses a replica.
     """
 
     initial_replicas: int = 1
@@ -64,6 +66,8 @@ class Conditions:
     scrape_delay_seconds: float = 0.05
     missing_samples: float = 0.0
     deaths_per_pod_hour: float = 0.0
+    step_time_error: float = 1.0
+    routing: Routing = "least-loaded"
     seed: int = 0
 
 
@@ -112,7 +116,9 @@ class Simulation(Generic[AnyMemory]):
             self._pod_ready,
             self._pod_gone,
         )
-        self._gateway = Gateway(self.run.flights, lambda: self.deployment.living, self._send)
+        self._gateway = Gateway(
+            self.run.flights, lambda: self.deployment.living, self._send, conditions.routing
+        )
 
     def result(self, stops_after: range | None = None) -> Run:
         """Run it to its end; with stops_after, until the requests of these numbers have ended."""
@@ -187,7 +193,12 @@ class Simulation(Generic[AnyMemory]):
         self._wake_later(pod, engine)
 
     def _pod_ready(self, pod: Pod, now: float) -> None:
-        pod.engine = SimulatedEngine(self._setting.engine, now, f"{self._conditions.seed} {pod.name}")
+        pod.engine = SimulatedEngine(
+            self._setting.engine,
+            now,
+            f"{self._conditions.seed} {pod.name}",
+            self._conditions.step_time_error,
+        )
         rate = self._conditions.deaths_per_pod_hour
         if rate:
             self._later(now + self._deaths.expovariate(rate / 3600), lambda at: self._die(pod, at))

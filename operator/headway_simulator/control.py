@@ -15,6 +15,7 @@ from headway_operator.state import (
     Gateway,
     Histogram,
     Limits,
+    Moments,
     Observed,
     Plan,
     Rendered,
@@ -94,4 +95,10 @@ def replica_sample(pod: Pod, engine: SimulatedEngine, envelope: Limits, now: flo
             )
             for name in HISTOGRAMS
         },
+        moments=Moments(
+            metrics.moments.decode_steps,
+            metrics.moments.prompt_steps,
+            metrics.moments.prompts,
+            metrics.moments.answers,
+        ),
     )

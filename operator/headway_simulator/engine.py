@@ -11,7 +11,7 @@ Knows no pods and no gateway. TTFT is counted here, since no HTTP process stands
 import math
 from dataclasses import dataclass, replace
 
-from headway_runtime.batch import Sample
+from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import Limits, Targets
 from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.metrics import EngineMetrics, RejectReason
@@ -56,11 +56,22 @@ class Emitted:
     ended: list[tuple[str, float | None]]
 
 
-class SimulatedEngine:
-    """now: when it starts. seed: of guesses."""
+class _Accounts(StepAccounts):
+    """As the engine's; what it tells of a step's time is wrong by a factor."""
 
-    def __init__(self, settings: EngineSettings, now: float, seed: str) -> None:
+    step_time_error = 1.0
+
+    def step(self, batch: Batch, result: StepResult, seconds: float) -> None:
+        super().step(batch, result, self.step_time_error * seconds)
+
+
+class SimulatedEngine:
+    """now: when it starts. seed: of guesses. step_time_error: it tells of steps so many times as long as
+    they are."""
+
+    def __init__(self, settings: EngineSettings, now: float, seed: str, step_time_error: float = 1.0) -> None:
         self.settings = settings
+        self._step_time_error = step_time_error
         speculation = settings.speculation
         num_guesses = 0 if speculation is None else speculation.num_speculative_tokens
         self._runner = SimulatedRunner(settings.model, now, speculation, seed)
@@ -75,7 +86,8 @@ class SimulatedEngine:
             draft_policy=DraftPolicy(),
         )
         policy = None if speculation is None else self.scheduler.draft_policy
-        accounts = StepAccounts(self.metrics, self.scheduler.cache, policy)
+        accounts = _Accounts(self.metrics, self.scheduler.cache, policy)
+        accounts.step_time_error = step_time_error
         self._loop: StepLoop[Step] = StepLoop(
             self.scheduler,
             self._runner,
@@ -150,7 +162,9 @@ class SimulatedEngine:
             return
         num_turns = ahead.turns_before(now)
         if num_turns:
-            launched_at = take_over(ahead, num_turns, self.scheduler, self._runner, self.metrics)
+            launched_at = take_over(
+                ahead, num_turns, self.scheduler, self._runner, self.metrics, self._step_time_error
+            )
             self._loop.skip_to(launched_at, self._runner.now)
         self.wakes_at = self._runner.now
 

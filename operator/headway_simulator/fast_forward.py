@@ -33,7 +33,7 @@ class Plan:
 
     step: the one under way, None where steps do not overlap. read_at: when each turn's step is read, and one
     time more where steps overlap: when the one that is under way after the last turn ends.
-    previous_read_at: of the step before the first turn's.
+    previous_read_at: of the step before the first turn's. num_kv_tokens: that the first turn's step attends to.
     """
 
     begins_at: float
@@ -42,6 +42,7 @@ class Plan:
     read_at: list[float]
     num_turns: int
     previous_read_at: float
+    num_kv_tokens: int
 
     @property
     def ends_at(self) -> float:
@@ -71,6 +72,7 @@ def plan(
         return None
     count, read_at, now = len(sequences), [], runner.now
     context = sum(one.num_computed for one in sequences) + count
+    num_kv_tokens = context - count if is_under_way else context
     if is_under_way:
         assert decode_context(latest.batch.chunks) == context - count, "the step under way is another one"
         read_at.append(latest.ends_at)
@@ -79,19 +81,32 @@ def plan(
         now += model.seconds(0, 0, count, context)
         context += count
         read_at.append(now)
-    return Plan(runner.now, latest if is_under_way else None, list(sequences), read_at, num_turns, last_at)
+    step = latest if is_under_way else None
+    return Plan(runner.now, step, list(sequences), read_at, num_turns, last_at, num_kv_tokens)
 
 
 def take_over(
-    ahead: Plan, num_turns: int, scheduler: Scheduler, runner: SimulatedRunner, metrics: EngineMetrics
+    ahead: Plan,
+    num_turns: int,
+    scheduler: Scheduler,
+    runner: SimulatedRunner,
+    metrics: EngineMetrics,
+    step_time_error: float = 1.0,
 ) -> float:
-    """Do the first turns of a plan, at least one; returns when the last of them began."""
+    """Do the first turns of a plan, at least one; returns when the last of them began.
+
+    step_time_error: steps are counted as so many times as long as they are.
+    """
     count = len(ahead.sequences)
     previous = ahead.previous_read_at
+    num_kv_tokens = ahead.num_kv_tokens
     for now in ahead.read_at[:num_turns]:
         seconds = now - previous
         runner.now = now
-        metrics.step(seconds, 0, count)
+        told_seconds = step_time_error * seconds
+        metrics.step(told_seconds, 0, count)
+        metrics.moments.step(1000.0 * told_seconds, 0, count, num_kv_tokens)
+        num_kv_tokens += count
         metrics.tokens(generated=count)
         metrics.inter_token(seconds, count)
         previous = now

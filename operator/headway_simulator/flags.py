@@ -5,7 +5,9 @@ import math
 from pathlib import Path
 from typing import get_args
 
+from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Conditions
+from headway_simulator.gateway import Routing
 from headway_simulator.generators import KINDS, Course
 from headway_simulator.step_model import DEFAULT_PROFILE, PROFILES
 from headway_simulator.trace import Half
@@ -15,6 +17,7 @@ DEFAULT_PERCENTILE = 95
 DEFAULT_MAX_REPLICAS = 64
 DEFAULT_ACCEPTANCE = 0.6
 DEFAULT_REQUESTS_PER_SECOND, DEFAULT_DURATION_SECONDS = 5.0, 3600.0
+SHIPPED = "headway"
 _CONDITIONS = Conditions()
 _COURSE = Course("poisson", DEFAULT_REQUESTS_PER_SECOND, DEFAULT_DURATION_SECONDS)
 
@@ -27,15 +30,16 @@ def build_parser() -> argparse.ArgumentParser:
         "its cost against that of knowing everything in advance.",
         allow_abbrev=False,
     )
-    _add_load(parser.add_argument_group("load"))
-    _add_service(parser.add_argument_group("service"))
+    add_load(parser.add_argument_group("load"))
+    add_service(parser.add_argument_group("service"))
     _add_replica(parser.add_argument_group("replicas"))
-    _add_conditions(parser.add_argument_group("conditions"))
+    add_conditions(parser.add_argument_group("conditions"))
     _add_output(parser.add_argument_group("output"))
     return parser
 
 
-def _add_load(group: argparse._ArgumentGroup) -> None:
+def add_load(group: argparse._ArgumentGroup) -> None:
+    """Which requests come."""
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--trace",
@@ -78,7 +82,8 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=_count, default=0, help="of everything random (default: 0)")
 
 
-def _add_service(group: argparse._ArgumentGroup) -> None:
+def add_service(group: argparse._ArgumentGroup) -> None:
+    """What is promised, and with how many replicas."""
     group.add_argument(
         "--service",
         type=Path,
@@ -116,7 +121,15 @@ def _add_replica(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_conditions(group: argparse._ArgumentGroup) -> None:
+def add_conditions(group: argparse._ArgumentGroup) -> None:
+    """What a service meets besides its load, and who is in control."""
+    group.add_argument(
+        "--controller",
+        choices=(SHIPPED, *BASELINES),
+        default=SHIPPED,
+        help="who sets replicas and limits: the one that ships, or another autoscaler's algorithm "
+        f"(default: {SHIPPED})",
+    )
     group.add_argument(
         "--initial-replicas", type=_count_from_one, help="default: what the first minute's work needs"
     )
@@ -128,11 +141,19 @@ def _add_conditions(group: argparse._ArgumentGroup) -> None:
         ("scrape_delay_seconds", _seconds, "from samples to the decision"),
         ("missing_samples", _share, "share of samples that do not come"),
         ("deaths_per_pod_hour", _seconds, "how often a ready pod dies"),
+        ("step_time_error", _positive, "the controller is told of steps so many times as long as they are"),
     ):
         default = getattr(_CONDITIONS, name)
         group.add_argument(
             f"--{name.replace('_', '-')}", type=kind, default=default, help=f"{words} (default: {default:g})"
         )
+
+    group.add_argument(
+        "--routing",
+        choices=get_args(Routing),
+        default=_CONDITIONS.routing,
+        help=f"how the gateway chooses a replica (default: {_CONDITIONS.routing})",
+    )
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:

@@ -5,20 +5,34 @@ answered 503 moments ago after all others. A request that all refuse is answered
 ready a request waits, first in first out, until its deadline. Numbers are the gateway's defaults
 (`headway gateway --help`).
 
+Prefix-aware: the replica that was given the longest known beginning of the prompt, if that is at least
+LEAST_SHARE of it, and while it has no more than MOST_LEAD requests in flight beyond the least loaded; else as
+above. What a replica was given stands for what its cache holds, as in routers that see no cache (SGLang's
+cache-aware one, whose rule this follows). The gateway that ships knows the first rule alone.
+
 What a dying replica had in hand is lost: before the first byte the gateway answers with an error
 (`rejected`), after it the stream breaks off (`failed`).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import Literal
 
 from headway_operator.state import GatewaySample
 from headway_simulator.pods import Pod
 from headway_simulator.records import Fate, Flight
+from headway_simulator.trace import Arrival
 
 MAX_WAITING = 1024
 WAITING_TIMEOUT_SECONDS = 30.0
 BUSY_SECONDS = 0.5
+LEAST_SHARE = 0.5
+MOST_LEAD = 8
+
+Routing = Literal["least-loaded", "prefix-aware"]
+# A block of a prompt: of which users, how long, the how many-th, its hash.
+Block = tuple[int, int, int, int]
 
 # Gives a request to a pod; False if that refuses it.
 Send = Callable[[Pod, int, float], bool]
@@ -27,7 +41,13 @@ Send = Callable[[Pod, int, float], bool]
 class Gateway:
     """flights: all requests by number. pods: those that exist now."""
 
-    def __init__(self, flights: list[Flight], pods: Callable[[], Iterable[Pod]], send: Send) -> None:
+    def __init__(
+        self,
+        flights: list[Flight],
+        pods: Callable[[], Iterable[Pod]],
+        send: Send,
+        routing: Routing = "least-loaded",
+    ) -> None:
         self._flights = flights
         self._pods = pods
         self._send = send
@@ -35,6 +55,8 @@ class Gateway:
         self._held: OrderedDict[int, None] = OrderedDict()
         self._num_picks = 0
         self._counters: Counter[str] = Counter()
+        self._routing = routing
+        self._given: dict[Pod, set[Block]] = {}
 
     @property
     def num_open(self) -> int:
@@ -81,6 +103,7 @@ class Gateway:
 
     def lost(self, pod: Pod, numbers: Iterable[int]) -> None:
         """A pod is gone with these in hand."""
+        self._given.pop(pod, None)
         for number in numbers:
             del self._pod_of[number]
             pod.in_flight -= 1
@@ -116,7 +139,7 @@ class Gateway:
             ready = [pod for pod in self._pods() if pod.phase == "ready" and pod not in refused_by]
             if not ready:
                 break
-            pod = min(ready, key=lambda one: (now < one.busy_until, one.in_flight, one.last_picked))
+            pod = self._choose(ready, number, now)
             self._num_picks += 1
             pod.last_picked = self._num_picks
             if refused_by:
@@ -124,6 +147,8 @@ class Gateway:
             if self._send(pod, number, now):
                 pod.in_flight += 1
                 self._pod_of[number] = pod
+                if self._routing == "prefix-aware":
+                    self._given.setdefault(pod, set()).update(_blocks(self._flights[number].arrival))
                 return True
             pod.busy_until = now + BUSY_SECONDS
             refused_by.add(pod)
@@ -132,6 +157,27 @@ class Gateway:
         self._end(number, "rejected", "rejected")
         return True
 
+    def _choose(self, ready: Sequence[Pod], number: int, now: float) -> Pod:
+        least = min(ready, key=lambda one: (now < one.busy_until, one.in_flight, one.last_picked))
+        blocks = _blocks(self._flights[number].arrival) if self._routing == "prefix-aware" else []
+        if not blocks:
+            return least
+        known = {pod: self._num_known(pod, blocks) for pod in ready if now >= pod.busy_until}
+        best = max(known, key=lambda one: (known[one], -one.in_flight), default=least)
+        is_worth_it = known.get(best, 0) >= LEAST_SHARE * len(blocks)
+        return best if is_worth_it and best.in_flight <= least.in_flight + MOST_LEAD else least
+
+    def _num_known(self, pod: Pod, blocks: Sequence[Block]) -> int:
+        given = self._given.get(pod, set())
+        return sum(1 for _ in takewhile(given.__contains__, blocks))
+
     def _end(self, number: int, fate: Fate, counter: str) -> None:
         self._flights[number].fate = fate
         self._counters[counter] += 1
+
+
+def _blocks(arrival: Arrival) -> list[Block]:
+    return [
+        (arrival.user_space, arrival.hash_block_tokens, index, hash_id)
+        for index, hash_id in enumerate(arrival.hash_ids)
+    ]

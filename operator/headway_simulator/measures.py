@@ -14,7 +14,7 @@ recovery            after a known jump of the load: until the first moment from 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from headway_operator.slo import Target
@@ -88,6 +88,17 @@ def measures(
         recovery_seconds=None if step_at is None else _recovery(flights, met, step_at, run, target),
         num_preemptions=run.num_preemptions,
         cached_share=run.num_cached_tokens / max(1, run.num_cached_tokens + run.num_prompt_tokens),
+    )
+
+
+def judged_from(run: Run, seconds: float) -> Run:
+    """What arrives and happens from so long after the start on; pods cost what they cost from then on."""
+    begin = run.starts_at + seconds
+    return replace(
+        run,
+        starts_at=begin,
+        flights=[one for one in run.flights if one.arrived_at >= begin],
+        passes=[one for one in run.passes if one.at >= begin],
     )
 
 

@@ -10,7 +10,9 @@ from headway_operator.errors import SpecError
 from headway_operator.names import API_VERSION, KIND
 from headway_operator.spec import Service, parse
 from headway_runtime.config import Limits
+from headway_simulator.baselines import BASELINES, Known
 from headway_simulator.cluster import Conditions, Setting
+from headway_simulator.control import Controller, headway
 from headway_simulator.engine import EngineSettings
 from headway_simulator.errors import OptionsError
 from headway_simulator.flags import (
@@ -20,9 +22,10 @@ from headway_simulator.flags import (
     DEFAULT_PERCENTILE,
     DEFAULT_REQUESTS_PER_SECOND,
     DEFAULT_SLO_FACTOR,
+    SHIPPED,
 )
 from headway_simulator.generators import Course, Kind, generated
-from headway_simulator.oracle import INTERVAL_SECONDS, guessed_replicas
+from headway_simulator.oracle import INTERVAL_SECONDS
 from headway_simulator.rates import Lengths, arrivals_of, scaled_to_mean
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import (
@@ -30,9 +33,11 @@ from headway_simulator.step_model import (
     idle_tpot_milliseconds,
     idle_ttft_milliseconds,
     read_step_model,
+    slower,
 )
 from headway_simulator.trace import Trace, half_of, part_of, percentile_of, scaled_rate
 from headway_simulator.trace_files import read_trace
+from headway_simulator.work import guessed_replicas, mean_replicas, peak_replicas
 
 # Which flags only mean something for made-up loads, for CSVs of rates, and for a service made of flags.
 GENERATOR_FLAGS = ("duration_seconds", "factor", "period_seconds")
@@ -111,7 +116,11 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> No
 
 def setting_of(options: argparse.Namespace, trace: Trace) -> Setting:
     """The service and what it meets. Raises OptionsError."""
-    model = read_step_model(options.step_model)
+    return setting_with(options, trace, read_step_model(options.step_model))
+
+
+def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) -> Setting:
+    """The same, of replicas like that."""
     longest = max(one.prompt_tokens + one.output_tokens for one in trace.arrivals) + 1
     if longest > model.kv_cache_tokens:
         raise OptionsError(
@@ -141,8 +150,28 @@ def setting_of(options: argparse.Namespace, trace: Trace) -> Setting:
             scrape_delay_seconds=options.scrape_delay_seconds,
             missing_samples=options.missing_samples,
             deaths_per_pod_hour=options.deaths_per_pod_hour,
+            step_time_error=options.step_time_error,
+            routing=options.routing,
             seed=options.seed,
         ),
+    )
+
+
+def controller_of(options: argparse.Namespace, trace: Trace, setting: Setting) -> Controller[Any]:
+    """The one that `--controller` names; a baseline with its documented defaults, told of this very load."""
+    if options.controller == SHIPPED:
+        return headway()
+    baseline = BASELINES[options.controller]
+    return baseline.make(known_of(trace, setting), baseline.candidates[0])
+
+
+def known_of(trace: Trace, setting: Setting) -> Known:
+    """What a baseline is told of a load and of a replica; its profile is as wrong as step times are told."""
+    model = setting.engine.model
+    return Known(
+        slower(model, setting.conditions.step_time_error),
+        mean_replicas(model, trace),
+        peak_replicas(model, trace),
     )
 
 

@@ -33,8 +33,9 @@ from headway_simulator.cluster import BEGIN_SECONDS, Setting, Simulation
 from headway_simulator.control import Controller
 from headway_simulator.courses import Costs, cheapest_course
 from headway_simulator.measures import Measures, measures
-from headway_simulator.step_model import StepModel
+from headway_simulator.records import Flight
 from headway_simulator.trace import Trace, part_of
+from headway_simulator.work import guessed_replicas, work_seconds
 
 INTERVAL_SECONDS = 60.0
 WARM_UP_SECONDS = 60.0
@@ -51,11 +52,10 @@ VAIN_REPLICAS = 2
 MOST_MARGIN = 2
 # Below this share of arrivals served in time, still fewer replicas are not tried.
 HOPELESS_SHARE = 0.5
-# Work is spread over replicas at no more than this share of their time when a first number is guessed.
-GUESSED_USE = 0.7
-GUESSED_BATCH = 16
 
 Told = Callable[[float], None]
+# What became of an interval's arrivals, by limits, interval and number of replicas.
+Ends = dict[tuple[Limits, int, int], list[Flight]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +70,16 @@ class Oracle:
     num_simulated: int
 
 
-def work_seconds(model: StepModel, trace: Trace) -> float:
-    """Device time that the requests take in batches of GUESSED_BATCH."""
-    step = model.seconds(0, 0, GUESSED_BATCH, 0) / GUESSED_BATCH
-    context = 0.001 * model.decode_context_milliseconds
-    return sum(
-        one.prompt_tokens * 0.001 * model.prefill_token_milliseconds
-        + one.prompt_tokens**2 / 2 * 0.001 * model.prefill_context_milliseconds
-        + one.output_tokens * (step + context * (one.prompt_tokens + one.output_tokens / 2))
-        for one in trace.arrivals
-    )
+def find_oracle(
+    trace: Trace, setting: Setting, told: Told = lambda share: None, ends: Ends | None = None
+) -> Oracle:
+    """The oracle of a load; `told` hears how far the search has come, from 0 to 1.
 
-
-def guessed_replicas(model: StepModel, trace: Trace) -> int:
-    """About how many replicas a stretch of load needs."""
-    return max(1, math.ceil(work_seconds(model, trace) / trace.duration_seconds / GUESSED_USE))
-
-
-def find_oracle(trace: Trace, setting: Setting, told: Told = lambda share: None) -> Oracle:
-    """The oracle of a load; `told` hears how far the search has come, from 0 to 1."""
+    ends: what searches of the same load and setting, but for the promise, have found already; added to.
+    """
     setting = _free(_without_faults(setting))
     target = target_of(setting.service.spec)
-    search = _Search(trace, setting, target)
+    search = _Search(trace, setting, target, {} if ends is None else ends)
     limits = search.choose_limits()
     search.limits = limits
     tables = []
@@ -123,7 +111,8 @@ def _free(setting: Setting) -> Setting:
 class _Search:
     """The state of one search. tables: per interval, misses by number of replicas."""
 
-    def __init__(self, trace: Trace, setting: Setting, target: Target) -> None:
+    def __init__(self, trace: Trace, setting: Setting, target: Target, ends: Ends) -> None:
+        self._ends = ends
         self._trace = trace
         self._setting = setting
         self._target = target
@@ -239,6 +228,16 @@ class _Search:
 
     def _missed(self, index: int, number: int) -> int:
         """Of an interval's arrivals, those that miss on so many replicas."""
+        key = (self.limits, index, number)
+        if key not in self._ends:
+            self._ends[key] = self._served(index, number)
+        targets = self._target.targets
+        return sum(
+            not one.meets(targets.ttft_milliseconds, targets.tpot_milliseconds) for one in self._ends[key]
+        )
+
+    def _served(self, index: int, number: int) -> list[Flight]:
+        """What becomes of an interval's arrivals on so many replicas."""
         start = index * INTERVAL_SECONDS
         begin = max(0.0, start - WARM_UP_SECONDS)
         part = part_of(self._trace, begin, start + INTERVAL_SECONDS + COOL_DOWN_SECONDS)
@@ -246,12 +245,7 @@ class _Search:
         setting = replace(setting, conditions=replace(setting.conditions, initial_replicas=number))
         first = bisect_left(self._times, start) - bisect_left(self._times, begin)
         last = first + len(self._part(index).arrivals)
-        run = Simulation(part, setting, None).result(stops_after=range(first, last))
-        targets = self._target.targets
-        return sum(
-            not one.meets(targets.ttft_milliseconds, targets.tpot_milliseconds)
-            for one in run.flights[first:last]
-        )
+        return Simulation(part, setting, None).result(stops_after=range(first, last)).flights[first:last]
 
     def _part(self, index: int) -> Trace:
         start = index * INTERVAL_SECONDS

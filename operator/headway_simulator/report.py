@@ -15,6 +15,7 @@ REPORT_VERSION = 1
 
 
 def as_json(
+    controller: str,
     trace: Trace,
     setting: Setting,
     target: Target,
@@ -28,6 +29,7 @@ def as_json(
     has_oracle = oracle is not None and oracle.is_attained
     return {
         "version": REPORT_VERSION,
+        "controller": controller,
         "objective": target.percentile / 100,
         "targets": asdict(target.targets),
         **asdict(found),
@@ -50,7 +52,7 @@ def as_json(
     }
 
 
-def text(trace: Trace, target: Target, found: Measures, oracle: Oracle | None) -> str:
+def text(controller: str, trace: Trace, target: Target, found: Measures, oracle: Oracle | None) -> str:
     """The same for a person."""
     targets = target.targets
     load = f"{found.num_arrivals} requests in {trace.duration_seconds:.0f} s"
@@ -63,7 +65,7 @@ def text(trace: Trace, target: Target, found: Measures, oracle: Oracle | None) -
     ends = f"rejected {found.num_rejected}, lost {found.num_lost}, unfinished {found.num_unfinished}"
     replicas = f"{found.mean_replicas:.2f} replicas on average, {found.most_replicas} at most"
     lines = [
-        f"{trace.name}: {load} ({trace.requests_per_second:.2f}/s)",
+        f"{controller} on {trace.name}: {load} ({trace.requests_per_second:.2f}/s)",
         f"P{target.percentile} {', '.join(shown)}",
         f"attained by {found.joint_attainment:.2%} of arrivals, {worst}; {ends}",
         f"{found.gpu_hours:.2f} GPU-hours, {replicas}",

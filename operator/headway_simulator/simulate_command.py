@@ -15,11 +15,10 @@ from tqdm import tqdm
 
 from headway_operator.slo import target_of
 from headway_simulator.cluster import Simulation
-from headway_simulator.control import headway
 from headway_simulator.errors import OptionsError, SimulatorError
 from headway_simulator.flags import build_parser
 from headway_simulator.measures import measures
-from headway_simulator.options import load_of, setting_of
+from headway_simulator.options import controller_of, load_of, setting_of
 from headway_simulator.oracle import find_oracle
 from headway_simulator.report import as_json, text
 from headway_simulator.timeline import timeline
@@ -47,18 +46,19 @@ def _run(options: argparse.Namespace) -> None:
     setting = setting_of(options, trace)
     target = target_of(setting.service.spec)
     taken: dict[str, float] = {}
-    with _stage("headway", taken, is_quiet=options.quiet) as told:
-        run = Simulation(trace, setting, headway(), told).result()
+    controller = controller_of(options, trace, setting)
+    with _stage(controller.name, taken, is_quiet=options.quiet) as told:
+        run = Simulation(trace, setting, controller, told).result()
     found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
     oracle = None
     if options.oracle:
         with _stage("oracle", taken, is_quiet=options.quiet) as told:
             oracle = find_oracle(trace, setting, told)
-    print(text(trace, target, found, oracle))
+    print(text(controller.name, trace, target, found, oracle))
     minutes = timeline(run, target)
     if options.json is not None:
         causes = Counter(one.cause for one in run.passes)
-        report = as_json(trace, setting, target, found, oracle, minutes, causes, taken)
+        report = as_json(controller.name, trace, setting, target, found, oracle, minutes, causes, taken)
         _write(options.json, report)
     if options.plot is not None:
         from headway_simulator.plot import draw

@@ -21,7 +21,7 @@ One's own: a JSON file with the fields of `StepModel`.
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from headway_simulator.errors import OptionsError
@@ -73,6 +73,14 @@ def idle_ttft_milliseconds(model: StepModel, num_prompt_tokens: int, max_num_bat
 def idle_tpot_milliseconds(model: StepModel, num_context_tokens: int) -> float:
     """Of a sequence that decodes alone."""
     return 1000 * model.seconds(0, 0, 1, num_context_tokens)
+
+
+def slower(model: StepModel, factor: float) -> StepModel:
+    """The same replica with steps of so many times the length."""
+    times = ("base", "prefill_token", "prefill_context", "decode", "decode_context", "draft")
+    return replace(
+        model, **{f"{name}_milliseconds": factor * getattr(model, f"{name}_milliseconds") for name in times}
+    )
 
 
 PROFILES = {

@@ -59,8 +59,9 @@ class Trace:
 class Replay:
     """What part of a trace is replayed, and how.
 
-    `speed` 2 replays in half the time; `rate_scale` keeps that share of the requests, chosen at random, or
-    multiplies rates; `length_scale` multiplies lengths. The slice is in the trace's own seconds.
+    `speed` 2 replays in half the time; `rate_scale` keeps that share of the requests, chosen at random (of
+    rates and their bursts, what such a choice would leave of them), or multiplies rates; `length_scale`
+    multiplies lengths. The slice is in the trace's own seconds.
     """
 
     start_seconds: float = 0.0
@@ -121,7 +122,7 @@ def replay_rates(trace: Trace, replay: Replay, burstiness: float | None) -> tupl
         if start >= stop:
             continue
         rate = window.requests_per_second * replay.rate_scale * replay.speed
-        recorded = window.coefficient_of_variation
+        recorded = _thinned(window.coefficient_of_variation, min(1.0, replay.rate_scale))
         shape = burstiness if burstiness is not None or not recorded else recorded**-2
         segments.append(
             RateSegment(
@@ -135,6 +136,14 @@ def replay_rates(trace: Trace, replay: Replay, burstiness: float | None) -> tupl
     if not any(segment.rate_at_start > 0 for segment in segments):
         raise OptionsError("the slice of the trace holds no window with requests; widen it")
     return tuple(segments)
+
+
+def _thinned(variation: float | None, share: float) -> float | None:
+    """The gaps' variation where that share of the requests is kept: bursts are taken apart.
+
+    Of a renewal process whose gaps have the squared variation v, the thinned one's is 1 + share * (v - 1).
+    """
+    return None if not variation else math.sqrt(1 + share * (variation**2 - 1))
 
 
 def _scaled(request: TraceRequest, replay: Replay) -> TraceRequest:

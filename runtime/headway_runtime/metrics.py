@@ -23,6 +23,7 @@ from headway_runtime.histograms import Histogram, HistogramSnapshot, RateWindow,
 from headway_runtime.offload.counters import OffloadCounters, OffloadSnapshot
 from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.request import FinishReason
+from headway_runtime.step_moments import MomentsSnapshot, StepMoments
 
 HISTOGRAM_NAMES = (
     *("ttft", "queue", "prefill", "delivery", "first_decode"),
@@ -73,6 +74,7 @@ class MetricsSnapshot:
     traffic: Traffic
     start_seconds: dict[str, float]
     cuda_graph_bytes: int
+    moments: MomentsSnapshot
 
 
 class EngineMetrics:
@@ -101,6 +103,8 @@ class EngineMetrics:
         self._start_seconds: dict[str, float] = {}
         # Told by the engine, whenever it changes.
         self.cuda_graph_bytes = 0
+        # Told by the loop of steps.
+        self.moments = StepMoments()
         self.drafts = DraftCounters()
         self.offload = OffloadCounters()
         # Of the ranks that share the model; theirs to count.
@@ -290,4 +294,5 @@ class EngineMetrics:
             traffic=self.traffic.snapshot(),
             start_seconds=dict(self._start_seconds),
             cuda_graph_bytes=self.cuda_graph_bytes,
+            moments=self.moments.snapshot(),
         )

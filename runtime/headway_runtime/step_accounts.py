@@ -24,6 +24,7 @@ class StepAccounts:
         """Count who starts and who has to start again."""
         for sequence in schedule.admitted:
             self._metrics.scheduled(now - sequence.request.received_at)
+            self._metrics.moments.prompt(sequence.num_prompt - sequence.num_cached)
             if self._cache.is_read_by(sequence):
                 self._metrics.cache_queried(sequence.num_prompt)
                 self._metrics.tokens(cached=sequence.num_cached)
@@ -40,6 +41,11 @@ class StepAccounts:
             num_prompts,
             is_recorded=result.is_recorded,
         )
+        if not batch.num_drafts:
+            num_kv_tokens = sum(chunk.start for chunk in batch.chunks[: batch.num_decodes]) + batch.num_decodes
+            self._metrics.moments.step(
+                1000.0 * seconds, batch.num_prefill_tokens, batch.num_decodes, num_kv_tokens
+            )
         if self._policy is not None:
             self._count_guesses(batch, result, seconds, self._policy)
 
@@ -74,6 +80,7 @@ class StepAccounts:
     def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """Count the end of a request that was scheduled, or waited for that."""
         self._metrics.sizes(sequence.num_prompt, sequence.num_generated)
+        self._metrics.moments.answer(sequence.num_generated)
         if self._policy is not None and sequence.num_generated:
             self._policy.observe_answer(sequence.num_generated)
         seconds = now - sequence.request.received_at

@@ -83,7 +83,9 @@ def test_rates_replayed_faster_bring_the_same_number_of_requests(tmp_path: Path)
     assert (second.start_seconds, second.end_seconds) == (30, 60)
     assert first.expected_arrivals == pytest.approx(0.1 * 300 * 212.78)
     assert second.expected_arrivals == pytest.approx(0.1 * 300 * 100)
-    assert first.burstiness == pytest.approx(1 / 4)
+    # Recorded: 2. A tenth of the requests, chosen at random, is less bursty than all of them.
+    assert first.burstiness == pytest.approx(1 / (1 + 0.1 * (2**2 - 1)))
+    assert replay_rates(trace, Replay(speed=10), None)[0].burstiness == pytest.approx(1 / 4)
     assert replay_rates(trace, replay, 3.0)[0].burstiness == 3.0
 
 

@@ -15,6 +15,7 @@ from headway_runtime.offload.counters import OffloadSnapshot
 from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.server.messages import EngineState
 from headway_runtime.server.sample import COUNTERS, MAX_SAMPLE_BYTES, SampleWriter
+from headway_runtime.step_moments import MomentsSnapshot
 
 ALL_COUNTERS = (*COUNTERS, "prefill_step_tokens", "decode_step_sequences")
 
@@ -37,6 +38,7 @@ def state(count: int, *, epoch: int = 1, counts: tuple[int, ...] | None = None) 
         traffic=Traffic(),
         start_seconds={},
         cuda_graph_bytes=0,
+        moments=MomentsSnapshot((count,) * 14 + (count * 1.26,), (0,) * 15, (count,) * 3, (count,) * 3),
     )
     return EngineState(
         instance="a" * 32,
@@ -67,6 +69,12 @@ def test_a_sample_has_every_field_of_version_1() -> None:
     assert sample["edges"] == {"first_milliseconds": 1.0, "ratio": 1.12, "count": 105}
     assert sample["histograms"]["ttft"] == {"first": 2, "counts": [3], "sum": 3703.703}
     assert sample["counters"] == dict.fromkeys(COUNTERS, 3)
+    assert sample["moments"] == {
+        "decode_steps": [3] * 14 + [3.8],
+        "prompt_steps": [0] * 15,
+        "prompts": [3, 3, 3],
+        "answers": [3, 3, 3],
+    }
     assert set(sample["histograms"]) == {"ttft", "queue", "prefill", "tpot", "step"}
     assert sample["targets"] == {"ttft_milliseconds": 123.456, "tpot_milliseconds": None, "epoch": 1}
 
@@ -90,6 +98,7 @@ def test_the_bound_holds_as_counts_grow_and_nothing_is_lost(step: int) -> None:
             last = 0
         count = sample["counters"]["finished"]
         assert count >= last
+        assert sample["moments"]["prompts"] == [count] * 3
         if is_within_a_sample:
             assert set(sample["histograms"]["ttft"]["counts"]) == {count}
         seen += count - last

@@ -224,6 +224,55 @@ def test_the_least_loaded_replica_takes_the_next_request(build: Any) -> None:
     assert max(received) - min(received) <= 1
 
 
+def conversations(build: Any) -> Trace:
+    """Six users, each with a long beginning of its own, who ask in turn."""
+    arrivals = tuple(
+        Arrival(2.0 * i, 2100, 5, tuple(range(100 * (i % 6), 100 * (i % 6) + 4)), 512) for i in range(60)
+    )
+    return Trace("conversations", arrivals, 120.0)
+
+
+def test_prefix_aware_routing_computes_each_beginning_once(build: Any) -> None:
+    def cached(routing: Any) -> float:
+        setting = build.setting(initial_replicas=3, routing=routing)
+        run = Simulation(conversations(build), setting, scripted({0: 3})).result()
+        assert fates(run) == {"finished": 60}
+        return measures(run, _target(build), 1).cached_share
+
+    # Of each user's ten prompts of 2100 tokens all but the first find their 2048.
+    assert cached("prefix-aware") == pytest.approx(54 * 2048 / (60 * 2100), abs=0.01)
+    # Twelve seconds on, the least loaded one is as likely as not another than last time.
+    assert cached("least-loaded") < 0.9 * cached("prefix-aware")
+
+
+def test_prefix_aware_routing_leaves_a_replica_that_is_far_ahead(build: Any) -> None:
+    """All share one beginning, and come at once."""
+    seen: list[Any] = []
+    arrivals = tuple(Arrival(0.01 * i, 2048, 200, (1, 2, 3, 4), 512) for i in range(60))
+    setting = build.setting(initial_replicas=3, routing="prefix-aware")
+    run = Simulation(Trace("t", arrivals, 60.0), setting, scripted({0: 3}, seen)).result()
+    assert fates(run) == {"finished": 60}
+    received = sorted(one.counters["received"] for one in seen[-1][1].replicas.values())
+    assert sum(received) == 60
+    assert received[0] > 60 / 3 - 9
+    assert received[-1] > received[0]
+
+
+def test_step_times_may_be_told_wrong_and_nothing_else_changes(build: Any) -> None:
+    def last_sample(error: float) -> Any:
+        seen: list[Any] = []
+        setting = build.setting(initial_replicas=2, step_time_error=error)
+        Simulation(even(90, 60.0, prompt=300), setting, scripted({0: 2}, seen)).result()
+        return list(seen[-1][1].replicas.values())
+
+    for right, wrong in zip(last_sample(1.0), last_sample(2.0), strict=True):
+        assert wrong.counters == right.counters
+        told, true = wrong.histograms["step"], right.histograms["step"]
+        assert told.sum_milliseconds == pytest.approx(2 * true.sum_milliseconds)
+        assert sum(told.counts) == sum(true.counts)
+        assert wrong.histograms["tpot"] == right.histograms["tpot"]
+
+
 def test_limits_are_patched_into_replicas_and_into_those_that_come_later(build: Any) -> None:
     seen: list[Any] = []
     wanted = Limits(4, 256)

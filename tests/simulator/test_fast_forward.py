@@ -77,7 +77,7 @@ def shown(engine: SimulatedEngine) -> Any:
         name: round(one.sum_milliseconds, 6) if name == "inter_token" else one.sum_milliseconds
         for name, one in snapshot.histograms.items()
     }
-    return snapshot.counters, histograms, sums, snapshot.sizes, snapshot.rates
+    return snapshot.counters, histograms, sums, snapshot.sizes, snapshot.rates, snapshot.moments
 
 
 def random_script(seed: int, count: int = 60) -> Script:

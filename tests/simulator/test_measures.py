@@ -6,7 +6,7 @@ import pytest
 
 from headway_operator.slo import target_of
 from headway_operator.state import Attainment, Limits
-from headway_simulator.measures import measures, reversals
+from headway_simulator.measures import judged_from, measures, reversals
 from headway_simulator.records import Fate, Flight, Pass, PodLife, Run
 from headway_simulator.timeline import timeline
 from headway_simulator.trace import Arrival
@@ -44,6 +44,19 @@ def test_only_what_ended_well_and_met_both_targets_counts(build: Any) -> None:
     assert found.tpot_attainment == 4 / 8
     assert (found.num_rejected, found.num_lost, found.num_unfinished) == (1, 1, 1)
     assert found.ttft_milliseconds == pytest.approx(1001)
+
+
+def test_what_came_before_is_not_judged(build: Any) -> None:
+    run = Run(0.0, 100.0)
+    run.flights = [flight(0.0, fate="lost"), flight(39.9, fate="lost"), flight(40.0), flight(50.0)]
+    run.passes = [decided(0.0, 1), decided(30.0, 2), decided(60.0, 3)]
+    run.pods = [PodLife("a", 0.0, 0.0, 50.0)]
+    found = judged(build, judged_from(run, 40.0))
+    assert found.num_arrivals == 2
+    assert found.joint_attainment == 1.0
+    assert found.replica_hours == pytest.approx(10 / 3600)
+    assert found.actions_per_hour == 0
+    assert judged(build, run).num_arrivals == 4
 
 
 def test_pods_are_paid_for_while_they_hold_their_place_and_the_load_lasts(build: Any) -> None:

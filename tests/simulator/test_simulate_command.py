@@ -75,6 +75,18 @@ def test_flags_reach_the_simulation(trace: Path, simulated: Callable[..., dict[s
     assert report["oracle_gpu_hours"] is None
 
 
+def test_a_baseline_is_in_control_where_it_is_named(
+    trace: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    assert simulated("--trace", trace, "--no-oracle")["controller"] == "headway"
+    flags = ("--no-oracle", "--initial-replicas", 3, "--routing", "prefix-aware", "--step-time-error", 2)
+    report = simulated("--trace", trace, "--controller", "keda-waiting-5", *flags)
+    assert report["controller"] == "keda-waiting-5"
+    assert set(report["causes"]) == {"BetweenSyncs", "Synced"}
+    assert report["conditions"]["routing"] == "prefix-aware"
+    assert report["conditions"]["step_time_error"] == 2
+
+
 def test_a_manifest_brings_promise_and_bounds(
     trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]]
 ) -> None:

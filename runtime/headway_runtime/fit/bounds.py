@@ -53,8 +53,7 @@ def bounds(fit: Fit, kind: GpuKind, concurrency: int) -> Bounds:
     decode_flops = concurrency * (per_token + attended * sum(_seen(model, context - 1)))
     head = FLOPS_PER_WEIGHT * model.vocab_size * model.hidden_size
     prefill_flops = context * (per_token - head) + head + attended * _pairs(model, context)
-    is_fp8 = question.model.quantization.name == "fp8" and kind.fp8_flops is not None
-    compute = kind.fp8_flops if is_fp8 and kind.fp8_flops is not None else kind.flops
+    compute = _flops_per_second(fit, kind)
     return Bounds(
         concurrency,
         decode_bytes,
@@ -63,6 +62,42 @@ def bounds(fit: Fit, kind: GpuKind, concurrency: int) -> Bounds:
         max(decode_bytes / kind.bytes_per_second, decode_flops / compute),
         max(_read_bytes(fit, _experts_met(model, context)) / kind.bytes_per_second, prefill_flops / compute),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What parts of a step take at least, in seconds, each on its own: added up they are no bound.
+
+    weights: read once a step. prefill_token, prefill_pair: of a prompt's token, of each that it attends to.
+    decode_sequence: its arithmetic. decode_token: a token of context read.
+    """
+
+    weights: float
+    prefill_token: float
+    prefill_pair: float
+    decode_sequence: float
+    decode_token: float
+
+
+def step_costs(fit: Fit, kind: GpuKind, concurrency: int) -> StepCosts:
+    """Of one rank, whose share is `fit`. concurrency: tokens whose experts a step meets."""
+    model = fit.model
+    per_token = FLOPS_PER_WEIGHT * _weights_of_token(fit)
+    head = FLOPS_PER_WEIGHT * model.vocab_size * model.hidden_size
+    compute = _flops_per_second(fit, kind)
+    attended = FLOPS_PER_PAIR * model.num_attention_heads * model.head_dim * len(model.layers)
+    return StepCosts(
+        _read_bytes(fit, _experts_met(model, concurrency)) / kind.bytes_per_second,
+        (per_token - head) / compute,
+        attended / kind.flops,
+        per_token / compute,
+        fit.kv_bytes_per_token / kind.bytes_per_second,
+    )
+
+
+def _flops_per_second(fit: Fit, kind: GpuKind) -> float:
+    is_fp8 = fit.question.model.quantization.name == "fp8" and kind.fp8_flops is not None
+    return kind.fp8_flops if is_fp8 and kind.fp8_flops is not None else kind.flops
 
 
 def usd_per_million_tokens(found: Bounds, num_gpus: int, usd_per_gpu_hour: float, efficiency: float) -> float:

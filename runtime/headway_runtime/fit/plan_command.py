@@ -7,6 +7,7 @@ Reads the model's config.json, and the headers of its weights where they are the
 import argparse
 import json
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -39,6 +40,8 @@ from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
 from headway_runtime.speculative_options import SpeculativeOptions, speculative_options
 
 EXIT_STATUS_FITS, EXIT_STATUS_TOO_LARGE, EXIT_STATUS_BAD_INPUT = 0, 1, 2
+# Who simulates a plan over a load: `--trace` -> function(argv: list[str]) -> int.
+LOAD_GROUP = "headway.plan"
 DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS = 64, 2048
 
 
@@ -49,9 +52,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: list[str]) -> int:
     """Answer for the arguments after `headway plan`; returns the exit status."""
+    if any(one.partition("=")[0] == "--trace" for one in argv):
+        return _over_a_load(argv)
     try:
-        arguments = _parser().parse_args(argv)
-        answer = _answer(arguments)
+        arguments = build_parser().parse_args(argv)
+        answer = answer_of(arguments)
     except HeadwayRuntimeError as error:
         print(f"headway plan: {error}", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
@@ -59,10 +64,31 @@ def main(argv: list[str]) -> int:
     return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
 
 
-def _parser() -> _Parser:
+def _over_a_load(argv: list[str]) -> int:
+    """Replicas and costs of a load are simulated, by who contributes that: nothing here knows of loads."""
+    found = list(entry_points(group=LOAD_GROUP))
+    if not found:
+        print("headway plan: --trace needs the simulator; install the whole checkout", file=sys.stderr)
+        return EXIT_STATUS_BAD_INPUT
+    try:
+        simulate = found[0].load()
+    except ModuleNotFoundError as error:
+        print(
+            f"headway plan --trace needs {error.name!r}; remedy: pip install -e '.[runtime,simulate]' in the "
+            "checkout",
+            file=sys.stderr,
+        )
+        return EXIT_STATUS_BAD_INPUT
+    return int(simulate(argv))
+
+
+def build_parser() -> _Parser:
+    """The flags of a plan without a load."""
     parser = _Parser(
         prog="headway plan",
         description="Show the arithmetic of a model's memory on a GPU or a machine, and bounds of its speed.",
+        epilog="With --trace FILE also: replicas and costs of a load, simulated, and which lever pays; "
+        "`headway plan --trace FILE --help` lists what goes with it.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -128,7 +154,8 @@ def _parser() -> _Parser:
     return parser
 
 
-def _answer(arguments: argparse.Namespace) -> Answer:
+def answer_of(arguments: argparse.Namespace) -> Answer:
+    """Whether it fits, and how fast it could be. Raises HeadwayRuntimeError."""
     kind = None if arguments.gpu is None else GPU_KINDS[arguments.gpu]
     _check(arguments, kind)
     folder = resolve(

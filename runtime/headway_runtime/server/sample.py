@@ -23,6 +23,7 @@ COUNTERS = (
     *("ttft_met", "ttft_missed", "tpot_met", "tpot_missed"),
     *("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps"),
 )
+MOMENTS = ("decode_steps", "prompt_steps", "prompts", "answers")
 _SLO_COUNTERS = ("ttft_met", "ttft_missed", "tpot_met", "tpot_missed")
 _EDGES = {"first_milliseconds": FIRST_EDGE_MILLISECONDS, "ratio": EDGE_RATIO, "count": NUM_EDGES}
 
@@ -87,8 +88,20 @@ def _encode(state: EngineState, base: _Base, *, is_draining: bool) -> bytes:
                 )
                 for name in HISTOGRAMS
             },
+            "moments": {
+                name: _sums(
+                    getattr(metrics.moments, name),
+                    None if base.metrics is None else getattr(base.metrics.moments, name),
+                )
+                for name in MOMENTS
+            },
         }
     )
+
+
+def _sums(sums: tuple[float, ...], base: tuple[float, ...] | None) -> list[float]:
+    since = sums if base is None else [now - before for now, before in zip(sums, base, strict=True)]
+    return [one if isinstance(one, int) else round(one, 1) for one in since]
 
 
 def _counter(name: str, metrics: MetricsSnapshot, base: MetricsSnapshot | None) -> int:

@@ -1,0 +1,150 @@
+"""The loads of the proof: parts of published traces, and made-up ones; of each one to tune on, one to judge.
+
+azure     Azure LLM inference, conversation, 2023; 8B on two A100
+mooncake  Mooncake's conversation trace, with its prefixes; 8B on two A100
+servegen  ServeGen m-large, around the steepest rise of the days below, Azure's lengths; 70B on eight H100
+step      a jump to twice as much; 8B on two A100
+diurnal   a day's wave within the time of the excerpt; 70B on eight H100
+flash     a crowd of three times as much; 8B on two A100
+
+Rates are such that the oracle has at least eight replicas on average with the looser targets. The first half
+of a trace is for tuning, the second for the verdict; of a made-up load there are two, of different seeds.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.slo.plan import Plan
+
+from headway_simulator.generators import Course, Kind, generated
+from headway_simulator.rates import Lengths, RateWindow, arrivals_of, scaled_to_mean
+from headway_simulator.trace import Trace, part_of, scaled_rate
+from headway_simulator.trace_files import read_trace
+
+DAY_SECONDS = 86400.0
+# Of ServeGen's fortnight: a Tuesday to tune on, the Tuesday a week later to judge.
+TUNING_DAY, VERDICT_DAY = 1, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """tuning and verdict begin with what only warms up. whole: of which targets are made."""
+
+    whole: Trace
+    tuning: Trace
+    verdict: Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """files: the traces that it needs, by the name of their flag."""
+
+    name: str
+    step_model: str
+    files: tuple[str, ...]
+    make: Callable[[Mapping[str, Path], Plan], Parts]
+
+
+def _recorded(file: str, rate_scale: float) -> Callable[[Mapping[str, Path], Plan], Parts]:
+    def make(files: Mapping[str, Path], plan: Plan) -> Parts:
+        found = _requests(files[file])
+        scaled = scaled_rate(found, rate_scale * plan.rate_scale, plan.seed)
+        middle = scaled.duration_seconds / 2
+        begin = max(0.0, middle - plan.warm_up_seconds)
+        tuning_at = max(0.0, (middle - plan.tuning_seconds) / 2)
+        return Parts(
+            scaled,
+            part_of(scaled, tuning_at, min(middle, tuning_at + plan.tuning_seconds)),
+            part_of(scaled, begin, middle + plan.verdict_seconds),
+        )
+
+    return make
+
+
+def _requests(path: Path) -> Trace:
+    found = read_trace(path)
+    if not isinstance(found, Trace):
+        raise SystemExit(f"{path} holds rates; give a trace of requests")
+    return found
+
+
+def _servegen(mean_rate: float) -> Callable[[Mapping[str, Path], Plan], Parts]:
+    """mean_rate: over the fortnight; the parts begin where a day rises most."""
+
+    def make(files: Mapping[str, Path], plan: Plan) -> Parts:
+        windows = read_trace(files["servegen"])
+        if isinstance(windows, Trace):
+            raise SystemExit(f"{files['servegen']} holds requests; give ServeGen's rates")
+        windows = scaled_to_mean(windows, mean_rate * plan.rate_scale)
+        lengths = Lengths(_requests(files["azure"]))
+        tuning, verdict = (
+            _around_rise(windows, day, before, seconds, lengths, plan.seed)
+            for day, before, seconds in (
+                (TUNING_DAY, plan.tuning_warm_up_seconds, plan.tuning_seconds),
+                (VERDICT_DAY, plan.warm_up_seconds, plan.warm_up_seconds + plan.verdict_seconds),
+            )
+        )
+        return Parts(_requests(files["azure"]), tuning, verdict)
+
+    return make
+
+
+def _around_rise(
+    windows: tuple[RateWindow, ...], day: int, before: float, seconds: float, lengths: Lengths, seed: int
+) -> Trace:
+    """`seconds` of a day, begun `before` its steepest rise from one window to the next."""
+    of_day = [one for one in windows if day * DAY_SECONDS <= one.start_seconds < (day + 1) * DAY_SECONDS]
+    rises = [
+        (after.requests_per_second - one.requests_per_second, after.start_seconds)
+        for one, after in pairwise(of_day)
+    ]
+    start = max(rises)[1] - before
+    cut = tuple(
+        replace(
+            one,
+            start_seconds=max(one.start_seconds, start) - start,
+            end_seconds=min(one.end_seconds, start + seconds) - start,
+        )
+        for one in windows
+        if one.end_seconds > start and one.start_seconds < start + seconds
+    )
+    return arrivals_of(f"servegen day {day}", cut, lengths, seed + day)
+
+
+def _generated(
+    kind: Kind, rate: float, factor: float = 1.0, *, is_whole_wave: bool = False
+) -> Callable[[Mapping[str, Path], Plan], Parts]:
+    def make(files: Mapping[str, Path], plan: Plan) -> Parts:
+        judged = plan.warm_up_seconds + plan.verdict_seconds
+        tuning, verdict = (
+            generated(
+                Course(
+                    kind,
+                    rate * plan.rate_scale,
+                    seconds,
+                    factor=factor,
+                    period_seconds=seconds if is_whole_wave else DAY_SECONDS,
+                ),
+                Lengths(None),
+                seed,
+            )
+            for seconds, seed in ((plan.tuning_seconds, plan.seed), (judged, plan.seed + 1))
+        )
+        return Parts(verdict, tuning, verdict)
+
+    return make
+
+
+LOADS: Mapping[str, Load] = {
+    one.name: one
+    for one in (
+        Load("azure", "llama-3.1-8b-a100-tp2", ("azure",), _recorded("azure", 3.0)),
+        Load("mooncake", "llama-3.1-8b-a100-tp2", ("mooncake",), _recorded("mooncake", 3.0)),
+        Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(15.0)),
+        Load("step", "llama-3.1-8b-a100-tp2", (), _generated("step", 10.0, 2.0)),
+        Load("diurnal", "llama-2-70b-h100-tp8", (), _generated("diurnal", 18.0, 4.0, is_whole_wave=True)),
+        Load("flash", "llama-3.1-8b-a100-tp2", (), _generated("flash", 14.0, 3.0)),
+    )
+}

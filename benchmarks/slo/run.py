@@ -1,0 +1,136 @@
+"""Headway's controller against other autoscalers' and against knowing everything: `make bench-slo`.
+
+Prints what it is going to do and how long that should take, does it in two processes, and writes
+results.md, results.json and a picture for each load. What is finished is kept, in results.jsonl: a run that
+was stopped goes on, and one after a change does again only what the change could alter. A load whose trace is
+not given is left out, and the tables say so.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from benchmarks.slo import page, pictures, store
+from benchmarks.slo.loads import LOADS
+from benchmarks.slo.plan import Plan, Task, quick, simulated_seconds, tasks
+from benchmarks.slo.work import Row, done
+
+FOLDER = Path(__file__).parent
+# Processor time of a simulated second of a load of some ten replicas, as whole runs measured it.
+SECONDS_PER_SIMULATED_SECOND = 0.011
+TRACES = ("azure", "mooncake", "servegen")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, resume, or with --report only write the tables of what is there."""
+    options = _parser().parse_args(arguments)
+    files = {name: path for name in TRACES if (path := getattr(options, name)) is not None}
+    for name, path in files.items():
+        if not path.is_file():
+            print(
+                f"--{name}={str(path)!r} is no file; give the trace, or leave the flag out", file=sys.stderr
+            )
+            return 2
+    names = tuple(name for name, load in LOADS.items() if set(load.files) <= files.keys())
+    plan = quick(names[:2]) if options.quick else Plan(names)
+    run(plan, files, options.out, options.processes, is_only_told=options.report)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in TRACES:
+        parser.add_argument(
+            f"--{name}",
+            type=Path,
+            metavar="FILE",
+            default=_from_environment(name),
+            help=f"published trace (docs/simulate.md says where); default: $HEADWAY_TRACE_{name.upper()}",
+        )
+    parser.add_argument("--quick", action="store_true", help="two loads, one promise, some five minutes")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--report", action="store_true", help="simulate nothing, write the tables again")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    return parser
+
+
+def _from_environment(name: str) -> Path | None:
+    path = os.environ.get(f"HEADWAY_TRACE_{name.upper()}")
+    return Path(path) if path else None
+
+
+def run(
+    plan: Plan, files: Mapping[str, Path], folder: Path, num_processes: int, *, is_only_told: bool = False
+) -> None:
+    """Do what is not done yet, and write tables and pictures of all of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = folder / "results.jsonl"
+    fingerprints = store.Fingerprints(plan, files)
+    known = store.read(lines)
+    keys = {task: fingerprints.of(task) for task in tasks(plan)}
+    todo = [task for task, key in keys.items() if key not in known]
+    _print_plan(plan, todo, len(keys), num_processes)
+    for task, rows in () if is_only_told else _worked_off(plan, todo, files, num_processes):
+        known[keys[task]] = rows
+        store.add(lines, keys[task], rows)
+    found = [row for key in keys.values() for row in known.get(key, [])]
+    page.write(plan, found, folder)
+    pictures.draw(found, folder)
+
+
+def _worked_off(
+    plan: Plan, todo: Sequence[Task], files: Mapping[str, Path], num_processes: int
+) -> Iterator[tuple[Task, list[Row]]]:
+    """Each task with its rows as it is finished, begun in the order given."""
+    began = time.monotonic()
+    for count, (task, rows) in enumerate(_finished(plan, todo, files, num_processes), start=1):
+        minutes = (time.monotonic() - began) / 60
+        print(f"{minutes:5.1f} min  {count}/{len(todo)}  {task.words}: {_told(rows)}", flush=True)
+        yield task, rows
+
+
+def _finished(
+    plan: Plan, todo: Sequence[Task], files: Mapping[str, Path], num_processes: int
+) -> Iterator[tuple[Task, list[Row]]]:
+    if num_processes == 1:
+        yield from ((task, done(plan, task, files)) for task in todo)
+        return
+    with ProcessPoolExecutor(num_processes) as pool:
+        running = {pool.submit(done, plan, task, files): task for task in todo}
+        yield from ((running[future], future.result()) for future in as_completed(running))
+
+
+def _told(rows: Sequence[Row]) -> str:
+    return "; ".join(
+        f"{row['slo_factor']:g}x P{row['percentile']} {row['measures']['joint_attainment']:.2%} "
+        f"{row['measures']['gpu_hours']:.2f} GPU-hours"
+        for row in rows
+    )
+
+
+def _print_plan(plan: Plan, todo: Sequence[Task], num_tasks: int, num_processes: int) -> None:
+    """What is to be done, and how long it should take on as many idle cores."""
+    print(f"loads: {', '.join(plan.loads)}; {num_tasks} tasks, {num_tasks - len(todo)} of them done before")
+    left_out = [name for name in LOADS if name not in plan.loads]
+    if left_out:
+        print(f"left out, for want of traces or in a quick run: {', '.join(left_out)}")
+    minutes: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for task in todo:
+        kind = "headway with faults" if task.kind == "headway" and task.name else task.kind
+        minutes[kind] += simulated_seconds(plan, task) * SECONDS_PER_SIMULATED_SECOND / 60 / num_processes
+        count[kind] += 1
+    for kind, predicted in minutes.items():
+        print(f"  {kind}: {count[kind]} tasks, about {predicted:.0f} minutes")
+    print(f"  in all about {sum(minutes.values()):.0f} minutes in {num_processes} processes", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Results that are there already: one JSON line per finished task, under a fingerprint of all that shapes it.
+
+The fingerprint is of the task, of the plan, of the traces and of the code: the simulator, and what of the
+runtime and the operator it runs. Headway's own results hang on the control law, too; the others do not, so
+that a change of the law simulates nothing else again.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.slo.loads import LOADS
+from benchmarks.slo.plan import Plan, Task, as_inputs
+
+ROOT = Path(__file__).parents[2]
+SIMULATED = (
+    "operator/headway_simulator",
+    "operator/headway_operator/plan.py",
+    "operator/headway_operator/slo/target.py",
+    "operator/headway_operator/spec",
+    "benchmarks/slo/loads.py",
+    "benchmarks/slo/work.py",
+)
+# What the simulated engine runs of the runtime.
+ENGINE = (
+    *("batch", "blocks", "commits", "config", "draft_policy", "histograms", "metrics", "prefix_cache"),
+    *("request", "scheduler", "sequence", "step_accounts", "step_draft", "step_loop"),
+)
+LAW = ("operator/headway_operator/slo",)
+# Law, decision and observation are one thing to Headway; to the others its files are nothing.
+NOT_OF_THE_PROOF = ("simulate_command.py", "report.py", "plot.py", "timeline.py")
+
+
+class Fingerprints:
+    """Of tasks, for one version of the code and one set of traces."""
+
+    def __init__(self, plan: Plan, files: Mapping[str, Path]) -> None:
+        self._plan = plan
+        self._simulator = _code([*SIMULATED, *(f"runtime/headway_runtime/{name}.py" for name in ENGINE)])
+        self._law = _code(LAW)
+        self._traces = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+
+    def of(self, task: Task) -> str:
+        """Equal for what would come out equal."""
+        load = LOADS[task.load]
+        step_model = Path(load.step_model)
+        parts = {
+            "task": [task.kind, task.load, task.name, task.promise],
+            "plan": as_inputs(self._plan, task),
+            "simulator": self._simulator,
+            "law": self._law if task.kind == "headway" else "",
+            "traces": [self._traces[name] for name in load.files],
+            "step_model": step_model.read_text() if step_model.is_file() else load.step_model,
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _code(paths: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in _python_files(ROOT / path):
+            digest.update(str(file.relative_to(ROOT)).encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _python_files(path: Path) -> Iterator[Path]:
+    found = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    yield from (one for one in found if one.name not in NOT_OF_THE_PROOF)
+
+
+def read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Rows by fingerprint. A line that a killed run left half is left out."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    if not path.is_file():
+        return found
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        found[entry["fingerprint"]] = entry["rows"]
+    return found
+
+
+def add(path: Path, fingerprint: str, rows: list[dict[str, Any]]) -> None:
+    """Append a task's rows, on the disk before anything else is begun."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"fingerprint": fingerprint, "rows": rows}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,210 @@
+"""Does one task of the plan: simulates, judges, and hands back its results as rows; writes nothing."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.slo.loads import LOADS, Parts
+from benchmarks.slo.plan import FAULTS, Plan, Task
+
+from headway_operator.slo import Target, target_of
+from headway_operator.state import Limits
+from headway_runtime.config import Limits as EngineLimits
+from headway_simulator.baselines import BASELINES, Baseline, Known
+from headway_simulator.cluster import Setting, Simulation
+from headway_simulator.control import Controller, headway
+from headway_simulator.flags import build_parser
+from headway_simulator.measures import Measures, judged_from, measures
+from headway_simulator.options import known_of, setting_of
+from headway_simulator.oracle import Ends, find_oracle
+from headway_simulator.records import Run
+from headway_simulator.step_model import read_step_model
+from headway_simulator.trace import Trace, part_of
+from headway_simulator.work import guessed_replicas
+
+# Budgets of tokens that are tried for the fixed limits of baselines.
+NUM_BUDGETS = 4
+Promise = tuple[float, int]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A part of a load and its service. warm_up_seconds: at its beginning, that are not judged."""
+
+    trace: Trace
+    setting: Setting
+    warm_up_seconds: float
+
+    def judged(self, run: Run, target: Target) -> Measures:
+        step_at = self.trace.step_at_seconds
+        return measures(
+            judged_from(run, self.warm_up_seconds),
+            target,
+            self.setting.engine.model.gpus,
+            None if step_at is None or step_at < self.warm_up_seconds else step_at - self.warm_up_seconds,
+        )
+
+
+def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
+    """The results of a task, one for each promise."""
+    parts = LOADS[task.load].make(files, plan)
+    if task.kind == "headway":
+        assert task.promise is not None
+        return [_headway(plan, task, parts, task.promise)]
+    if task.kind == "oracle":
+        return list(_oracles(plan, task, parts))
+    return list(_baseline(plan, task, parts))
+
+
+def _headway(plan: Plan, task: Task, parts: Parts, promise: Promise) -> Row:
+    excerpt = _verdict(plan, task.load, parts, promise)
+    for fault in FAULTS:
+        if fault.name == task.name:
+            changed = replace(excerpt.setting, conditions=fault.on(excerpt.setting.conditions))
+            excerpt = replace(excerpt, setting=changed)
+    began = time.process_time()
+    found = _judged(excerpt, headway())
+    return _row(task, promise, found, began, controller="headway", fault=task.name)
+
+
+def _oracles(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
+    """One for each promise; what becomes of a minute's arrivals on n replicas is simulated once for all."""
+    ends: Ends = {}
+    for promise in plan.promises:
+        began = time.process_time()
+        excerpt = _verdict(plan, task.load, parts, promise)
+        judged = part_of(excerpt.trace, excerpt.warm_up_seconds, excerpt.trace.duration_seconds)
+        found = find_oracle(judged, excerpt.setting, ends=ends)
+        more = {"is_attained": found.is_attained, "parameters": {"limits": asdict(found.limits)}}
+        yield _row(task, promise, found.measures, began, controller="oracle", **more)
+
+
+def _baseline(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
+    """Tuned on the first half, judged on the second; a run that knows no promise is judged by all of them."""
+    baseline = BASELINES[task.name]
+    candidates = baseline.candidates[: plan.num_candidates]
+    tuned: dict[object, Run] = {}
+    judged: dict[object, Run] = {}
+    for promise in plan.promises:
+        began = time.process_time()
+        tuning = _tuning(plan, task.load, parts, promise)
+        limits = _fixed_limits(tuning, tuned)
+        known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
+        results = [_tried(tuning, known, baseline, one, promise, tuned) for one in candidates]
+        best = _best(results, promise)
+        verdict = _verdict(plan, task.load, parts, promise)
+        found = _tried(verdict, known, baseline, candidates[best], promise, judged)
+        yield _row(
+            task,
+            promise,
+            found,
+            began,
+            controller=task.name,
+            parameters={**asdict(candidates[best]), "limits": asdict(limits)},
+            tuning=[
+                {
+                    "parameters": asdict(one),
+                    "joint_attainment": result.joint_attainment,
+                    "gpu_hours": result.gpu_hours,
+                }
+                for one, result in zip(candidates, results, strict=True)
+            ],
+        )
+
+
+def _best(results: list[Measures], promise: Promise) -> int:
+    """Of those that attain the objective the cheapest; where none does, the one that comes nearest."""
+
+    def rank(index: int) -> tuple[bool, float, float]:
+        found = results[index]
+        is_attained = found.joint_attainment * 100 >= promise[1]
+        return not is_attained, 0.0 if is_attained else -found.joint_attainment, found.gpu_hours
+
+    return min(range(len(results)), key=rank)
+
+
+def _tried(
+    excerpt: Excerpt,
+    known: Known,
+    baseline: Baseline,
+    candidate: Any,
+    promise: Promise,
+    runs: dict[object, Run],
+) -> Measures:
+    key = (candidate, known.limits, promise[0] if baseline.reads_targets else None)
+    if key not in runs:
+        runs[key] = _run(excerpt, baseline.make(known, candidate))
+    return excerpt.judged(runs[key], target_of(excerpt.setting.service.spec))
+
+
+def _fixed_limits(tuning: Excerpt, runs: dict[object, Run]) -> Limits:
+    """Batch limits for controllers that move none: of some token budgets the one with which most requests of
+    the tuning half meet the targets, on the replicas that its busiest minute needs."""
+    target = target_of(tuning.setting.service.spec)
+    baseline = BASELINES["static-peak"]
+    best = (-1.0, target.highest)
+    for halvings in range(NUM_BUDGETS):
+        tokens = target.highest.max_num_batched_tokens >> halvings
+        limits = target.bound_limits(Limits(target.highest.max_num_seqs, tokens))
+        known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
+        key = ("limits", limits)
+        if key not in runs:
+            runs[key] = _run(tuning, baseline.make(known, baseline.candidates[0]))
+        attained = tuning.judged(runs[key], target).joint_attainment
+        if attained > best[0]:
+            best = (attained, limits)
+    return best[1]
+
+
+def _run(excerpt: Excerpt, controller: Controller[Any]) -> Run:
+    return Simulation(excerpt.trace, excerpt.setting, controller).result()
+
+
+def _judged(excerpt: Excerpt, controller: Controller[Any]) -> Measures:
+    return excerpt.judged(_run(excerpt, controller), target_of(excerpt.setting.service.spec))
+
+
+def _tuning(plan: Plan, load: str, parts: Parts, promise: Promise) -> Excerpt:
+    return _excerpt(plan, load, parts.whole, parts.tuning, plan.tuning_warm_up_seconds, promise)
+
+
+def _verdict(plan: Plan, load: str, parts: Parts, promise: Promise) -> Excerpt:
+    return _excerpt(plan, load, parts.whole, parts.verdict, plan.warm_up_seconds, promise)
+
+
+def _excerpt(
+    plan: Plan, load: str, whole: Trace, part: Trace, warm_up_seconds: float, promise: Promise
+) -> Excerpt:
+    """Targets are made of the whole load, so that both halves have the same."""
+    factor, percentile = promise
+    common = (
+        *("--generate", "poisson", "--step-model", LOADS[load].step_model, "--slo-factor", str(factor)),
+        *("--percentile", str(percentile), "--seed", str(plan.seed), "--initial-replicas", "1"),
+    )
+    made = setting_of(build_parser().parse_args(list(common)), whole)
+    model = read_step_model(LOADS[load].step_model)
+    conditions = replace(made.conditions, initial_replicas=guessed_replicas(model, part))
+    longest = 1 + max(one.prompt_tokens + one.output_tokens for one in part.arrivals)
+    engine = replace(
+        made.engine,
+        max_model_len=max(made.engine.max_model_len, longest),
+        limits=EngineLimits(*made.service.spec.batching.initial),
+    )
+    return Excerpt(part, replace(made, conditions=conditions, engine=engine), warm_up_seconds)
+
+
+def _row(task: Task, promise: Promise, found: Measures, began: float, **more: Any) -> Row:
+    return {
+        "kind": task.kind,
+        "load": task.load,
+        "slo_factor": promise[0],
+        "percentile": promise[1],
+        "fault": "",
+        "parameters": {},
+        **more,
+        "measures": asdict(found),
+        "processor_seconds": round(time.process_time() - began, 2),
+    }

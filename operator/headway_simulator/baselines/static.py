@@ -1,0 +1,40 @@
+"""A fixed number of replicas: `static-mean` for the load's mean, `static-peak` for its busiest minute.
+
+Capacity planning without an autoscaler: what the load's work needs in device time, at 70% of it, times a
+factor, which is what there is to tune.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from headway_operator.slo import Target
+from headway_operator.state import Decision, Observed, Sample
+from headway_simulator.baselines.knowledge import Known, decision
+from headway_simulator.control import Controller
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """factor: on what the mean, or the busiest minute, needs."""
+
+    of: Literal["mean", "peak"]
+    factor: float = 1.0
+
+
+_FACTORS = (1.0, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
+MEAN_CANDIDATES = tuple(Static("mean", factor) for factor in _FACTORS)
+PEAK_CANDIDATES = tuple(Static("peak", factor) for factor in _FACTORS)
+
+
+def fixed(known: Known, parameters: Static) -> Controller[None]:
+    """The controller."""
+    needed = known.mean_replicas if parameters.of == "mean" else known.peak_replicas
+    replicas = math.ceil(needed * parameters.factor)
+
+    def decide(
+        target: Target, memory: None, sample: Sample, observed: Observed, now: float
+    ) -> tuple[Decision, None]:
+        return decision(known, target, replicas, "Fixed", now), None
+
+    return Controller(f"static-{parameters.of}", lambda sample, now: None, decide)

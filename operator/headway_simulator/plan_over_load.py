@@ -1,0 +1,203 @@
+"""`headway plan MODEL --gpu KIND --trace FILE`: replicas and costs of a load, and which lever pays.
+
+The plan's arithmetic gives each lever a step model (`levers`); the simulator runs the load through the
+controller with each of them, all held to the same promise. Exit status as without a load.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tqdm import tqdm
+
+from headway_operator.slo import Target, target_of
+from headway_runtime.errors import ConfigError, HeadwayRuntimeError
+from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY
+from headway_runtime.fit.gpu_kinds import GPU_KINDS
+from headway_runtime.fit.plan_command import (
+    EXIT_STATUS_BAD_INPUT,
+    EXIT_STATUS_FITS,
+    EXIT_STATUS_TOO_LARGE,
+    answer_of,
+    build_parser,
+)
+from headway_runtime.fit.report import Answer, as_json, text
+from headway_simulator.cluster import Setting, Simulation
+from headway_simulator.errors import SimulatorError
+from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load, add_service
+from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
+from headway_simulator.measures import Measures, measures
+from headway_simulator.options import controller_of, load_of, setting_with
+from headway_simulator.step_model import StepModel, read_step_model
+from headway_simulator.trace import Trace
+
+HOURS_OF_DAY = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a lever comes to over the load. why_not: why it was not simulated, or "".
+
+    gpu_hours_per_day, usd_per_day: of the load's mean hour, 24 times; usd is None without a price.
+    """
+
+    flags: str
+    why_not: str
+    step_model: StepModel | None = None
+    measures: Measures | None = None
+    gpu_hours_per_day: float | None = None
+    usd_per_day: float | None = None
+
+
+def main(argv: list[str]) -> int:
+    """Answer for the arguments after `headway plan`; returns the exit status."""
+    try:
+        arguments = _parser().parse_args(argv)
+        answer = _answer(arguments)
+        trace = load_of(arguments)
+        costs = _costs(arguments, answer, trace)
+    except (HeadwayRuntimeError, SimulatorError) as error:
+        print(f"headway plan: {error}", file=sys.stderr)
+        return EXIT_STATUS_BAD_INPUT
+    target = target_of(costs[1].service.spec)
+    if arguments.json:
+        report = {**as_json(answer), "load": _as_json(trace, target, costs[0])}
+        print(json.dumps(report, indent=2))
+    else:
+        print("\n".join([text(answer), "", *_lines(trace, target, costs[0])]))
+    return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = build_parser()
+    add_load(parser.add_argument_group("load"))
+    add_service(parser.add_argument_group("service"))
+    replica = parser.add_argument_group("replicas")
+    replica.add_argument(
+        "--step-model",
+        metavar="NAME|FILE",
+        help="as of headway simulate: a measured one (default: by the GPU's data sheet and --efficiency)",
+    )
+    replica.add_argument(
+        "--acceptance",
+        type=float,
+        default=DEFAULT_ACCEPTANCE,
+        help=f"probability that a guess is right, for speculation (default: {DEFAULT_ACCEPTANCE:g})",
+    )
+    add_conditions(parser.add_argument_group("conditions"))
+    # Speculation is one of the levers, and no part of the service as it is.
+    parser.set_defaults(num_speculative_tokens=0)
+    return parser
+
+
+def _answer(arguments: argparse.Namespace) -> Answer:
+    if arguments.gpu is None:
+        raise ConfigError("--trace: how long steps take hangs on the kind of GPU; give --gpu")
+    if not 0 <= arguments.acceptance <= 1:
+        raise ConfigError(f"--acceptance={arguments.acceptance!r} is no share; choose 0 to 1")
+    # The efficiency shapes the step model, too, with or without a price.
+    efficiency = arguments.efficiency
+    if arguments.price_per_gpu_hour is None:
+        arguments.efficiency = None
+    answer = answer_of(arguments)
+    arguments.efficiency = DEFAULT_EFFICIENCY if efficiency is None else efficiency
+    return answer
+
+
+def _costs(arguments: argparse.Namespace, answer: Answer, trace: Trace) -> tuple[list[Cost], Setting]:
+    """Of the service as it is and of each lever; and the setting of the first, whose targets all have."""
+    kind = GPU_KINDS[arguments.gpu]
+    plain = (
+        from_data_sheet(answer.fit, kind, arguments.efficiency)
+        if arguments.step_model is None
+        else read_step_model(arguments.step_model)
+    )
+    arguments.acceptance, acceptance = None, arguments.acceptance
+    setting = setting_with(arguments, trace, plain)
+    found = []
+    for lever in tqdm(
+        list(levers(answer.fit.question, acceptance)), unit="lever", disable=not sys.stderr.isatty()
+    ):
+        model = plain if lever.flags == PLAIN else with_lever(plain, answer.fit, lever.fit, kind)
+        found.append(_cost(arguments, trace, setting, lever, model))
+    return found, setting
+
+
+def _cost(
+    arguments: argparse.Namespace, trace: Trace, setting: Setting, lever: Lever, model: StepModel
+) -> Cost:
+    if not lever.fit.fits:
+        return Cost(lever.flags, "does not fit the GPU")
+    if model.kv_cache_tokens < setting.engine.max_model_len:
+        return Cost(lever.flags, f"no room for a request of {setting.engine.max_model_len} tokens")
+    engine = replace(setting.engine, model=model, speculation=lever.speculation)
+    changed = replace(setting, engine=engine)
+    run = Simulation(trace, changed, controller_of(arguments, trace, changed)).result()
+    found = measures(run, target_of(setting.service.spec), model.gpus)
+    per_day = found.gpu_hours / (trace.duration_seconds / 3600) * HOURS_OF_DAY
+    price = arguments.price_per_gpu_hour
+    return Cost(lever.flags, "", model, found, per_day, None if price is None else per_day * price)
+
+
+def best_of(costs: Sequence[Cost], target: Target) -> Cost | None:
+    """The cheapest that attains the objective; None where none does."""
+    able = [
+        one
+        for one in costs
+        if one.measures is not None and one.measures.joint_attainment * 100 >= target.percentile
+    ]
+    return min(able, key=lambda one: one.gpu_hours_per_day or 0.0, default=None)
+
+
+def _as_json(trace: Trace, target: Target, costs: Sequence[Cost]) -> dict[str, Any]:
+    best = best_of(costs, target)
+    return {
+        "trace": trace.name,
+        "duration_seconds": trace.duration_seconds,
+        "requests_per_second": trace.requests_per_second,
+        "objective": target.percentile / 100,
+        "targets": asdict(target.targets),
+        "levers": [asdict(one) for one in costs],
+        "cheapest": None if best is None else best.flags,
+    }
+
+
+def _lines(trace: Trace, target: Target, costs: Sequence[Cost]) -> list[str]:
+    targets = target.targets
+    promised = ", ".join(
+        f"{name} {value:g} ms"
+        for name, value in (("TTFT", targets.ttft_milliseconds), ("TPOT", targets.tpot_milliseconds))
+        if value is not None
+    )
+    width = max(len(one.flags) for one in costs)
+    load = f"{trace.name}: {len(trace.arrivals)} requests in {trace.duration_seconds / 3600:.1f} hours"
+    lines = [
+        f"over {load}, P{target.percentile} {promised}; simulated, not measured",
+        f"  {'lever':{width}}  attained  replicas, most  GPU-hours a day  USD a day  against as it is",
+    ]
+    plain = costs[0].gpu_hours_per_day
+    lines += [_line(one, plain, width) for one in costs]
+    best = best_of(costs, target)
+    if best is None:
+        lines.append("none of these attains the objective")
+    elif best.flags == PLAIN:
+        lines.append("no lever pays: as it is, it attains the objective for the least")
+    else:
+        lines.append(f"what pays most: {best.flags}")
+    return lines
+
+
+def _line(one: Cost, plain: float | None, width: int) -> str:
+    if one.measures is None or one.gpu_hours_per_day is None:
+        return f"  {one.flags:{width}}  {one.why_not}"
+    found = one.measures
+    usd = "-" if one.usd_per_day is None else f"{one.usd_per_day:,.0f}"
+    against = "-" if plain is None else f"{one.gpu_hours_per_day / plain - 1:+.0%}"
+    replicas = f"{found.mean_replicas:.1f}, {found.most_replicas}"
+    return (
+        f"  {one.flags:{width}}  {found.joint_attainment:8.2%}  {replicas:>14}  {one.gpu_hours_per_day:15.1f}"
+        f"  {usd:>9}  {against:>16}"
+    )

@@ -1,0 +1,130 @@
+"""`headway plan --trace` as users run it: what each lever comes to over a load."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway_runtime.fit.gpu_kinds import GPU_KINDS
+from headway_runtime.fit.plan_command import main
+from headway_simulator.plan_over_load import Cost, best_of
+
+MODEL = Path(__file__).parents[1] / "fit" / "fixtures" / "llama-3.1-8b"
+WEIGHTS = 8_030_261_248 - 525_336_576  # all but the embedding, a row of which is read
+KV_BYTES = 131_072
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A minute, a request each second."""
+    path = tmp_path / "trace.jsonl"
+    row = {"prompt_tokens": 500, "output_tokens": 20}
+    path.write_text("".join(json.dumps({**row, "at_seconds": i}) + "\n" for i in range(60)))
+    return path
+
+
+@pytest.fixture
+def plan(trace: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    def run(*flags: str) -> dict[str, Any]:
+        fixed = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "8192", "--trace", str(trace)]
+        status = main([*fixed, *flags, "--json"])
+        assert status == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return run
+
+
+def test_each_lever_changes_the_step_model_by_its_bytes_and_arithmetic(
+    plan: Callable[..., dict[str, Any]],
+) -> None:
+    found = plan("--price-per-gpu-hour", "3", "--efficiency", "0.5")
+    levers = {one["flags"].partition("'")[0].strip(): one for one in found["load"]["levers"]}
+    assert list(levers) == [
+        *("as it is", "--quantization fp8", "--quantization int8", "--quantization int4"),
+        *("--kv-cache-dtype fp8", "--tensor-parallel-size 2", "--speculative-config"),
+    ]
+    models = {name: one["step_model"] for name, one in levers.items()}
+    plain, kind = models["as it is"], GPU_KINDS["h100-80g"]
+    assert plain["base_milliseconds"] == pytest.approx(
+        2 * WEIGHTS / kind.bytes_per_second / 0.5 * 1000, rel=0.001
+    )
+    assert plain["decode_context_milliseconds"] == pytest.approx(
+        KV_BYTES / kind.bytes_per_second / 0.5 * 1000
+    )
+    # Of 8-bit weights the embedding alone stays as it is, and is not read; fp8 multiplies twice as fast.
+    fp8 = models["--quantization fp8"]
+    assert fp8["base_milliseconds"] / plain["base_milliseconds"] == pytest.approx(0.5, abs=0.01)
+    assert fp8["prefill_token_milliseconds"] == pytest.approx(plain["prefill_token_milliseconds"] / 2)
+    int4 = models["--quantization int4"]
+    assert 0.25 < int4["base_milliseconds"] / plain["base_milliseconds"] < 0.33
+    assert int4["prefill_token_milliseconds"] == pytest.approx(plain["prefill_token_milliseconds"])
+    kv = models["--kv-cache-dtype fp8"]
+    assert kv["decode_context_milliseconds"] / plain["decode_context_milliseconds"] == pytest.approx(
+        0.5, abs=0.02
+    )
+    assert kv["base_milliseconds"] == plain["base_milliseconds"]
+    two = models["--tensor-parallel-size 2"]
+    assert two["gpus"] == 2
+    assert two["decode_milliseconds"] == pytest.approx(plain["decode_milliseconds"] / 2, rel=0.01)
+
+
+def test_costs_are_of_the_simulated_replicas_over_a_day(plan: Callable[..., dict[str, Any]]) -> None:
+    load = plan("--price-per-gpu-hour", "3")["load"]
+    assert load["duration_seconds"] == pytest.approx(60.0)
+    assert load["objective"] == 0.95
+    plain = load["levers"][0]
+    assert plain["measures"]["joint_attainment"] >= 0.95
+    # One replica of one GPU, around the clock.
+    assert plain["gpu_hours_per_day"] == pytest.approx(24.0)
+    assert plain["usd_per_day"] == pytest.approx(72.0)
+    assert load["cheapest"] == "as it is"
+
+
+def test_a_manifest_brings_its_promise_and_a_measured_step_model_its_speed(
+    plan: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model}\n  slo: {ttftMilliseconds: 900, percentile: 90}\n"
+    )
+    load = plan("--service", str(service), "--step-model", "llama-3.1-8b-a100-tp2")["load"]
+    assert load["objective"] == 0.9
+    assert load["targets"] == {"ttft_milliseconds": 900.0, "tpot_milliseconds": None}
+    plain, *others = load["levers"]
+    assert plain["step_model"]["base_milliseconds"] == 8.3
+    assert plain["usd_per_day"] is None
+    fp8 = next(one for one in others if one["flags"] == "--quantization fp8")
+    assert fp8["step_model"]["base_milliseconds"] == pytest.approx(4.15, abs=0.1)
+
+
+def test_the_table_names_what_does_not_fit(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--gpu", "l4", "--max-model-len", "32768", "--trace", str(trace), "--price-per-gpu-hour", "1"]
+    assert main([str(MODEL), *flags]) in (0, 1)
+    shown = capsys.readouterr().out
+    assert "over trace.jsonl: 60 requests" in shown
+    assert "--quantization int4" in shown
+    assert "USD a day" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "want"),
+    [
+        ([], "--trace: how long steps take hangs on the kind of GPU; give --gpu"),
+        (["--gpu", "h100-80g", "--acceptance", "2"], "--acceptance=2.0 is no share"),
+        (["--gpu", "h100-80g", "--step-model", "none"], "step model 'none' is neither"),
+        (["--gpu", "h100-80g", "--rate", "3"], "--rate=3.0 is of --generate and of CSVs of rates"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    trace: Path, capsys: pytest.CaptureFixture[str], flags: list[str], want: str
+) -> None:
+    assert main([str(MODEL), "--max-model-len", "8192", "--trace", str(trace), *flags]) == 2
+    assert want in capsys.readouterr().err
+
+
+def test_the_cheapest_is_of_those_that_attain_the_objective(build: Any) -> None:
+    assert best_of([Cost("as it is", "does not fit the GPU")], None) is None  # type: ignore[arg-type]
