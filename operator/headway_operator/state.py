@@ -184,6 +184,7 @@ class Targets:
 
     ttft_milliseconds: float | None = None
     tpot_milliseconds: float | None = None
+    e2e_milliseconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,8 @@ class ReplicaSample:
     """One replica's `/admin/sample`, version 1.
 
     instance: changes when its engine restarts (counters begin anew). counters: the named totals since start.
-    histograms: ttft, queue, prefill, tpot, step.
+    histograms: ttft, queue, prefill, tpot, step. judges_end_to_end: whether it knows such a target, and has
+    a histogram e2e; one of an earlier version does not.
     """
 
     instance: str
@@ -219,6 +221,7 @@ class ReplicaSample:
     draining: bool
     counters: Mapping[str, int]
     histograms: Mapping[str, Histogram]
+    judges_end_to_end: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +289,15 @@ class Attainment:
     verdict: Literal["met", "violated", "unknown"]
 
 
+NOT_PROMISED = Attainment(None, None, 0, 0, "unknown")
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the controller wants, and why, in one sentence a person can read.
 
     cause: stable CamelCase reason. blocker: what keeps it from doing more, or "".
-    evidence: the numbers behind it.
+    evidence: the numbers behind it. end_to_end: reported and judged; nothing is moved for it.
     """
 
     at: float
@@ -303,6 +309,7 @@ class Decision:
     ttft: Attainment
     tpot: Attainment
     evidence: Mapping[str, float]
+    end_to_end: Attainment = NOT_PROMISED
 
 
 @dataclass(frozen=True, slots=True)

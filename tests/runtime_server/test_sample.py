@@ -67,8 +67,13 @@ def test_a_sample_has_every_field_of_version_1() -> None:
     assert sample["edges"] == {"first_milliseconds": 1.0, "ratio": 1.12, "count": 105}
     assert sample["histograms"]["ttft"] == {"first": 2, "counts": [3], "sum": 3703.703}
     assert sample["counters"] == dict.fromkeys(COUNTERS, 3)
-    assert set(sample["histograms"]) == {"ttft", "queue", "prefill", "tpot", "step"}
-    assert sample["targets"] == {"ttft_milliseconds": 123.456, "tpot_milliseconds": None, "epoch": 1}
+    assert set(sample["histograms"]) == {"ttft", "queue", "prefill", "tpot", "step", "e2e"}
+    assert sample["targets"] == {
+        "ttft_milliseconds": 123.456,
+        "tpot_milliseconds": None,
+        "e2e_milliseconds": None,
+        "epoch": 1,
+    }
 
 
 def test_an_engine_that_did_nothing_has_empty_histograms() -> None:
