@@ -53,6 +53,12 @@ CASES = [
         "must differ",
         id="as the model",
     ),
+    pytest.param({"slo": {"ttftMilliseconds": 300, "endToEndMilliseconds": 300}}, None, id="whole answers"),
+    pytest.param(
+        {"slo": {"ttftMilliseconds": 300, "endToEndMilliseconds": 299}},
+        "no less than",
+        id="shorter than one token",
+    ),
     pytest.param({**TWO_NODES, "gpu": {"count": 2}, "device": "cuda"}, None, id="two nodes"),
     pytest.param({**TWO_NODES, "nodesPerReplica": 3}, "must divide", id="an odd number of nodes"),
     pytest.param({**TWO_NODES, "nodesPerReplica": 8}, "must divide", id="more nodes than processes"),

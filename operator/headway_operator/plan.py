@@ -199,6 +199,7 @@ def _patch(service: Service, sample: Sample, limits: Limits) -> dict[str, Mappin
     targets = {
         "ttft_milliseconds": _number(slo.ttft_milliseconds if slo else None),
         "tpot_milliseconds": _number(slo.tpot_milliseconds if slo else None),
+        "e2e_milliseconds": _number(slo.end_to_end_milliseconds if slo else None),
     }
     bodies = {
         name: _lacking(replica, limits, targets)
@@ -214,7 +215,10 @@ def _number(milliseconds: int | None) -> float | None:
 
 def _lacking(replica: ReplicaSample, limits: Limits, targets: Mapping[str, float | None]) -> dict[str, Any]:
     body: dict[str, Any] = {
-        name: want for name, want in targets.items() if getattr(replica.targets, name) != want
+        name: want
+        for name, want in targets.items()
+        if getattr(replica.targets, name) != want
+        and (replica.judges_end_to_end or name != "e2e_milliseconds")
     }
     seqs = min(limits.max_num_seqs, replica.envelope.max_num_seqs)
     tokens = max(seqs, min(limits.max_num_batched_tokens, replica.envelope.max_num_batched_tokens))

@@ -35,7 +35,7 @@ from headway_operator.plan import plan, wanted_replicas
 from headway_operator.quality import Gate, gated, materials, open_or_shut
 from headway_operator.rollout import CanaryEvidence, Rollout, follow
 from headway_operator.scrape import Scraper
-from headway_operator.slo import Memory, decide, resume, target_of
+from headway_operator.slo import Memory, decide, resume, target_of, with_end_to_end
 from headway_operator.spec import Manifest, Service, key_of, parse
 from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered, Sample, ServiceKey
 
@@ -134,7 +134,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     memory = carried.memory or await _load_memory(world, key, sample)
     target = target_of(service.spec, conditions.longest_start_seconds(service))
     decision, carried.memory = decide(target, memory, sample, observed, world.clock())
-    outcome.decision = decision
+    outcome.decision = decision = with_end_to_end(decision, target, carried.memory)
     wanted = wanted_replicas(service, decision)
     rendered, rollout = follow(
         service, rendered, observed, sample, wanted, gate, carried.evidence, world.clock()

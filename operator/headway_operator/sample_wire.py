@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headway_operator.errors import ScrapeError
 from headway_operator.state import (
@@ -35,6 +35,7 @@ REPLICA_COUNTERS = frozenset(
 GATEWAY_COUNTERS = frozenset(
     ("received", "forwarded", "finished", "rejected", "retried", "failed", "client_aborted")
 )
+END_TO_END_COUNTERS, END_TO_END_HISTOGRAMS = frozenset(("e2e_met", "e2e_missed")), frozenset(("e2e",))
 HISTOGRAMS = frozenset(("ttft", "queue", "prefill", "tpot", "step"))
 
 Wire = TypeVar("Wire")
@@ -54,6 +55,8 @@ class _Targets(Struct, frozen=True):
     epoch: Count
     ttft_milliseconds: Annotated[float, Meta(gt=0)] | None = None
     tpot_milliseconds: Annotated[float, Meta(gt=0)] | None = None
+    # Absent from a replica of before there was such a target, which may serve for long.
+    e2e_milliseconds: Annotated[float, Meta(gt=0)] | UnsetType | None = UNSET
 
 
 class _ReplicaGauges(Struct, frozen=True):
@@ -149,13 +152,23 @@ def parse_replica_sample(body: bytes, taken_at: float) -> ReplicaSample:
             f"sample: gauges.kv_blocks_used is {gauges.kv_blocks_used}, "
             f"more than kv_blocks_total {gauges.kv_blocks_total}"
         )
+    end_to_end = wire.targets.e2e_milliseconds
+    judges_end_to_end = not isinstance(end_to_end, UnsetType)
+    if judges_end_to_end:
+        _require_names("counters", wire.counters, END_TO_END_COUNTERS)
+        _require_names("histograms", wire.histograms, END_TO_END_HISTOGRAMS)
+    names = sorted(HISTOGRAMS | END_TO_END_HISTOGRAMS if judges_end_to_end else HISTOGRAMS)
     edges = _edges(wire.edges.first_milliseconds, wire.edges.ratio, wire.edges.count)
     return ReplicaSample(
         instance=wire.instance,
         taken_at=taken_at,
         limits=Limits(wire.limits.max_num_seqs, wire.limits.max_num_batched_tokens),
         envelope=Limits(wire.envelope.max_num_seqs, wire.envelope.max_num_batched_tokens),
-        targets=Targets(wire.targets.ttft_milliseconds, wire.targets.tpot_milliseconds),
+        targets=Targets(
+            wire.targets.ttft_milliseconds,
+            wire.targets.tpot_milliseconds,
+            None if isinstance(end_to_end, UnsetType) else end_to_end,
+        ),
         running=gauges.running,
         waiting=gauges.waiting,
         oldest_waiting_seconds=gauges.oldest_waiting_seconds,
@@ -163,8 +176,9 @@ def parse_replica_sample(body: bytes, taken_at: float) -> ReplicaSample:
         kv_blocks_total=gauges.kv_blocks_total,
         draining=wire.draining,
         counters=wire.counters,
-        histograms={name: _histogram(name, wire.histograms[name], edges) for name in sorted(HISTOGRAMS)},
+        histograms={name: _histogram(name, wire.histograms[name], edges) for name in names},
         moments=None if wire.moments is None else _moments(wire.moments),
+        judges_end_to_end=judges_end_to_end,
     )
 
 

@@ -185,6 +185,7 @@ class Targets:
 
     ttft_milliseconds: float | None = None
     tpot_milliseconds: float | None = None
+    e2e_milliseconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,8 @@ class ReplicaSample:
 
     instance: changes when its engine restarts (counters begin anew). counters: the named totals since start.
     histograms: ttft, queue, prefill, tpot, step. moments: None from a replica of before there were any.
+    judges_end_to_end: whether it knows such a target, and has a histogram e2e; one of an earlier version does
+    not.
     """
 
     instance: str
@@ -236,6 +239,7 @@ class ReplicaSample:
     counters: Mapping[str, int]
     histograms: Mapping[str, Histogram]
     moments: Moments | None = None
+    judges_end_to_end: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +307,15 @@ class Attainment:
     verdict: Literal["met", "violated", "unknown"]
 
 
+NOT_PROMISED = Attainment(None, None, 0, 0, "unknown")
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the controller wants, and why, in one sentence a person can read.
 
     cause: stable CamelCase reason. blocker: what keeps it from doing more, or "".
-    evidence: the numbers behind it.
+    evidence: the numbers behind it. end_to_end: reported and judged; nothing is moved for it.
     """
 
     at: float
@@ -320,6 +327,7 @@ class Decision:
     ttft: Attainment
     tpot: Attainment
     evidence: Mapping[str, float]
+    end_to_end: Attainment = NOT_PROMISED
 
 
 @dataclass(frozen=True, slots=True)

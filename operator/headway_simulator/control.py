@@ -82,6 +82,7 @@ def replica_sample(pod: Pod, engine: SimulatedEngine, envelope: Limits, now: flo
         limits=Limits(limits.max_num_seqs, limits.max_num_batched_tokens),
         envelope=envelope,
         targets=Targets(metrics.targets.ttft_milliseconds, metrics.targets.tpot_milliseconds),
+        judges_end_to_end=False,
         running=engine.num_running,
         waiting=engine.num_waiting,
         oldest_waiting_seconds=engine.oldest_waiting_seconds(now),

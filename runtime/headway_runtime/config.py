@@ -147,6 +147,7 @@ class Targets:
 
     ttft_milliseconds: float | None = None
     tpot_milliseconds: float | None = None
+    e2e_milliseconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

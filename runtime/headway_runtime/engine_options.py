@@ -160,6 +160,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-waiting", type=integer(1), default=1024, help="requests that may wait; more get 503")
     add("--ttft-target-milliseconds", type=positive, metavar="MS", help="count requests within it")
     add("--tpot-target-milliseconds", type=positive, metavar="MS", help="likewise")
+    add("--e2e-target-milliseconds", type=positive, metavar="MS", help="likewise, of whole answers")
     add(
         "--speculative-config",
         metavar="JSON",
@@ -242,7 +243,11 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
         envelope=envelope,
         limits=limits,
-        targets=Targets(arguments.ttft_target_milliseconds, arguments.tpot_target_milliseconds),
+        targets=Targets(
+            arguments.ttft_target_milliseconds,
+            arguments.tpot_target_milliseconds,
+            arguments.e2e_target_milliseconds,
+        ),
         max_waiting=arguments.max_waiting,
         num_threads=arguments.num_threads or _default_threads(model, parallel),
         seed=arguments.seed,

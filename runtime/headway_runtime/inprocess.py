@@ -74,6 +74,7 @@ class EngineKeywords(TypedDict, total=False):
     max_waiting: int
     ttft_target_milliseconds: float | None
     tpot_target_milliseconds: float | None
+    e2e_target_milliseconds: float | None
     speculative_config: dict[str, object] | str | None
     initial_num_speculative_tokens: int | None
     overlap: bool | None

@@ -3,11 +3,13 @@
 Owned by the engine process and touched by its one thread only. Knows neither Prometheus nor JSON: the
 server reads a `MetricsSnapshot` and renders it. Times come in as seconds and are kept as milliseconds.
 
-Two things here are decided on purpose:
+Three things here are decided on purpose:
 
 - TTFT met/missed counts every request that an overloaded server turned away or failed before the first
   byte as a miss, and every one that its client gave up when the target had passed already; a request that
   was the client's own fault, or that was given up before, is neither.
+- End to end, every request that was turned away so or failed is a miss, and so is every one that its client
+  gave up when the target had passed; one that was given up before is neither.
 - Setting targets that differ from the current ones restarts the met/missed counters and moves `epoch`,
   so that a reader never subtracts counts taken against different targets.
 """
@@ -86,7 +88,7 @@ class EngineMetrics:
     def __init__(self, targets: Targets | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._targets = targets or Targets()
         self._targets_epoch = 1
-        self._ttft_met = self._ttft_missed = self._tpot_met = self._tpot_missed = 0
+        self._start_judging()
         self._received = self._preemptions = self._steps = self._recorded_steps = 0
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._cache_queried_tokens = 0
@@ -124,7 +126,11 @@ class EngineMetrics:
             return
         self._targets = targets
         self._targets_epoch += 1
+        self._start_judging()
+
+    def _start_judging(self) -> None:
         self._ttft_met = self._ttft_missed = self._tpot_met = self._tpot_missed = 0
+        self._e2e_met = self._e2e_missed = 0
 
     def model_loaded(self, seconds: float) -> None:
         """The weights are in place, `seconds` after loading began."""
@@ -144,6 +150,8 @@ class EngineMetrics:
         self._rejected[reason] += 1
         if reason in OVERLOAD_REASONS:
             self.first_byte_missed()
+            if self._targets.e2e_milliseconds is not None:
+                self._e2e_missed += 1
 
     def scheduled(self, queue_seconds: float) -> None:
         """A request was scheduled for the first time, `queue_seconds` after it was received."""
@@ -235,6 +243,7 @@ class EngineMetrics:
         fast the engine is.
         """
         self._finished[reason] += 1
+        self._judge_end(reason, e2e_seconds)
         if reason in (FinishReason.ABORT, FinishReason.ERROR):
             return
         self._histograms["e2e"].observe(e2e_seconds)
@@ -248,6 +257,16 @@ class EngineMetrics:
             self._tpot_met += 1
         else:
             self._tpot_missed += 1
+
+    def _judge_end(self, reason: FinishReason, e2e_seconds: float) -> None:
+        target = self._targets.e2e_milliseconds
+        if target is None:
+            return
+        is_late = e2e_seconds * 1000.0 > target
+        if reason is FinishReason.ERROR or is_late:
+            self._e2e_missed += 1
+        elif reason is not FinishReason.ABORT:
+            self._e2e_met += 1
 
     def snapshot(self) -> MetricsSnapshot:
         """A copy of everything.
@@ -266,6 +285,8 @@ class EngineMetrics:
             "ttft_missed": self._ttft_missed,
             "tpot_met": self._tpot_met,
             "tpot_missed": self._tpot_missed,
+            "e2e_met": self._e2e_met,
+            "e2e_missed": self._e2e_missed,
             "prompt_tokens": self._prompt_tokens,
             "cached_tokens": self._cached_tokens,
             "cache_queried_tokens": self._cache_queried_tokens,

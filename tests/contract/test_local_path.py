@@ -28,7 +28,7 @@ def manifest() -> dict[str, Any]:
         "spec": {
             "model": {"source": "bundled://headway-tiny", "maxModelLen": 256},
             "device": "cpu",
-            "slo": {"ttftMilliseconds": 5000},
+            "slo": {"ttftMilliseconds": 5000, "endToEndMilliseconds": 600_000},
             "scaling": {"minReplicas": 1, "maxReplicas": 2},
             "batching": {"maxNumSeqs": {"max": 4}, "maxNumBatchedTokens": {"max": 128}},
             "kvCacheMemory": "16Mi",
@@ -64,7 +64,12 @@ async def test_a_manifest_becomes_tokens_a_sample_and_live_limits(
         assert sample.counters["received"] == sample.counters["finished"] == 3
         assert sample.counters["ttft_met"] + sample.counters["ttft_missed"] == 3
         assert sum(sample.histograms["ttft"].counts) == 3
+        assert sample.counters["e2e_met"] + sample.counters["e2e_missed"] == 3
+        assert sum(sample.histograms["e2e"].counts) == 3
         assert sample.targets.ttft_milliseconds == 5000.0
+        assert sample.targets.e2e_milliseconds == 600_000.0
+        whole = await eventually(lambda: service.status["slo"]["endToEndMilliseconds"])
+        assert (whole["target"], whole["percentile"]) == (600_000.0, 95)
         assert sample.limits.max_num_seqs == 4
 
         manifest["spec"]["slo"]["ttftMilliseconds"] = 7000

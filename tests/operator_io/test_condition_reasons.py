@@ -151,6 +151,9 @@ def decisions() -> Iterator[Facts]:
         *((SILENT, NO_TARGET), (FEW, NO_TARGET), (NO_TARGET, NO_TARGET)),
     ):
         yield told(own_replicas(2), replace(STEADY, ttft=ttft, tpot=tpot))
+    whole = Attainment(9000.0, 12000.0, 60, 40, "violated")
+    for ttft, tpot in ((MET, NO_TARGET), (VIOLATED, MET), (MET, VIOLATED), (VIOLATED, VIOLATED)):
+        yield told(own_replicas(2), replace(STEADY, ttft=ttft, tpot=tpot, end_to_end=whole))
     for blocker in (
         *("FixedReplicas", "OtherScaler", "AtMaxReplicas", "ReplicaPending", "Settling"),
         *("PendingPastDeadline", "SamplesMissing", "TargetInfeasible", "Unschedulable"),

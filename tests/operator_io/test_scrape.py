@@ -72,6 +72,24 @@ def encode(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
+def test_whole_answers_are_read_of_replicas_that_judge_them() -> None:
+    old = parse_replica_sample(encode(replica_body()), taken_at=0.0)
+    assert (old.judges_end_to_end, old.targets.e2e_milliseconds) == (False, None)
+    body = replica_body()
+    body["targets"]["e2e_milliseconds"] = None
+    with pytest.raises(ScrapeError, match="counters lacks e2e_met, e2e_missed"):
+        parse_replica_sample(encode(body), taken_at=0.0)
+    body["counters"] |= {"e2e_met": 3, "e2e_missed": 1}
+    with pytest.raises(ScrapeError, match="histograms lacks e2e"):
+        parse_replica_sample(encode(body), taken_at=0.0)
+    body["histograms"]["e2e"] = {"first": 60, "counts": [3, 1], "sum": 4000.0}
+    new = parse_replica_sample(encode(body), taken_at=0.0)
+    assert (new.judges_end_to_end, new.targets.e2e_milliseconds) == (True, None)
+    assert (new.counters["e2e_missed"], sum(new.histograms["e2e"].counts)) == (1, 4)
+    body["targets"]["e2e_milliseconds"] = 9000
+    assert parse_replica_sample(encode(body), taken_at=0.0).targets.e2e_milliseconds == 9000.0
+
+
 def test_a_replicas_sample_is_read_whole() -> None:
     sample = parse_replica_sample(encode(replica_body()), taken_at=99.0)
     assert (sample.instance, sample.taken_at) == ("a1", 99.0)

@@ -57,6 +57,23 @@ def test_slo_counters_are_exact_against_the_targets_in_force() -> None:
     assert slo_counters(metrics) == (2, 2, 1, 1)
 
 
+def test_whole_answers_are_judged_once_each_however_they_end() -> None:
+    metrics = EngineMetrics(Targets(e2e_milliseconds=2000.0))
+    metrics.finished(FinishReason.STOP, 2.0, 0.01)
+    metrics.finished(FinishReason.LENGTH, 2.001, None)
+    metrics.finished(FinishReason.ERROR, 0.1, None)
+    metrics.finished(FinishReason.ABORT, 1.9, None)  # nobody can say
+    metrics.finished(FinishReason.ABORT, 2.1, None)  # it was late already
+    metrics.rejected(RejectReason.QUEUE_FULL)
+    metrics.rejected(RejectReason.INVALID)  # its client's own fault
+    counters = metrics.snapshot().counters
+    assert (counters["e2e_met"], counters["e2e_missed"]) == (1, 4)
+    assert slo_counters(metrics) == (0, 0, 0, 0)
+    metrics.set_targets(Targets(e2e_milliseconds=1000.0))
+    counters = metrics.snapshot().counters
+    assert (counters["e2e_met"], counters["e2e_missed"]) == (0, 0)
+
+
 def test_new_targets_restart_the_exact_counters_and_the_same_targets_do_not() -> None:
     metrics = EngineMetrics(Targets(ttft_milliseconds=100.0))
     metrics.first_byte(0.2)

@@ -77,6 +77,13 @@ def test_a_sample_has_every_field_of_version_1() -> None:
     }
     assert set(sample["histograms"]) == {"ttft", "queue", "prefill", "tpot", "step"}
     assert sample["targets"] == {"ttft_milliseconds": 123.456, "tpot_milliseconds": None, "epoch": 1}
+    assert set(sample["histograms"]) == {"ttft", "queue", "prefill", "tpot", "step", "e2e"}
+    assert sample["targets"] == {
+        "ttft_milliseconds": 123.456,
+        "tpot_milliseconds": None,
+        "e2e_milliseconds": None,
+        "epoch": 1,
+    }
 
 
 def test_an_engine_that_did_nothing_has_empty_histograms() -> None:

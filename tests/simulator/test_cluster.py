@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway_operator.slo import Target, target_of
-from headway_operator.spec.fields import Scaling
+from headway_operator.spec.scaling import Scaling
 from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
 from headway_simulator.cluster import BEGIN_SECONDS, Simulation
 from headway_simulator.control import Controller, headway

@@ -1,6 +1,6 @@
 """What may be said of the promise: whether it is kept, whether it can be, whether replicas may move for it.
 
-SLOMet          what the evidence says about both targets
+SLOMet          what the evidence says about the targets
 SLOFeasible     whether replicas of this kind can keep the targets at all, as far as was seen
 ScalingActive   whether the controller may move replicas
 """
@@ -60,7 +60,7 @@ def scaling_active(decision: Decision) -> Condition:
 
 
 def _promised(decision: Decision) -> dict[str, Attainment]:
-    judged = {"TTFT": decision.ttft, "TPOT": decision.tpot}
+    judged = {"TTFT": decision.ttft, "TPOT": decision.tpot, "EndToEnd": decision.end_to_end}
     return {name: one for name, one in judged.items() if one.target_milliseconds is not None}
 
 

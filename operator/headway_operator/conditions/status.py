@@ -94,6 +94,7 @@ def status(
         "slo": {
             "ttftMilliseconds": _latency(decision.ttft, percentile),
             "tpotMilliseconds": _latency(decision.tpot, percentile),
+            **_end_to_end(decision, percentile),
         },
         "revision": {
             "name": revision.name,
@@ -200,6 +201,13 @@ def _applied_limits(sample: Sample, decision: Decision) -> Limits:
     """What most replicas run with; what was decided while none has said."""
     applied = Counter(replica.limits for replica in sample.replicas.values() if replica is not None)
     return applied.most_common(1)[0][0] if applied else decision.limits
+
+
+def _end_to_end(decision: Decision, percentile: int) -> dict[str, Any]:
+    """Absent without such a target."""
+    if decision.end_to_end.target_milliseconds is None:
+        return {}
+    return {"endToEndMilliseconds": _latency(decision.end_to_end, percentile)}
 
 
 def _latency(attainment: Attainment, percentile: int) -> dict[str, Any]:

@@ -20,7 +20,13 @@ from headway_operator.state import Manifest, Site
 KIND = "PrometheusRule"
 # As Prometheus writes the label that `pod_monitor` has it take from the pods.
 SERVICE_SERIES_LABEL = names.SERVICE_LABEL.translate(str.maketrans("./", "__"))
-LATENCY_NAMES = {"ttft": "Time to first token", "tpot": "Time per output token"}
+LATENCY_NAMES = {
+    "ttft": "Time to first token",
+    "tpot": "Time per output token",
+    "e2e": "Time of whole answers",
+}
+
+SHORT_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end-to-end"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,11 @@ def prometheus_rule(service: Service, site: Site) -> Manifest | None:
     told, slo = service.spec.monitoring, service.spec.slo
     if not told.enabled or slo is None or KIND not in site.optional_kinds:
         return None
-    targets = {"ttft": slo.ttft_milliseconds, "tpot": slo.tpot_milliseconds}
+    targets = {
+        "ttft": slo.ttft_milliseconds,
+        "tpot": slo.tpot_milliseconds,
+        "e2e": slo.end_to_end_milliseconds,
+    }
     rules = [
         _alert(service, target, milliseconds, burn)
         for target, milliseconds in targets.items()
@@ -94,7 +104,7 @@ def _alert(service: Service, target: str, milliseconds: int, burn: Burn) -> dict
             "target": target,
         },
         "annotations": {
-            "summary": f"{key.namespace}/{key.name} misses its {target.upper()} target",
+            "summary": f"{key.namespace}/{key.name} misses its {SHORT_NAMES[target]} target",
             "description": f"{sentence} `kubectl describe inferenceservice {key.name} --namespace "
             f"{key.namespace}` says why, and what is being done about it.",
         },

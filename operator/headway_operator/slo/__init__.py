@@ -9,8 +9,9 @@ PendingPastDeadline or the reason of the replica that is past it.
 """
 
 from headway_operator.slo.decide import decide
+from headway_operator.slo.end_to_end import with_end_to_end
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.resume import resume
 from headway_operator.slo.target import Target, target_of
 
-__all__ = ["Memory", "Target", "decide", "resume", "target_of"]
+__all__ = ["Memory", "Target", "decide", "resume", "target_of", "with_end_to_end"]

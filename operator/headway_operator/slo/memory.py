@@ -1,7 +1,7 @@
 """What the controller remembers between passes; serialisable, so that a restart forgets little."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from headway_operator.slo.window import NO_TARGETS, Baseline, Slice
@@ -59,7 +59,7 @@ class Memory:
             "parked_replicas": self.parked_replicas,
             "limits": _pair(self.limits),
             "initial": _pair(self.initial),
-            "targets": [self.targets.ttft_milliseconds, self.targets.tpot_milliseconds],
+            "targets": [*astuple(self.targets)],
             "slices": [one.to_dict() for one in self.slices],
             "baselines": {name: baseline.to_dict() for name, baseline in self.baselines.items()},
         }

@@ -55,10 +55,12 @@ def target_of(spec: InferenceServiceSpec, start_seconds: float = 0.0) -> Target:
     slo, scaling, batching = spec.slo, spec.scaling, spec.batching
     ttft = slo.ttft_milliseconds if slo else None
     tpot = slo.tpot_milliseconds if slo else None
+    end_to_end = slo.end_to_end_milliseconds if slo else None
     return Target(
         targets=Targets(
             None if ttft is None else float(ttft),
             None if tpot is None else float(tpot),
+            None if end_to_end is None else float(end_to_end),
         ),
         percentile=slo.percentile if slo else 95,
         window_seconds=float(slo.window_seconds) if slo else LONGEST_SECONDS,

@@ -12,7 +12,7 @@ replicas only where no gateway gave a sample.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from headway_operator.slo import histogram
@@ -34,8 +34,9 @@ _COUNTERS = ("preemptions", "prompt_tokens", "generated_tokens", "steps", "rejec
 _EXACT = {
     "ttft": ("ttft_met", "ttft_missed", "ttft_milliseconds"),
     "tpot": ("tpot_met", "tpot_missed", "tpot_milliseconds"),
+    "e2e": ("e2e_met", "e2e_missed", "e2e_milliseconds"),
 }
-_LATENCIES = ("ttft", "tpot")
+_LATENCIES = ("ttft", "tpot", "e2e")
 # Who counted refusals; of both only `refused` is kept.
 _REFUSALS = ("gateway_rejected", "rejected")
 # Of these the mean is enough.
@@ -59,7 +60,7 @@ class Baseline:
         """JSON-ready."""
         return {
             "instance": self.instance,
-            "targets": [self.targets.ttft_milliseconds, self.targets.tpot_milliseconds],
+            "targets": [*astuple(self.targets)],
             "totals": dict(self.totals),
             "counts": {name: _text_keys(counts) for name, counts in self.counts.items()},
         }
@@ -197,8 +198,9 @@ def _increment(before: Baseline | None, now: Baseline, targets: Targets, start: 
             elif getattr(before.targets, target) != judged_by:
                 # New targets restart the exact counters.
                 totals[name] = now.totals[name]
-    if "ttft_missed" in totals:
-        totals["ttft_missed"] = max(0, totals["ttft_missed"] - totals["rejected"])
+    for name in ("ttft_missed", "e2e_missed"):
+        if name in totals:
+            totals[name] = max(0, totals[name] - totals["rejected"])
     counts = {
         name: histogram.increments(now.counts.get(name, {}), before.counts.get(name, {}))
         for name in _LATENCIES

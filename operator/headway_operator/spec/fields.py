@@ -13,7 +13,6 @@ from headway_operator.spec.base import (
     PodTemplateDict,
     SpecModel,
     rules,
-    with_empty_default,
 )
 from headway_operator.spec.batching import Batching
 from headway_operator.spec.lora import Lora
@@ -22,8 +21,9 @@ from headway_operator.spec.quality import Quality
 from headway_operator.spec.resources import Resources, gpus_rule
 from headway_operator.spec.rollout import Rollout
 from headway_operator.spec.safeguards import DisruptionBudget, Monitoring, NetworkPolicy
-from headway_operator.spec.schedule import ScheduleEntry
+from headway_operator.spec.scaling import Scaling
 from headway_operator.spec.scheduling import GPU_RULES, Gpu, Scheduling
+from headway_operator.spec.slo import Slo
 from headway_operator.spec.source import REMOTE_SCHEMES, scheme_of
 from headway_operator.spec.speculative import Speculative
 from headway_operator.spec.waiting import Waiting
@@ -39,26 +39,6 @@ CREDENTIALS_RULE = (
 CREDENTIALS_MESSAGE = (
     "model.credentialsSecretRef is for sources that are fetched, hf://, s3:// and oci://, of the model, its "
     "draft, adapters or baseline: remove credentialsSecretRef or change a source"
-)
-ORDER_RULE = "self.minReplicas <= self.maxReplicas"
-ORDER_MESSAGE = (
-    "minReplicas must not exceed maxReplicas: lower scaling.minReplicas or raise scaling.maxReplicas"
-)
-FLOOR_RULE = (
-    "!has(self.schedule) || self.schedule.all(one, has(one.maxReplicas) || !has(one.minReplicas) || "
-    "one.minReplicas <= self.maxReplicas)"
-)
-FLOOR_MESSAGE = (
-    "minReplicas of an entry of scaling.schedule must not exceed scaling.maxReplicas: raise that, or set "
-    "maxReplicas in the entry"
-)
-CEILING_RULE = (
-    "!has(self.schedule) || self.schedule.all(one, has(one.minReplicas) || !has(one.maxReplicas) || "
-    "one.maxReplicas >= self.minReplicas)"
-)
-CEILING_MESSAGE = (
-    "maxReplicas of an entry of scaling.schedule must not be less than scaling.minReplicas, below which it "
-    "cannot go: raise maxReplicas there or lower scaling.minReplicas"
 )
 TARGET_RULE = (
     "has(self.replicas) || (has(self.slo) && "
@@ -76,9 +56,6 @@ WAKE_MESSAGE = (
     "with scaling.minReplicas 0 a request that is held wakes the service: let waiting.maxRequests and "
     "waiting.timeoutSeconds be 1 or more, or raise scaling.minReplicas"
 )
-# What the controller remembers, and the shortest window that it judges (`slo`).
-LONGEST_WINDOW_SECONDS, SHORTEST_WINDOW_SECONDS = 300, 30
-
 # As `service` has them, which names the field.
 DISK_RULE = "self.tensorParallelSize == 1 || !has(self.kvOffload) || !has(self.kvOffload.disk)"
 DISK_MESSAGE = (
@@ -115,61 +92,6 @@ class KVOffload(SpecModel):
     default."""
     disk: OffloadDisk | None = None
     """A disk that gets what is in that memory, too, and keeps it for longer. Default: none."""
-
-
-class Slo(SpecModel):
-    """The latency promise. Editing it never restarts a pod."""
-
-    ttft_milliseconds: Annotated[int, Field(ge=1, le=600_000)] | None = None
-    """Target for the time to first token, waiting included, in milliseconds (1 to 600000). Default: none."""
-    tpot_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = None
-    """Target for the time per output token after the first, in milliseconds (1 to 60000). Default: none."""
-    percentile: Annotated[int, Field(ge=50, le=99)] = 95
-    """Share of requests that must meet the targets, in percent (50 to 99). Default 95."""
-    window_seconds: Annotated[int, Field(ge=SHORTEST_WINDOW_SECONDS, le=LONGEST_WINDOW_SECONDS)] = (
-        LONGEST_WINDOW_SECONDS
-    )
-    """How far back requests are judged, in seconds (30 to 300). The controller begins with the last 30 s and
-    looks back further, at most so far, until there were requests enough for a verdict. Default 300."""
-
-
-class Scaling(SpecModel):
-    """Bounds of autoscaling; unused while `replicas` is set."""
-
-    model_config = ConfigDict(
-        json_schema_extra=with_empty_default(
-            (ORDER_RULE, ORDER_MESSAGE), (FLOOR_RULE, FLOOR_MESSAGE), (CEILING_RULE, CEILING_MESSAGE)
-        )
-    )
-    min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Fewest replicas (0 to 1000). With 0, a service that nobody asks has none, and the first request starts
-    one. Default 1."""
-    max_replicas: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Most replicas (1 to 1000). Default 4."""
-    stabilization_seconds: Annotated[int, Field(ge=10, le=3600)] = 300
-    """How long, in seconds, fewer replicas must have been enough before one is removed (10 to 3600).
-    Default 300."""
-    idle_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
-    """How long, in seconds, no request must have come before the last replicas are removed (10 to 86400);
-    used while minReplicas is 0. Default 600."""
-    schedule: list[ScheduleEntry] = Field(default_factory=list, max_length=16)
-    """Other bounds at known times, such as more replicas before the office opens; at most 16 entries. Where
-    several hold at once, the largest of each bound counts. Default: none."""
-
-    @model_validator(mode="after")
-    def _is_ordered(self) -> Self:
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"minReplicas {self.min_replicas} must not exceed maxReplicas {self.max_replicas}: "
-                "lower scaling.minReplicas or raise scaling.maxReplicas"
-            )
-        for number, entry in enumerate(self.schedule):
-            low, high = entry.min_replicas, entry.max_replicas
-            if high is None and low is not None and low > self.max_replicas:
-                raise ValueError(f"schedule[{number}].minReplicas {low}: {FLOOR_MESSAGE}")
-            if low is None and high is not None and high < self.min_replicas:
-                raise ValueError(f"schedule[{number}].maxReplicas {high}: {CEILING_MESSAGE}")
-        return self
 
 
 class SecretKeyRef(SpecModel):

@@ -56,12 +56,14 @@ class LatencyStatus(StatusModel):
 
 
 class SloStatus(StatusModel):
-    """Both latencies against their targets."""
+    """Latencies against their targets."""
 
     ttft_milliseconds: LatencyStatus | None = None
     """Time to first token."""
     tpot_milliseconds: LatencyStatus | None = None
     """Time per output token after the first."""
+    end_to_end_milliseconds: LatencyStatus | None = None
+    """Time of whole answers; absent without such a target."""
 
 
 class LastDecision(StatusModel):

@@ -11,7 +11,7 @@ from headway_runtime.server.messages import EngineState, PatchRefused
 from headway_runtime.server.serving import Serving, json_response
 
 LIMIT_FIELDS = ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens")
-TARGET_FIELDS = ("ttft_milliseconds", "tpot_milliseconds")
+TARGET_FIELDS = ("ttft_milliseconds", "tpot_milliseconds", "e2e_milliseconds")
 LONGEST_TARGET_MILLISECONDS = 3_600_000.0
 
 
@@ -100,6 +100,7 @@ def _limits(state: EngineState) -> dict[str, object]:
         "targets": {
             "ttft_milliseconds": targets.ttft_milliseconds,
             "tpot_milliseconds": targets.tpot_milliseconds,
+            "e2e_milliseconds": targets.e2e_milliseconds,
         },
     }
 

@@ -345,6 +345,8 @@ class EngineLoop:
             targets = replace(targets, ttft_milliseconds=patch.ttft_milliseconds)
         if patch.tpot_milliseconds is not msgspec.UNSET:
             targets = replace(targets, tpot_milliseconds=patch.tpot_milliseconds)
+        if patch.e2e_milliseconds is not msgspec.UNSET:
+            targets = replace(targets, e2e_milliseconds=patch.e2e_milliseconds)
         if wanted_limits != limits or targets != self._metrics.targets:
             logger.info("%s -> %s, %s", limits, wanted_limits, targets)
         self._metrics.set_targets(targets)

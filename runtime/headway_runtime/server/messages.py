@@ -136,6 +136,7 @@ class Patch(msgspec.Struct, tag="patch", frozen=True):
     num_speculative_tokens: int | UnsetType = UNSET
     ttft_milliseconds: float | UnsetType | None = UNSET
     tpot_milliseconds: float | UnsetType | None = UNSET
+    e2e_milliseconds: float | UnsetType | None = UNSET
 
 
 class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):

@@ -30,6 +30,8 @@ from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.server.messages import EngineState
 from headway_runtime.start_timeline import STAGES
 
+# Latencies with a target.
+JUDGED = ("ttft", "tpot", "e2e")
 _EDGE_LABELS = (*(format(edge / 1000.0, ".9g") for edge in EDGES_MILLISECONDS), "+Inf")
 _SIZE_LABELS = (*map(str, SIZE_EDGES), "+Inf")
 _HISTOGRAMS = {
@@ -114,7 +116,8 @@ class _Page(Collector):
         yield limits
         yield envelope
         target = GaugeMetricFamily("headway_target_seconds", "SLO targets in force.", labels=["target"])
-        for name, milliseconds in (("ttft", targets.ttft_milliseconds), ("tpot", targets.tpot_milliseconds)):
+        for name in JUDGED:
+            milliseconds = getattr(targets, f"{name}_milliseconds")
             if milliseconds is not None:
                 target.add_metric([name], milliseconds / 1000.0)
         yield target
@@ -145,7 +148,7 @@ class _Page(Collector):
             ("target", "result"),
             (
                 ((target, result), counters[f"{target}_{result}"])
-                for target in ("ttft", "tpot")
+                for target in JUDGED
                 for result in ("met", "missed")
             ),
         )

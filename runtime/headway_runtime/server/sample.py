@@ -17,14 +17,14 @@ from headway_runtime.server.messages import EngineState
 
 SAMPLE_VERSION = 1
 MAX_SAMPLE_BYTES = 4096
-HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "step")
+HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "step", "e2e")
 COUNTERS = (
     *("received", "finished", "aborted", "rejected", "errors"),
-    *("ttft_met", "ttft_missed", "tpot_met", "tpot_missed"),
+    *("ttft_met", "ttft_missed", "tpot_met", "tpot_missed", "e2e_met", "e2e_missed"),
     *("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps"),
 )
 MOMENTS = ("decode_steps", "prompt_steps", "prompts", "answers")
-_SLO_COUNTERS = ("ttft_met", "ttft_missed", "tpot_met", "tpot_missed")
+_SLO_COUNTERS = ("ttft_met", "ttft_missed", "tpot_met", "tpot_missed", "e2e_met", "e2e_missed")
 _EDGES = {"first_milliseconds": FIRST_EDGE_MILLISECONDS, "ratio": EDGE_RATIO, "count": NUM_EDGES}
 
 
@@ -70,6 +70,7 @@ def _encode(state: EngineState, base: _Base, *, is_draining: bool) -> bytes:
             "targets": {
                 "ttft_milliseconds": metrics.targets.ttft_milliseconds,
                 "tpot_milliseconds": metrics.targets.tpot_milliseconds,
+                "e2e_milliseconds": metrics.targets.e2e_milliseconds,
                 "epoch": metrics.targets_epoch,
             },
             "draining": is_draining,
