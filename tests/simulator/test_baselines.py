@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from headway_operator.slo import target_of
-from headway_operator.state import Limits, Observed, Replica, ReplicaSample, Revision, Sample, Targets
+from headway_operator.state import (
+    Gateway,
+    Limits,
+    Observed,
+    Replica,
+    ReplicaSample,
+    Revision,
+    Sample,
+    Targets,
+)
 from headway_simulator.baselines import (
     BASELINES,
     MOST_CANDIDATES,
@@ -48,11 +57,13 @@ def sample_of(name: str, at: float, *, waiting: int = 0, running: int = 0, kv: i
 def seen_by(at: float, replicas: int, *, pending: int = 0, **load: int) -> tuple[Sample, Observed]:
     """`replicas` ready ones, each with that load, and some that start."""
     names = [f"pod-{index}" for index in range(replicas)]
-    living = [Replica(name, "r", "ready", "", 0.0, 0.0, "", 0) for name in names]
-    living += [Replica(f"new-{i}", "r", "starting", "", at, None, "", 0) for i in range(pending)]
+    living = [Replica(name, "r", "ready", None, 0.0, 0.0) for name in names]
+    living += [Replica(f"new-{i}", "r", "starting", None, at, None) for i in range(pending)]
     sample = Sample(at, {name: sample_of(name, at, **load) for name in names})
     revision = Revision("r", "hash", replicas + pending, 0.0)
-    return sample, Observed(revisions=(revision,), replicas=tuple(living), gateway=None)
+    return sample, Observed(
+        revisions=(revision,), replicas=tuple(living), gateway=Gateway(ready=True, addresses=())
+    )
 
 
 def decided(controller: Any, target: Any, course: list[tuple[Sample, Observed]]) -> list[int]:

@@ -269,6 +269,10 @@ def test_step_times_may_be_told_wrong_and_nothing_else_changes(build: Any) -> No
         told, true = wrong.histograms["step"], right.histograms["step"]
         assert told.sum_milliseconds == pytest.approx(2 * true.sum_milliseconds)
         assert sum(told.counts) == sum(true.counts)
+        total = right.moments.decode_steps
+        assert wrong.moments.decode_steps[:10] == total[:10]
+        assert wrong.moments.decode_steps[10:14] == pytest.approx([2 * one for one in total[10:14]])
+        assert wrong.moments.decode_steps[14] == pytest.approx(4 * total[14])
         assert wrong.histograms["tpot"] == right.histograms["tpot"]
 
 

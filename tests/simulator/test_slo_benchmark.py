@@ -90,10 +90,10 @@ def test_a_change_of_the_law_is_a_change_of_headway_alone(monkeypatch: pytest.Mo
     changed = {task for task in tasks(TINY) if before.of(task) != after.of(task)}
     assert changed == {task for task in tasks(TINY) if task.kind == "headway"}
     other = store.Fingerprints(replace(TINY, seed=2), {})
-    assert all(before.of(task) != other.of(task) for task in tasks(TINY))
+    assert all(after.of(task) != other.of(task) for task in tasks(TINY))
     # More loads or controllers change nothing of those that there were.
     more = store.Fingerprints(replace(TINY, loads=("step", "flash"), baselines=tuple(BASELINES)), {})
-    assert all(before.of(task) == more.of(task) for task in tasks(TINY))
+    assert all(after.of(task) == more.of(task) for task in tasks(TINY))
 
 
 def test_a_full_plan_has_every_case_and_begins_with_what_ships() -> None:
