@@ -85,7 +85,7 @@ def long(loads: tuple[str, ...]) -> Plan:
 
 
 def quick(loads: tuple[str, ...]) -> Plan:
-    """Some five minutes: one promise, few candidates, short excerpts."""
+    """Some five minutes: one promise, few candidates, short excerpts, a quarter of the requests."""
     return Plan(
         loads,
         slo_factors=(3.0,),
@@ -97,6 +97,7 @@ def quick(loads: tuple[str, ...]) -> Plan:
         tuning_warm_up_seconds=60.0,
         limits_seconds=90.0,
         num_candidates=2,
+        rate_scale=0.25,
     )
 
 

@@ -128,7 +128,9 @@ def _print_plan(plan: Plan, todo: Sequence[Task], num_tasks: int, num_processes:
     count: Counter[str] = Counter()
     for task in todo:
         kind = "headway with faults" if task.kind == "headway" and task.name else task.kind
-        seconds = simulated_seconds(plan, task) * SECONDS_PER_SIMULATED_SECOND / num_processes
+        seconds = (
+            simulated_seconds(plan, task) * plan.rate_scale * SECONDS_PER_SIMULATED_SECOND / num_processes
+        )
         minutes[kind] = minutes.get(kind, 0.0) + seconds / 60
         count[kind] += 1
     for kind, predicted in minutes.items():
