@@ -100,13 +100,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="two layers, ten seconds a load: it works at all"
-    )
+    parser.add_argument("--quick", action="store_true", help="two layers, 20 s a load: it works at all")
     parser.add_argument("--json", type=Path, help="write what was found there")
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
-    fitted, compared = _measured(10.0 if options.quick else 60.0, is_quick=options.quick)
+    fitted, compared = _measured(20.0 if options.quick else 60.0, is_quick=options.quick)
     print(_text(fitted, compared))
     if options.json is not None:
         conditions = {"cpus": len(os.sched_getaffinity(0)), "load_average_before": load_before}
@@ -128,7 +126,7 @@ def _measured(seconds: float, *, is_quick: bool) -> tuple[Fitted, list[Compared]
         command += ["--admin-public-key-file", str(key_file), "--admin-audience", str(KEY)]
         with running_command(command, environment, port, Path(name) / "log") as server:
             real = _Real(server.url, keys, vocabulary)
-            real.run(trace_of(FITTED, seconds / 4, 0))  # first steps are slower
+            real.run(trace_of(FITTED, max(20.0, seconds / 4), 0))  # first steps are slower
             fitted = _fitted(real, seconds)
             compared = [one for load in OTHERS for one in _compare(real, fitted.model, load, seconds)]
     return fitted, compared

@@ -164,15 +164,15 @@ def test_each_baseline_serves_a_load_and_has_few_candidates(build: Any, name: st
     baseline = BASELINES[name]
     assert 1 < len(baseline.candidates) <= MOST_CANDIDATES
     assert len(set(baseline.candidates)) == len(baseline.candidates)
-    trace, setting = build.load("step", rate=2.0, seconds=150.0), build.setting(missing_samples=0.2)
+    trace, setting = build.load("step", rate=2.0, seconds=75.0), build.setting(missing_samples=0.2)
     known = replace(KNOWN, limits=Limits(16, 512))
     # The planner's default interval is longer than this load.
-    candidate = baseline.candidates[1 if name == "dynamo-planner" else 0]
+    candidate = baseline.candidates[2 if name == "dynamo-planner" else 0]
     run = Simulation(trace, setting, baseline.make(known, candidate)).result()
     found = measures(run, target_of(setting.service.spec), 1)
     assert found.num_unfinished == 0
     assert {one.limits for one in run.passes} == {Limits(16, 512)}
-    assert len(run.passes) >= 28  # one in 5.05 s
+    assert len(run.passes) >= 14  # one in 5.05 s
     if "static" in name:
         assert len({one.replicas for one in run.passes}) == 1
     elif name != "wva-saturation":  # these queues stay below its thresholds

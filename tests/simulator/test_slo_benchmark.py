@@ -31,7 +31,7 @@ TINY = Plan(
     tuning_seconds=30.0,
     tuning_warm_up_seconds=10.0,
     num_candidates=2,
-    rate_scale=0.1,
+    rate_scale=0.03,
 )
 
 
