@@ -2,7 +2,7 @@
 
 azure     Azure LLM inference, conversation, 2023; 8B on two A100
 mooncake  Mooncake's conversation trace, with its prefixes; 8B on two A100
-servegen  ServeGen m-large, around the steepest rise of the days below, Azure's lengths; 70B on eight H100
+servegen  ServeGen m-large, the busiest ten minutes of the days below, Azure's lengths; 70B on eight H100
 step      a jump to twice as much; 8B on two A100
 diurnal   a day's wave within the time of the excerpt; 70B on eight H100
 flash     a crowd of three times as much; 8B on two A100
@@ -13,7 +13,6 @@ of a trace is for tuning, the second for the verdict; of a made-up load there ar
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.slo.plan import Plan
@@ -71,7 +70,7 @@ def _requests(path: Path) -> Trace:
 
 
 def _servegen(mean_rate: float) -> Callable[[Mapping[str, Path], Plan], Parts]:
-    """mean_rate: over the fortnight; the parts begin where a day rises most."""
+    """mean_rate: over the fortnight; bursts are taken apart as a random choice of the requests would."""
 
     def make(files: Mapping[str, Path], plan: Plan) -> Parts:
         windows = read_trace(files["servegen"])
@@ -80,7 +79,7 @@ def _servegen(mean_rate: float) -> Callable[[Mapping[str, Path], Plan], Parts]:
         windows = scaled_to_mean(windows, mean_rate * plan.rate_scale)
         lengths = Lengths(_requests(files["azure"]))
         tuning, verdict = (
-            _around_rise(windows, day, before, seconds, lengths, plan.seed)
+            _busiest(windows, day, before, seconds, lengths, plan.seed)
             for day, before, seconds in (
                 (TUNING_DAY, plan.tuning_warm_up_seconds, plan.tuning_seconds),
                 (VERDICT_DAY, plan.warm_up_seconds, plan.warm_up_seconds + plan.verdict_seconds),
@@ -91,16 +90,12 @@ def _servegen(mean_rate: float) -> Callable[[Mapping[str, Path], Plan], Parts]:
     return make
 
 
-def _around_rise(
+def _busiest(
     windows: tuple[RateWindow, ...], day: int, before: float, seconds: float, lengths: Lengths, seed: int
 ) -> Trace:
-    """`seconds` of a day, begun `before` its steepest rise from one window to the next."""
+    """`seconds` of a day, begun `before` its busiest window."""
     of_day = [one for one in windows if day * DAY_SECONDS <= one.start_seconds < (day + 1) * DAY_SECONDS]
-    rises = [
-        (after.requests_per_second - one.requests_per_second, after.start_seconds)
-        for one, after in pairwise(of_day)
-    ]
-    start = max(rises)[1] - before
+    start = max(of_day, key=lambda one: one.requests_per_second).start_seconds - before
     cut = tuple(
         replace(
             one,
@@ -140,11 +135,11 @@ def _generated(
 LOADS: Mapping[str, Load] = {
     one.name: one
     for one in (
-        Load("azure", "llama-3.1-8b-a100-tp2", ("azure",), _recorded("azure", 3.0)),
-        Load("mooncake", "llama-3.1-8b-a100-tp2", ("mooncake",), _recorded("mooncake", 3.0)),
-        Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(15.0)),
-        Load("step", "llama-3.1-8b-a100-tp2", (), _generated("step", 10.0, 2.0)),
-        Load("diurnal", "llama-2-70b-h100-tp8", (), _generated("diurnal", 18.0, 4.0, is_whole_wave=True)),
-        Load("flash", "llama-3.1-8b-a100-tp2", (), _generated("flash", 14.0, 3.0)),
+        Load("azure", "llama-3.1-8b-a100-tp2", ("azure",), _recorded("azure", 6.0)),
+        Load("mooncake", "llama-3.1-8b-a100-tp2", ("mooncake",), _recorded("mooncake", 1.0)),
+        Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(18.0)),
+        Load("step", "llama-3.1-8b-a100-tp2", (), _generated("step", 23.0, 2.0)),
+        Load("diurnal", "llama-2-70b-h100-tp8", (), _generated("diurnal", 40.0, 4.0, is_whole_wave=True)),
+        Load("flash", "llama-3.1-8b-a100-tp2", (), _generated("flash", 30.0, 3.0)),
     )
 }

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from benchmarks.slo import page, pictures, store
 from benchmarks.slo.loads import LOADS
-from benchmarks.slo.plan import Plan, Task, quick, simulated_seconds, tasks
+from benchmarks.slo.plan import Plan, Task, long, quick, simulated_seconds, tasks
 from benchmarks.slo.work import Row, done
 
 FOLDER = Path(__file__).parent
-# Processor time of a simulated second of a load of some ten replicas, as whole runs measured it.
-SECONDS_PER_SIMULATED_SECOND = 0.011
+# Processor time of a simulated second of a load of some ten replicas, about.
+SECONDS_PER_SIMULATED_SECOND = 0.03
 TRACES = ("azure", "mooncake", "servegen")
 
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             return 2
     names = tuple(name for name, load in LOADS.items() if set(load.files) <= files.keys())
-    plan = quick(names[:2]) if options.quick else Plan(names)
+    plan = quick(names[:2]) if options.quick else long(names) if options.long else Plan(names)
     run(plan, files, options.out, options.processes, is_only_told=options.report)
     return 0
 
@@ -55,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
             help=f"published trace (docs/simulate.md says where); default: $HEADWAY_TRACE_{name.upper()}",
         )
     parser.add_argument("--quick", action="store_true", help="two loads, one promise, some five minutes")
+    parser.add_argument(
+        "--long", action="store_true", help="twice as long excerpts, all candidates (4 hours)"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="simulate nothing, write the tables again")
     parser.add_argument("--out", type=Path, default=FOLDER)
@@ -121,11 +124,14 @@ def _print_plan(plan: Plan, todo: Sequence[Task], num_tasks: int, num_processes:
     left_out = [name for name in LOADS if name not in plan.loads]
     if left_out:
         print(f"left out, for want of traces or in a quick run: {', '.join(left_out)}")
-    minutes: Counter[str] = Counter()
+    minutes: dict[str, float] = {}
     count: Counter[str] = Counter()
     for task in todo:
         kind = "headway with faults" if task.kind == "headway" and task.name else task.kind
-        minutes[kind] += simulated_seconds(plan, task) * SECONDS_PER_SIMULATED_SECOND / 60 / num_processes
+        seconds = (
+            simulated_seconds(plan, task) * plan.rate_scale * SECONDS_PER_SIMULATED_SECOND / num_processes
+        )
+        minutes[kind] = minutes.get(kind, 0.0) + seconds / 60
         count[kind] += 1
     for kind, predicted in minutes.items():
         print(f"  {kind}: {count[kind]} tasks, about {predicted:.0f} minutes")

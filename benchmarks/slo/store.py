@@ -27,7 +27,7 @@ SIMULATED = (
 # What the simulated engine runs of the runtime.
 ENGINE = (
     *("batch", "blocks", "commits", "config", "draft_policy", "histograms", "metrics", "prefix_cache"),
-    *("request", "scheduler", "sequence", "step_accounts", "step_draft", "step_loop"),
+    *("request", "scheduler", "sequence", "step_accounts", "step_draft", "step_loop", "step_moments"),
 )
 LAW = ("operator/headway_operator/slo",)
 # Law, decision and observation are one thing to Headway; to the others its files are nothing.

@@ -77,7 +77,7 @@ def _oracles(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
         began = time.process_time()
         excerpt = _verdict(plan, task.load, parts, promise)
         judged = part_of(excerpt.trace, excerpt.warm_up_seconds, excerpt.trace.duration_seconds)
-        found = find_oracle(judged, excerpt.setting, ends=ends)
+        found = find_oracle(judged, excerpt.setting, ends=ends, num_prices=plan.num_prices)
         more = {"is_attained": found.is_attained, "parameters": {"limits": asdict(found.limits)}}
         yield _row(task, promise, found.measures, began, controller="oracle", **more)
 
@@ -91,7 +91,8 @@ def _baseline(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
     for promise in plan.promises:
         began = time.process_time()
         tuning = _tuning(plan, task.load, parts, promise)
-        limits = _fixed_limits(tuning, tuned)
+        trial = replace(tuning, trace=part_of(tuning.trace, 0.0, plan.limits_seconds))
+        limits = _fixed_limits(trial, tuned)
         known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
         results = [_tried(tuning, known, baseline, one, promise, tuned) for one in candidates]
         best = _best(results, promise)

@@ -71,15 +71,20 @@ class Oracle:
 
 
 def find_oracle(
-    trace: Trace, setting: Setting, told: Told = lambda share: None, ends: Ends | None = None
+    trace: Trace,
+    setting: Setting,
+    told: Told = lambda share: None,
+    ends: Ends | None = None,
+    num_prices: int = NUM_PRICES,
 ) -> Oracle:
     """The oracle of a load; `told` hears how far the search has come, from 0 to 1.
 
     ends: what searches of the same load and setting, but for the promise, have found already; added to.
+    num_prices: that are tried; with more it may be found to cost a little less.
     """
     setting = _free(_without_faults(setting))
     target = target_of(setting.service.spec)
-    search = _Search(trace, setting, target, {} if ends is None else ends)
+    search = _Search(trace, setting, target, {} if ends is None else ends, num_prices)
     limits = search.choose_limits()
     search.limits = limits
     tables = []
@@ -111,8 +116,9 @@ def _free(setting: Setting) -> Setting:
 class _Search:
     """The state of one search. tables: per interval, misses by number of replicas."""
 
-    def __init__(self, trace: Trace, setting: Setting, target: Target, ends: Ends) -> None:
+    def __init__(self, trace: Trace, setting: Setting, target: Target, ends: Ends, num_prices: int) -> None:
         self._ends = ends
+        self._num_prices = num_prices
         self._trace = trace
         self._setting = setting
         self._target = target
@@ -178,14 +184,14 @@ class _Search:
         cold = self._setting.conditions.cold_start_seconds
         numbers = range(self._target.min_replicas, max(max(table) for table in tables) + 1)
         low, high = math.log(LEAST_PRICE), math.log(MOST_PRICE)
-        for turn in range(NUM_PRICES):
+        for turn in range(self._num_prices):
             price = high if turn == 0 else (low + high) / 2
             costs = Costs(INTERVAL_SECONDS, cold, math.exp(price))
             cheapest = cheapest_course(tables, counts, numbers, costs)
             course = tuple(min(self._most(), number + margin) for number in cheapest)
             if course not in seen:
                 seen[course] = self._simulated(course)
-            told((turn + 1) / NUM_PRICES)
+            told((turn + 1) / self._num_prices)
             is_attained = self._attains(seen[course])
             if turn == 0:
                 if not is_attained:

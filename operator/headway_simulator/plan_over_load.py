@@ -133,8 +133,10 @@ def _cost(
         return Cost(lever.flags, "does not fit the GPU")
     if model.kv_cache_tokens < setting.engine.max_model_len:
         return Cost(lever.flags, f"no room for a request of {setting.engine.max_model_len} tokens")
-    engine = replace(setting.engine, model=model, speculation=lever.speculation)
-    changed = replace(setting, engine=engine)
+    # Another replica begins with other numbers; the promise stays that of the service as it is.
+    other = setting_with(arguments, trace, model)
+    engine = replace(other.engine, speculation=lever.speculation)
+    changed = replace(other, service=setting.service, engine=engine)
     run = Simulation(trace, changed, controller_of(arguments, trace, changed)).result()
     found = measures(run, target_of(setting.service.spec), model.gpus)
     per_day = found.gpu_hours / (trace.duration_seconds / 3600) * HOURS_OF_DAY

@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from headway_operator.slo import target_of
-from headway_operator.state import Limits, Observed, Replica, ReplicaSample, Revision, Sample, Targets
+from headway_operator.state import (
+    Gateway,
+    Limits,
+    Observed,
+    Replica,
+    ReplicaSample,
+    Revision,
+    Sample,
+    Targets,
+)
 from headway_simulator.baselines import (
     BASELINES,
     MOST_CANDIDATES,
@@ -48,11 +57,13 @@ def sample_of(name: str, at: float, *, waiting: int = 0, running: int = 0, kv: i
 def seen_by(at: float, replicas: int, *, pending: int = 0, **load: int) -> tuple[Sample, Observed]:
     """`replicas` ready ones, each with that load, and some that start."""
     names = [f"pod-{index}" for index in range(replicas)]
-    living = [Replica(name, "r", "ready", "", 0.0, 0.0, "", 0) for name in names]
-    living += [Replica(f"new-{i}", "r", "starting", "", at, None, "", 0) for i in range(pending)]
+    living = [Replica(name, "r", "ready", None, 0.0, 0.0) for name in names]
+    living += [Replica(f"new-{i}", "r", "starting", None, at, None) for i in range(pending)]
     sample = Sample(at, {name: sample_of(name, at, **load) for name in names})
     revision = Revision("r", "hash", replicas + pending, 0.0)
-    return sample, Observed(revisions=(revision,), replicas=tuple(living), gateway=None)
+    return sample, Observed(
+        revisions=(revision,), replicas=tuple(living), gateway=Gateway(ready=True, addresses=())
+    )
 
 
 def decided(controller: Any, target: Any, course: list[tuple[Sample, Observed]]) -> list[int]:
@@ -153,13 +164,15 @@ def test_each_baseline_serves_a_load_and_has_few_candidates(build: Any, name: st
     baseline = BASELINES[name]
     assert 1 < len(baseline.candidates) <= MOST_CANDIDATES
     assert len(set(baseline.candidates)) == len(baseline.candidates)
-    trace, setting = build.load("step", rate=1.0, seconds=150.0), build.setting(missing_samples=0.2)
+    trace, setting = build.load("step", rate=2.0, seconds=75.0), build.setting(missing_samples=0.2)
     known = replace(KNOWN, limits=Limits(16, 512))
-    run = Simulation(trace, setting, baseline.make(known, baseline.candidates[0])).result()
+    # The planner's default interval is longer than this load.
+    candidate = baseline.candidates[2 if name == "dynamo-planner" else 0]
+    run = Simulation(trace, setting, baseline.make(known, candidate)).result()
     found = measures(run, target_of(setting.service.spec), 1)
     assert found.num_unfinished == 0
     assert {one.limits for one in run.passes} == {Limits(16, 512)}
-    assert len(run.passes) >= 28  # one in 5.05 s
+    assert len(run.passes) >= 14  # one in 5.05 s
     if "static" in name:
         assert len({one.replicas for one in run.passes}) == 1
     elif name != "wva-saturation":  # these queues stay below its thresholds

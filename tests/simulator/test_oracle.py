@@ -10,8 +10,9 @@ from headway_operator.slo import target_of
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course
 from headway_simulator.measures import Measures, measures
-from headway_simulator.oracle import find_oracle, guessed_replicas
+from headway_simulator.oracle import find_oracle
 from headway_simulator.trace import Arrival, Trace
+from headway_simulator.work import guessed_replicas
 
 
 def fixed(trace: Trace, setting: Setting, replicas: int) -> Measures:

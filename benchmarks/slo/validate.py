@@ -1,0 +1,261 @@
+"""How well a simulated replica is a real one: a step model of one real run, then other loads predicted.
+
+    python -m benchmarks.slo.validate [--quick] [--json FILE]
+
+One real server, a random model of 349 million parameters on this machine's CPU. From what it tells of its
+steps under one load the step model is fitted. Then three other loads are sent, three times each, and
+simulated once; P50 and P95 of TTFT and TPOT must agree within 10%, or within twice the spread (largest less
+smallest, over their mean) of the three real runs, where that is larger. Wants an idle machine.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import aiohttp
+from benchmarks.cpu.environments import cache_folder
+from benchmarks.cpu.load import REQUEST_TIMEOUT_SECONDS, complete
+from benchmarks.cpu.model_folder import make_model_folder
+from benchmarks.cpu.servers import MAX_MODEL_LEN, free_port, headway_command, running_command
+from benchmarks.cpu.workload import Answer, percentile, prompts
+from benchmarks.slo.fit import Fitted, fit
+
+from headway_operator.keys import AdminKeys
+from headway_operator.sample_wire import parse_replica_sample
+from headway_operator.spec import parse
+from headway_operator.state import ReplicaSample, ServiceKey
+from headway_runtime.config import Limits
+from headway_simulator.cluster import Conditions, Setting, Simulation
+from headway_simulator.engine import EngineSettings
+from headway_simulator.rates import Lengths, RateWindow, arrivals_of
+from headway_simulator.step_model import StepModel, idle_ttft_milliseconds
+from headway_simulator.trace import Arrival, Trace
+
+KEY = ServiceKey("default", "validate")
+NUM_REPEATS = 3
+MOST_DEVIATION = 0.10
+IDLE_PROMPTS = (64, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """shape: pairs of lengths, of prompt and answer, each as likely. variation: of the gaps."""
+
+    name: str
+    requests_per_second: float
+    variation: float
+    shape: tuple[tuple[int, int], ...]
+
+
+# The one that is fitted on comes first: it has long and short, alone and together.
+FITTED = Load("fitted", 1.2, 2.0, ((64, 64), (200, 32), (500, 48), (1000, 24)))
+OTHERS = (
+    Load("quiet", 0.5, 1.0, ((100, 64), (300, 64))),
+    Load("long prompts", 0.6, 1.0, ((600, 32), (1200, 32))),
+    Load("bursts", 1.0, 3.0, ((128, 48), (256, 48))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Milliseconds."""
+
+    ttft_p50: float
+    ttft_p95: float
+    tpot_p50: float
+    tpot_p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One number of one load: real runs, and the prediction."""
+
+    load: str
+    name: str
+    real: tuple[float, ...]
+    predicted: float
+
+    @property
+    def deviation(self) -> float:
+        mean = statistics.mean(self.real)
+        return abs(self.predicted - mean) / mean
+
+    @property
+    def allowed(self) -> float:
+        spread = (max(self.real) - min(self.real)) / statistics.mean(self.real)
+        return max(MOST_DEVIATION, 2 * spread)
+
+
+def main() -> int:
+    """Measure, fit, predict, compare; 1 where a prediction is too far off."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--quick", action="store_true", help="two layers, 20 s a load: it works at all")
+    parser.add_argument("--json", type=Path, help="write what was found there")
+    options = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    fitted, compared = _measured(20.0 if options.quick else 60.0, is_quick=options.quick)
+    print(_text(fitted, compared))
+    if options.json is not None:
+        conditions = {"cpus": len(os.sched_getaffinity(0)), "load_average_before": load_before}
+        rows = [{**asdict(one), "deviation": one.deviation, "allowed": one.allowed} for one in compared]
+        found = {"conditions": conditions, "fitted": asdict(fitted), "rows": rows}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(one.deviation <= one.allowed for one in compared) else 1
+
+
+def _measured(seconds: float, *, is_quick: bool) -> tuple[Fitted, list[Compared]]:
+    folder = cache_folder() / ("model-quick" if is_quick else "model")
+    vocabulary = make_model_folder(folder, is_quick=is_quick)["vocab_size"]
+    keys = AdminKeys.generate()
+    with tempfile.TemporaryDirectory(prefix="headway-validate-") as name:
+        key_file = Path(name) / "key.pem"
+        key_file.write_text(keys.public_pem)
+        port = free_port()
+        command, environment = headway_command(folder, port)
+        command += ["--admin-public-key-file", str(key_file), "--admin-audience", str(KEY)]
+        with running_command(command, environment, port, Path(name) / "log") as server:
+            real = _Real(server.url, keys, vocabulary)
+            real.run(trace_of(FITTED, max(20.0, seconds / 4), 0))  # first steps are slower
+            fitted = _fitted(real, seconds)
+            compared = [one for load in OTHERS for one in _compare(real, fitted.model, load, seconds)]
+    return fitted, compared
+
+
+class _Real:
+    """A server and its client. Prompts are never the same twice, so that nothing is found cached."""
+
+    def __init__(self, url: str, keys: AdminKeys, vocabulary: int) -> None:
+        self._url = url
+        self._keys = keys
+        self._vocabulary = vocabulary
+        self._num_runs = 0
+
+    def sample(self) -> ReplicaSample:
+        token = self._keys.mint(KEY, time.time())
+        request = urllib.request.Request(
+            f"{self._url}/admin/sample", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return parse_replica_sample(response.read(), time.time())
+
+    def run(self, trace: Trace) -> list[Answer]:
+        """Send each request at its time; returns when all have ended."""
+        self._num_runs += 1
+        texts = [
+            prompts(1000 * self._num_runs + index, 1, one.prompt_tokens, self._vocabulary)[0]
+            for index, one in enumerate(trace.arrivals)
+        ]
+        return asyncio.run(self._send(trace, texts))
+
+    async def _send(self, trace: Trace, texts: Sequence[list[int]]) -> list[Answer]:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=0), read_bufsize=2**20
+        ) as session:
+            began = time.perf_counter()
+
+            async def one(arrival: Arrival, text: list[int]) -> Answer:
+                await asyncio.sleep(max(0.0, began + arrival.at_seconds - time.perf_counter()))
+                return await complete(session, self._url, text, arrival.output_tokens)
+
+            return await asyncio.gather(
+                *(one(arrival, text) for arrival, text in zip(trace.arrivals, texts, strict=True))
+            )
+
+
+def trace_of(load: Load, seconds: float, seed: int) -> Trace:
+    """The requests of a load; the same in each repeat, for the simulation too."""
+    shape = Trace("shape", tuple(Arrival(0.0, *pair) for pair in load.shape), 1.0)
+    windows = (RateWindow(0.0, seconds, load.requests_per_second),)
+    return arrivals_of(load.name, windows, Lengths(shape), seed, variation=load.variation)
+
+
+def _fitted(real: _Real, seconds: float) -> Fitted:
+    """Of one run. What a byte takes to be written is seen by requests that come alone."""
+    before = real.sample()
+    real.run(trace_of(FITTED, seconds, 1))
+    fitted = fit("this machine", before, real.sample(), 0.0)
+    beyond = []
+    for count in IDLE_PROMPTS:
+        [answer] = real.run(Trace("alone", (Arrival(0.0, count, 2),), 1.0))
+        idle = idle_ttft_milliseconds(fitted.model, count, before.limits.max_num_batched_tokens)
+        beyond.append(1000 * answer.ttft_seconds - idle)
+    delivery = max(0.0, statistics.median(beyond))
+    return replace(fitted, model=replace(fitted.model, delivery_milliseconds=delivery))
+
+
+def _compare(real: _Real, model: StepModel, load: Load, seconds: float) -> list[Compared]:
+    trace = trace_of(load, seconds, 2)
+    measured = [_of_answers(real.run(trace)) for _ in range(NUM_REPEATS)]
+    predicted = simulated(trace, model, real.sample())
+    return [
+        Compared(load.name, name, tuple(getattr(one, name) for one in measured), getattr(predicted, name))
+        for name in Latencies.__dataclass_fields__
+    ]
+
+
+def simulated(trace: Trace, model: StepModel, sample: ReplicaSample) -> Latencies:
+    """The same requests on one simulated replica with the real one's limits; a CPU's steps do not overlap."""
+    service = parse(
+        {
+            "apiVersion": "serving.headway.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "validate"},
+            "spec": {"model": {"source": "/model"}, "replicas": 1},
+        }
+    )
+    limits = Limits(sample.limits.max_num_seqs, sample.limits.max_num_batched_tokens)
+    engine = EngineSettings(model, MAX_MODEL_LEN, limits, overlaps=False)
+    run = Simulation(trace, Setting(service, engine, Conditions()), None).result()
+    ttft = [1000 * one.ttft_seconds for one in run.flights if one.ttft_seconds is not None]
+    tpot = [1000 * one.tpot_seconds for one in run.flights if one.tpot_seconds is not None]
+    return _latencies(ttft, tpot)
+
+
+def _of_answers(answers: Sequence[Answer]) -> Latencies:
+    return _latencies(
+        [1000 * one.ttft_seconds for one in answers],
+        [1000 * (one.last_at - one.first_at) / (one.num_tokens - 1) for one in answers if one.num_tokens > 1],
+    )
+
+
+def _latencies(ttft: list[float], tpot: list[float]) -> Latencies:
+    return Latencies(percentile(ttft, 50), percentile(ttft, 95), percentile(tpot, 50), percentile(tpot, 95))
+
+
+def _text(fitted: Fitted, compared: Sequence[Compared]) -> str:
+    model = fitted.model
+    formula = (
+        f"{model.base_milliseconds:.2f} ms + {model.prefill_token_milliseconds:.4f} a prompt token + "
+        f"{model.decode_milliseconds:.3f} a sequence + {model.decode_context_milliseconds:.2e} a token of "
+        f"context; {model.delivery_milliseconds:.1f} ms to deliver"
+    )
+    lines = [
+        f"fitted from {fitted.num_steps} steps, relative error {fitted.relative_error:.1%}: {formula}",
+        "",
+        "| load | | real, ms | predicted, ms | off by | allowed | |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in compared:
+        real = ", ".join(f"{value:.1f}" for value in one.real)
+        verdict = "met" if one.deviation <= one.allowed else "missed"
+        lines.append(
+            f"| {one.load} | {one.name} | {real} | {one.predicted:.1f} | {one.deviation:.1%} "
+            f"| {one.allowed:.1%} | {verdict} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
