@@ -2,8 +2,8 @@
 
 Arrivals come in slices. The level is the mean of the last two minutes, unless a shorter window's mean is
 above it by more than chance explains: so a step is seen within a few passes, and noise is not followed. The
-trend is the slope of a straight line through these minutes, so far as it is significant. Yesterday is a ring
-of ten-minute means.
+trend is the slope of a straight line through these minutes, so far as chance does not explain it. Yesterday
+is a ring of ten-minute means.
 
 How bursty arrivals are is measured: the index of dispersion (IDC), variance over mean of counts in
 BIN_SECONDS, from differences of neighbouring bins, so that a trend is not taken for a burst. Poisson has 1;
@@ -19,8 +19,9 @@ from headway_operator.slo.window import Slice
 
 LEVEL_SECONDS = 120.0
 SHORTER_SECONDS = (10.0, 20.0, 40.0, 60.0)
-# By so many standard deviations must a shorter window's mean, or the slope, differ to be believed.
-BELIEVED = 2.0
+# By so many standard deviations must a shorter window's mean, or the slope, differ to be believed. Windows are
+# many, so that chance would often make one of them stand out at less.
+BELIEVED_LEVEL, BELIEVED_SLOPE = 3.0, 2.0
 BIN_SECONDS = 15.0
 IDC_WEIGHT = 0.05
 LEAST_IDC, MOST_IDC = 1.0, 100.0
@@ -87,11 +88,10 @@ def forecast(course: Course, spans: Sequence[Span], now: float, lead_seconds: fl
     level = mean
     for seconds in SHORTER_SECONDS:
         recent = _rate(spans, now - seconds)
-        chance = BELIEVED * sqrt(idc * max(mean, 1.0 / LEVEL_SECONDS) / seconds)
+        chance = BELIEVED_LEVEL * sqrt(idc * max(mean, 1.0 / LEVEL_SECONDS) / seconds)
         if recent - chance > level:
             level = recent - chance / 2.0
-    slope = _slope([one for one in spans if one.start >= now - LEVEL_SECONDS], mean, idc)
-    ahead = level + slope * lead_seconds if level == mean else level
+    ahead = level + _trend(spans, now, mean, idc) * lead_seconds
     yesterday = _yesterday(course, now + lead_seconds)
     return Forecast(level, max(0.0, ahead, yesterday), idc)
 
@@ -136,20 +136,31 @@ def _rate_within(spans: Sequence[Span], start: float, end: float) -> float | Non
     return sum(one.count for one in kept) / seconds if seconds >= BIN_SECONDS / 2.0 else None
 
 
-def _slope(spans: Sequence[Span], mean: float, idc: float) -> float:
-    """Requests per second, per second; the part of it that chance does not explain."""
-    if len(spans) < 4:
-        return 0.0
-    weights = [one.end - one.start for one in spans]
-    times = [(one.start + one.end) / 2.0 for one in spans]
-    total = sum(weights)
-    middle = sum(w * t for w, t in zip(weights, times, strict=True)) / total
+def _trend(spans: Sequence[Span], now: float, mean: float, idc: float) -> float:
+    """Requests per second, per second: what of the slope chance does not explain.
+
+    A step looks like a slope to whoever looks across it; the second half of the time tells them apart.
+    """
+    slope, chance = _slope(spans, now - LEVEL_SECONDS, mean, idc)
+    recent, recent_chance = _slope(spans, now - LEVEL_SECONDS / 2.0, mean, idc)
+    if slope > 0.0:
+        return max(0.0, min(slope - BELIEVED_SLOPE * chance, recent + recent_chance))
+    return min(0.0, max(slope + BELIEVED_SLOPE * chance, recent - recent_chance))
+
+
+def _slope(spans: Sequence[Span], since: float, mean: float, idc: float) -> tuple[float, float]:
+    """Of the straight line through the spans since then, and its standard deviation."""
+    kept = [one for one in spans if one.start >= since - 1e-6]
+    if len(kept) < 3:
+        return 0.0, 0.0
+    times = [(one.start + one.end) / 2.0 for one in kept]
+    weights = [one.end - one.start for one in kept]
+    middle = sum(w * t for w, t in zip(weights, times, strict=True)) / sum(weights)
     spread = sum(w * (t - middle) ** 2 for w, t in zip(weights, times, strict=True))
     if spread <= 0.0:
-        return 0.0
-    slope = sum((t - middle) * one.count for t, one in zip(times, spans, strict=True)) / spread
-    chance = BELIEVED * sqrt(idc * mean / spread)
-    return max(0.0, slope - chance) if slope > 0 else min(0.0, slope + chance)
+        return 0.0, 0.0
+    slope = sum((t - middle) * one.count for t, one in zip(times, kept, strict=True)) / spread
+    return slope, sqrt(idc * mean / spread)
 
 
 def _yesterday(course: Course, at: float) -> float:

@@ -81,13 +81,14 @@ class Memory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None, now: float) -> "Memory":
-        """The memory that `to_dict` wrote; a fresh one, begun at `now`, for None or another version.
+        """The memory that `to_dict` wrote; a fresh one, begun at `now`, for None or another version. Of the
+        first version only what a suspension set aside is still understood.
 
         That fewer replicas would have been enough, or none, is not believed across a restart: nobody watched.
         Raises KeyError, TypeError or ValueError for a memory that was damaged.
         """
         if not data or data.get("version") != VERSION:
-            return cls(began_at=now)
+            return cls(began_at=now, parked_replicas=(data or {}).get("parked_replicas"))
         work = data["workload"]
         return replace(
             cls(**{name: data[name] for name in _PLAIN_FIELDS}),

@@ -5,9 +5,8 @@ Recommended is the largest of
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
     backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
 
-with the rate forecast for when replicas asked for now are ready. Below what there is, the dead band holds:
-only what MOST_USE_AFTER of the fewer replicas' capacity would serve, and what is predicted to keep both
-latencies and memory within MOST_TARGET_USE, recommends fewer.
+with the rate forecast for when replicas asked for now are ready. Below what there is, a dead band holds: fewer
+are recommended only if they are predicted to keep both latencies and memory within MOST_TARGET_USE.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and
@@ -34,7 +33,6 @@ DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
 FEW_ADDED = 4
 SHARE_REMOVED = 0.1
-MOST_USE_AFTER = 0.95
 MOST_TARGET_USE = 0.9
 # Removal looks back so many start-up times, and no less than `scaling.stabilizationSeconds`.
 LEADS_LOOKED_BACK = 3.0
@@ -85,19 +83,18 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     number = ceil(need)
     desired = situation.supply.desired
     if number < desired:
-        number = _after_dead_band(situation, found, number, rate)
+        number = _after_dead_band(situation, found, number)
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
     return Recommendation(target.bound_replicas(max(1, number)), words, rate)
 
 
-def _after_dead_band(situation: Situation, found: Sizing, number: int, rate: float) -> int:
+def _after_dead_band(situation: Situation, found: Sizing, number: int) -> int:
     """The fewest replicas, from `number` up to those that there are, that keep a margin."""
     limits = found.capacity.limits
     expected = situation.forecast.ahead
     for fewer in range(max(1, number), situation.supply.desired):
         predicted = found.replica.latencies(expected / fewer / found.kappa, limits, found.factors)
-        has_margin = found.replica.is_kept(predicted, situation.target, MOST_TARGET_USE)
-        if rate <= MOST_USE_AFTER * fewer * found.per_second and has_margin:
+        if found.replica.is_kept(predicted, situation.target, MOST_TARGET_USE):
             return fewer
     return situation.supply.desired
 

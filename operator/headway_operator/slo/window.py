@@ -204,7 +204,11 @@ def _with_arrivals(one: Slice, sample: Sample) -> Slice:
 def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[Slice, ...]:
     kept = tuple(one for one in slices if one.end > new.end - LONGEST_SECONDS)
     if kept and new.end - kept[-1].start <= SLICE_SECONDS and changed_at <= kept[-1].start:
-        return (*kept[:-1], joined((kept[-1], new)))
+        whole = joined((kept[-1], new))
+        # What the first part did not see, the second counts.
+        blind = new.totals.get("blind", 0.0)
+        totals = {name: value for name, value in whole.totals.items() if name != "blind"}
+        return (*kept[:-1], replace(whole, totals={**totals, "blind": blind} if blind else totals))
     return (*kept, new)
 
 
