@@ -304,7 +304,8 @@ class Decision:
     """What the controller wants, and why, in one sentence a person can read.
 
     cause: stable CamelCase reason. blocker: what keeps it from doing more, or "".
-    evidence: the numbers behind it.
+    evidence: the numbers behind it; `recommended_replicas` is the candidate, before what forbids it.
+    advice: what would help where no live knob does, or "".
     """
 
     at: float
@@ -316,6 +317,7 @@ class Decision:
     ttft: Attainment
     tpot: Attainment
     evidence: Mapping[str, float]
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

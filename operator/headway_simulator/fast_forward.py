@@ -33,7 +33,8 @@ class Plan:
 
     step: the one under way, None where steps do not overlap. read_at: when each turn's step is read, and one
     time more where steps overlap: when the one that is under way after the last turn ends.
-    previous_read_at: of the step before the first turn's. num_kv_tokens: that the first turn's step attends to.
+    previous_read_at: of the step before the first turn's. num_kv_tokens: that the first turn's step attends
+    to.
     """
 
     begins_at: float

@@ -34,12 +34,12 @@ def taken(
     """Steps without and with prompts of one replica between two passes."""
     level = chance.choice([2, 8, 30])
 
-    def one(prompts: bool) -> tuple[float, float, float, float]:
+    def one(*, prompts: bool) -> tuple[float, float, float, float]:
         d = chance.randint(1, level)
         p, k = chance.randint(50, 2000) if prompts else 0, d * chance.randint(300, 2000)
         return p, d, k, model.milliseconds(p, d, k) * chance.uniform(1 - noise, 1 + noise)
 
-    return sums(one(False) for _ in range(count)), sums(one(True) for _ in range(count // 4))
+    return sums(one(prompts=False) for _ in range(count)), sums(one(prompts=True) for _ in range(count // 4))
 
 
 def learn(fit: StepFit, chance: random.Random, passes: int, **changes: float) -> StepFit:

@@ -1,7 +1,8 @@
-"""How many requests one replica serves per second within both targets, at the best limits that it may have.
+"""How many requests one replica serves per second within both targets, at the best limits it may have.
 
-From the step model (`step_fit`), the work that requests bring, and queueing. All times are milliseconds, rates
-are per millisecond. With the fitted base a, prefill b, and s = sequence + kv * context of a decoded token:
+From the step model (`step_fit`), the work that requests bring, and queueing. All times are milliseconds,
+rates are per millisecond. With the fitted base a, prefill b, and s = sequence + kv * context of a decoded
+token:
 
 work      each request takes w = p*b + o*s of the device besides the steps' base: p prompt tokens that are not
           in the prefix cache, o tokens generated. u = rate * w is the share of time that goes to it.

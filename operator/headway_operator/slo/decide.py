@@ -23,6 +23,7 @@ from dataclasses import replace
 from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.feasibility import infeasible
+from headway_operator.slo.history import with_decision
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.situation import Situation, supply
 from headway_operator.slo.sizing import (
@@ -73,8 +74,9 @@ def decide(
         ttft=reported[0],
         tpot=reported[1],
         evidence=_numbers(situation, recommendation),
+        advice=situation.infeasible if situation.sizing is not None else "",
     )
-    return decision, _remembered(situation, choice)
+    return decision, with_decision(_remembered(situation, choice), decision)
 
 
 def _situation(target: Target, memory: Memory, sample: Sample, observed: Observed, now: float) -> Situation:

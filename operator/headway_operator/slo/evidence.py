@@ -30,10 +30,11 @@ STALE_SECONDS = 20.0
 class Load:
     """How busy the sampled replicas are, all together, right now and over the last 10 s.
 
-    late: waiting requests older than the TTFT target. kv_use: of the fullest replica. queue_milliseconds, prefill_milliseconds: means.
-    prefill_share: share of prompt tokens in all tokens computed. num_sampled: replicas that gave a sample.
-    num_queues: replicas where requests wait. num_queues_with_room: those of them that could run two more (one
-    free place is one about to be taken). busiest_running: running on the busiest replica.
+    late: waiting requests older than the TTFT target. kv_use: of the fullest replica; kv_mean_use: of all.
+    queue_milliseconds, prefill_milliseconds: means. prefill_share: share of prompt tokens in all tokens
+    computed. num_sampled: replicas that gave a sample. num_queues: replicas where requests wait.
+    num_queues_with_room: those of them that could run two more (one free place is one about to be taken).
+    busiest_running: running on the busiest replica.
     ttft_missed, tpot_missed: requests that just missed. in_flight: requests that gateways have given to
     replicas. received: requests that replicas just received.
     """

@@ -48,7 +48,7 @@ def _by_model(target: Target, idle: Latencies, ttft: Attainment, tpot: Attainmen
 def _advice(what: str, milliseconds: float, target_milliseconds: float) -> str:
     fp8, parallel = FP8_SHARE * milliseconds, TENSOR_PARALLEL_SHARE * milliseconds
     return (
-        f"{what} takes {milliseconds:.0f} ms at idle against a target of {target_milliseconds:.0f} ms, so more "
-        f"replicas would not help: fp8 weights or twice the tensorParallelSize would be predicted at {fp8:.0f} "
-        f"/ {parallel:.0f} ms"
+        f"{what} takes {milliseconds:.0f} ms at idle against a target of {target_milliseconds:.0f} ms, so "
+        "more replicas would not help: fp8 weights or twice the tensorParallelSize would be predicted at "
+        f"{fp8:.0f} / {parallel:.0f} ms"
     )

@@ -19,8 +19,8 @@ from headway_operator.slo.window import Slice
 
 LEVEL_SECONDS = 120.0
 SHORTER_SECONDS = (10.0, 20.0, 40.0, 60.0)
-# By so many standard deviations must a shorter window's mean, or the slope, differ to be believed. Windows are
-# many, so that chance would often make one of them stand out at less.
+# By so many standard deviations must a shorter window's mean, or the slope, differ to be believed. Windows
+# are many, so that chance would often make one of them stand out at less.
 BELIEVED_LEVEL, BELIEVED_SLOPE = 3.0, 2.0
 BIN_SECONDS = 15.0
 IDC_WEIGHT = 0.05

@@ -68,18 +68,17 @@ def move(situation: Situation) -> Move | None:
 
 def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     """The model's best limits, trimmed."""
-    changed_at = situation.memory.limits_changed_at
+    changed_at, limits = situation.memory.limits_changed_at, situation.limits
     is_due = changed_at is None or situation.now - changed_at >= TUNING_SECONDS
-    if not is_due:
+    if not is_due or situation.infeasible:
         return None
-    trims = _trimmed(situation, found)
-    best, limits, target = found.capacity.limits, situation.limits, situation.target
-    seqs = round(best.max_num_seqs * trims[0])
-    if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
-        seqs = min(seqs, limits.max_num_seqs)
-    new = target.bound_limits(Limits(max(1, seqs), round(best.max_num_batched_tokens * trims[1])))
-    is_trimmed = trims != situation.memory.trims
-    if new == limits or not (is_trimmed or _differs(new, limits)):
+    trims = situation.memory.trims
+    new = _trimmed_best(situation, found, trims)
+    is_trimmed = not _differs(new, limits)
+    if is_trimmed:
+        trims = _trimmed(situation, found)
+        new = _trimmed_best(situation, found, trims)
+    if new == limits or (is_trimmed and trims == situation.memory.trims):
         return None
     changes = [
         f"{name} {getattr(limits, name)} -> {getattr(new, name)}"
@@ -88,6 +87,15 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     ]
     why = "trimmed for what is measured" if is_trimmed else "the step model's best"
     return Move(new, _cause(limits, new), f"{', '.join(changes)}; {why}", trims)
+
+
+def _trimmed_best(situation: Situation, found: Sizing, trims: Trims) -> Limits:
+    best = found.capacity.limits
+    seqs = round(best.max_num_seqs * trims[0])
+    if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
+        seqs = min(seqs, situation.limits.max_num_seqs)
+    tokens = round(best.max_num_batched_tokens * trims[1])
+    return situation.target.bound_limits(Limits(max(1, seqs), tokens))
 
 
 def _differs(new: Limits, old: Limits) -> bool:

@@ -29,6 +29,7 @@ class Memory:
     service was suspended; None while it is not.
     fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
     kappa_at, last cut at kappa_cut_at. trims: of max_num_seqs and max_num_batched_tokens, over the model's.
+    decisions: the last ones, as `history` writes them.
     """
 
     began_at: float = 0.0
@@ -58,6 +59,7 @@ class Memory:
     kappa_at: float | None = None
     kappa_cut_at: float | None = None
     trims: tuple[float, float] = (1.0, 1.0)
+    decisions: tuple[Mapping[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -77,6 +79,7 @@ class Memory:
             "course": self.course.to_dict(),
             "starts": [list(one) for one in self.starts],
             "trims": list(self.trims),
+            "decisions": [dict(one) for one in self.decisions],
         }
 
     @classmethod
@@ -104,6 +107,7 @@ class Memory:
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
             trims=(data["trims"][0], data["trims"][1]),
+            decisions=tuple(data["decisions"]),
         )
 
 

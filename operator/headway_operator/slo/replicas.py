@@ -5,8 +5,8 @@ Recommended is the largest of
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
     backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
 
-with the rate forecast for when replicas asked for now are ready. Below what there is, a dead band holds: fewer
-are recommended only if they are predicted to keep both latencies and memory within MOST_TARGET_USE.
+with the rate forecast for when replicas asked for now are ready. Below what there is, a dead band holds:
+fewer are recommended only if they are predicted to keep both latencies and memory within MOST_TARGET_USE.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and
@@ -73,7 +73,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     rate = expected.ahead + burst
-    left = situation.load.waiting
+    left = float(situation.load.waiting)
     if situation.supply.ready:
         spare = situation.supply.ready * found.per_second - expected.now
         left = max(0.0, left - max(0.0, spare) * window)

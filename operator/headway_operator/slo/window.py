@@ -189,7 +189,7 @@ def step_increments(
 
 
 def _with_arrivals(one: Slice, sample: Sample) -> Slice:
-    """Refusals and arrivals as the gateways count them, else as the replicas do; `blind` where one did not."""
+    """Refusals and arrivals as the gateways count them, else as the replicas do; see the header."""
     is_gateway_sampled = any(gateway is not None for gateway in sample.gateways.values())
     refused = one.totals.get("gateway_rejected" if is_gateway_sampled else "rejected", 0)
     arrived = one.totals.get("gateway_received" if sample.gateways else "received", 0)
