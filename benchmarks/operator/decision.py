@@ -1,7 +1,8 @@
 """What one decision costs: `python -m benchmarks.operator.decision [--replicas 100] [--decisions 200]`.
 
-Replicas that all serve a steady load, five seconds between passes, histograms and sums as engines fill them.
-Prints the median and the highest decile in milliseconds of processor time. Samples are made outside the clock.
+Replicas that all serve a steady load, five seconds between passes, histograms and sums as engines fill
+them. Prints the median and the highest decile in milliseconds of processor time; samples are made outside of
+it.
 """
 
 import argparse
