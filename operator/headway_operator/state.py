@@ -315,7 +315,9 @@ class Decision:
     """What the controller wants, and why, in one sentence a person can read.
 
     cause: stable CamelCase reason. blocker: what keeps it from doing more, or "".
-    evidence: the numbers behind it. end_to_end: reported and judged; nothing is moved for it.
+    evidence: the numbers behind it; `recommended_replicas` is the candidate, before what forbids it.
+    end_to_end: reported and judged; nothing is moved for it. advice: what would help where no live knob does,
+    or "".
     """
 
     at: float
@@ -328,6 +330,7 @@ class Decision:
     tpot: Attainment
     evidence: Mapping[str, float]
     end_to_end: Attainment = NOT_PROMISED
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

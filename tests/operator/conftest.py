@@ -292,7 +292,7 @@ class Fleet:
         observed, sample = self.observed(), self.sample()
         # A checkpoint must lose nothing: every pass goes through JSON (but not through a restart's caution).
         stored = Memory.from_dict(json.loads(json.dumps(self.memory.to_dict())), self.now)
-        kept = replace(stored, enough_since=self.memory.enough_since, idle_since=self.memory.idle_since)
+        kept = replace(stored, watched_since=self.memory.watched_since, idle_since=self.memory.idle_since)
         assert kept == self.memory or not self.decisions
         before = self.wanted
         decision, self.memory = decide(self.target, self.memory, sample, observed, self.now)
@@ -348,6 +348,7 @@ class Fleet:
                 address=f"http://{one.name}",
                 created_at=one.created_at,
                 ready_at=one.ready_at if one.ready_at <= self.now else None,
+                num_restarts=one.num_engine_starts - 1,
             )
             for one in self.replicas
         )

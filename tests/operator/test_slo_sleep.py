@@ -164,11 +164,10 @@ def test_bounds_that_moved_meanwhile_hold_when_it_comes_back(life: Life) -> None
     assert life.step().replicas == 2
 
 
-def test_a_checkpoint_of_before_there_was_a_suspension_is_read(life: Life) -> None:
-    life.step(3)
-    saved = life.memory.to_dict()
-    del saved["parked_replicas"]
-    assert Memory.from_dict(saved, life.now).parked_replicas is None
+def test_of_an_earlier_checkpoint_what_a_suspension_set_aside_is_read() -> None:
+    saved = {"version": 1, "began_at": 5.0, "parked_replicas": 3}
+    assert Memory.from_dict(saved, 100.0) == Memory(began_at=100.0, parked_replicas=3)
+    assert Memory.from_dict({"version": 1}, 100.0).parked_replicas is None
 
 
 def test_only_an_autoscaled_service_without_a_least_number_may_sleep(build: Any) -> None:

@@ -63,7 +63,7 @@ def test_a_dead_replica_leaves_its_last_increments_and_a_lost_sample_loses_none(
     hit = build.sample(1005, counters={"ttft_missed": 7})
     state = step(build, state, 1005, {"a": hit, "b": None}, created_at=0.0)
     state = step(build, state, 1010, {"b": build.sample(1010, counters={"ttft_met": 5})}, created_at=0.0)
-    assert joined(state[0]).totals == {"ttft_missed": 7, "ttft_met": 5}
+    assert joined(state[0]).totals == {"ttft_missed": 7, "ttft_met": 5, "blind": 1.0}
     assert set(state[1]) == {"b"}
 
 
@@ -110,7 +110,7 @@ def test_what_gateways_turned_away_is_counted(build: Any) -> None:
     ("gateway_rejected", "want"),
     [
         (1, {"ttft_met": 2, "ttft_missed": 3, "refused": 1}),
-        (None, {"ttft_met": 2, "ttft_missed": 3, "refused": 4}),
+        (None, {"ttft_met": 2, "ttft_missed": 3, "refused": 4, "blind": 1.0}),
     ],
     ids=["by the gateway's count", "by the replicas' count while the gateway is silent"],
 )

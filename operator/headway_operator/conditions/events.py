@@ -34,6 +34,7 @@ def events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
         + _revision_events(previous, new)
         + _rollout_events(previous, new)
         + _decision_events(previous, new)
+        + _recommendation_events(previous, new)
     )
 
 
@@ -93,3 +94,11 @@ def _decision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> lis
     if not old or not decision or all(old.get(part) == decision.get(part) for part in parts):
         return []
     return [("Normal", decision["cause"], decision["message"])]
+
+
+def _recommendation_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    """The first of each kind; its numbers move on without another one."""
+    advice: str | None = new.get("recommendation")
+    if advice and not previous.get("recommendation"):
+        return [("Warning", "Recommendation", advice)]
+    return []

@@ -43,7 +43,7 @@ def slo_feasible(decision: Decision, previous: Mapping[str, Any], generation: in
     if not promised:
         return Condition("SLOFeasible", "Unknown", "NoTarget", "spec.slo sets no target")
     if decision.blocker == INFEASIBLE:
-        return Condition("SLOFeasible", "False", INFEASIBLE, decision.message)
+        return Condition("SLOFeasible", "False", INFEASIBLE, decision.advice or decision.message)
     if _is_met(promised):
         return Condition("SLOFeasible", "True", "TargetsMet", _texts(promised))
     if previous.get("status") in ("True", "False") and previous.get("observedGeneration") == generation:

@@ -106,6 +106,7 @@ def status(
         },
         "rollout": rollout_status(rollout.record),
         **({"startup": starts} if starts else {}),
+        **({"recommendation": decision.advice} if decision.advice else {}),
         "lastDecision": {
             "time": timestamp(decision.at),
             "replicas": decision.replicas,
@@ -165,8 +166,9 @@ def _lasting(written_status: Mapping[str, Any]) -> dict[str, Any]:
     lasting = {
         key: value
         for key, value in written_status.items()
-        if key not in ("conditions", "slo", "lastDecision", "display", "updatedAt")
+        if key not in ("conditions", "slo", "lastDecision", "display", "updatedAt", "recommendation")
     }
+    lasting["has_recommendation"] = bool(written_status.get("recommendation"))
     lasting["conditions"] = [
         [condition.get(key) for key in ("type", "status", "reason", "observedGeneration")]
         for condition in written_status.get("conditions") or []

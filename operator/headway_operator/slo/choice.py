@@ -8,14 +8,14 @@ from headway_operator.state import Limits
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a rule chose."""
+    """What a rule chose. trims: see `knobs`; None where no limit moved."""
 
     replicas: int
     limits: Limits
     cause: str
     message: str
     blocker: str = ""
-    ceiling: int | None = None
+    trims: tuple[float, float] | None = None
 
 
 def hold(situation: Situation, cause: str, message: str, blocker: str = "") -> Choice:

@@ -2,14 +2,14 @@
 
 The algorithm:
 
-1. Bring the memory up to date: the window of what happened, targets that changed.
+1. Bring the memory up to date: the window of what happened, targets that changed, and what is learnt from it:
+   the time of a step, the work of a request, the course of the load, start-up times (`sizing`).
 2. Suspended: none. Asleep: as many as what waits at the gateways calls for, which is none while nothing
    does. Without usable samples of at least half of the ready replicas, hold. Where there may be none, and
    nobody has asked for anything for long enough: none (`sleep`).
-3. If a promise is violated (statistically, and still being missed): let the last change act; if the queue is
-   about to be gone, wait; else move a batch limit (`knobs`) and, when that cannot help or has not helped for
-   a while, add replicas (`replicas`).
-4. If one replica fewer has been enough for the whole stabilization time, remove one.
+3. Move the batch limits to the best ones, trimmed by symptoms (`knobs`), and ask for replicas as the load to
+   come needs (`replicas`), both at once if both are due.
+4. If fewer replicas have been enough for the whole time looked back, remove one, or a tenth.
 5. Otherwise hold, and say why.
 
 Evidence from before a change says nothing about the state after it: rules look only at what was counted since
@@ -22,9 +22,23 @@ from dataclasses import replace
 
 from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.choice import Choice, hold
+from headway_operator.slo.feasibility import infeasible
+from headway_operator.slo.history import with_decision
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.schedule import scheduled
-from headway_operator.slo.situation import LIMITS_SETTLE_SECONDS, Situation, supply
+from headway_operator.slo.situation import Situation, supply
+from headway_operator.slo.sizing import (
+    KAPPA_CUT,
+    KAPPA_GAIN_PER_SECOND,
+    LEAST_KAPPA,
+    MOST_KAPPA,
+    Sizing,
+    calibrated,
+    expected,
+    lead_seconds,
+    sizing,
+    with_learning,
+)
 from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
 from headway_operator.slo.target import Target
 from headway_operator.slo.window import advance, without_exact
@@ -34,10 +48,8 @@ from headway_operator.state import Attainment, Decision, Observed, Sample
 VIOLATION_GAP_SECONDS = 10.0
 # The queue now is compared with the queue this long ago.
 BACKLOG_SECONDS = 5.0
-CEILING_SECONDS = 300.0
-# An addition this soon after a removal (in stabilization times) means that the removal was wrong.
-REGRET_STABILIZATIONS = 2.0
-FLOOR_STABILIZATIONS = 6.0
+# Of recommendations the highest of so many seconds is kept.
+RECOMMENDATION_SECONDS = 10.0
 
 
 def decide(
@@ -46,27 +58,14 @@ def decide(
     """Choose replicas and limits from what was measured; returns the memory for the next pass as well."""
     target = scheduled(target, now)
     memory = _up_to_date(target, memory, sample, observed, now)
-    now_load = evidence.load(target, memory.slices, sample, now)
-    counted = supply(target, memory, sample, observed, now)
-    since = max(memory.limits_changed_at or 0.0, counted.newest_ready_at if counted.ready > 1 else 0.0)
-    ttft, tpot = evidence.attainments(target, memory.slices, now_load, now, since)
-    reported_ttft, reported_tpot = evidence.attainments(target, memory.slices, now_load, now)
-    situation = Situation(
-        target=target,
-        memory=memory,
-        supply=counted,
-        load=now_load,
-        limits=target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial),
-        ttft=ttft,
-        tpot=tpot,
-        last_ttft_milliseconds=reported_ttft.p_milliseconds,
-        last_tpot_milliseconds=reported_tpot.p_milliseconds,
-        other_scaler=observed.other_scaler,
-        now=now,
-    )
+    situation = _situation(target, memory, sample, observed, now)
     situation = replace(situation, memory=_with_violation(situation))
+    situation = replace(situation, memory=_with_trust(situation))
     situation = replace(situation, memory=with_idleness(situation))
-    choice = _choose(situation)
+    recommendation = replicas.recommended(situation, can_move_limits=knobs.move(situation) is not None)
+    situation = replace(situation, memory=_with_recommendation(situation, recommendation.replicas))
+    choice = _choose(situation, recommendation)
+    reported = evidence.attainments(target, memory.slices, situation.load, now)
     decision = Decision(
         at=now,
         replicas=choice.replicas,
@@ -74,11 +73,50 @@ def decide(
         cause=choice.cause,
         message=f"{choice.message}{target.because}",
         blocker=choice.blocker or _standing_blocker(situation),
-        ttft=reported_ttft,
-        tpot=reported_tpot,
-        evidence=_numbers(situation),
+        ttft=reported[0],
+        tpot=reported[1],
+        evidence=_numbers(situation, recommendation),
+        advice=situation.infeasible if situation.sizing is not None else "",
     )
-    return decision, _remembered(situation, choice)
+    return decision, with_decision(_remembered(situation, choice), decision)
+
+
+def _situation(target: Target, memory: Memory, sample: Sample, observed: Observed, now: float) -> Situation:
+    now_load = evidence.load(target, memory.slices, sample, now)
+    counted = supply(target, memory, sample, observed, now)
+    settled_at = max(memory.limits_changed_at or 0.0, counted.newest_ready_at if counted.ready > 1 else 0.0)
+    since = max(settled_at, memory.kappa_cut_at or 0.0)
+    ttft, tpot = evidence.attainments(target, memory.slices, now_load, now, since)
+    last_ttft, last_tpot = evidence.attainments(target, memory.slices, now_load, now)
+    found = sizing(target, memory, now_load, now)
+    limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
+    if found is not None:
+        if memory.workload is None:
+            # What was recommended without a model says nothing of what a replica can do.
+            memory = replace(memory, recommended=())
+        settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
+        is_quiet = not now_load.late and not counted.unsampled
+        if is_quiet:
+            factors = calibrated(target, memory, found, limits, counted.ready, settled_at, now)
+            memory = replace(memory, factors=factors)
+        memory = replace(memory, workload=found.replica.workload)
+    return Situation(
+        target=target,
+        memory=memory,
+        supply=counted,
+        load=now_load,
+        limits=limits,
+        ttft=ttft,
+        tpot=tpot,
+        last_ttft_milliseconds=last_ttft.p_milliseconds,
+        last_tpot_milliseconds=last_tpot.p_milliseconds,
+        other_scaler=observed.other_scaler,
+        now=now,
+        forecast=expected(memory, now),
+        lead_seconds=lead_seconds(memory),
+        sizing=found,
+        infeasible=infeasible(target, found, now_load, ttft, tpot),
+    )
 
 
 def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observed, now: float) -> Memory:
@@ -92,10 +130,13 @@ def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observ
         memory = replace(memory, limits=target.initial, limits_changed_at=now)
     memory = replace(memory, initial=target.initial)
     changed_at = memory.limits_changed_at or 0.0
+    before = memory.baselines
     slices, baselines = advance(
-        memory.slices, memory.baselines, sample, observed, target.targets, memory.began_at, changed_at
+        memory.slices, before, sample, observed, target.targets, memory.began_at, changed_at
     )
-    return replace(memory, slices=slices, baselines=baselines)
+    since = now if memory.watched_since is None else memory.watched_since
+    memory = replace(memory, slices=slices, baselines=baselines, watched_since=since)
+    return with_learning(memory, before, observed, now)
 
 
 def _with_violation(situation: Situation) -> Memory:
@@ -109,7 +150,36 @@ def _with_violation(situation: Situation) -> Memory:
     return memory
 
 
-def _choose(situation: Situation) -> Choice:
+def _with_trust(situation: Situation) -> Memory:
+    """kappa: down when a promise is broken with nothing on its way, up again while it is kept."""
+    memory, now = situation.memory, situation.now
+    seconds = 0.0 if memory.kappa_at is None else now - memory.kappa_at
+    memory = replace(memory, kappa_at=now)
+    found = situation.sizing
+    if found is None or situation.infeasible:
+        return memory
+    counted = situation.supply
+    is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
+    if situation.is_violated and not counted.pending and not is_explained and not situation.is_settling:
+        return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT), kappa_cut_at=now)
+    if not situation.is_violated:
+        kappa = memory.kappa * (1.0 + KAPPA_GAIN_PER_SECOND * min(seconds, 60.0))
+        return replace(memory, kappa=min(MOST_KAPPA, kappa))
+    return memory
+
+
+def _with_recommendation(situation: Situation, number: int) -> Memory:
+    """The highest of each few seconds, over the time looked back."""
+    memory, now = situation.memory, situation.now
+    since = now - replicas.looked_back_seconds(situation)
+    kept = tuple(one for one in memory.recommended if one[0] > since)
+    if kept and now - kept[-1][0] < RECOMMENDATION_SECONDS:
+        at, highest = kept[-1]
+        return replace(memory, recommended=(*kept[:-1], (at, max(highest, number))))
+    return replace(memory, recommended=(*kept, (now, number)))
+
+
+def _choose(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
     counted = situation.supply
     if situation.target.is_suspended:
         return Choice(0, situation.limits, "Suspended", "spec.suspend is true", "Suspended")
@@ -129,73 +199,77 @@ def _choose(situation: Situation) -> Choice:
         return hold(situation, "HoldingWithoutSamples", words, "SamplesMissing")
     if is_idle(situation):
         return fall_asleep(situation)
-    if situation.is_ttft_bad or situation.is_tpot_bad:
-        return _help(situation)
-    return _remove(situation)
+    return _act(situation, recommendation)
 
 
-def _help(situation: Situation) -> Choice:
-    """A promise is broken: limits, replicas, or the reason why neither."""
-    memory, now = situation.memory, situation.now
-    words = symptoms(situation)
-    if memory.limits_changed_at is not None and now - memory.limits_changed_at < LIMITS_SETTLE_SECONDS:
-        return hold(
-            situation, "Settling", f"{words}; the last change of limits has not acted yet", "Settling"
-        )
-    if not situation.is_tpot_bad and situation.is_recovering:
+def _act(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
+    """Limits and replicas, both where both are due, or the reason why neither."""
+    desired = situation.supply.desired
+    if situation.is_violated and situation.is_settling and situation.sizing is None:
+        words = f"{symptoms(situation)}; the last change of limits has not acted yet"
+        return hold(situation, "Settling", words, "Settling")
+    is_ttft_alone = situation.is_violated and not situation.is_tpot_bad
+    if situation.sizing is None and is_ttft_alone and situation.is_recovering:
         queue = "shrinks fast enough" if situation.load.waiting else "is gone"
-        return hold(situation, "Recovering", f"{words}; the queue {queue}")
-    can_add = situation.supply.pending > 0 or not replicas.bar(situation)
-    moved = knobs.move(situation, can_add_replicas=can_add)
-    raised = replicas.more(situation, can_move_limits=moved is not None)
-    added = raised.replicas - situation.supply.desired
-    changes = []
-    if moved is not None:
-        changes.append(moved.words)
-    if added:
-        changes.append(f"replicas {situation.supply.desired} -> {raised.replicas}")
+        return hold(situation, "Recovering", f"{symptoms(situation)}; the queue {queue}")
+    moved = knobs.move(situation)
+    raised = replicas.Raise(desired, "")
+    if recommendation.replicas > desired or situation.is_violated or situation.supply.overdue:
+        raised = replicas.more(situation, recommendation.replicas)
+    after = raised.replicas
+    lowered = replicas.fewer(situation) if after == desired and not situation.is_violated else desired
+    if lowered < desired:
+        after = lowered
+    changes = [moved.words] if moved is not None else []
+    if after != desired:
+        changes.append(f"replicas {desired} -> {after}")
+    words = "; ".join(part for part in (symptoms(situation), recommendation.words) if part)
     if not changes:
-        cause = raised.blocker or "Watching"
-        why = _BLOCKER_WORDS.get(cause, cause)
+        return _held(situation, recommendation, raised, words)
+    cause = "AddedReplicas" if after > desired else "RemovedReplica" if after < desired else ""
+    return Choice(
+        replicas=after,
+        limits=situation.limits if moved is None else moved.limits,
+        cause=cause or (moved.cause if moved is not None else ""),
+        message=f"{words}: {', '.join(changes)}",
+        blocker=raised.blocker,
+        trims=None if moved is None else moved.trims,
+    )
+
+
+def _held(
+    situation: Situation, recommendation: replicas.Recommendation, raised: replicas.Raise, words: str
+) -> Choice:
+    """Nothing is changed: because nothing has to be, or because something forbids it."""
+    desired, wanted = situation.supply.desired, recommendation.replicas
+    blocker = raised.blocker
+    if situation.is_violated or wanted > desired:
+        if not blocker and situation.sizing is not None and situation.supply.pending:
+            blocker = "ReplicaPending"
+        cause = blocker or "Watching"
+        why = situation.infeasible or _BLOCKER_WORDS.get(cause, cause)
         if cause == "ReplicaPending" and situation.supply.pending_reason:
             why = f"{why} ({situation.supply.pending_reason})"
-        return hold(situation, cause, f"{words}; {why}", raised.blocker)
-    return Choice(
-        replicas=raised.replicas,
-        limits=situation.limits if moved is None else moved.limits,
-        cause=moved.cause if moved is not None and not added else "AddedReplicas",
-        message=f"{words}: {', '.join(changes)}",
-        blocker="" if added else raised.blocker,
-        ceiling=None if moved is None else moved.ceiling,
-    )
+        return hold(situation, cause, f"{words}; {why}", blocker)
+    if wanted < desired:
+        wait = replicas.looked_back_seconds(situation)
+        highest = max(number for _, number in situation.memory.recommended)
+        left = f"{wanted} replicas would do, {highest} would not have over the last {wait:.0f} s"
+        if highest < desired:
+            since = situation.memory.watched_since or situation.now
+            left = f"{highest} replicas would do for {min(wait, situation.now - since):.0f} of {wait:.0f} s"
+        return hold(situation, "Stabilizing", f"{words}; {left}")
+    return hold(situation, "Steady", words)
 
 
 _BLOCKER_WORDS = {
     "FixedReplicas": "spec.replicas fixes their number and no batch limit helps",
     "OtherScaler": "another scaler sets the replicas",
-    "TargetInfeasible": "even an idle replica misses this target, so more would not help",
     "AtMaxReplicas": "scaling.maxReplicas is reached and no batch limit helps",
     "ReplicaPending": "a replica asked for is not ready yet",
     "Settling": "the newest replica has not acted yet",
     "Watching": "not for long enough to add a replica",
 }
-
-
-def _remove(situation: Situation) -> Choice:
-    """Nothing is violated: one replica fewer, or hold."""
-    memory, now, desired = situation.memory, situation.now, situation.supply.desired
-    words = symptoms(situation)
-    if not replicas.is_one_fewer_enough(situation):
-        return hold(situation, "Steady", words)
-    since = now if memory.enough_since is None else memory.enough_since
-    wait = situation.target.stabilization_seconds
-    if now - since < wait:
-        left = f"{desired - 1} replicas would do for {now - since:.0f} of {wait:.0f} s"
-        return hold(situation, "Stabilizing", f"{words}; {left}")
-    message = f"{words}; {desired - 1} replicas would have done for {now - since:.0f} s: "
-    return Choice(
-        desired - 1, situation.limits, "RemovedReplica", f"{message}replicas {desired} -> {desired - 1}"
-    )
 
 
 def _standing_blocker(situation: Situation) -> str:
@@ -210,35 +284,17 @@ def _remembered(situation: Situation, choice: Choice) -> Memory:
     memory, now, desired = situation.memory, situation.now, situation.supply.desired
     memory = replace(memory, replicas=choice.replicas, limits=choice.limits)
     memory = with_parked(situation, memory)
-    is_enough = choice.cause in ("Stabilizing", "RemovedReplica")
-    memory = replace(memory, enough_since=(memory.enough_since or now) if is_enough else None)
     if choice.limits != situation.limits:
         memory = replace(memory, limits_changed_at=now)
-    if choice.ceiling is not None:
-        memory = replace(memory, ceiling_seqs=choice.ceiling, ceiling_until=now + CEILING_SECONDS)
+    if choice.trims is not None:
+        memory = replace(memory, trims=choice.trims)
     if choice.replicas > desired or memory.replicas_raised_at is None:
         memory = replace(memory, replicas_raised_at=now)
-    if choice.cause == "RemovedReplica":
-        memory = replace(memory, lowered_to=choice.replicas, lowered_at=now, enough_since=None)
-    if choice.replicas > desired:
-        memory = _with_regret(situation, memory)
+    if choice.replicas < desired:
+        memory = replace(memory, replicas_lowered_at=now)
     if memory.backlog_at is None or now - memory.backlog_at >= BACKLOG_SECONDS:
         memory = replace(memory, backlog=situation.load.waiting, backlog_at=now)
     return memory
-
-
-def _with_regret(situation: Situation, memory: Memory) -> Memory:
-    """A removal that had to be taken back teaches a floor."""
-    stabilization, now = situation.target.stabilization_seconds, situation.now
-    if memory.lowered_at is None or memory.lowered_to is None:
-        return memory
-    if (
-        now - memory.lowered_at > REGRET_STABILIZATIONS * stabilization
-        or situation.supply.desired > memory.lowered_to
-    ):
-        return memory
-    floor = memory.lowered_to + 1
-    return replace(memory, floor_replicas=floor, floor_until=now + FLOOR_STABILIZATIONS * stabilization)
 
 
 def symptoms(situation: Situation) -> str:
@@ -263,9 +319,16 @@ def _latency_words(name: str, attainment: Attainment, last_milliseconds: float |
     return f"{name} {measured:.0f} ms against {attainment.target_milliseconds:g} ms"
 
 
-def _numbers(situation: Situation) -> dict[str, float]:
-    load, counted = situation.load, situation.supply
+def _numbers(situation: Situation, recommendation: replicas.Recommendation) -> dict[str, float]:
+    load, counted, found = situation.load, situation.supply, situation.sizing
+    numbers = {} if found is None else _learnt(situation, found)
     return {
+        **numbers,
+        "recommended_replicas": recommendation.replicas,
+        "requests_per_second": round(situation.forecast.now, 3),
+        "expected_per_second": round(situation.forecast.ahead, 3),
+        "index_of_dispersion": round(situation.forecast.idc, 2),
+        "lead_seconds": round(situation.lead_seconds, 1),
         "ready": counted.ready,
         "pending": counted.pending,
         "unsampled": counted.unsampled,
@@ -276,4 +339,24 @@ def _numbers(situation: Situation) -> dict[str, float]:
         "kv_use": round(load.kv_use, 4),
         "queue_milliseconds": round(load.queue_milliseconds, 1),
         "prefill_milliseconds": round(load.prefill_milliseconds, 1),
+    }
+
+
+def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
+    """The step model, a replica's capacity, and the corrections of both."""
+    model, work = found.replica.model, found.replica.workload
+    return {
+        "step_base_milliseconds": round(model.base, 4),
+        "step_prefill_token_milliseconds": round(model.prefill, 6),
+        "step_sequence_milliseconds": round(model.sequence, 6),
+        "step_kv_token_milliseconds": round(model.kv, 9),
+        "step_residual": round(situation.memory.fit.residual, 4),
+        "prompt_tokens_per_request": round(work.prompt, 1),
+        "generated_tokens_per_request": round(work.answer, 1),
+        "capacity_per_second": round(found.capacity.per_second, 4),
+        "kappa": round(situation.memory.kappa, 4),
+        "ttft_factor": round(situation.memory.factors.ttft, 4),
+        "tpot_factor": round(situation.memory.factors.tpot, 4),
+        "best_max_num_seqs": found.capacity.limits.max_num_seqs,
+        "best_max_num_batched_tokens": found.capacity.limits.max_num_batched_tokens,
     }

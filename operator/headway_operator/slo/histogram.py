@@ -7,6 +7,7 @@ Percentiles of replicas are never averaged.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import inf
 
 EDGES = tuple(1.0 * 1.12**i for i in range(105))
@@ -23,12 +24,21 @@ def bucket_of(milliseconds: float) -> int:
 
 def on_grid(edges: tuple[float, ...], counts: tuple[int, ...]) -> dict[int, int]:
     """Sparse counts on our grid of counts between other edges (one more count than edges)."""
+    places = _places(edges)
+    if places is None:
+        return {bucket: count for bucket, count in enumerate(counts) if count}
     result: dict[int, int] = {}
-    for edge, count in zip((*edges, inf), counts, strict=True):
+    for bucket, count in zip(places, counts, strict=True):
         if count:
-            bucket = bucket_of(edge)
             result[bucket] = result.get(bucket, 0) + count
     return result
+
+
+@lru_cache(maxsize=16)
+def _places(edges: tuple[float, ...]) -> tuple[int, ...] | None:
+    """The bucket of our grid for each bucket between these edges; None where they are the same."""
+    places = tuple(bucket_of(edge) for edge in (*edges, inf))
+    return None if places == tuple(range(len(EDGES) + 1)) else places
 
 
 def total(many: Iterable[Counts]) -> dict[int, int]:
@@ -42,10 +52,18 @@ def total(many: Iterable[Counts]) -> dict[int, int]:
 
 def increments(now: Counts, before: Counts) -> dict[int, int]:
     """What came on top of `before`; all of `now` when a count went back, which means that it began anew."""
-    if any(now.get(bucket, 0) < count for bucket, count in before.items()):
+    if now == before:
+        return {}
+    grown: dict[int, int] = {}
+    for bucket, count in now.items():
+        more = count - before.get(bucket, 0)
+        if more < 0:
+            return dict(now)
+        if more:
+            grown[bucket] = more
+    if len(before) > len(now) or not before.keys() <= now.keys():
         return dict(now)
-    grown = {bucket: count - before.get(bucket, 0) for bucket, count in now.items()}
-    return {bucket: count for bucket, count in grown.items() if count}
+    return grown
 
 
 def percentile(counts: Counts, percent: float) -> float | None:

@@ -1,51 +1,145 @@
-"""The batch limits: which one to move when a promise is broken, and how far.
+"""The batch limits: which one to move for a symptom, and how far.
 
-| symptom                                                          | limit                        |
-| ---                                                              | ---                          |
-| TTFT bad, queue dominates, running at the cap, TPOT has slack,   | raise max_num_seqs           |
-|   KV memory is free                                              |                              |
-| TTFT bad, prefill dominates or the token budget holds back,      | raise max_num_batched_tokens |
-|   TPOT has slack                                                 |                              |
-| TPOT bad, most computed tokens are prompts                       | lower max_num_batched_tokens |
-| TPOT bad otherwise                                               | lower max_num_seqs           |
-| both bad, replicas can be added or are on their way              | as for TPOT                  |
-| both bad, no replica can be added                                | none                         |
+| symptom                                                          | limit                              |
+| ---                                                              | ---                                |
+| TTFT bad, queue dominates, running at the cap, TPOT has slack,   | raise max_num_seqs                 |
+|   KV memory is free                                              |                                    |
+| TTFT bad, prefill dominates or the token budget holds back,      | raise max_num_batched_tokens       |
+|   TPOT has slack                                                 |                                    |
+| TPOT bad, steps follow prompt tokens                             | lower max_num_batched_tokens       |
+| TPOT bad, steps follow sequences or what they attend to          | lower max_num_seqs                 |
+| both bad                                                         | the model's best, with replicas    |
+| KV memory nearly used, or preempting                             | none is raised                     |
+
+With a model of steps the limits are its best feasible ones (`capacity`), gone to at once and looked at again
+every TUNING_SECONDS; the table then only trims them, by RAISE and LOWERING within LEAST_TRIM and MOST_TRIM,
+and not while replicas are too few, which no limit mends. So a missed TPOT can never starve prompts of tokens.
+Without a model the table moves them by symptoms alone.
 """
 
 from dataclasses import dataclass
 from math import ceil, floor
 
 from headway_operator.slo.situation import Situation
+from headway_operator.slo.sizing import Sizing
 from headway_operator.state import Limits
 
 LEAST_SLACK = 0.15
 MOST_KV_USE = 0.85
 # A step costs far more for its weights than for one more sequence, so TPOT grows much slower than the batch:
-# with half of the target unused a raise may quadruple, with a third double, else it is a careful half more. A
-# raise that proves too much is taken back by `_lower` and remembered as a ceiling.
+# with half of the target unused a raise may quadruple, with a third double, else it is a careful half more.
 UNMEASURED_RAISE = 2.0
 RAISES = ((0.5, 4.0), (0.3, 2.0), (LEAST_SLACK, 1.5))
-LOWERING = 0.7
+UNMODELLED_LOWERING = 0.7
+# Without a model nobody knows what a small budget costs: no further down than this share of the highest.
+LEAST_BUDGET_SHARE = 0.25
+
+TUNING_SECONDS = 15.0
+# A difference that is worth a change while nothing is wrong.
+WORTHWHILE = 0.2
+RAISE, LOWERING = 1.05, 0.8
+LEAST_TRIM, MOST_TRIM = 0.8, 1.2
+
+Trims = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """New limits, with cause and words. `ceiling`: the max_num_seqs that proved too high, if one did."""
+    """New limits, with cause, words, and the trims over the model's best that they stand for."""
 
     limits: Limits
     cause: str
     words: str
-    ceiling: int | None = None
+    trims: Trims = (1.0, 1.0)
 
 
-def move(situation: Situation, *, can_add_replicas: bool) -> Move | None:
-    """The move that the symptoms call for; None when there is none to make."""
+def move(situation: Situation) -> Move | None:
+    """The move that the symptoms call for, and the model; None when there is none to make."""
+    if situation.sizing is not None:
+        return _towards_best(situation, situation.sizing)
+    if not situation.is_violated or situation.is_settling:
+        return None
     if situation.is_tpot_bad:
-        # Fewer at once keep TPOT at the cost of TTFT, which is no help unless replicas take over the rest.
-        found = None if situation.is_ttft_bad and not can_add_replicas else _lower(situation)
+        found = None if situation.is_ttft_bad else _lower(situation)
     else:
         found = _raise(situation)
     return None if found is None or found.limits == situation.limits else found
+
+
+def _towards_best(situation: Situation, found: Sizing) -> Move | None:
+    """The model's best limits, trimmed."""
+    changed_at, limits = situation.memory.limits_changed_at, situation.limits
+    is_due = changed_at is None or situation.now - changed_at >= TUNING_SECONDS
+    if not is_due or situation.infeasible:
+        return None
+    trims = situation.memory.trims
+    new = _trimmed_best(situation, found, trims)
+    is_trimmed = not _differs(new, limits)
+    if is_trimmed:
+        trims = _trimmed(situation, found)
+        new = _trimmed_best(situation, found, trims)
+    if new == limits or (is_trimmed and trims == situation.memory.trims):
+        return None
+    changes = [
+        f"{name} {getattr(limits, name)} -> {getattr(new, name)}"
+        for name in ("max_num_seqs", "max_num_batched_tokens")
+        if getattr(limits, name) != getattr(new, name)
+    ]
+    why = "trimmed for what is measured" if is_trimmed else "the step model's best"
+    return Move(new, _cause(limits, new), f"{', '.join(changes)}; {why}", trims)
+
+
+def _trimmed_best(situation: Situation, found: Sizing, trims: Trims) -> Limits:
+    best = found.capacity.limits
+    seqs = round(best.max_num_seqs * trims[0])
+    if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
+        seqs = min(seqs, situation.limits.max_num_seqs)
+    tokens = round(best.max_num_batched_tokens * trims[1])
+    return situation.target.bound_limits(Limits(max(1, seqs), tokens))
+
+
+def _differs(new: Limits, old: Limits) -> bool:
+    pairs = (
+        (new.max_num_seqs, old.max_num_seqs),
+        (new.max_num_batched_tokens, old.max_num_batched_tokens),
+    )
+    return any(abs(after - before) > WORTHWHILE * before for after, before in pairs)
+
+
+def _cause(old: Limits, new: Limits) -> str:
+    if new.max_num_seqs != old.max_num_seqs:
+        return "RaisedBatchLimit" if new.max_num_seqs > old.max_num_seqs else "LoweredBatchLimit"
+    is_raised = new.max_num_batched_tokens > old.max_num_batched_tokens
+    return "RaisedTokenBudget" if is_raised else "LoweredTokenBudget"
+
+
+def _trimmed(situation: Situation, found: Sizing) -> Trims:
+    """By the table; back towards the model's best while nothing is wrong or replicas are what lacks."""
+    seqs, tokens = situation.memory.trims
+    is_short = situation.forecast.now > situation.supply.ready * found.per_second
+    if is_short or not situation.is_violated or (situation.is_ttft_bad and situation.is_tpot_bad):
+        return _nearer(seqs), _nearer(tokens)
+    slack = situation.tpot_slack
+    if situation.is_tpot_bad:
+        if _follows_prompts(situation, found):
+            return seqs, max(LEAST_TRIM, tokens * LOWERING)
+        return max(LEAST_TRIM, seqs * LOWERING), tokens
+    if slack is not None and slack < LEAST_SLACK:
+        return seqs, tokens
+    if situation.is_queue_dominated and situation.is_full:
+        return min(MOST_TRIM, seqs * RAISE), tokens
+    return seqs, min(MOST_TRIM, tokens * RAISE)
+
+
+def _nearer(trim: float) -> float:
+    return min(1.0, trim * RAISE) if trim < 1.0 else max(1.0, trim / RAISE)
+
+
+def _follows_prompts(situation: Situation, found: Sizing) -> bool:
+    """Whether prompts or sequences take most of the time beyond the base of steps."""
+    model, work = found.replica.model, found.replica.workload
+    token = model.sequence + model.kv * work.context
+    return model.prefill * work.prompt > token * work.answer
 
 
 def _raise(situation: Situation) -> Move | None:
@@ -70,31 +164,31 @@ def _raise(situation: Situation) -> Move | None:
 
 
 def _raised_seqs(situation: Situation) -> int:
-    load, seqs = situation.load, situation.limits.max_num_seqs
-    memory, slack = situation.memory, situation.tpot_slack
+    load, seqs, slack = situation.load, situation.limits.max_num_seqs, situation.tpot_slack
     factor = UNMEASURED_RAISE
     if slack is not None:
         factor = next(factor for least, factor in RAISES if slack >= least)
     demand = ceil((load.running + load.waiting) / max(1, load.num_sampled))
     raised = min(max(2 * seqs, demand), max(seqs + 1, floor(seqs * factor)))
-    if memory.ceiling_seqs is not None and situation.now < memory.ceiling_until:
-        raised = min(raised, memory.ceiling_seqs - 1)
     return min(raised, situation.target.highest.max_num_seqs)
 
 
 def _lower(situation: Situation) -> Move | None:
     load, limits, target = situation.load, situation.limits, situation.target
     tokens = limits.max_num_batched_tokens
-    if load.prefill_share > 0.5 and tokens > max(target.lowest.max_num_batched_tokens, limits.max_num_seqs):
-        new = target.bound_limits(Limits(limits.max_num_seqs, floor(tokens * LOWERING)))
+    least = max(floor(LEAST_BUDGET_SHARE * target.highest.max_num_batched_tokens), limits.max_num_seqs)
+    if load.prefill_share > 0.5 and tokens > max(target.lowest.max_num_batched_tokens, least):
+        new = target.bound_limits(
+            Limits(limits.max_num_seqs, max(least, floor(tokens * UNMODELLED_LOWERING)))
+        )
         words = f"max_num_batched_tokens {tokens} -> {new.max_num_batched_tokens}; most tokens are prompts"
         return Move(new, "LoweredTokenBudget", words)
     used = min(limits.max_num_seqs, load.busiest_running)
     if used <= max(1, target.lowest.max_num_seqs):
         return None
-    new = target.bound_limits(Limits(max(1, floor(used * LOWERING)), tokens))
+    new = target.bound_limits(Limits(max(1, floor(used * UNMODELLED_LOWERING)), tokens))
     words = f"max_num_seqs {limits.max_num_seqs} -> {new.max_num_seqs} with up to {used} running"
-    return Move(new, "LoweredBatchLimit", words, ceiling=used)
+    return Move(new, "LoweredBatchLimit", words)
 
 
 def _slack_words(situation: Situation) -> str:

@@ -4,10 +4,14 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
+from headway_operator.slo.capacity import Factors, Workload
+from headway_operator.slo.forecast import Course
+from headway_operator.slo.step_fit import StepFit
 from headway_operator.slo.window import NO_TARGETS, Baseline, Slice
 from headway_operator.state import Limits, Targets
 
-VERSION = 1
+VERSION = 2
+NO_FIT, PLAIN, NO_COURSE = StepFit(), Factors(), Course()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +20,16 @@ class Memory:
 
     began_at: when this memory began. replicas, limits: what was last decided.
     initial: where the spec had limits begin. targets: those that the exact counters in `slices` were taken
-    against. limits_changed_at, replicas_raised_at: last changes by decision.
+    against. limits_changed_at, replicas_raised_at, replicas_lowered_at: last changes by decision.
     violated_since, violated_at: first and last pass of the violation at hand.
     backlog, backlog_at: requests waiting a few seconds ago, to see whether the queue shrinks.
-    enough_since: since when one replica fewer would have been enough.
-    ceiling_seqs, ceiling_until: a `max_num_seqs` that broke the TPOT target, not tried again for a while.
-    floor_replicas, floor_until: a number of replicas that proved too few and is not tried again for a while.
-    lowered_to, lowered_at: the last removal, to learn from when it proves wrong.
+    recommended: (at, replicas), the highest of each few seconds, over the time that removal looks back.
+    watched_since: since when there has been somebody to look; not before the last restart.
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
+    fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
+    kappa_at, last cut at kappa_cut_at. trims: of max_num_seqs and max_num_batched_tokens, over the model's.
+    decisions: the last ones, as `history` writes them.
     """
 
     began_at: float = 0.0
@@ -36,72 +41,82 @@ class Memory:
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     limits_changed_at: float | None = None
     replicas_raised_at: float | None = None
+    replicas_lowered_at: float | None = None
     violated_since: float | None = None
     violated_at: float | None = None
     backlog: int = 0
     backlog_at: float | None = None
-    enough_since: float | None = None
-    ceiling_seqs: int | None = None
-    ceiling_until: float = 0.0
-    floor_replicas: int | None = None
-    floor_until: float = 0.0
-    lowered_to: int | None = None
-    lowered_at: float | None = None
+    recommended: tuple[tuple[float, int], ...] = ()
+    watched_since: float | None = None
     idle_since: float | None = None
     parked_replicas: int | None = None
+    fit: StepFit = NO_FIT
+    workload: Workload | None = None
+    factors: Factors = PLAIN
+    course: Course = NO_COURSE
+    starts: tuple[tuple[float, float], ...] = ()
+    kappa: float = 1.0
+    kappa_at: float | None = None
+    kappa_cut_at: float | None = None
+    trims: tuple[float, float] = (1.0, 1.0)
+    decisions: tuple[Mapping[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        plain = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        work = self.workload
         return {
             "version": VERSION,
-            **plain,
-            "parked_replicas": self.parked_replicas,
+            **{name: getattr(self, name) for name in _PLAIN_FIELDS},
             "limits": _pair(self.limits),
             "initial": _pair(self.initial),
             "targets": [*astuple(self.targets)],
             "slices": [one.to_dict() for one in self.slices],
             "baselines": {name: baseline.to_dict() for name, baseline in self.baselines.items()},
+            "recommended": [list(one) for one in self.recommended],
+            "fit": self.fit.to_dict(),
+            "workload": None if work is None else [getattr(work, name) for name in _WORKLOAD_FIELDS],
+            "factors": [self.factors.ttft, self.factors.tpot],
+            "course": self.course.to_dict(),
+            "starts": [list(one) for one in self.starts],
+            "trims": list(self.trims),
+            "decisions": [dict(one) for one in self.decisions],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None, now: float) -> "Memory":
-        """The memory that `to_dict` wrote; a fresh one, begun at `now`, for None or another version.
+        """The memory that `to_dict` wrote; a fresh one, begun at `now`, for None or another version. Of the
+        first version only what a suspension set aside is still understood.
 
         That fewer replicas would have been enough, or none, is not believed across a restart: nobody watched.
         Raises KeyError, TypeError or ValueError for a memory that was damaged.
         """
         if not data or data.get("version") != VERSION:
-            return cls(began_at=now)
-        memory = cls(
-            **{name: data[name] for name in _PLAIN_FIELDS},
+            return cls(began_at=now, parked_replicas=(data or {}).get("parked_replicas"))
+        work = data["workload"]
+        return replace(
+            cls(**{name: data[name] for name in _PLAIN_FIELDS}),
             limits=None if data["limits"] is None else Limits(*data["limits"]),
             initial=None if data["initial"] is None else Limits(*data["initial"]),
             targets=Targets(*data["targets"]),
             slices=tuple(Slice.from_dict(one) for one in data["slices"]),
             baselines={name: Baseline.from_dict(one) for name, one in data["baselines"].items()},
-            parked_replicas=data.get("parked_replicas"),  # which a checkpoint of an earlier version lacks
+            recommended=tuple((at, number) for at, number in data["recommended"]),
+            fit=StepFit.from_dict(data["fit"]),
+            workload=None if work is None else Workload(*work),
+            factors=Factors(*data["factors"]),
+            course=Course.from_dict(data["course"]),
+            starts=tuple((at, seconds) for at, seconds in data["starts"]),
+            trims=(data["trims"][0], data["trims"][1]),
+            decisions=tuple(data["decisions"]),
         )
-        return replace(memory, enough_since=None)
 
 
 _PLAIN_FIELDS = (
-    "began_at",
-    "replicas",
-    "limits_changed_at",
-    "replicas_raised_at",
-    "violated_since",
-    "violated_at",
-    "backlog",
-    "backlog_at",
-    "enough_since",
-    "ceiling_seqs",
-    "ceiling_until",
-    "floor_replicas",
-    "floor_until",
-    "lowered_to",
-    "lowered_at",
+    *("began_at", "replicas", "limits_changed_at", "replicas_raised_at", "replicas_lowered_at"),
+    *("violated_since", "violated_at", "backlog", "backlog_at", "parked_replicas"),
+    *("kappa", "kappa_at", "kappa_cut_at"),
 )
+_WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 
 
 def _pair(limits: Limits | None) -> list[int] | None:

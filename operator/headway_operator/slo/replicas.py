@@ -1,30 +1,56 @@
-"""The number of replicas: when to add, when to remove, and what forbids it.
+"""The number of replicas: what is recommended, what of it is done now, and what forbids it.
 
-Added when a promise stays broken: at once after a short patience when no batch limit can help, after a longer
-one when limits were raised and did not. Never while ones already asked for are pending, and not before a new
-one had time to act. At most doubled and at most +4 at a time, as the queue asks.
+Recommended is the largest of
 
-Removed one at a time, after one fewer would have been enough for the whole stabilization time without a
-break: nothing violated, late, pending or unsampled, and both latencies and the running sequences predicted to
-keep a margin. A number that proved too few right after a removal is not tried again for a while. The last
-one is not removed this way: that none is needed is for `sleep` to say.
+    feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
+    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
+
+with the rate forecast for when replicas asked for now are ready. Below what there is, a dead band holds:
+fewer are recommended only if they are predicted to keep both latencies and memory within MOST_TARGET_USE.
+
+Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
+not known. Then a promise that stays broken although limits were moved recommends half as many more, and
+measured latencies with room to spare one fewer.
+
+Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
+pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent. Down:
+to the highest recommendation of the whole time looked back, one replica or a tenth at a time, and only while
+every replica and gateway gives samples. The last one is not removed this way: that none is needed is for
+`sleep` to say.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
 from headway_operator.slo import histogram
 from headway_operator.slo.evidence import since_start
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
+from headway_operator.slo.sizing import Sizing
 
-# A violation must have lasted this long: where limits can still move, and where they cannot.
+BURST_DEVIATIONS = 1.3
+LEAST_BURST_SECONDS = 30.0
+DRAIN_SECONDS = 45.0
+MOST_ADDED = 8
+FEW_ADDED = 4
+SHARE_REMOVED = 0.1
+MOST_TARGET_USE = 0.9
+# Removal looks back so many start-up times, and no less than `scaling.stabilizationSeconds`.
+LEADS_LOOKED_BACK = 3.0
+# Without a model: a violation must have lasted this long, where limits can still move and where they cannot.
 PATIENCE_SECONDS = 15.0
 SHORT_PATIENCE_SECONDS = 6.0
-MOST_ADDED = 4
-# What one replica fewer may be predicted to use: of the cap on running sequences, of the latency targets.
+# Without a model: what one replica fewer may be predicted to use of the cap on running sequences.
 MOST_CAP_USE = 0.7
-MOST_TARGET_USE = 0.8
 HEADROOM_WINDOW_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """How many replicas the load calls for, in numbers and words; `rate` is what they are sized for."""
+
+    replicas: int
+    words: str
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,73 +61,134 @@ class Raise:
     blocker: str
 
 
+def recommended(situation: Situation, *, can_move_limits: bool) -> Recommendation:
+    """What the load calls for, within the spec's bounds."""
+    if situation.sizing is None:
+        return _by_symptoms(situation, can_move_limits=can_move_limits)
+    return _by_capacity(situation, situation.sizing)
+
+
+def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
+    target, expected = situation.target, situation.forecast
+    window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
+    burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
+    rate = expected.ahead + burst
+    left = float(situation.load.waiting)
+    if situation.supply.ready:
+        spare = situation.supply.ready * found.per_second - expected.now
+        left = max(0.0, left - max(0.0, spare) * window)
+    if situation.load.late:
+        rate = max(rate, expected.now + left / DRAIN_SECONDS)
+    need = rate / found.per_second
+    number = ceil(need)
+    desired = situation.supply.desired
+    if number < desired:
+        number = _after_dead_band(situation, found, number)
+    words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
+    return Recommendation(target.bound_replicas(max(1, number)), words, rate)
+
+
+def _after_dead_band(situation: Situation, found: Sizing, number: int) -> int:
+    """The fewest replicas, from `number` up to those that there are, that keep a margin."""
+    limits = found.capacity.limits
+    expected = situation.forecast.ahead
+    for fewer in range(max(1, number), situation.supply.desired):
+        predicted = found.replica.latencies(expected / fewer / found.kappa, limits, found.factors)
+        if found.replica.is_kept(predicted, situation.target, MOST_TARGET_USE):
+            return fewer
+    return situation.supply.desired
+
+
+def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:
+    desired, now = situation.supply.desired, situation.now
+    if situation.is_violated:
+        patience = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
+        since = situation.memory.violated_since
+        if situation.supply.pending or since is None or now - since < patience:
+            return Recommendation(desired, "")
+        more = max(1, min(FEW_ADDED, desired // 2))
+        return Recommendation(situation.target.bound_replicas(desired + more), "")
+    if _is_one_fewer_enough(situation):
+        return Recommendation(max(1, desired - 1), "")
+    return Recommendation(desired, "")
+
+
 def bar(situation: Situation) -> str:
     """What forbids more replicas for good, or ""."""
     if situation.target.fixed_replicas is not None:
         return "FixedReplicas"
     if situation.other_scaler:
         return "OtherScaler"
-    if _is_infeasible(situation):
+    if situation.infeasible:
         return "TargetInfeasible"
     return "AtMaxReplicas" if situation.supply.desired >= situation.target.max_replicas else ""
 
 
-def more(situation: Situation, *, can_move_limits: bool) -> Raise:
-    """How many replicas the violation at hand calls for."""
-    supply, target, now = situation.supply, situation.target, situation.now
+def more(situation: Situation, wanted: int) -> Raise:
+    """What of a recommendation beyond what there is may be asked for now."""
+    supply, now = situation.supply, situation.now
     desired = supply.desired
-    if supply.pending and not (target.fixed_replicas is not None or situation.other_scaler):
-        return Raise(desired, "ReplicaPending")
     barred = bar(situation)
     is_newest_settling = supply.ready > 1 and now - supply.newest_ready_at < REPLICA_SETTLE_SECONDS
-    # The last replica allowed must have had its time too before anyone says that it did not help.
-    if is_newest_settling and barred in ("", "AtMaxReplicas"):
-        return Raise(desired, "Settling")
+    if situation.sizing is None:
+        if supply.pending and barred not in ("FixedReplicas", "OtherScaler"):
+            return Raise(desired, "ReplicaPending")
+        # The last replica allowed must have had its time too before anyone says that it did not help.
+        if is_newest_settling and barred in ("", "AtMaxReplicas"):
+            return Raise(desired, "Settling")
     if barred:
         return Raise(desired, barred)
-    patience = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
-    since = situation.memory.violated_since
-    if since is None or now - since < patience:
-        return Raise(desired, "")
-    capacity = situation.limits.max_num_seqs * max(1, supply.ready)
-    added = max(1, min(MOST_ADDED, max(1, supply.ready), situation.load.waiting // max(1, 2 * capacity)))
     # A replica past its deadline is as good as none, and is asked for once more elsewhere.
-    return Raise(target.bound_replicas(desired + added), supply.overdue_reason if supply.overdue else "")
+    wanted += supply.overdue if situation.sizing is not None else 0
+    most = desired + min(MOST_ADDED, max(FEW_ADDED if situation.sizing else 1, desired))
+    number = situation.target.bound_replicas(min(wanted, most))
+    return Raise(max(desired, number), supply.overdue_reason if supply.overdue else "")
+
+
+def looked_back_seconds(situation: Situation) -> float:
+    """How long fewer replicas must have been enough before one goes."""
+    return max(situation.target.stabilization_seconds, LEADS_LOOKED_BACK * situation.lead_seconds)
+
+
+def fewer(situation: Situation) -> int:
+    """The number after a removal, if one is due; else the number there is. See the header."""
+    supply, memory, target = situation.supply, situation.memory, situation.target
+    desired, since = supply.desired, memory.watched_since
+    if target.fixed_replicas is not None or situation.other_scaler or not is_whole(situation):
+        return desired
+    if since is None or situation.now - since < looked_back_seconds(situation):
+        return desired
+    highest = max((number for _, number in memory.recommended), default=desired)
+    removed = max(1, int(SHARE_REMOVED * desired))
+    return min(desired, max(1, target.min_replicas, highest, desired - removed))
+
+
+def is_whole(situation: Situation) -> bool:
+    """Whether everything that is wanted is there, and tells how it is."""
+    supply = situation.supply
+    return (
+        supply.ready == supply.existing == supply.desired
+        and not supply.pending
+        and not supply.unsampled
+        and supply.is_gateway_sampled
+        and not situation.load.late
+    )
 
 
 def for_waiting(situation: Situation) -> int:
     """As many as what waits at the gateways calls for, when there is none yet."""
     places = 2 * max(1, situation.limits.max_num_seqs)
-    return situation.target.bound_replicas(max(1, min(MOST_ADDED, ceil(situation.load.waiting / places))))
+    number = ceil(situation.load.waiting / places)
+    if situation.sizing is not None:
+        number = max(number, ceil(situation.load.waiting / DRAIN_SECONDS / situation.sizing.per_second))
+    return situation.target.bound_replicas(max(1, min(MOST_ADDED, number)))
 
 
-def _is_infeasible(situation: Situation) -> bool:
-    """Even nearly idle replicas miss the TTFT target: more of them would miss it as well."""
-    return (
-        situation.ttft.target_milliseconds is not None
-        and situation.is_ttft_bad
-        and not situation.is_tpot_bad
-        and not situation.is_queue_dominated
-        and situation.load.running <= situation.load.num_sampled
-    )
-
-
-def is_one_fewer_enough(situation: Situation) -> bool:
-    """Whether everything measured right now would keep its margin with one replica fewer."""
-    supply, load, target, memory = situation.supply, situation.load, situation.target, situation.memory
+def _is_one_fewer_enough(situation: Situation) -> bool:
+    """Without a model: whether everything measured now would keep its margin with one replica fewer."""
+    supply, load, target = situation.supply, situation.load, situation.target
     fewer = supply.desired - 1
-    if target.fixed_replicas is not None or situation.other_scaler or fewer < max(1, target.min_replicas):
-        return False
-    if (
-        memory.floor_replicas is not None
-        and situation.now < memory.floor_until
-        and fewer < memory.floor_replicas
-    ):
-        return False
-    is_whole = (
-        supply.ready == supply.existing == supply.desired and not supply.pending and not supply.unsampled
-    )
-    if not is_whole or not supply.is_gateway_sampled or load.late:
+    if fewer < max(1, target.min_replicas) or not is_whole(situation):
         return False
     if load.kv_use * supply.desired / fewer > MOST_TARGET_USE:
         return False

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from headway_operator.slo.evidence import Load, fresh_replicas
+from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
+from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.target import Target
 from headway_operator.state import Attainment, Limits, Observed, Sample
 
@@ -47,7 +49,8 @@ class Situation:
     """What the rules look at. ttft, tpot: on evidence since the last change took effect.
 
     last_ttft_milliseconds, last_tpot_milliseconds: measured at the percentile over the last minutes, whatever
-    changed meanwhile.
+    changed meanwhile. sizing: what a replica is worth; None while that is not known. forecast: of the load.
+    lead_seconds: until replicas asked for now are ready. infeasible: why no number of them would do, or "".
     """
 
     target: Target
@@ -61,6 +64,21 @@ class Situation:
     last_tpot_milliseconds: float | None
     other_scaler: str
     now: float
+    forecast: Forecast
+    lead_seconds: float
+    sizing: Sizing | None = None
+    infeasible: str = ""
+
+    @property
+    def is_violated(self) -> bool:
+        """Whether a promise is broken now."""
+        return self.is_ttft_bad or self.is_tpot_bad
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the last change of limits has not acted yet."""
+        changed_at = self.memory.limits_changed_at
+        return changed_at is not None and self.now - changed_at < LIMITS_SETTLE_SECONDS
 
     @property
     def is_ttft_bad(self) -> bool:

@@ -8,7 +8,8 @@ the replica judges by the targets asked of it now.
 
 A replica counts whom it turns away as missed, but another one may serve that request. So refusals are kept
 apart from `ttft_missed`, as `refused`, and taken from the gateways, who know how each request ended; from the
-replicas only where no gateway gave a sample.
+replicas only where no gateway gave a sample. So are arrivals, as `arrived`; a slice in which one of those who
+count them gave no sample is marked `blind`: what came in it shows in the next.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,22 +40,33 @@ _EXACT = {
 _LATENCIES = ("ttft", "tpot", "e2e")
 # Who counted refusals; of both only `refused` is kept.
 _REFUSALS = ("gateway_rejected", "rejected")
+# Of requests: number, sum and sum of squares of tokens (`Moments`).
+_REQUEST_SUMS = {
+    "prompts": ("prompts", "prompt_sum", "prompt_squares"),
+    "answers": ("answers", "answer_sum", "answer_squares"),
+}
 # Of these the mean is enough.
 _PARTS = ("queue", "prefill")
 
 NO_TARGETS = Targets()
 
 Numbers = Mapping[str, float]
+Sums = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The totals of one replica or gateway when it was last sampled."""
+    """The totals of one replica or gateway when it was last sampled.
+
+    limits: that it ran with then. steps: its sums over steps, without and with prompts (`Moments`).
+    """
 
     instance: str
     targets: Targets = NO_TARGETS
     totals: Numbers = field(default_factory=dict)
     counts: Mapping[str, histogram.Counts] = field(default_factory=dict)
+    limits: tuple[int, int] | None = None
+    steps: tuple[Sums, Sums] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -63,13 +75,23 @@ class Baseline:
             "targets": [*astuple(self.targets)],
             "totals": dict(self.totals),
             "counts": {name: _text_keys(counts) for name, counts in self.counts.items()},
+            "limits": None if self.limits is None else list(self.limits),
+            "steps": None if self.steps is None else [list(sums) for sums in self.steps],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Baseline":
         """The reverse of `to_dict`."""
         counts = {name: _number_keys(c) for name, c in data["counts"].items()}
-        return cls(data["instance"], Targets(*data["targets"]), dict(data["totals"]), counts)
+        limits, steps = data["limits"], data["steps"]
+        return cls(
+            data["instance"],
+            Targets(*data["targets"]),
+            dict(data["totals"]),
+            counts,
+            None if limits is None else (limits[0], limits[1]),
+            None if steps is None else (tuple(steps[0]), tuple(steps[1])),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +167,49 @@ def advance(
         if is_gap or (before is None and name not in young):
             continue
         added.append(_increment(before, current, targets, last_end, now))
-    new = replace(_with_refused(joined(added), sample), start=now if is_gap else last_end, end=now)
+    new = replace(_with_arrivals(joined(added), sample), start=now if is_gap else last_end, end=now)
     return _append(slices, new, changed_at), after
 
 
-def _with_refused(one: Slice, sample: Sample) -> Slice:
+def step_increments(
+    before: Mapping[str, Baseline], after: Mapping[str, Baseline], names: Iterable[str]
+) -> list[tuple[Sums, Sums]]:
+    """Sums over the steps that these replicas took since the last pass, with the same limits all the time."""
+    found = []
+    for name in names:
+        old, new = before.get(name), after.get(name)
+        if old is None or new is None or old.steps is None or new.steps is None or old.steps == new.steps:
+            continue
+        if old.instance == new.instance and old.limits == new.limits:
+            decode, prompt = (
+                tuple(now - then for now, then in zip(*pair, strict=True))
+                for pair in zip(new.steps, old.steps, strict=True)
+            )
+            found.append((decode, prompt))
+    return found
+
+
+def _with_arrivals(one: Slice, sample: Sample) -> Slice:
+    """Refusals and arrivals as the gateways count them, else as the replicas do; see the header."""
     is_gateway_sampled = any(gateway is not None for gateway in sample.gateways.values())
     refused = one.totals.get("gateway_rejected" if is_gateway_sampled else "rejected", 0)
-    totals = {name: value for name, value in one.totals.items() if name not in _REFUSALS}
-    return replace(one, totals={**totals, "refused": refused} if refused else totals)
+    arrived = one.totals.get("gateway_received" if sample.gateways else "received", 0)
+    counters = sample.gateways if sample.gateways else sample.replicas
+    is_blind = any(source is None for source in counters.values())
+    told = {"refused": refused, "arrived": arrived, "blind": float(is_blind)}
+    dropped = (*_REFUSALS, "gateway_received")
+    totals = {name: value for name, value in one.totals.items() if name not in dropped}
+    return replace(one, totals={**totals, **{name: value for name, value in told.items() if value}})
 
 
 def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[Slice, ...]:
     kept = tuple(one for one in slices if one.end > new.end - LONGEST_SECONDS)
     if kept and new.end - kept[-1].start <= SLICE_SECONDS and changed_at <= kept[-1].start:
-        return (*kept[:-1], joined((kept[-1], new)))
+        whole = joined((kept[-1], new))
+        # What the first part did not see, the second counts.
+        blind = new.totals.get("blind", 0.0)
+        totals = {name: value for name, value in whole.totals.items() if name != "blind"}
+        return (*kept[:-1], replace(whole, totals={**totals, "blind": blind} if blind else totals))
     return (*kept, new)
 
 
@@ -171,7 +221,10 @@ def _is_present(name: str, sample: Sample, observed: Observed) -> bool:
 
 def _baseline(one: ReplicaSample | GatewaySample) -> Baseline:
     if isinstance(one, GatewaySample):
-        return Baseline(one.instance, totals={"gateway_rejected": one.counters.get("rejected", 0)})
+        return Baseline(
+            one.instance,
+            totals={f"gateway_{name}": one.counters.get(name, 0) for name in ("rejected", "received")},
+        )
     exact = [name for met, missed, _ in _EXACT.values() for name in (met, missed)]
     totals: dict[str, float] = {name: one.counters.get(name, 0) for name in (*_COUNTERS, *exact)}
     counts = {}
@@ -181,7 +234,14 @@ def _baseline(one: ReplicaSample | GatewaySample) -> Baseline:
         elif name in _PARTS:
             totals[f"{name}_milliseconds"] = latencies.sum_milliseconds
             totals[f"{name}_count"] = sum(latencies.counts)
-    return Baseline(one.instance, one.targets, totals, counts)
+    limits = (one.limits.max_num_seqs, one.limits.max_num_batched_tokens)
+    if one.moments is None:
+        return Baseline(one.instance, one.targets, totals, counts, limits)
+    for name, parts in _REQUEST_SUMS.items():
+        totals.update(zip(parts, getattr(one.moments, name), strict=True))
+    steps = (one.moments.decode_steps, one.moments.prompt_steps)
+    totals["decoded"], totals["attended"] = (sum(kind[i] for kind in steps) for i in (2, 3))
+    return Baseline(one.instance, one.targets, totals, counts, limits, steps)
 
 
 def _increment(before: Baseline | None, now: Baseline, targets: Targets, start: float, end: float) -> Slice:

@@ -261,6 +261,8 @@ class InferenceServiceStatus(StatusModel):
     """The rollout under way, and what is remembered of the last ones."""
     quality: QualityStatus | None = None
     """The verdict of spec.quality with its numbers."""
+    recommendation: Annotated[str, Field(max_length=1024)] | None = None
+    """What would help where no live knob and no number of replicas does; absent while one may."""
     startup: StartupStatus | None = None
     """How long the latest replicas took to start."""
     last_decision: LastDecision | None = None

@@ -1,0 +1,219 @@
+"""How many requests one replica serves per second within both targets, at the best limits it may have.
+
+From the step model (`step_fit`), the work that requests bring, and queueing. All times are milliseconds,
+rates are per millisecond. With the fitted base a, prefill b, and s = sequence + kv * context of a decoded
+token:
+
+work      each request takes w = p*b + o*s of the device besides the steps' base: p prompt tokens that are not
+          in the prefix cache, o tokens generated. u = rate * w is the share of time that goes to it.
+TPOT      a decoding sequence meets, per step, the base, its own s, the s of rate*o*TPOT others (Little), and
+          rate*p*b*TPOT of prompts: TPOT = (a + s) / (1 - u). It varies with the prompts that come while an
+          answer lasts, rate * E[p^2] * b^2 * TPOT / o, and with the number that decode, s^2 * rate*o*TPOT.
+TTFT      the rest of the step under way and the one launched behind it, then a queue for the prompts' share
+          of steps: M/G/1 (Pollaczek and Khinchine) with service p*(b + h/room), where h is what a step costs
+          without prompts, and room the tokens that the budget leaves beside decodes; then one's own chunks.
+
+Latencies at a percentile are those of the lognormal distribution with the mean and variance above. What
+they leave out (routing, bursts, the scheduler's order) is put right by two factors, measured over predicted,
+which are learnt (`calibration`).
+
+Prior art sizes on means: llm-inferno's queue analysis, Dynamo's planner, WVA's queueing model. This sizes on
+the percentile that was promised.
+"""
+
+from dataclasses import dataclass, replace
+from math import exp, inf, log, sqrt
+from statistics import NormalDist
+
+from headway_operator.slo.step_fit import StepModel
+from headway_operator.slo.target import Target
+from headway_operator.state import Limits
+
+MOST_KV_USE = 0.85
+MOST_UTILIZATION = 0.97
+# Halvings of the token budget that are considered.
+NUM_BUDGETS = 4
+# A smaller budget must promise so much more: what a model says of small steps is worth less.
+LEAST_GAIN = 1.05
+BISECTIONS = 12
+# The limit on sequences leaves so many standard deviations above the mean number.
+SEQUENCE_DEVIATIONS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What requests bring, on average: prompt tokens to compute with mean square, tokens generated, tokens
+    that a decode attends to, and the share of the KV cache that a running sequence holds."""
+
+    prompt: float
+    prompt_square: float
+    answer: float
+    context: float
+    kv_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Measured over predicted, of latencies at the percentile."""
+
+    ttft: float = 1.0
+    tpot: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """What is predicted of one replica at some rate. running: sequences that decode, on average."""
+
+    ttft: float
+    tpot: float
+    running: float
+    kv_use: float
+
+
+OVERLOADED = Latencies(inf, inf, inf, inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Requests per second of one replica, with the limits that allow them. idle: what one alone would see."""
+
+    per_second: float
+    limits: Limits
+    idle: Latencies
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica's speed and load in kind, and the percentile (in percent) that latencies are taken at."""
+
+    model: StepModel
+    workload: Workload
+    percent: float
+
+    @property
+    def _deviations(self) -> float:
+        return NormalDist().inv_cdf(self.percent / 100.0)
+
+    @property
+    def most_per_second(self) -> float:
+        """What the device could do if steps had no base."""
+        token = self.model.sequence + self.model.kv * self.workload.context
+        return 1000.0 / max(1e-9, self.workload.prompt * self.model.prefill + self.workload.answer * token)
+
+    def latencies(self, per_second: float, limits: Limits, factors: Factors) -> Latencies:
+        """At a rate of requests; OVERLOADED where there is no balance."""
+        model, work, rate = self.model, self.workload, per_second / 1000.0
+        token = model.sequence + model.kv * work.context
+        used = rate * (work.prompt * model.prefill + work.answer * token)
+        if used >= MOST_UTILIZATION:
+            return OVERLOADED
+        tpot = (model.base + token) / (1.0 - used)
+        running = rate * work.answer * tpot
+        if running > limits.max_num_seqs:
+            return OVERLOADED
+        noise = rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
+        noise += token**2 * running
+        ttft = self._ttft(rate, running, token, limits)
+        deviations = self._deviations
+        return Latencies(
+            ttft=factors.ttft * ttft,
+            tpot=factors.tpot * _lognormal(tpot, noise, deviations),
+            running=running,
+            kv_use=work.kv_share * (running + deviations * sqrt(running)),
+        )
+
+    def _ttft(self, rate: float, running: float, token: float, limits: Limits) -> float:
+        model, work = self.model, self.workload
+        room = limits.max_num_batched_tokens - running
+        if room < 1.0:
+            return inf
+        step = model.base + token * running
+        per_token = model.prefill + step / room
+        service, square = work.prompt * per_token, work.prompt_square * per_token**2
+        busy = rate * service
+        if busy >= MOST_UTILIZATION:
+            return inf
+        queued = rate * square / (2.0 * (1.0 - busy))
+        # Chunks of an exponential prompt; the step under way is one with prompts in `busy` of all cases.
+        chunks = 1.0 / (1.0 - exp(-room / max(1.0, work.prompt)))
+        own = step * chunks + model.prefill * work.prompt
+        biggest = min(work.prompt_square / max(1.0, work.prompt), room)
+        ahead = 1.5 * (step + busy * model.prefill * biggest) if busy > 0.0 else 0.0
+        spread = per_token**2 * max(0.0, work.prompt_square - work.prompt**2) + ahead**2 / 3.0
+        if busy > 0.0:
+            spread += queued**2 * (2.0 / busy - 1.0)
+        return _lognormal(ahead + queued + own, spread, self._deviations)
+
+    def is_kept(self, found: Latencies, target: Target, share: float = 1.0) -> bool:
+        """Whether latencies stay within a share of both targets, and memory within its bound."""
+        ttft, tpot = target.targets.ttft_milliseconds, target.targets.tpot_milliseconds
+        return (
+            (ttft is None or found.ttft <= share * ttft)
+            and (tpot is None or found.tpot <= share * tpot)
+            and found.kv_use <= MOST_KV_USE * share
+        )
+
+    def capacity(self, target: Target, factors: Factors) -> Capacity:
+        """At the best feasible limits, whatever is applied today."""
+        best: tuple[float, Limits] | None = None
+        for halvings in range(NUM_BUDGETS):
+            limits = target.bound_limits(
+                Limits(target.highest.max_num_seqs, target.highest.max_num_batched_tokens >> halvings)
+            )
+            if halvings and best is not None and limits == best[1]:
+                continue
+            found = self._most(target, limits, factors)
+            if best is None or found > best[0] * LEAST_GAIN:
+                best = (found, limits)
+        assert best is not None
+        per_second, limits = best
+        limits = target.bound_limits(
+            Limits(self._sequences(per_second, limits, target), limits.max_num_batched_tokens)
+        )
+        return Capacity(per_second, limits, self.idle(limits))
+
+    def idle(self, limits: Limits) -> Latencies:
+        """What a request of the percentile's prompt sees on a replica that has nothing else to do."""
+        model, work = self.model, self.workload
+        token = model.sequence + model.kv * work.context
+        variance = max(0.0, work.prompt_square - work.prompt**2)
+        prompt = _lognormal(work.prompt, variance, self._deviations)
+        chunks = max(1.0, prompt / limits.max_num_batched_tokens)
+        return Latencies(model.base * chunks + model.prefill * prompt, model.base + token, 0.0, work.kv_share)
+
+    def _most(self, target: Target, limits: Limits, factors: Factors) -> float:
+        """The highest rate that keeps the promise, per second."""
+        low, high = 0.0, self.most_per_second
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2.0
+            if self.is_kept(self.latencies(middle, limits, factors), target):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _sequences(self, per_second: float, limits: Limits, target: Target) -> int:
+        """The limit on sequences: above what the best rate needs, below what breaks TPOT or the memory."""
+        running = self.latencies(per_second, limits, Factors()).running
+        needed = running + SEQUENCE_DEVIATIONS * sqrt(running) + 1.0
+        token = self.model.sequence + self.model.kv * self.workload.context
+        tpot = target.targets.tpot_milliseconds
+        allowed = float(target.highest.max_num_seqs)
+        if tpot is not None and token > 0.0:
+            allowed = min(allowed, (tpot - self.model.base) / token)
+        if self.workload.kv_share > 0.0:
+            allowed = min(allowed, MOST_KV_USE / self.workload.kv_share)
+        return max(1, int(max(needed, allowed)))
+
+
+def with_work(replica: Replica, **changes: float) -> Replica:
+    """The same replica under another workload."""
+    return replace(replica, workload=replace(replica.workload, **changes))
+
+
+def _lognormal(mean: float, variance: float, deviations: float) -> float:
+    """The quantile, `deviations` above the median, of the lognormal with this mean and variance."""
+    if mean <= 0.0:
+        return 0.0
+    square = log(1.0 + variance / mean**2)
+    return mean * exp(deviations * sqrt(square) - square / 2.0)

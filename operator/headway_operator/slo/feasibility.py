@@ -1,0 +1,54 @@
+"""Whether any number of replicas of this kind could keep the promise, and what would if none can.
+
+A request that comes to an idle replica sees the least latency that there is: the prompt's own steps, and one
+sequence's. Where even that misses a target, more replicas miss it as well; the model's own levers are advice.
+"""
+
+from headway_operator.slo.capacity import Latencies
+from headway_operator.slo.evidence import Load
+from headway_operator.slo.sizing import Sizing
+from headway_operator.slo.target import Target
+from headway_operator.state import Attainment
+
+# What a lever leaves of a step's time: half of the weights' and sequences' with half the bytes, and as much
+# with two GPUs, less what they tell each other. A prediction, to be measured before it is believed.
+FP8_SHARE = 0.6
+TENSOR_PARALLEL_SHARE = 0.55
+
+
+def infeasible(target: Target, found: Sizing | None, load: Load, ttft: Attainment, tpot: Attainment) -> str:
+    """Why no number of replicas would do, with advice; "" where one may."""
+    if found is not None:
+        return _by_model(target, found.capacity.idle, ttft, tpot)
+    is_missed = ttft.verdict == "violated" and (load.late > 0 or load.ttft_missed > 0)
+    is_tpot_missed = tpot.verdict == "violated" and load.tpot_missed > 0
+    is_queued = load.late > 0 or load.queue_milliseconds > load.prefill_milliseconds
+    is_idle = load.running <= load.num_sampled
+    if (
+        ttft.target_milliseconds is not None
+        and is_missed
+        and not is_tpot_missed
+        and not is_queued
+        and is_idle
+    ):
+        return "even an idle replica misses this target, so more would not help"
+    return ""
+
+
+def _by_model(target: Target, idle: Latencies, ttft: Attainment, tpot: Attainment) -> str:
+    wanted = target.targets
+    if wanted.tpot_milliseconds is not None and idle.tpot > wanted.tpot_milliseconds:
+        return _advice("a step with one sequence", idle.tpot, wanted.tpot_milliseconds)
+    is_missed = ttft.verdict == "violated"
+    if is_missed and wanted.ttft_milliseconds is not None and idle.ttft > wanted.ttft_milliseconds:
+        return _advice("prefill alone", idle.ttft, wanted.ttft_milliseconds)
+    return ""
+
+
+def _advice(what: str, milliseconds: float, target_milliseconds: float) -> str:
+    fp8, parallel = FP8_SHARE * milliseconds, TENSOR_PARALLEL_SHARE * milliseconds
+    return (
+        f"{what} takes {milliseconds:.0f} ms at idle against a target of {target_milliseconds:.0f} ms, so "
+        "more replicas would not help: fp8 weights or twice the tensorParallelSize would be predicted at "
+        f"{fp8:.0f} / {parallel:.0f} ms"
+    )

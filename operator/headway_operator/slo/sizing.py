@@ -1,0 +1,172 @@
+"""What one replica is worth and what load is coming: the numbers from which replicas and limits follow.
+
+Each pass learns a little: the step model from sums over steps, the work of requests, how latencies at the
+percentile stand to what the model says of them, how long a replica takes until it is ready, how the load
+behaves, and how far the whole is to be trusted (`kappa`).
+
+The percentile. Each of two promises is sized for SHARE_OF_MISSES of the misses that the objective leaves,
+since a request that misses either has not been served as promised, and mostly they are not the same requests.
+
+kappa. What neither model nor factors know shows as a promise broken although there are as many replicas as
+were thought enough: each such verdict, on evidence since the last one, takes a tenth off; kept promises give
+a hundredth a minute back. There is no integral term: a queue that has grown is the backlog's business.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf, log
+
+from headway_operator.slo import histogram
+from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
+from headway_operator.slo.evidence import Load, since_start
+from headway_operator.slo.forecast import Forecast, arrivals, forecast, watched
+from headway_operator.slo.memory import Memory
+from headway_operator.slo.step_fit import learnt
+from headway_operator.slo.target import Target
+from headway_operator.slo.window import Baseline, Slice, step_increments
+from headway_operator.state import Limits, Observed
+
+SHARE_OF_MISSES = 0.7
+WORKLOAD_SECONDS = 300.0
+LEAST_REQUESTS = 20
+CALIBRATION_SECONDS = 120.0
+LEAST_CALIBRATION_SECONDS = 30.0
+LEAST_JUDGED = 60
+FACTOR_WEIGHT = 0.05
+LEAST_FACTOR, MOST_FACTOR = 0.4, 3.0
+LEAST_KAPPA, MOST_KAPPA = 0.5, 1.2
+KAPPA_CUT = 0.9
+KAPPA_GAIN_PER_SECOND = 0.01 / 60.0
+FIRST_LEAD_SECONDS = 60.0
+LEAST_LEAD_SECONDS = 10.0
+NUM_STARTS = 20
+LEAD_PERCENT = 90
+WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
+# However far the quantiles are, a replica does so much of what its device could.
+LEAST_UTILIZATION = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What is known of a replica and of the load to come."""
+
+    replica: Replica
+    capacity: Capacity
+    factors: Factors
+    kappa: float
+
+    @property
+    def per_second(self) -> float:
+        """Requests that one replica is trusted with."""
+        return self.kappa * self.capacity.per_second
+
+
+def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Observed, now: float) -> Memory:
+    """The memory with the step model, the start-up time and the course of the load brought up to date."""
+    ages = {
+        one.name: now - one.ready_at
+        for one in observed.replicas
+        if one.phase == "ready" and one.ready_at is not None
+    }
+    warm = [name for name, age in ages.items() if age >= WARM_UP_SECONDS]
+    # A service whose replicas are all young is known by these until one has warmed up.
+    known = warm or [name for name, age in ages.items() if age >= FIRST_SECONDS]
+    fit = learnt(memory.fit, step_increments(before, memory.baselines, known))
+    spans = arrivals(memory.slices)
+    return replace(
+        memory,
+        fit=fit,
+        course=watched(memory.course, spans, now),
+        starts=_starts(memory, observed),
+    )
+
+
+def _starts(memory: Memory, observed: Observed) -> tuple[tuple[float, float], ...]:
+    """(ready at, seconds since it was made) of the latest replicas; restarts are no starts."""
+    known = {at for at, _ in memory.starts}
+    new = sorted(
+        (one.ready_at, one.ready_at - one.created_at)
+        for one in observed.replicas
+        if one.ready_at is not None
+        and one.num_restarts == 0
+        and one.ready_at > one.created_at
+        and one.ready_at not in known
+        and one.ready_at > memory.began_at
+    )
+    return (*memory.starts, *new)[-NUM_STARTS:]
+
+
+def lead_seconds(memory: Memory) -> float:
+    """The P90 of what replicas took until they were ready."""
+    seconds = sorted(seconds for _, seconds in memory.starts)
+    if not seconds:
+        return FIRST_LEAD_SECONDS
+    return max(LEAST_LEAD_SECONDS, seconds[min(len(seconds) - 1, int(len(seconds) * LEAD_PERCENT / 100))])
+
+
+def expected(memory: Memory, now: float) -> Forecast:
+    """The load when replicas asked for now are ready."""
+    return forecast(memory.course, arrivals(memory.slices), now, lead_seconds(memory))
+
+
+def aimed_percent(target: Target) -> float:
+    """The percentile that each promise is sized for."""
+    both = target.targets.ttft_milliseconds is not None and target.targets.tpot_milliseconds is not None
+    return 100.0 - (100.0 - target.percentile) * (SHARE_OF_MISSES if both else 1.0)
+
+
+def sizing(target: Target, memory: Memory, load: Load, now: float) -> Sizing | None:
+    """What one replica is worth; None while no model or no workload is known."""
+    work = workload(memory.slices, load, now) or memory.workload
+    if memory.fit.model is None or work is None:
+        return None
+    replica = Replica(memory.fit.model, work, aimed_percent(target))
+    capacity = replica.capacity(target, memory.factors)
+    least = LEAST_UTILIZATION * replica.most_per_second
+    return Sizing(
+        replica,
+        replace(capacity, per_second=max(least, capacity.per_second)),
+        memory.factors,
+        memory.kappa,
+    )
+
+
+def workload(slices: Sequence[Slice], load: Load, now: float) -> Workload | None:
+    """What requests of the last minutes brought; None where there were too few."""
+    totals = since_start(slices, now - WORKLOAD_SECONDS).totals
+    prompts, answers = totals.get("prompts", 0.0), totals.get("answers", 0.0)
+    if min(prompts, answers) < LEAST_REQUESTS:
+        return None
+    decoded = totals.get("decoded", 0.0)
+    return Workload(
+        prompt=totals.get("prompt_sum", 0.0) / prompts,
+        prompt_square=totals.get("prompt_squares", 0.0) / prompts,
+        answer=totals.get("answer_sum", 0.0) / answers,
+        context=totals.get("attended", 0.0) / decoded if decoded else 0.0,
+        kv_share=load.kv_mean_use * load.num_sampled / load.running if load.running else 0.0,
+    )
+
+
+def calibrated(
+    target: Target, memory: Memory, found: Sizing, limits: Limits, ready: int, settled_at: float, now: float
+) -> Factors:
+    """The factors after one more pass: measured over predicted, where both say something."""
+    since = max(settled_at, now - CALIBRATION_SECONDS)
+    if now - since < LEAST_CALIBRATION_SECONDS or not ready:
+        return memory.factors
+    part = since_start(memory.slices, since)
+    seconds = part.end - part.start
+    if seconds < LEAST_CALIBRATION_SECONDS / 2.0:
+        return memory.factors
+    rate = part.totals.get("arrived", 0.0) / seconds / ready
+    plain = found.replica.latencies(rate, limits, Factors())
+    changes = {}
+    for name in ("ttft", "tpot"):
+        counts, predicted = part.counts.get(name, {}), getattr(plain, name)
+        measured = histogram.percentile(counts, found.replica.percent)
+        if measured is None or sum(counts.values()) < LEAST_JUDGED or not 0.0 < predicted < inf:
+            continue
+        ratio = min(MOST_FACTOR, max(LEAST_FACTOR, measured / predicted))
+        before = getattr(memory.factors, name)
+        changes[name] = exp(log(before) + FACTOR_WEIGHT * (log(ratio) - log(before)))
+    return replace(memory.factors, **changes)

@@ -1,0 +1,201 @@
+"""How long a step takes, learnt from what steps took: milliseconds = base + prefill*P + kv*K + sequence*D.
+
+P: prompt tokens computed; D: sequences decoded for; K: tokens that these attend to. Replicas sum the products
+of (1, P, D, K) with each other and with the time (`Moments`); the increment between two samples is the exact
+input of a least-squares fit over the steps between them.
+
+The reservoir. Increments are gathered in buckets, by the kind of step (with prompts or without) and by
+the octave of sequences per step. A bucket forgets: it keeps at most MOST_STEPS steps' weight, so that it
+stands for the last minutes in which there were such steps, however long ago. All buckets count the same in
+the fit, weighted by the square of their mean time: relative errors are made small, and a load that rarely
+occurs is as well known as the usual one.
+
+Robustness. Left out are a replica's first WARM_UP_SECONDS, increments during which its limits changed, and
+increments that miss the model in force by more than OUTLIER of their time. Where these go on for
+PATIENCE_INCREMENTS, the model is what is wrong: the reservoir begins anew. A fit whose own residual is more
+than WORST_RESIDUAL is not taken; the last good one stays in force.
+
+Coefficients are not negative: of the subsets of the four, the least-squares solution with least residual
+among those without a negative coefficient (16 solutions of at most 4x4; exact, as NNLS is). A weak pull
+towards the model in force decides what the data leave open. Pure Python, no state but what is handed in.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import sqrt
+from typing import Any
+
+WARM_UP_SECONDS = 60.0
+LEAST_STEPS = 20
+MOST_STEPS = 4000.0
+OUTLIER = 0.5
+PATIENCE_INCREMENTS = 24
+WORST_RESIDUAL = 0.35
+PULL = 1e-4
+# Without steps that computed prompts, or without ones that only decoded, there is no model.
+LEAST_KIND_STEPS = 40
+
+# Places in a row of sums, see `Moments`: of the Gram matrix of (1, P, D, K), and of its products with t.
+_GRAM = ((0, 1, 2, 3), (1, 4, 5, 6), (2, 5, 7, 8), (3, 6, 8, 9))
+_CROSS = (10, 11, 12, 13)
+_TIME, _TIME_SQUARED = 10, 14
+
+Sums = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Milliseconds: of a step, and for each prompt token, sequence and attended token in it."""
+
+    base: float
+    prefill: float
+    sequence: float
+    kv: float
+
+    @property
+    def coefficients(self) -> tuple[float, float, float, float]:
+        """In the order of the sums."""
+        return (self.base, self.prefill, self.sequence, self.kv)
+
+    def milliseconds(self, prefill_tokens: float, sequences: float, kv_tokens: float) -> float:
+        """Of a step."""
+        return self.base + self.prefill * prefill_tokens + self.sequence * sequences + self.kv * kv_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """The reservoir and the model in force. residual: relative, of the last fit; num_odd: increments in a row
+    that the model did not explain."""
+
+    buckets: Mapping[str, Sums] = field(default_factory=dict)
+    model: StepModel | None = None
+    residual: float = 0.0
+    num_odd: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "buckets": {name: list(sums) for name, sums in self.buckets.items()},
+            "model": None if self.model is None else list(self.model.coefficients),
+            "residual": self.residual,
+            "num_odd": self.num_odd,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "StepFit":
+        """The reverse of `to_dict`."""
+        model = data["model"]
+        return cls(
+            {name: tuple(sums) for name, sums in data["buckets"].items()},
+            None if model is None else StepModel(*model),
+            data["residual"],
+            data["num_odd"],
+        )
+
+
+def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
+    """The fit after one more pass. increments: of each usable replica, sums of steps without and with
+    prompts."""
+    buckets, num_odd = dict(fit.buckets), fit.num_odd
+    has_new = False
+    for pair in increments:
+        for kind, sums in zip("dp", pair, strict=True):
+            if sums[0] < 1 or sums[_TIME] <= 0:
+                continue
+            if fit.model is not None and _residual(fit.model, sums) > OUTLIER:
+                num_odd += 1
+                continue
+            num_odd = 0
+            has_new = True
+            name = f"{kind}{int(sums[2] / sums[0]).bit_length()}"
+            buckets[name] = _forgetting(buckets.get(name), sums)
+    if num_odd >= PATIENCE_INCREMENTS:
+        return StepFit(model=None, residual=fit.residual)
+    if not has_new:
+        return StepFit(fit.buckets, fit.model, fit.residual, num_odd)
+    found = _fitted(buckets, fit.model)
+    if found is None:
+        return StepFit(buckets, fit.model, fit.residual, num_odd)
+    model, residual = found
+    if residual > WORST_RESIDUAL:
+        return StepFit(buckets, fit.model, residual, num_odd)
+    return StepFit(buckets, model, residual, num_odd)
+
+
+def _forgetting(before: Sums | None, sums: Sums) -> Sums:
+    if before is None:
+        return sums
+    keep = min(1.0, max(0.0, MOST_STEPS - sums[0]) / before[0])
+    return tuple(keep * old + new for old, new in zip(before, sums, strict=True))
+
+
+def _residual(model: StepModel, sums: Sums) -> float:
+    """Root mean square of what the model misses, as a share of the mean time."""
+    theta = model.coefficients
+    explained = sum(theta[i] * sums[_CROSS[i]] for i in range(4))
+    square = sum(theta[i] * theta[j] * sums[_GRAM[i][j]] for i in range(4) for j in range(4))
+    missed = max(0.0, sums[_TIME_SQUARED] - 2 * explained + square)
+    return sqrt(missed / sums[0]) / (sums[_TIME] / sums[0])
+
+
+def _fitted(buckets: Mapping[str, Sums], before: StepModel | None) -> tuple[StepModel, float] | None:
+    """The model over all buckets and its relative residual; None where the data are too few."""
+    for kind in "dp":
+        if sum(sums[0] for name, sums in buckets.items() if name[0] == kind) < LEAST_KIND_STEPS:
+            return None
+    rows = [sums for sums in buckets.values() if sums[0] >= LEAST_STEPS]
+    if not rows:
+        return None
+    weights = [sums[0] / sums[_TIME] ** 2 for sums in rows]
+    total = [sum(w * sums[i] for w, sums in zip(weights, rows, strict=True)) for i in range(15)]
+    scale = [sqrt(total[_GRAM[i][i]]) or 1.0 for i in range(4)]
+    gram = [[total[_GRAM[i][j]] / (scale[i] * scale[j]) for j in range(4)] for i in range(4)]
+    cross = [total[_CROSS[i]] / scale[i] for i in range(4)]
+    pulled = (0.0,) * 4 if before is None else before.coefficients
+    for i in range(4):
+        gram[i][i] += PULL
+        cross[i] += PULL * pulled[i] * scale[i]
+    solved = nonnegative_least_squares(gram, cross)
+    model = StepModel(*(solved[i] / scale[i] for i in range(4)))
+    if model.base <= 0.0 and model.sequence <= 0.0 and model.kv <= 0.0:
+        return None
+    residual = sqrt(sum(_residual(model, sums) ** 2 for sums in rows) / len(rows))
+    return model, residual
+
+
+def nonnegative_least_squares(gram: Sequence[Sequence[float]], cross: Sequence[float]) -> list[float]:
+    """The x without a negative entry that minimises x'Gx - 2c'x, for a positive definite G of a few rows."""
+    size = len(cross)
+    best, best_value = [0.0] * size, 0.0
+    for count in range(1, size + 1):
+        for kept in combinations(range(size), count):
+            part = _solved([[gram[i][j] for j in kept] for i in kept], [cross[i] for i in kept])
+            if part is None or min(part) < 0.0:
+                continue
+            # At the solution x'Gx = c'x, so the objective is -c'x.
+            value = -sum(cross[i] * one for i, one in zip(kept, part, strict=True))
+            if value < best_value:
+                best, best_value = [0.0] * size, value
+                for i, one in zip(kept, part, strict=True):
+                    best[i] = one
+    return best
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """Gaussian elimination with pivots; None for a singular matrix."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda i: abs(rows[i][column]))
+        if abs(rows[pivot][column]) < 1e-12:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for below in range(column + 1, size):
+            factor = rows[below][column] / rows[column][column]
+            rows[below] = [a - factor * b for a, b in zip(rows[below], rows[column], strict=True)]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        rest = sum(rows[i][j] * solution[j] for j in range(i + 1, size))
+        solution[i] = (rows[i][size] - rest) / rows[i][i]
+    return solution

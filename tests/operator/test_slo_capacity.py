@@ -1,0 +1,100 @@
+"""What a replica is predicted to do, and the most it is trusted with."""
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from headway_operator.slo.capacity import Factors, Replica, Workload
+from headway_operator.slo.step_fit import StepModel
+from headway_operator.slo.target import Target
+from headway_operator.state import Limits, Targets
+
+MODEL = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=0.0)
+WORK = Workload(prompt=1000.0, prompt_square=2e6, answer=200.0, context=1200.0, kv_share=0.002)
+REPLICA = Replica(MODEL, WORK, 95.0)
+PLAIN = Factors()
+LIMITS = Limits(64, 2048)
+
+
+@pytest.fixture
+def target(build: Any) -> Target:
+    target: Target = build.target(targets=Targets(700.0, 26.0), initial=LIMITS)
+    return target
+
+
+def test_an_idle_replica_takes_the_base_and_one_sequence() -> None:
+    found = REPLICA.latencies(1e-6, LIMITS, PLAIN)
+    assert found.tpot == pytest.approx(8.55, rel=0.01)
+    assert REPLICA.idle(LIMITS).tpot == pytest.approx(8.55)
+
+
+def test_latencies_grow_with_the_rate_up_to_overload() -> None:
+    rates = [0.5 * k for k in range(1, 20)]
+    found = [REPLICA.latencies(rate, LIMITS, PLAIN) for rate in rates]
+    for name in ("ttft", "tpot"):
+        values = [getattr(one, name) for one in found]
+        assert values == sorted(values)
+        assert values[-1] <= inf
+    assert REPLICA.latencies(REPLICA.most_per_second, LIMITS, PLAIN).tpot == inf
+
+
+def test_the_mean_of_tpot_is_what_processor_sharing_says() -> None:
+    """Without variance the quantile is the mean: (base + sequence) / (1 - rate * work)."""
+    steady = Replica(MODEL, replace(WORK, prompt_square=0.0), 50.0)
+    found = steady.latencies(4.0, LIMITS, PLAIN)
+    mean = 8.55 / (1 - 0.004 * (1000 * 0.05 + 200 * 0.25))
+    assert found.tpot == pytest.approx(mean, rel=0.03)
+    assert found.running == pytest.approx(0.004 * 200 * mean, rel=1e-6)
+
+
+def test_capacity_is_the_highest_rate_that_keeps_the_promise(target: Target) -> None:
+    found = REPLICA.capacity(target, PLAIN)
+    assert REPLICA.is_kept(REPLICA.latencies(found.per_second, found.limits, PLAIN), target)
+    assert not REPLICA.is_kept(REPLICA.latencies(1.05 * found.per_second, found.limits, PLAIN), target)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"targets": Targets(700.0, 18.0)}, id="tighter TPOT"),
+        pytest.param({"targets": Targets(250.0, 26.0)}, id="tighter TTFT"),
+    ],
+)
+def test_a_tighter_target_costs_capacity(target: Target, changes: dict[str, Any]) -> None:
+    loose, tight = (REPLICA.capacity(one, PLAIN).per_second for one in (target, replace(target, **changes)))
+    assert tight < loose
+
+
+def test_memory_bounds_capacity(target: Target) -> None:
+    heavy = Replica(MODEL, replace(WORK, kv_share=0.1), 95.0).capacity(target, PLAIN)
+    assert heavy.per_second < REPLICA.capacity(target, PLAIN).per_second
+    assert Replica(MODEL, replace(WORK, kv_share=0.1), 95.0).latencies(
+        heavy.per_second, heavy.limits, PLAIN
+    ).kv_use == pytest.approx(0.85, rel=0.01)
+
+
+def test_latencies_measured_above_the_prediction_cost_capacity(target: Target) -> None:
+    found = REPLICA.capacity(target, Factors(ttft=1.0, tpot=1.3))
+    assert found.per_second < REPLICA.capacity(target, PLAIN).per_second
+
+
+def test_the_best_limits_do_not_depend_on_those_applied_and_never_starve_prompts(target: Target) -> None:
+    """A missed TPOT lowers the rate that a replica is trusted with, not the tokens that prompts may take."""
+    bursty = Replica(MODEL, replace(WORK, prompt_square=2e7, answer=20.0), 99.0)
+    found = bursty.capacity(target, Factors(tpot=1.5))
+    assert found.limits.max_num_batched_tokens >= 256
+
+
+def test_sequences_are_limited_where_more_would_break_tpot(target: Target) -> None:
+    tight = replace(target, targets=Targets(700.0, 13.0))
+    limits = REPLICA.capacity(tight, PLAIN).limits
+    assert limits.max_num_seqs < 25
+    assert REPLICA.capacity(target, PLAIN).limits.max_num_seqs == 64
+
+
+def test_without_a_target_the_other_one_decides(target: Target) -> None:
+    both = REPLICA.capacity(target, PLAIN).per_second
+    assert REPLICA.capacity(replace(target, targets=Targets(None, 26.0)), PLAIN).per_second >= both
+    assert REPLICA.capacity(replace(target, targets=Targets(700.0, None)), PLAIN).per_second >= both

@@ -1,0 +1,91 @@
+"""The load to come: steps are seen at once, noise is not followed, bursts are measured."""
+
+import random
+
+import pytest
+
+from headway_operator.slo.forecast import DAY_SECONDS, Course, Span, arrivals, forecast, watched
+from headway_operator.slo.window import Slice
+
+NOW = 100_000.0
+
+
+def spans(rates: list[float], seconds: float = 5.0) -> list[Span]:
+    """Evenly coming requests, the last of them up to now."""
+    start = NOW - seconds * len(rates)
+    return [
+        Span(start + i * seconds, start + (i + 1) * seconds, rate * seconds) for i, rate in enumerate(rates)
+    ]
+
+
+def test_a_steady_load_is_expected_to_go_on() -> None:
+    found = forecast(Course(), spans([10.0] * 60), NOW, 60.0)
+    assert found.now == pytest.approx(10.0)
+    assert found.ahead == pytest.approx(10.0)
+
+
+def test_no_traffic_is_no_load() -> None:
+    found = forecast(Course(), [], NOW, 60.0)
+    assert (found.now, found.ahead) == (0.0, 0.0)
+
+
+def test_a_step_is_seen_within_ten_seconds() -> None:
+    found = forecast(Course(), spans([10.0] * 58 + [30.0] * 2), NOW, 60.0)
+    assert found.now > 20.0
+
+
+def test_a_single_odd_slice_of_a_poisson_load_moves_little() -> None:
+    found = forecast(Course(), spans([10.0] * 59 + [13.0]), NOW, 60.0)
+    assert found.ahead < 10.6
+
+
+def test_a_trend_is_followed_as_far_as_chance_does_not_explain_it() -> None:
+    rates = [20.0 + 0.5 * i for i in range(60)]
+    found = forecast(Course(), spans(rates), NOW, 60.0)
+    assert rates[-24] < found.now < found.ahead
+    # The line, 0.1 requests/s per second, is at 55.5 a minute from now.
+    assert found.ahead < 56.0
+
+
+def test_a_step_is_not_taken_for_a_trend() -> None:
+    found = forecast(Course(), spans([10.0] * 48 + [30.0] * 12), NOW, 60.0)
+    assert 27.0 < found.ahead < 36.0
+
+
+def test_the_same_time_yesterday_counts_where_it_was_seen() -> None:
+    course = Course()
+    for minute in range(20):
+        at = NOW - DAY_SECONDS + 60 * minute
+        seen = [Span(at - 60, at, 60 * (50.0 if minute > 10 else 5.0))]
+        course = watched(course, seen, at)
+    found = forecast(course, spans([5.0] * 60), NOW, 900.0)
+    assert found.ahead == pytest.approx(50.0, rel=0.2)
+    assert forecast(Course(), spans([5.0] * 60), NOW, 900.0).ahead == pytest.approx(5.0)
+    assert forecast(course, spans([5.0] * 60), NOW + DAY_SECONDS, 900.0).ahead == pytest.approx(5.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("size", "low", "high"), [(1, 0.5, 2.2), (20, 8.0, 45.0)])
+def test_bursts_show_in_the_index_of_dispersion(size: int, low: float, high: float) -> None:
+    """Poisson arrivals of groups of `size` have exactly that index; 600 bins of 15 s, weight 0.05."""
+    chance, course = random.Random(5), Course()
+    history: list[Span] = []
+    for k in range(1800):
+        groups = sum(chance.random() < 0.02 for _ in range(500))
+        end = NOW + 5.0 * (k + 1)
+        history = [*history[-8:], Span(end - 5.0, end, float(groups * size))]
+        course = watched(course, history, end)
+    assert low < course.idc < high
+
+
+def test_what_nobody_told_is_spread_over_the_time_until_somebody_did() -> None:
+    slices = [
+        Slice(0.0, 5.0, {"arrived": 10.0}),
+        Slice(5.0, 10.0, {"blind": 1.0}),
+        Slice(10.0, 15.0, {"arrived": 30.0}),
+    ]
+    assert arrivals(slices) == [Span(0.0, 5.0, 10.0), Span(5.0, 15.0, 30.0)]
+
+
+def test_the_course_survives_a_checkpoint() -> None:
+    course = watched(Course(), spans([7.0] * 60), NOW)
+    assert Course.from_dict(course.to_dict()) == course

@@ -1,0 +1,130 @@
+"""The step model from sums: found exactly where the world is linear, robust where it is not."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from headway_operator.slo.step_fit import (
+    PATIENCE_INCREMENTS,
+    StepFit,
+    StepModel,
+    Sums,
+    learnt,
+    nonnegative_least_squares,
+)
+
+TRUE = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=2e-5)
+NOTHING: Sums = (0.0,) * 15
+
+
+def sums(steps: Iterable[tuple[float, float, float, float]]) -> Sums:
+    """Of steps (P, D, K, t), as a replica adds them up."""
+    total = [0.0] * 15
+    for p, d, k, t in steps:
+        products = (1, p, d, k, p * p, p * d, p * k, d * d, d * k, k * k, t, t * p, t * d, t * k, t * t)
+        total = [a + b for a, b in zip(total, products, strict=True)]
+    return tuple(total)
+
+
+def taken(
+    chance: random.Random, count: int, model: StepModel = TRUE, noise: float = 0.0
+) -> tuple[Sums, Sums]:
+    """Steps without and with prompts of one replica between two passes."""
+    level = chance.choice([2, 8, 30])
+
+    def one(*, prompts: bool) -> tuple[float, float, float, float]:
+        d = chance.randint(1, level)
+        p, k = chance.randint(50, 2000) if prompts else 0, d * chance.randint(300, 2000)
+        return p, d, k, model.milliseconds(p, d, k) * chance.uniform(1 - noise, 1 + noise)
+
+    return sums(one(prompts=False) for _ in range(count)), sums(one(prompts=True) for _ in range(count // 4))
+
+
+def learn(fit: StepFit, chance: random.Random, passes: int, **changes: float) -> StepFit:
+    model = replace(TRUE, **changes)
+    for _ in range(passes):
+        fit = learnt(fit, [taken(chance, 100, model), taken(chance, 100, model)])
+    return fit
+
+
+def assert_close(model: StepModel | None, want: StepModel, relative: float) -> None:
+    assert model is not None
+    for one in ((0, 1, 500), (0, 30, 30_000), (2000, 20, 20_000)):
+        assert model.milliseconds(*one) == pytest.approx(want.milliseconds(*one), rel=relative)
+
+
+def test_a_linear_world_is_found_exactly() -> None:
+    fit = learn(StepFit(), random.Random(1), 5)
+    assert_close(fit.model, TRUE, 0.01)
+    assert fit.residual < 0.01
+
+
+def test_noise_of_a_tenth_moves_predictions_by_less_than_that() -> None:
+    chance = random.Random(2)
+    fit = StepFit()
+    for _ in range(20):
+        fit = learnt(fit, [taken(chance, 200, noise=0.1)])
+    assert_close(fit.model, TRUE, 0.03)
+
+
+def test_without_steps_that_computed_prompts_there_is_no_model() -> None:
+    decode, _ = taken(random.Random(3), 500)
+    assert learnt(StepFit(), [(decode, NOTHING)]).model is None
+
+
+def test_no_coefficient_is_negative_whatever_was_measured() -> None:
+    """Steps that get shorter by more attended tokens, which no model should believe."""
+    chance = random.Random(4)
+    steps = [(0.0, float(d), 1000.0 * d + chance.random(), 20.0 - 0.1 * d) for d in range(1, 60)]
+    prompts = [(p, d, k, t + 0.01 * p) for (_, d, k, t), p in zip(steps, range(50, 5000, 80), strict=False)]
+    model = learnt(StepFit(), [(sums(steps), sums(prompts))]).model
+    assert model is not None
+    assert min(model.coefficients) >= 0.0
+
+
+def test_one_hiccup_is_left_out() -> None:
+    fit = learn(StepFit(), random.Random(5), 5)
+    hiccup = sums([(0, 8, 8000, 12.0)] * 20 + [(0, 8, 8000, 5000.0)])
+    after = learnt(fit, [(hiccup, NOTHING)])
+    assert after.model == fit.model
+    assert after.num_odd == 1
+
+
+def test_steps_that_stay_different_are_believed_and_old_ones_forgotten() -> None:
+    chance = random.Random(6)
+    fit = learn(StepFit(), chance, 5)
+    fit = learn(fit, chance, PATIENCE_INCREMENTS, base=40.0, prefill=0.2, sequence=1.0)
+    assert_close(fit.model, StepModel(40.0, 0.2, 1.0, 2e-5), 0.02)
+
+
+def test_a_slow_drift_is_followed() -> None:
+    chance = random.Random(7)
+    fit = learn(StepFit(), chance, 5)
+    fit = learn(fit, chance, 200, base=10.0)
+    assert_close(fit.model, replace(TRUE, base=10.0), 0.03)
+
+
+def test_the_fit_survives_a_checkpoint() -> None:
+    fit = learn(StepFit(), random.Random(8), 3)
+    assert StepFit.from_dict(fit.to_dict()) == fit
+
+
+def test_least_squares_without_negative_entries_are_the_best_of_a_grid() -> None:
+    """Held against all points of a grid, of which none may be better."""
+    chance = random.Random(9)
+    for _ in range(20):
+        rows = [[chance.uniform(-1, 1) for _ in range(3)] for _ in range(6)]
+        right = [chance.uniform(-1, 1) for _ in range(6)]
+        gram = [[sum(r[i] * r[j] for r in rows) for j in range(3)] for i in range(3)]
+        cross = [sum(r[i] * t for r, t in zip(rows, right, strict=True)) for i in range(3)]
+
+        def value(x: list[float], gram: list[list[float]] = gram, cross: list[float] = cross) -> float:
+            square = sum(x[i] * x[j] * gram[i][j] for i in range(3) for j in range(3))
+            return square - 2 * sum(c * one for c, one in zip(cross, x, strict=True))
+
+        found = nonnegative_least_squares(gram, cross)
+        assert min(found) >= 0.0
+        points = [k / 4 for k in range(9)]
+        assert value(found) <= min(value([a, b, c]) for a in points for b in points for c in points) + 1e-9
