@@ -43,8 +43,11 @@ from headway_runtime.kernels.cpu.strips import PANEL
 
 # A tile: as many sums as registers hold beside a pair of each row and panel.
 TILE_ROWS = 6
-# The same while codes are widened, which needs registers too: the most of these that there are rows for.
-FIRST_ROWS = (1, 2, 4)
+# The same while codes are widened, which needs registers too.
+FIRST_ROWS = 4
+# First tiles, and from how many rows to how many they serve. What there are too few rows for, computes the last
+# one again.
+FIRST_TILES: dict[int, tuple[int, int | None]] = {1: (1, 1), 2: (2, 2), FIRST_ROWS: (3, None)}
 # Tiles of what is left over, in turn.
 REST_ROWS = (4, 2, 1)
 # How far ahead of what is multiplied weights are asked for.
@@ -98,8 +101,8 @@ class LosslessLinear:
     def _rows_at_once(self, num_rows: int) -> int:
         """As many as fit, in blocks of one size."""
         num_blocks = max(1, -(-num_rows // MOST_AT_ONCE))
-        num_tiles = -(-max(0, -(-num_rows // num_blocks) - FIRST_ROWS[-1]) // TILE_ROWS)
-        return FIRST_ROWS[-1] + num_tiles * TILE_ROWS
+        num_tiles = -(-max(0, -(-num_rows // num_blocks) - FIRST_ROWS) // TILE_ROWS)
+        return FIRST_ROWS + num_tiles * TILE_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +167,17 @@ class _Writer:
     def _add_group(self, task: _Task, group: ir.Value) -> None:
         """One group's products, to the sums of all rows."""
         emitter, builder, num_rows = self._emitter, self._builder, task.num_rows
-        for count, more in zip(FIRST_ROWS, (*FIRST_ROWS[1:], None), strict=True):
-            is_it = builder.icmp_signed(">=", num_rows, emitter.integer(count))
-            if more is not None:
-                is_less = builder.icmp_signed("<", num_rows, emitter.integer(more))
-                is_it = builder.and_(is_it, is_less)
+        for count, (least, most) in FIRST_TILES.items():
+            is_it = builder.icmp_signed(">=", num_rows, emitter.integer(least))
+            if most is not None:
+                is_no_more = builder.icmp_signed("<=", num_rows, emitter.integer(most))
+                is_it = builder.and_(is_it, is_no_more)
             with builder.if_then(is_it):
                 self._widening_tile(task, count, group)
-        done = emitter.integer(FIRST_ROWS[-1])
-        for count in FIRST_ROWS[-2::-1]:
-            is_it = builder.icmp_signed("<", num_rows, emitter.integer(2 * count))
-            done = builder.select(is_it, emitter.integer(count), done)
-        rest = builder.sub(num_rows, done)
+        rest = emitter.larger_integer(builder.sub(num_rows, emitter.integer(FIRST_ROWS)), emitter.integer(0))
         left = builder.srem(rest, emitter.integer(TILE_ROWS))
         last = builder.sub(num_rows, left)
-        with emitter.loop(last, start=done, step=TILE_ROWS) as row:
+        with emitter.loop(last, start=FIRST_ROWS, step=TILE_ROWS) as row:
             self._tile(task, row, TILE_ROWS, group)
         for count in REST_ROWS:
             has_them = builder.and_(left, emitter.integer(count))
@@ -197,7 +196,7 @@ class _Writer:
         next_start = builder.add(start, emitter.integer(GROUP_STEPS))
         num_steps = builder.sub(emitter.smaller_integer(next_start, self._num_steps), start)
         # It is enough that one tile asks; the others ask for what is near.
-        is_one = builder.icmp_signed("<", first, emitter.integer(FIRST_ROWS[-1] + TILE_ROWS))
+        is_one = builder.icmp_signed("<", first, emitter.integer(FIRST_ROWS + TILE_ROWS))
         ahead = builder.select(is_one, self._code_place(task, next_start), self._pairs)
         with emitter.loop(self._times(num_steps, STEP_PAIRS)) as pair:
             # Of a step's codes, a part with each of its pairs.
@@ -209,7 +208,8 @@ class _Writer:
     def _widening_tile(self, task: _Task, count: int, group: ir.Value) -> None:
         """The first `count` rows times one group. More than one row leave its pairs."""
         emitter, builder = self._emitter, self._builder
-        rows = [emitter.integer(row) for row in range(count)]
+        last_row = builder.sub(task.num_rows, emitter.integer(1))
+        rows = [emitter.smaller_integer(emitter.integer(row), last_row) for row in range(count)]
         own_x = [builder.add(task.x, builder.mul(row, self._row_bytes)) for row in rows]
         sums = self._begun(task, rows, group)
         table = load_bytes(emitter, emitter.offset(self._tables, (task.strip, TABLE_BYTES)))
@@ -217,20 +217,25 @@ class _Writer:
         last = emitter.smaller_integer(builder.add(first, emitter.integer(GROUP_STEPS)), self._num_steps)
         number = builder.add(builder.mul(task.strip, self._num_groups), group)
         start, end = self._between(self._group_starts, number)
+        # What no other tile wants takes no more than a step's room in the cache.
+        has_others = builder.icmp_signed(">", task.num_rows, emitter.integer(count))
+        stride = builder.select(
+            has_others, emitter.integer(STEP_PAIRS * self._pair_bytes), emitter.integer(0)
+        )
         current = emitter.variable(first)
         # Steps without patches, then one that has some, and so on.
         with emitter.loop(builder.add(end, emitter.integer(1)), start=start) as patched:
             is_last = builder.icmp_signed("==", patched, end)
             stop = builder.select(is_last, last, self._long(self._steps, patched))
             with emitter.loop(stop, start=current.get()) as step:
-                place = self._step_place(builder.sub(step, first))
+                place = builder.add(self._pairs, builder.mul(builder.sub(step, first), stride))
                 for index, vectors in enumerate(self._widened(task, step, table)):
                     if count > 1:
                         self._keep(vectors, place, index)
                     pair = emitter.offset(emitter.integer(index), (step, STEP_PAIRS))
                     self._add_products(sums, own_x, vectors, pair)
             with builder.if_then(builder.not_(is_last)):
-                place = self._step_place(builder.sub(stop, first))
+                place = builder.add(self._pairs, builder.mul(builder.sub(stop, first), stride))
                 for index, vectors in enumerate(self._widened(task, stop, table)):
                     self._keep(vectors, place, index)
                 self._patch(patched, place)
@@ -268,10 +273,6 @@ class _Writer:
         is_own = builder.icmp_signed("<", step, self._num_steps)
         further = builder.select(is_own, emitter.integer(0), self._bytes_to_next)
         return builder.add(emitter.offset(task.codes, (step, self._step_bytes)), further)
-
-    def _step_place(self, index: ir.Value) -> ir.Value:
-        """Where the pairs of a group's step are left."""
-        return self._emitter.offset(self._pairs, (index, STEP_PAIRS * self._pair_bytes))
 
     def _keep(self, vectors: list[ir.Value], place: ir.Value, pair: int) -> None:
         for panel, vector in enumerate(vectors):
