@@ -151,11 +151,11 @@ class Emitter:
     def larger_integer(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.builder.select(self.builder.icmp_signed(">", a, b), a, b)
 
-    def prefetch(self, address: ir.Value, num_bytes: int) -> None:
-        """Ask for the cache lines from `address` on, which may be anywhere."""
+    def prefetch(self, address: ir.Value, num_bytes: int, *, is_near: bool = True) -> None:
+        """Ask for the cache lines from `address` on, which may be anywhere; is_near: in the nearest cache."""
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         function = self._declared("llvm.prefetch.p0", kind)
-        options = [ir.Constant(I32, value) for value in (0, 3, 1)]  # to read, to keep near, data
+        options = [ir.Constant(I32, value) for value in (0, 3 if is_near else 2, 1)]  # to read, where, data
         for start in range(0, num_bytes, CACHE_LINE_BYTES):
             place = self.offset(address, (self.integer(start), 1))
             self.builder.call(function, [self.builder.inttoptr(place, I8.as_pointer()), *options])

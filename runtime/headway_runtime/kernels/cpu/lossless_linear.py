@@ -1,11 +1,13 @@
 """Linear layers in bfloat16 whose weights lie in 12 bits each (`lossless_codes.py`).
 
-The first tile of rows widens codes in registers while a strip streams by; where rows are more, it leaves the
-pairs in memory that stays in the nearest caches, for the other tiles. A step with patches always goes through
-memory, where they are put into it. Sums go on from group to group in float32 and numbers are added in the
-order of `linear.py`: results are those of the plain weights there, to the last bit.
+The first tile of rows widens a group's codes in registers while they stream by; where rows are more, it leaves
+the pairs in memory that stays in the nearest cache, for the other tiles, which meanwhile ask for the next
+group's codes. A step with patches always goes through memory, where they are put into it. Sums go on from
+group to group in float32 and numbers are added in the order of `linear.py`: results are those of the plain
+weights there, to the last bit.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -41,17 +43,17 @@ from headway_runtime.kernels.cpu.strips import PANEL
 
 # A tile: as many sums as registers hold beside a pair of each row and panel.
 TILE_ROWS = 6
-# The same while codes are widened, which needs registers too: the most of these that there are rows for.
-FIRST_ROWS = (1, 2, 4)
+# The same while codes are widened, which needs registers too.
+FIRST_ROWS = 4
+# First tiles, and from how many rows to how many they serve. What there are too few rows for, computes the last
+# one again.
+FIRST_TILES: dict[int, tuple[int, int | None]] = {1: (1, 1), 2: (2, 2), FIRST_ROWS: (3, None)}
 # Tiles of what is left over, in turn.
 REST_ROWS = (4, 2, 1)
 # How far ahead of what is multiplied weights are asked for.
-PREFETCH_BYTES = 4096
-# Rows that meet a strip at once: their numbers stay in a core's cache, and so do their totals.
-ROWS_AT_ONCE_NUMBERS = 200_000
-LEAST_AT_ONCE, MOST_AT_ONCE = 48, 288
-# Groups whose pairs are kept at once: many tiles should each be long, few should find them in the nearest cache.
-MANY_ROWS, MANY_GROUPS = 24, 4
+PREFETCH_STEPS = 8
+# Rows that meet a strip at once, four and then whole tiles: their numbers of a group stay in a core's cache.
+MOST_AT_ONCE = 286
 PAIR_BYTES, TOTAL_BYTES = 4, 4
 
 Sums = list[list[Variable]]
@@ -89,18 +91,30 @@ class LosslessLinear:
             0 if self._bias is None else self._bias.data_ptr(),
             num_rows,
             self._rows_at_once(num_rows),
-            MANY_GROUPS if num_rows > MANY_ROWS else 1,
             self.num_inputs,
             self.num_outputs,
             len(weight.codes),
+            torch.get_num_threads(),
         )
         return out
 
     def _rows_at_once(self, num_rows: int) -> int:
         """As many as fit, in blocks of one size."""
-        most = min(max(ROWS_AT_ONCE_NUMBERS // self.num_inputs, LEAST_AT_ONCE), MOST_AT_ONCE)
-        num_blocks = max(1, -(-num_rows // most))
-        return max(TILE_ROWS, -(-num_rows // (num_blocks * TILE_ROWS)) * TILE_ROWS)
+        num_blocks = max(1, -(-num_rows // MOST_AT_ONCE))
+        num_tiles = -(-max(0, -(-num_rows // num_blocks) - FIRST_ROWS) // TILE_ROWS)
+        return FIRST_ROWS + num_tiles * TILE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A strip and the rows that meet it at once; where numbers, codes, outputs and the bias of these begin."""
+
+    strip: ir.Value
+    num_rows: ir.Value
+    x: ir.Value
+    codes: ir.Value
+    out: ir.Value
+    bias: ir.Value
 
 
 @cache
@@ -118,11 +132,15 @@ class _Writer:
         arguments = (emitter.argument(index) for index in range(1, 16))
         self._x, self._codes, self._tables, self._patches, self._steps, *others = arguments
         self._patch_starts, self._group_starts, self._out, self._bias, self._rows, *sizes = others
-        self._at_once, self._groups_at_once, inputs, outputs, self._num_strips = sizes
+        self._at_once, inputs, outputs, self._num_strips, num_threads = sizes
         self._row_bytes, self._out_row_bytes = (self._times(size, NUMBER_BYTES) for size in (inputs, outputs))
         self._num_steps = self._builder.sdiv(inputs, emitter.integer(STEP_INPUTS))
         self._num_groups = self._quotient_up(inputs, emitter.integer(GROUP_INPUTS))
-        self._pairs = emitter.local(MANY_GROUPS * GROUP_INPUTS * self._num_outputs // 2)
+        self._strip_bytes = self._times(self._num_steps, self._step_bytes)
+        # From a strip's end to where this thread will go on, as likely as not.
+        others = self._builder.sub(num_threads, emitter.integer(1))
+        self._bytes_to_next = self._builder.mul(others, self._strip_bytes)
+        self._pairs = emitter.local(GROUP_INPUTS * self._num_outputs // 2)
         self._totals = emitter.local(MOST_AT_ONCE * self._num_outputs)
 
     def written(self) -> str:
@@ -132,118 +150,101 @@ class _Writer:
             strip = builder.srem(task, self._num_strips)
             first = builder.mul(builder.sdiv(task, self._num_strips), self._at_once)
             num_rows = emitter.smaller_integer(self._at_once, builder.sub(self._rows, first))
-            x = builder.add(self._x, builder.mul(first, self._row_bytes))
             columns = self._times(strip, self._num_outputs * NUMBER_BYTES)
-            self._begin(num_rows, columns)
-            with emitter.loop(self._quotient_up(self._num_groups, self._groups_at_once)) as block:
-                start = builder.mul(block, self._groups_at_once)
-                end = builder.add(start, self._groups_at_once)
-                self._add_groups(num_rows, x, strip, start, emitter.smaller_integer(end, self._num_groups))
             out = builder.add(self._out, builder.mul(first, self._out_row_bytes))
-            self._end(num_rows, builder.add(out, columns))
+            one = _Task(
+                strip,
+                num_rows,
+                builder.add(self._x, builder.mul(first, self._row_bytes)),
+                builder.add(self._codes, builder.mul(strip, self._strip_bytes)),
+                builder.add(out, columns),
+                builder.add(self._bias, columns),
+            )
+            with emitter.loop(self._num_groups) as group:
+                self._add_group(one, group)
         return emitter.finish()
 
-    def _begin(self, num_rows: ir.Value, columns: ir.Value) -> None:
-        """Totals are zero or the bias."""
-        emitter = self._emitter
-        with emitter.loop(num_rows) as row:
-            for panel in self._panels:
-                begin = (
-                    emitter.load(self._builder.add(self._bias, columns), panel * PANEL, BFLOAT16)
-                    if self._has_bias
-                    else emitter.splat(0.0)
-                )
-                emitter.store(begin, self._totals_of(row), panel * PANEL, FLOAT32)
-
-    def _end(self, num_rows: ir.Value, out: ir.Value) -> None:
-        emitter = self._emitter
-        with emitter.loop(num_rows) as row:
-            place = self._builder.add(out, self._builder.mul(row, self._out_row_bytes))
-            for panel in self._panels:
-                total = emitter.load(self._totals_of(row), panel * PANEL, FLOAT32)
-                emitter.store(total, place, panel * PANEL, BFLOAT16)
-
-    def _add_groups(
-        self, num_rows: ir.Value, x: ir.Value, strip: ir.Value, start: ir.Value, end: ir.Value
-    ) -> None:
-        """The products of some groups, to the totals of all rows."""
-        emitter, builder = self._emitter, self._builder
-        for count, more in zip(FIRST_ROWS, (*FIRST_ROWS[1:], None), strict=True):
-            is_it = builder.icmp_signed(">=", num_rows, emitter.integer(count))
-            if more is not None:
-                is_less = builder.icmp_signed("<", num_rows, emitter.integer(more))
-                is_it = builder.and_(is_it, is_less)
-            with builder.if_then(is_it), emitter.loop(end, start=start) as group:
-                kept = emitter.offset(
-                    self._pairs, (builder.sub(group, start), GROUP_STEPS * STEP_PAIRS * self._pair_bytes)
-                )
-                self._widening_tile(count, x, strip, group, kept)
-        done = emitter.integer(FIRST_ROWS[-1])
-        for count in FIRST_ROWS[-2::-1]:
-            is_it = builder.icmp_signed("<", num_rows, emitter.integer(2 * count))
-            done = builder.select(is_it, emitter.integer(count), done)
-        rest = builder.sub(num_rows, done)
-        ends = emitter.smaller_integer(self._times(end, GROUP_STEPS), self._num_steps)
-        steps = builder.sub(ends, self._times(start, GROUP_STEPS))
-        num_pairs = self._times(steps, STEP_PAIRS)
-        own_x = emitter.offset(x, (start, GROUP_INPUTS * NUMBER_BYTES))
+    def _add_group(self, task: _Task, group: ir.Value) -> None:
+        """One group's products, to the sums of all rows."""
+        emitter, builder, num_rows = self._emitter, self._builder, task.num_rows
+        for count, (least, most) in FIRST_TILES.items():
+            is_it = builder.icmp_signed(">=", num_rows, emitter.integer(least))
+            if most is not None:
+                is_no_more = builder.icmp_signed("<=", num_rows, emitter.integer(most))
+                is_it = builder.and_(is_it, is_no_more)
+            with builder.if_then(is_it):
+                self._widening_tile(task, count, group)
+        rest = emitter.larger_integer(builder.sub(num_rows, emitter.integer(FIRST_ROWS)), emitter.integer(0))
         left = builder.srem(rest, emitter.integer(TILE_ROWS))
         last = builder.sub(num_rows, left)
-        with emitter.loop(last, start=done, step=TILE_ROWS) as row:
-            self._tile(row, TILE_ROWS, own_x, num_pairs)
+        with emitter.loop(last, start=FIRST_ROWS, step=TILE_ROWS) as row:
+            self._tile(task, row, TILE_ROWS, group)
         for count in REST_ROWS:
             has_them = builder.and_(left, emitter.integer(count))
             with builder.if_then(builder.icmp_signed("!=", has_them, emitter.integer(0))):
                 before = builder.and_(left, emitter.integer(-2 * count))
-                self._tile(builder.add(last, before), count, own_x, num_pairs)
+                self._tile(task, builder.add(last, before), count, group)
 
-    def _tile(self, first: ir.Value, count: int, x: ir.Value, num_pairs: ir.Value) -> None:
-        """`count` rows, times what the first tile left."""
+    def _tile(self, task: _Task, first: ir.Value, count: int, group: ir.Value) -> None:
+        """`count` rows times a group of which the first tile left the pairs."""
         emitter, builder = self._emitter, self._builder
         rows = [builder.add(first, emitter.integer(row)) for row in range(count)]
+        x = emitter.offset(task.x, (group, GROUP_INPUTS * NUMBER_BYTES))
         own_x = [builder.add(x, builder.mul(row, self._row_bytes)) for row in rows]
-        sums = self._loaded_sums(rows)
-        with emitter.loop(num_pairs) as pair:
+        sums = self._begun(task, rows, group)
+        start = self._times(group, GROUP_STEPS)
+        next_start = builder.add(start, emitter.integer(GROUP_STEPS))
+        num_steps = builder.sub(emitter.smaller_integer(next_start, self._num_steps), start)
+        # It is enough that one tile asks; the others ask for what is near.
+        is_one = builder.icmp_signed("<", first, emitter.integer(FIRST_ROWS + TILE_ROWS))
+        ahead = builder.select(is_one, self._code_place(task, next_start), self._pairs)
+        with emitter.loop(self._times(num_steps, STEP_PAIRS)) as pair:
+            # Of a step's codes, a part with each of its pairs.
+            num_bytes = self._step_bytes // STEP_PAIRS
+            emitter.prefetch(emitter.offset(ahead, (pair, num_bytes)), num_bytes, is_near=False)
             self._add_products(sums, own_x, self._kept(self._pairs, pair), pair)
-        self._store_sums(sums, rows)
+        self._end(sums, task, rows, group)
 
-    def _widening_tile(
-        self, count: int, x: ir.Value, strip: ir.Value, group: ir.Value, kept: ir.Value
-    ) -> None:
-        """The first `count` rows times one group. kept: where its pairs may be left."""
+    def _widening_tile(self, task: _Task, count: int, group: ir.Value) -> None:
+        """The first `count` rows times one group. More than one row leave its pairs."""
         emitter, builder = self._emitter, self._builder
-        rows = [emitter.integer(row) for row in range(count)]
-        own_x = [builder.add(x, builder.mul(row, self._row_bytes)) for row in rows]
-        sums = self._loaded_sums(rows)
-        table = load_bytes(emitter, emitter.offset(self._tables, (strip, TABLE_BYTES)))
-        codes = builder.add(self._codes, builder.mul(strip, self._times(self._num_steps, self._step_bytes)))
+        last_row = builder.sub(task.num_rows, emitter.integer(1))
+        rows = [emitter.smaller_integer(emitter.integer(row), last_row) for row in range(count)]
+        own_x = [builder.add(task.x, builder.mul(row, self._row_bytes)) for row in rows]
+        sums = self._begun(task, rows, group)
+        table = load_bytes(emitter, emitter.offset(self._tables, (task.strip, TABLE_BYTES)))
         first = self._times(group, GROUP_STEPS)
         last = emitter.smaller_integer(builder.add(first, emitter.integer(GROUP_STEPS)), self._num_steps)
-        # Steps without patches, up to one that has some, and so on.
-        start, end = self._between(
-            self._group_starts, builder.add(builder.mul(strip, self._num_groups), group)
+        number = builder.add(builder.mul(task.strip, self._num_groups), group)
+        start, end = self._between(self._group_starts, number)
+        # What no other tile wants takes no more than a step's room in the cache.
+        has_others = builder.icmp_signed(">", task.num_rows, emitter.integer(count))
+        stride = builder.select(
+            has_others, emitter.integer(STEP_PAIRS * self._pair_bytes), emitter.integer(0)
         )
         current = emitter.variable(first)
+        # Steps without patches, then one that has some, and so on.
         with emitter.loop(builder.add(end, emitter.integer(1)), start=start) as patched:
             is_last = builder.icmp_signed("==", patched, end)
             stop = builder.select(is_last, last, self._long(self._steps, patched))
             with emitter.loop(stop, start=current.get()) as step:
-                place = emitter.offset(kept, (builder.sub(step, first), STEP_PAIRS * self._pair_bytes))
-                for index, vectors in enumerate(self._widened(codes, step, table)):
+                place = builder.add(self._pairs, builder.mul(builder.sub(step, first), stride))
+                for index, vectors in enumerate(self._widened(task, step, table)):
                     if count > 1:
                         self._keep(vectors, place, index)
                     pair = emitter.offset(emitter.integer(index), (step, STEP_PAIRS))
                     self._add_products(sums, own_x, vectors, pair)
             with builder.if_then(builder.not_(is_last)):
-                place = emitter.offset(kept, (builder.sub(stop, first), STEP_PAIRS * self._pair_bytes))
-                for index, vectors in enumerate(self._widened(codes, stop, table)):
+                place = builder.add(self._pairs, builder.mul(builder.sub(stop, first), stride))
+                for index, vectors in enumerate(self._widened(task, stop, table)):
                     self._keep(vectors, place, index)
                 self._patch(patched, place)
-                with emitter.loop(STEP_PAIRS) as index:
-                    pair = emitter.offset(index, (stop, STEP_PAIRS))
-                    self._add_products(sums, own_x, self._kept(place, index), pair)
+                for index in range(STEP_PAIRS):
+                    vectors = self._kept(place, emitter.integer(index))
+                    pair = emitter.offset(emitter.integer(index), (stop, STEP_PAIRS))
+                    self._add_products(sums, own_x, vectors, pair)
             current.set(builder.add(stop, emitter.integer(1)))
-        self._store_sums(sums, rows)
+        self._end(sums, task, rows, group)
 
     def _patch(self, patched: ir.Value, place: ir.Value) -> None:
         """Put its patches into a step's pairs. patched: its number among the steps that have some."""
@@ -254,16 +255,24 @@ class _Writer:
             number = emitter.offset(place, (builder.lshr(patch, emitter.integer(16)), NUMBER_BYTES))
             builder.store(builder.trunc(patch, I16), builder.inttoptr(number, I16.as_pointer()))
 
-    def _widened(self, codes: ir.Value, step: ir.Value, table: ir.Value) -> list[list[ir.Value]]:
+    def _widened(self, task: _Task, step: ir.Value, table: ir.Value) -> list[list[ir.Value]]:
         """A step's pairs, a vector for each panel. Asks for the codes further on, too."""
         emitter = self._emitter
-        place = emitter.offset(codes, (step, self._step_bytes))
-        emitter.prefetch(emitter.offset(place, (emitter.integer(PREFETCH_BYTES), 1)), self._step_bytes)
+        ahead = self._builder.add(step, emitter.integer(PREFETCH_STEPS))
+        emitter.prefetch(self._code_place(task, ahead), self._step_bytes)
+        place = emitter.offset(task.codes, (step, self._step_bytes))
         by_panel = [
             widened(emitter, emitter.offset(place, (emitter.integer(panel), STEP_BYTES)), table)
             for panel in self._panels
         ]
         return [list(vectors) for vectors in zip(*by_panel, strict=True)]
+
+    def _code_place(self, task: _Task, step: ir.Value) -> ir.Value:
+        """Where a step's codes lie; past a strip's end, those of the strip that this thread may have next."""
+        emitter, builder = self._emitter, self._builder
+        is_own = builder.icmp_signed("<", step, self._num_steps)
+        further = builder.select(is_own, emitter.integer(0), self._bytes_to_next)
+        return builder.add(emitter.offset(task.codes, (step, self._step_bytes)), further)
 
     def _keep(self, vectors: list[ir.Value], place: ir.Value, pair: int) -> None:
         for panel, vector in enumerate(vectors):
@@ -289,20 +298,37 @@ class _Writer:
             for vector, total in zip(vectors, row_sums, strict=True):
                 total.set(emitter.add_products_of_pairs(total.get(), vector, numbers))
 
-    def _loaded_sums(self, rows: list[ir.Value]) -> Sums:
-        emitter = self._emitter
-        return [
-            [
-                emitter.variable(emitter.load(self._totals_of(row), panel * PANEL, FLOAT32))
-                for panel in self._panels
-            ]
-            for row in rows
-        ]
+    def _begun(self, task: _Task, rows: list[ir.Value], group: ir.Value) -> Sums:
+        """Sums of the groups before: zero or the bias before the first."""
+        emitter, builder = self._emitter, self._builder
+        sums = [[emitter.variable(emitter.splat(0.0)) for _ in self._panels] for _ in rows]
+        is_first = builder.icmp_signed("==", group, emitter.integer(0))
+        with builder.if_else(is_first) as (before, later):
+            with before:
+                for panel in self._panels if self._has_bias else ():
+                    bias = emitter.load(task.bias, panel * PANEL, BFLOAT16)
+                    for row_sums in sums:
+                        row_sums[panel].set(bias)
+            with later:
+                for row, row_sums in zip(rows, sums, strict=True):
+                    for panel, total in enumerate(row_sums):
+                        total.set(emitter.load(self._totals_of(row), panel * PANEL, FLOAT32))
+        return sums
 
-    def _store_sums(self, sums: Sums, rows: list[ir.Value]) -> None:
-        for row, row_sums in zip(rows, sums, strict=True):
-            for panel, total in enumerate(row_sums):
-                self._emitter.store(total.get(), self._totals_of(row), panel * PANEL, FLOAT32)
+    def _end(self, sums: Sums, task: _Task, rows: list[ir.Value], group: ir.Value) -> None:
+        """Sums of this group and those before, which are outputs after the last."""
+        emitter, builder = self._emitter, self._builder
+        num_groups = builder.add(group, emitter.integer(1))
+        with builder.if_else(builder.icmp_signed("==", num_groups, self._num_groups)) as (after, earlier):
+            with after:
+                for row, row_sums in zip(rows, sums, strict=True):
+                    place = builder.add(task.out, builder.mul(row, self._out_row_bytes))
+                    for panel, total in enumerate(row_sums):
+                        emitter.store(total.get(), place, panel * PANEL, BFLOAT16)
+            with earlier:
+                for row, row_sums in zip(rows, sums, strict=True):
+                    for panel, total in enumerate(row_sums):
+                        emitter.store(total.get(), self._totals_of(row), panel * PANEL, FLOAT32)
 
     def _totals_of(self, row: ir.Value) -> ir.Value:
         return self._emitter.offset(self._totals, (row, self._num_outputs * TOTAL_BYTES))
