@@ -509,7 +509,7 @@ async def test_children_that_nobody_touched_are_not_written_again_and_others_are
         await cache.tried(30.0)
         keys, carried = AdminKeys.generate(), Carried()
         async with Scraper(keys, time.time) as scraper:
-            world = World(cluster, scraper, keys.public_pem, lambda: now[0])
+            world = World(cluster, scraper, keys, lambda: now[0])
 
             async def take_pass() -> list[str]:
                 """Kinds of the children that a pass a minute later writes."""
