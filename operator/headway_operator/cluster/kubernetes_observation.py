@@ -4,7 +4,7 @@ Whose object is whose is decided by owner: what merely carries the labels of a c
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway_operator.cluster import kubernetes_causes as causes
@@ -49,11 +49,12 @@ class Found:
 
 def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
     """What is observed of the service with this uid."""
-    deployments = [
+    own = [
         one
         for one in found.children.get("Deployment", ())
-        if owner_uid(one) == uid and not _is_gateway(one) and not one["metadata"].get("deletionTimestamp")
+        if owner_uid(one) == uid and not one["metadata"].get("deletionTimestamp")
     ]
+    deployments = [one for one in own if not _is_gateway(one)]
     runtime = found.runtime_pods()
     replicas = [
         pods.replica(pod, found.events.get(pod["metadata"].get("uid", ""), ()))
@@ -68,7 +69,10 @@ def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
     return Observed(
         revisions=tuple(_revision(deployment) for deployment in deployments),
         replicas=tuple(sorted(replicas, key=lambda replica: replica.name)),
-        gateway=pods.gateway(pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
+        gateway=replace(
+            pods.gateway(pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
+            replicas=next((_replicas(one) for one in own if _is_gateway(one)), None),
+        ),
         children=frozenset(child for child, owner in found.owners().items() if owner == uid),
         evaluations=tuple(
             jobs.evaluation(job, found.pods)
@@ -101,9 +105,13 @@ def _revision(deployment: Json) -> Revision:
     return Revision(
         name=metadata["name"],
         hash=label_of(deployment, REVISION_LABEL),
-        replicas=int(deployment["spec"].get("replicas", 1)),
+        replicas=_replicas(deployment),
         created_at=causes.seconds_of(metadata["creationTimestamp"]),
     )
+
+
+def _replicas(deployment: Json) -> int:
+    return int(deployment["spec"].get("replicas", 1))
 
 
 def _other_scaler(key: ServiceKey, scalers: Iterable[Json], deployments: set[str]) -> str:

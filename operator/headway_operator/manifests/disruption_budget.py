@@ -1,4 +1,5 @@
-"""The PodDisruptionBudget of the replicas: evictions take one at a time, whatever their revision.
+"""The PodDisruptionBudgets of the replicas and of the gateways: evictions take one at a time, whatever their
+revision.
 
 There is none while one replica is wanted: it could only let that one go, or hold up the drain of its node for
 ever. A replica that is not ready serves nobody and may always be evicted.
@@ -18,16 +19,25 @@ def disruption_budget(service: Service) -> Manifest | None:
     told = service.spec.disruption_budget
     if not told.enabled or replicas_of(service.spec, service.status) < 2:
         return None
-    selector = names.component_selector(service.name, names.RUNTIME_COMPONENT)
-    labels = names.component_labels(service.name, names.RUNTIME_COMPONENT)
+    return _budget(service, names.safeguard(service.name), names.RUNTIME_COMPONENT, told.max_unavailable)
+
+
+def gateway_disruption_budget(service: Service) -> Manifest | None:
+    """NAME-gateway, or None where there is to be none, or one gateway alone."""
+    if not service.spec.disruption_budget.enabled or service.spec.gateway.replicas < 2:
+        return None
+    return _budget(service, names.gateway(service.name), names.GATEWAY_COMPONENT, 1)
+
+
+def _budget(service: Service, name: str, component: str, max_unavailable: int) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(service, names.safeguard(service.name), labels),
+        "metadata": metadata(service, name, names.component_labels(service.name, component)),
         "spec": {
-            "maxUnavailable": told.max_unavailable,
+            "maxUnavailable": max_unavailable,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": selector},
+            "selector": {"matchLabels": names.component_selector(service.name, component)},
         },
     }
 
