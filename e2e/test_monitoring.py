@@ -17,7 +17,7 @@ import pytest
 from e2e.conftest import CHART, SYSTEM_NAMESPACE
 from e2e.disruption import becomes_ready, fixed_service, patch, under_load
 from e2e.kubernetes import Kubernetes, eventually
-from e2e.observed_service import NAME, NAMESPACE, condition
+from e2e.observed_service import NAME, NAMESPACE, SERVICE_LABEL, condition
 from e2e.prometheus import Prometheus, running_prometheus
 
 TROUBLED = "troubled"
@@ -112,6 +112,18 @@ async def test_every_query_of_the_dashboard_returns_data_and_every_rule_works(
     assert {one["metric"]["namespace"] for one in alerts} == {NAMESPACE}
     assert {one["metric"]["serving_headway_dev_service"] for one in alerts} == {NAME}
     assert condition(installed, "SLOMet").startswith("False")
+
+
+async def test_what_is_switched_off_is_removed(installed: Kubernetes, services: None) -> None:
+    kinds = "podmonitors,prometheusrules,networkpolicies"
+    assert len(of_service(installed, kinds)) == 3
+    off = {"enabled": False}
+    patch(installed, {"monitoring": off, "networkPolicy": off})
+    await eventually("all of it is gone", 60, lambda: not of_service(installed, kinds))
+
+
+def of_service(kubernetes: Kubernetes, kinds: str) -> list[str]:
+    return [item["kind"] for item in kubernetes.list(kinds, NAMESPACE, SERVICE_LABEL)]
 
 
 def all_up(prometheus: Prometheus) -> bool:

