@@ -22,6 +22,7 @@ from e2e.prometheus import Prometheus, running_prometheus
 
 TROUBLED = "troubled"
 DASHBOARD = CHART / "dashboards" / "headway.json"
+NUM_PODS = 5  # two replicas, two gateways, the operator
 RATE_INTERVAL = "30s"
 ALERTS = {"HeadwayReplicaShortage", "HeadwayTailLatency", "HeadwayOperatorErrors", "HeadwayOperatorDown"}
 # Of a service whose children somebody else has: it fails for as long as it is there.
@@ -90,9 +91,7 @@ async def refused(url: str) -> None:
 async def test_every_query_of_the_dashboard_returns_data_and_every_rule_works(
     installed: Kubernetes, prometheus: Prometheus
 ) -> None:
-    targets = prometheus.get("targets", state="active")["activeTargets"]
-    assert len(targets) >= 5  # two replicas, two gateways, the operator
-    await eventually("all are read", 60, lambda: all_up(prometheus))
+    await eventually("all pods are read", 60, lambda: all_up(prometheus))
     asked = queries()
     assert len(asked) > 15
     answers: dict[str, int] = {}
@@ -128,6 +127,7 @@ def of_service(kubernetes: Kubernetes, kinds: str) -> list[str]:
 
 def all_up(prometheus: Prometheus) -> bool:
     states = prometheus.get("targets", state="active")["activeTargets"]
+    assert len(states) >= NUM_PODS, states
     assert all(one["health"] == "up" for one in states), [one["lastError"] for one in states]
     return True
 

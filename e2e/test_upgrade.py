@@ -41,7 +41,7 @@ from e2e.observed_service import CHILD_KINDS, NAME, NAMESPACE, SERVICE_LABEL, ru
 CRD_NAME = "inferenceservices.serving.headway.dev"
 CLUSTER_KINDS = (
     "clusterroles,clusterrolebindings,validatingwebhookconfigurations,mutatingwebhookconfigurations,"
-    "validatingadmissionpolicies,apiservices,priorityclasses"
+    "validatingadmissionpolicies,priorityclasses"
 )
 NAMESPACED_KINDS = (
     "deployments,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies,"
@@ -100,7 +100,6 @@ async def test_the_previous_chart_serves(previous: Kubernetes) -> None:
 async def test_an_upgrade_touches_nothing_that_serves(previous: Kubernetes, previous_url: str) -> None:
     before, revision = serving(previous), status(previous)["revision"]
     [old] = previous.list("pods", SYSTEM_NAMESPACE, OPERATOR_PODS)
-    written_at = status(previous)["updatedAt"]
     tag = another_image(previous)
     changes = [f"--set-string={image}.tag={tag}" for image in ("image", "runtimeImage")]
     async with under_load(previous_url) as load:
@@ -109,7 +108,6 @@ async def test_an_upgrade_touches_nothing_that_serves(previous: Kubernetes, prev
             *("--wait", "--timeout=90s"),
             seconds=120,
         )
-        await eventually("it writes", 120, lambda: status(previous)["updatedAt"] != written_at)
         [new] = previous.list("pods", SYSTEM_NAMESPACE, OPERATOR_PODS)
         assert new["metadata"]["uid"] != old["metadata"]["uid"]
         [container] = new["spec"]["containers"]

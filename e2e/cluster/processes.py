@@ -54,14 +54,17 @@ def start(settings: Settings, name: str, command: list[str], search_path: str) -
     """Start one component in the cluster's control group and network, its output in its own log file."""
     group = _tracking_group(settings) / COMPONENTS / "cgroup.procs"
     with (settings.logs / f"{name}.log").open("a") as log:
-        subprocess.Popen(
-            ["sh", "-c", f'echo $$ >"{group}" && exec "$@"', name, *inside(settings), *command],
+        # A session of its own and no child of ours: it outlives this process, which need not wait for it.
+        detached = ["setsid", "--fork", "sh", "-c", f'echo $$ >"{group}" && exec "$@"', name]
+        subprocess.run(
+            [*detached, *inside(settings), *command],
             cwd=settings.work,
             env=os.environ | {"PATH": search_path},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            check=True,
+            timeout=30,
         )
 
 
