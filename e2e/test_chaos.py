@@ -6,7 +6,7 @@ often, and takes etcd away for 30 s.
 
 import asyncio
 import random
-from collections.abc import Sequence
+import time
 
 import pytest
 
@@ -27,7 +27,7 @@ from e2e.disruption import (
     under_load,
 )
 from e2e.kubernetes import Kubernetes, Object, eventually
-from e2e.load import Load, Outcome
+from e2e.load import Load
 from e2e.observed_service import runtime_pods, status
 
 KILLS = times("HEADWAY_E2E_KILLS", 1)
@@ -48,9 +48,13 @@ def restarts(pod: Object) -> int:
     return sum(one["restartCount"] for one in pod["status"]["containerStatuses"])
 
 
-async def kill(kubernetes: Kubernetes, pod: Object) -> None:
-    """Every process of a pod, without a word; and wait until the kubelet has started it again."""
+async def kill(kubernetes: Kubernetes, pod: Object) -> float:
+    """Every process of a pod, without a word; and wait until the kubelet has started it again.
+
+    When they had been killed, by the clock of `Outcome`.
+    """
     killed = processes.kill_pod(read_settings(), pod["metadata"]["uid"])
+    killed_at = time.monotonic()
     assert killed, "no process of the pod was found"
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
 
@@ -59,6 +63,7 @@ async def kill(kubernetes: Kubernetes, pod: Object) -> None:
         return restarts(found) > restarts(pod) and is_ready(found)
 
     await eventually(f"{name} has started again", 180, is_back)
+    return killed_at
 
 
 async def works_again(kubernetes: Kubernetes) -> None:
@@ -72,12 +77,11 @@ async def works_again(kubernetes: Kubernetes) -> None:
     )
 
 
-def assert_lost_what_it_held(load: Load, since: float) -> None:
-    """Answers that had begun before; as many as there are users at most, who ask one thing at a time."""
-    lost: Sequence[Outcome] = [outcome for outcome in load.failures if outcome.finished_at >= since]
-    for outcome in lost:
+def assert_lost_what_it_held(load: Load, kills: list[float]) -> None:
+    """Answers that were under way when a process was killed."""
+    for outcome in load.failures:
         assert outcome.num_chunks > 0, f"not begun, and not sent to another: {outcome}"
-        assert outcome.sent_at < since, f"sent after: {outcome}"
+        assert any(outcome.sent_at <= at <= outcome.finished_at for at in kills), f"sent after: {outcome}"
 
 
 async def test_a_service_gets_ready(installed: Kubernetes) -> None:
@@ -89,12 +93,12 @@ async def test_a_killed_replica_takes_no_more_with_it_than_what_it_had_begun(
     installed: Kubernetes, url: str
 ) -> None:
     async with under_load(url) as load:
+        kills = []
         for _ in range(KILLS):
-            since = asyncio.get_running_loop().time()
-            await kill(installed, random.choice(runtime_pods(installed)))
+            kills.append(await kill(installed, random.choice(runtime_pods(installed))))
             await serves(load)
-            assert_lost_what_it_held(load, since)
     record("killed replicas", load, kills=KILLS)
+    assert_lost_what_it_held(load, kills)
 
 
 async def test_a_killed_gateway_takes_no_more_with_it_than_what_it_held(
@@ -103,12 +107,12 @@ async def test_a_killed_gateway_takes_no_more_with_it_than_what_it_held(
     """The other one serves on; clients that send again what got no answer, as they do, lose nothing else."""
     await eventually("both serve", 60, lambda: [*map(is_ready, gateway_pods(installed))] == [True, True])
     async with under_load(url, attempts=3) as load:
+        kills = []
         for _ in range(KILLS):
-            since = asyncio.get_running_loop().time()
-            await kill(installed, random.choice(gateway_pods(installed)))
+            kills.append(await kill(installed, random.choice(gateway_pods(installed))))
             await serves(load)
-            assert_lost_what_it_held(load, since)
     record("killed gateways", load, kills=KILLS)
+    assert_lost_what_it_held(load, kills)
 
 
 async def test_a_killed_operator_is_not_missed(installed: Kubernetes, url: str) -> None:

@@ -6,6 +6,8 @@ scale-downs and 20 rollouts. The tests share one service and build on each other
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 
 import aiohttp
 import pytest
@@ -23,7 +25,7 @@ from e2e.disruption import (
     times,
     under_load,
 )
-from e2e.kubernetes import CallFailedError, Kubernetes, eventually
+from e2e.kubernetes import CallFailedError, Kubernetes, Object, eventually
 from e2e.observed_service import NAME, NAMESPACE, runtime_pods
 from headway_operator.cluster.secret import secret_values
 from headway_operator.keys import HANDOVER_SECONDS, AdminKeys
@@ -90,22 +92,24 @@ async def test_evictions_take_one_pod_at_a_time_and_no_request_fails(installed: 
     async with under_load(url) as load:
         for find in (runtime_pods, gateway_pods):
             first, second = (pod["metadata"]["name"] for pod in find(installed))
-            await eventually("one may go", 60, lambda name=first: evict(installed, name))
+            await eventually("one may go", 60, partial(evict, installed, first))
             evicted += 1
             with pytest.raises(CallFailedError, match="disruption budget"):
                 evict(installed, second)
             await eventually(
                 "another has come",
                 120,
-                lambda find=find, gone=first: (
-                    len(pods := find(installed)) == 2
-                    and all(map(is_ready, pods))
-                    and gone not in [pod["metadata"]["name"] for pod in pods]
-                ),
+                partial(are_two_without, find, installed, first),
             )
         await becomes_ready(installed, 2)
     record("evictions", load, evictions=evicted)
     assert [outcome.error for outcome in load.failures] == []
+
+
+def are_two_without(find: Callable[[Kubernetes], list[Object]], kubernetes: Kubernetes, gone: str) -> bool:
+    pods = find(kubernetes)
+    names = [pod["metadata"]["name"] for pod in pods]
+    return len(pods) == 2 and all(map(is_ready, pods)) and gone not in names
 
 
 def evict(kubernetes: Kubernetes, name: str) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ async def test_every_query_of_the_dashboard_returns_data_and_every_rule_works(
     answers: dict[str, int] = {}
     for title, expression in asked:
         query = filled(title, expression)
-        series = await eventually(f"{title}: {query}", 60, lambda query=query: with_data(prometheus, query))
+        series = await eventually(f"{title}: {query}", 60, partial(with_data, prometheus, query))
         answers[f"{title}: {expression[:60]}"] = len(series)
     print(json.dumps(answers, indent=1))
     namespaces = prometheus.get("label/namespace/values", **{"match[]": "headway_operator_replicas_wanted"})
