@@ -5,9 +5,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS := operator,runtime,gateway,tracing,bench,simulate,dev
+# For every platform and Python that the project supports; the index is left out.
+PIN = $(BIN)/uv pip compile --quiet --constraint constraints.txt --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-annotate --custom-compile-command 'make requirements'
+SBOM := cyclonedx-bom==7.2.1
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo format crds clean
+.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo format requirements sbom crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,8 +47,12 @@ lint: install ## format, lint, types, layers and generated files
 e2e: install ## a real Kubernetes on this machine, real pods, real load (Linux, root)
 	$(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest e2e
 
-e2e-full: install ## the same, and minutes of disturbance under load (HEADWAY_E2E_CAMPAIGN_SECONDS, default 600)
+e2e-full: install ## the same with 100 scale-downs, 20 rollouts, longer chaos and minutes of disturbance (e2e/README.md has the numbers)
 	HEADWAY_E2E_CAMPAIGN_SECONDS=$${HEADWAY_E2E_CAMPAIGN_SECONDS:-600} HEADWAY_E2E_AWAY_SECONDS=$${HEADWAY_E2E_AWAY_SECONDS:-120} \
+	  HEADWAY_E2E_SCALE_DOWNS=$${HEADWAY_E2E_SCALE_DOWNS:-100} HEADWAY_E2E_ROLLOUTS=$${HEADWAY_E2E_ROLLOUTS:-20} \
+	  HEADWAY_E2E_KILLS=$${HEADWAY_E2E_KILLS:-5} HEADWAY_E2E_ETCD_SECONDS=$${HEADWAY_E2E_ETCD_SECONDS:-30} \
+	  HEADWAY_E2E_CONTAINERD_SECONDS=$${HEADWAY_E2E_CONTAINERD_SECONDS:-30} \
+	  HEADWAY_E2E_RESULTS=$${HEADWAY_E2E_RESULTS:-$(abspath e2e/results/full.json)} \
 	  $(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest -rP e2e
 
 soak: install ## ten minutes of random traffic against one server, then fuzzing and random schedules (20 minutes)
@@ -76,6 +84,19 @@ bench-slo: install ## the controller against other autoscalers and an oracle, si
 format: install ## format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+
+requirements: install ## pin and hash what the images install (requirements/), from pyproject.toml and constraints.txt
+	$(PIN) pyproject.toml --extra operator --extra gateway --output-file requirements/operator.txt
+	$(PIN) pyproject.toml --extra runtime --output-file requirements/runtime.txt
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	  | $(PIN) - --output-file requirements/build.txt
+
+sbom: install ## what the images contain, as CycloneDX lists with hashes and licences' places (build/sbom/)
+	mkdir -p build/sbom
+	for image in operator runtime; do \
+	  $(BIN)/uv tool run --quiet --from $(SBOM) cyclonedx-py requirements requirements/$$image.txt --pyproject pyproject.toml \
+	    --output-reproducible --output-file build/sbom/headway-$$image.cdx.json; \
+	done
 
 crds: install ## write crds/ and the chart's copy from the models
 	$(BIN)/headway crds

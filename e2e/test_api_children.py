@@ -106,7 +106,7 @@ async def take_pass(
         async def step() -> Outcome:
             manifest = await cluster.fetch(key)
             assert manifest is not None
-            return await reconcile(World(cluster, scraper, keys.public_pem, clock), manifest, carried)
+            return await reconcile(World(cluster, scraper, keys, clock), manifest, carried)
 
         yield step
 

@@ -682,7 +682,7 @@ async def test_a_verdict_outlives_the_operator_and_the_job(
         async def another_pass() -> Outcome:
             manifest = await other.fetch(key)
             assert manifest is not None
-            return await reconcile(World(other, scraper, keys.public_pem, time.time), manifest, Carried())
+            return await reconcile(World(other, scraper, keys, time.time), manifest, Carried())
 
         outcome = await another_pass()
         assert condition(outcome.status, "QualityVerified")["reason"] == "Failed"

@@ -69,7 +69,7 @@ class Play:
         self.now += seconds
         manifest = await self.cluster.fetch(self.key)
         assert manifest is not None
-        world = World(self.cluster, self.scraper, self.keys.public_pem, lambda: self.now)
+        world = World(self.cluster, self.scraper, self.keys, lambda: self.now)
         return await reconcile(world, manifest, self.carried)
 
     async def ask_for(self, **spec: Any) -> None:

@@ -45,7 +45,7 @@ def operator(key: ServiceKey, proxy: FaultProxy) -> Operator:
             await cache.tried(30.0)
             carried = Carried()
             async with Scraper(keys, time.time) as scraper:
-                world = World(cluster, scraper, keys.public_pem, lambda: now[0])
+                world = World(cluster, scraper, keys, lambda: now[0])
 
                 async def take_pass() -> set[str]:
                     now[0] += REAPPLY_SECONDS + 1

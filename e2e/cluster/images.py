@@ -28,8 +28,8 @@ BASE_IMAGE = f"localhost/headway-e2e-python:{DEBIAN_RELEASE}-1"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 BUILD_TIMEOUT_SECONDS = 3600
 BUILD_MOUNTS = ("/etc/ssl/certs", "/etc/resolv.conf", "/etc/pip.conf")
-SOURCES = ("operator", "runtime")
-PROJECT_FILES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE")
+SOURCES = ("operator", "runtime", "requirements")
+PROJECT_FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,40 @@ def project_image(settings: Settings, name: str, dockerfile: str) -> Image:
         if not is_needed:
             return Image(reference, archive)
         _ensure_base(settings)
+        dependencies = _dependencies(settings, name, dockerfile)
         print(f"building image {reference} (once; kept in {archive})", flush=True)
-        mounts = [f"--volume={path}:{path}:ro" for path in BUILD_MOUNTS if Path(path).exists()]
-        index = os.environ.get("PIP_INDEX_URL")
-        arguments = [
-            f"--build-arg=BASE={BASE_IMAGE}",
-            *([f"--build-arg=PIP_INDEX_URL={index}"] if index else []),
-        ]
-        _build(settings, CHECKOUT / dockerfile, CHECKOUT, reference, archive, [*mounts, *arguments])
+        options = [*_pip_options(), f"--build-arg=DEPENDENCIES={dependencies}"]
+        _build(settings, CHECKOUT / dockerfile, CHECKOUT, reference, archive, options)
         for older in archive.parent.glob(f"{name}-*.tar"):
             if older != archive:
                 older.unlink()
     return Image(reference, archive)
+
+
+def _dependencies(settings: Settings, name: str, dockerfile: str) -> str:
+    """The stage of a Dockerfile that installs other people's packages, kept until they are others."""
+    files = [CHECKOUT / dockerfile, *(CHECKOUT / "requirements").glob("*.txt")]
+    reference = f"localhost/{name}-dependencies:{fingerprint(files, BASE_IMAGE)}"
+    if not _is_known(settings, reference):
+        print(f"installing the dependencies of {name} (once; {reference})", flush=True)
+        options = [*_pip_options(), "--target=dependencies"]
+        _bud(settings, CHECKOUT / dockerfile, CHECKOUT, reference, options)
+    return reference
+
+
+def _pip_options() -> list[str]:
+    """With this machine's certificates and package index."""
+    mounts = [f"--volume={path}:{path}:ro" for path in BUILD_MOUNTS if Path(path).exists()]
+    index = os.environ.get("PIP_INDEX_URL")
+    return [
+        *mounts,
+        f"--build-arg=BASE={BASE_IMAGE}",
+        *([f"--build-arg=PIP_INDEX_URL={index}"] if index else []),
+    ]
+
+
+def _is_known(settings: Settings, reference: str) -> bool:
+    return _buildah(settings, "images", "--quiet", reference, check=False).returncode == 0
 
 
 @contextmanager
@@ -99,7 +121,7 @@ def _project_sources() -> list[Path]:
 
 
 def _ensure_base(settings: Settings) -> None:
-    if _buildah(settings, "images", "--quiet", BASE_IMAGE, check=False).returncode == 0:
+    if _is_known(settings, BASE_IMAGE):
         return
     print(f"making the base image {BASE_IMAGE} (once)", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -141,6 +163,15 @@ def _build(
 
     The caller holds the lock: one build at a time may clear away what a killed one left in the storage.
     """
+    _bud(settings, dockerfile, context, reference, options)
+    partial = archive.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    _buildah(settings, "push", "--quiet", reference, f"docker-archive:{partial}:{reference}")
+    _buildah(settings, "rmi", "--force", reference)
+    partial.rename(archive)
+
+
+def _bud(settings: Settings, dockerfile: Path, context: Path, reference: str, options: list[str]) -> None:
     ignore = dockerfile.with_name(f"{dockerfile.name}.dockerignore")
     ignores = [f"--ignorefile={ignore}"] if ignore.exists() else []
     _buildah(settings, "rm", "--all")
@@ -149,11 +180,6 @@ def _build(
         settings, "bud", "--isolation=chroot", "--network=host", "--pull-never", "--quiet",
         "--format=docker", *ignores, *options, f"--file={dockerfile}", f"--tag={reference}", str(context),
     )  # fmt: skip
-    partial = archive.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    _buildah(settings, "push", "--quiet", reference, f"docker-archive:{partial}:{reference}")
-    _buildah(settings, "rmi", "--force", reference)
-    partial.rename(archive)
 
 
 def _buildah(settings: Settings, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:

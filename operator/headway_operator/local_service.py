@@ -112,7 +112,7 @@ class LocalService:
     async def run(self) -> None:
         """Pass over the service until cancelled."""
         async with Scraper(self._keys, time.time) as scraper:
-            world = World(self.cluster, scraper, self._keys.public_pem, time.time)
+            world = World(self.cluster, scraper, self._keys, time.time)
             loop = ServiceLoop(
                 world,
                 self.key,

@@ -87,7 +87,7 @@ def replicas_service(name: str) -> str:
 
 
 def gateway(name: str) -> str:
-    """The gateway's Deployment, ServiceAccount, Role and RoleBinding."""
+    """The gateway's Deployment, ServiceAccount, Role, RoleBinding and PodDisruptionBudget."""
     return f"{name}-gateway"
 
 

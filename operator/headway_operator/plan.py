@@ -24,6 +24,7 @@ The algorithm:
 8. A ready replica whose sample shows other targets or limits than it should have is patched; the limits are
    bounded by the envelope that the replica itself states (an older revision may have a smaller one). So is a
    gateway that goes by another routing.
+9. The gateway has `gateway.replicas` pods, once its Deployment is there.
 
 Stateless: everything is read from what is observed and from the rollout's record. Knows nothing of how
 anything is applied.
@@ -33,6 +34,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from headway_operator import names
 from headway_operator.rollout import Rollout
 from headway_operator.rollout.trouble import lacks_room
 from headway_operator.spec import Service
@@ -74,7 +76,7 @@ def plan(
     return Plan(
         manifests=rendered.manifests,
         keep=rendered.keep | _kept_revisions(rendered.revision.name, observed, rollout),
-        scale=scale,
+        scale=scale | _gateways(service, observed),
         patch=_patch(service, sample, decision.limits),
         deletion_costs=_deletion_costs(observed, sample, scale),
         route=_route(service, rendered, observed, sample, rollout),
@@ -251,6 +253,11 @@ def _route(
         for address, gateway in sample.gateways.items()
         if gateway is not None and gateway.routing is not None and gateway.routing != routing
     }
+
+
+def _gateways(service: Service, observed: Observed) -> dict[str, int]:
+    has, wanted = observed.gateway.replicas, service.spec.gateway.replicas
+    return {} if has in (None, wanted) else {names.gateway(service.name): wanted}
 
 
 def _deletion_costs(observed: Observed, sample: Sample, scale: Mapping[str, int]) -> dict[str, int]:

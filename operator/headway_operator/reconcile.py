@@ -30,6 +30,7 @@ from typing import Any
 from headway_operator import conditions
 from headway_operator.cluster.protocol import Cluster
 from headway_operator.errors import HeadwayOperatorError, NotLeadingError, SpecError
+from headway_operator.keys import Signer
 from headway_operator.manifests import render
 from headway_operator.plan import plan, wanted_replicas
 from headway_operator.quality import Gate, gated, materials, open_or_shut
@@ -47,11 +48,11 @@ SLEEPING_CAUSES = ("Idle", "Asleep")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where services live and how to reach them. clock: seconds since the epoch."""
+    """Where services live and how to reach them. keys: what signs admin calls. clock: since the epoch."""
 
     cluster: Cluster
     scraper: Scraper
-    public_key_pem: str
+    keys: Signer
     clock: Callable[[], float]
 
 
@@ -124,7 +125,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         service = parse(manifest)
         outcome.observed = observed = await cluster.observe(key)
         outcome.sample = sample = await world.scraper.sample(key, observed)
-        rendered = render(service, cluster.site, world.public_key_pem, observed.children)
+        rendered = render(service, cluster.site, world.keys.public_pem, observed.children)
         outcome.gate = gate = await _judge(world, service, rendered, observed)
         rendered = gated(service, cluster.site, rendered, gate, observed.children)
     except SpecError as error:

@@ -16,7 +16,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway_operator.errors import NotLeadingError, ScrapeError
-from headway_operator.keys import AdminKeys
+from headway_operator.keys import Signer
 from headway_operator.sample_wire import (
     parse_demand,
     parse_gateway_sample,
@@ -45,7 +45,7 @@ class Scraper:
 
     def __init__(
         self,
-        keys: AdminKeys,
+        keys: Signer,
         clock: Callable[[], float],
         timeout_seconds: float = TIMEOUT_SECONDS,
         may_write: Callable[[], bool] = lambda: True,

@@ -135,12 +135,16 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The gateway in front of the replicas. `addresses` are those of its processes (for samples)."""
+    """The gateway in front of the replicas. `addresses` are those of its processes (for samples).
+
+    replicas: how many pods its Deployment is to have; None without one.
+    """
 
     ready: bool = False
     addresses: tuple[str, ...] = ()
     reason: str = ""
     message: str = ""
+    replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ async def test_a_waiting_request_brings_a_pass_without_waiting_for_the_interval(
     monkeypatch.setattr(loop_module, "reconcile", reconcile)
     async with Scraper(keys, time.time) as scraper, aiohttp.ClientSession() as session:
         cluster: Any = None  # only `reconcile` would look at it
-        world = World(cluster, scraper, keys.public_pem, time.time)
+        world = World(cluster, scraper, keys, time.time)
         loop = ServiceLoop(world, KEY, fetch, interval_seconds=HOUR, metrics=OperatorMetrics())
         task = asyncio.create_task(loop.run())
         try:

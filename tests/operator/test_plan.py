@@ -13,6 +13,7 @@ from headway_operator.state import (
     Attainment,
     ChildKey,
     Decision,
+    Gateway,
     GatewaySample,
     Limits,
     Observed,
@@ -226,3 +227,21 @@ def test_a_suspended_service_wants_no_replica_whatever_is_fixed_or_decided(build
     rollout = Rollout(build, {"replicas": 5, "suspend": True})
     rollout.has(rollout.current, "ready", "ready")
     assert rollout.plan(3).scale == {rollout.current.name: 0}
+
+
+@pytest.mark.parametrize(
+    ("has", "want"), [(None, {}), (1, {"demo-gateway": 3}), (3, {}), (0, {"demo-gateway": 3})]
+)
+def test_gateways_are_as_many_as_asked_for_once_there_is_a_deployment(
+    build: Any, has: int | None, want: dict[str, int]
+) -> None:
+    told = Rollout(build, {"gateway": {"replicas": 3}})
+    told.has(told.current, "ready")
+    observed = Observed(tuple(told.revisions), tuple(told.replicas), gateway=Gateway(replicas=has))
+    result = plan(told.service, told.rendered, observed, Sample(0.0), decision(1))
+    assert result.scale == want
+
+
+def test_more_gateways_make_no_other_template(build: Any) -> None:
+    one, three = Rollout(build).rendered, Rollout(build, {"gateway": {"replicas": 3}}).rendered
+    assert three.revision == one.revision

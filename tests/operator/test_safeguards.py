@@ -166,3 +166,27 @@ def test_an_alert_is_possible_and_asks_for_more_than_the_budget(percentile: int)
     assert shares == sorted(shares, reverse=True)
     for share in shares:
         assert (100 - percentile) / 100 < share < 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ({}, []),
+        ({"gateway": {"replicas": 2}}, ["demo-gateway"]),
+        ({"gateway": {"replicas": 2}, "disruptionBudget": {"enabled": False}}, []),
+    ],
+    ids=["one", "two", "no budgets"],
+)
+def test_several_gateways_are_evicted_one_at_a_time(
+    build: Any, spec: dict[str, Any], want: list[str]
+) -> None:
+    budgets = [
+        manifest
+        for manifest in rendered(build, SPEC | spec).manifests
+        if manifest["kind"] == "PodDisruptionBudget" and manifest["metadata"]["name"] != "demo"
+    ]
+    assert [one["metadata"]["name"] for one in budgets] == want
+    for one in budgets:
+        assert one["spec"]["maxUnavailable"] == 1
+        selector = names.component_selector("demo", names.GATEWAY_COMPONENT)
+        assert one["spec"]["selector"] == {"matchLabels": selector}

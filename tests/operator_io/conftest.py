@@ -350,4 +350,4 @@ def stage(admin_keys: AdminKeys) -> Stage:
             "batching": {"maxNumSeqs": {"initial": 8}, "maxNumBatchedTokens": {"initial": 512}},
         },
     }
-    return Stage(cluster, scraper, World(cluster, scraper, admin_keys.public_pem, clock), manifest, clock)
+    return Stage(cluster, scraper, World(cluster, scraper, admin_keys, clock), manifest, clock)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,6 +36,7 @@ class Lease:
         namespace: str,
         identity: str,
         *,
+        owners: Sequence[Mapping[str, Any]] = (),
         lease_seconds: float = LEASE_SECONDS,
         margin_seconds: float = MARGIN_SECONDS,
         renew_seconds: float = RENEW_SECONDS,
@@ -45,6 +46,7 @@ class Lease:
         self._api = api
         self._namespace = namespace
         self._identity = identity
+        self._owners = owners
         self._lease_seconds = lease_seconds
         self._hold_seconds = lease_seconds - margin_seconds
         self._renew_seconds = renew_seconds
@@ -128,7 +130,11 @@ class Lease:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": LEASE_NAME, "namespace": self._namespace},
+            "metadata": {
+                "name": LEASE_NAME,
+                "namespace": self._namespace,
+                "ownerReferences": [*self._owners],
+            },
             "spec": {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": max(1, int(self._lease_seconds)),

@@ -3,9 +3,8 @@
 Whose object is whose is decided by owner: what merely carries the labels of a child is none of it.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway_operator.cluster import kubernetes_causes as causes
@@ -62,14 +61,15 @@ class Found:
 
 def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
     """What is observed of the service with this uid."""
-    made = {
+    own = {
         kind: [
             one
             for one in found.children.get(kind, ())
-            if owner_uid(one) == uid and not _is_gateway(one) and not one["metadata"].get("deletionTimestamp")
+            if owner_uid(one) == uid and not one["metadata"].get("deletionTimestamp")
         ]
         for kind in REVISION_KINDS
     }
+    made = {kind: [one for one in several if not _is_gateway(one)] for kind, several in own.items()}
     deployments = made["Deployment"]
     runtime = found.runtime_pods()
     replicas = [_replica(pod, found) for pod in runtime if pods.is_live(pod)]
@@ -81,7 +81,10 @@ def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
     return Observed(
         revisions=tuple(_revision(kind, one) for kind, several in made.items() for one in several),
         replicas=tuple(sorted(replicas, key=lambda replica: replica.name)),
-        gateway=pods.gateway(pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
+        gateway=replace(
+            pods.gateway(pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
+            replicas=next((_replicas(one) for one in own["Deployment"] if _is_gateway(one)), None),
+        ),
         children=frozenset(child for child, owner in found.owners().items() if owner == uid),
         evaluations=tuple(
             jobs.evaluation(job, found.pods)
@@ -108,7 +111,7 @@ def _replica(pod: Json, found: Found) -> Replica:
         phase, reason, message = pods.judge(worker, _events_of(worker, found))
         if reason and phase != "draining":
             told = f"{worker['metadata']['name']}: {message or reason}"
-            return dataclasses.replace(replica, phase=phase, reason=reason, message=told)
+            return replace(replica, phase=phase, reason=reason, message=told)
     return replica
 
 
@@ -136,10 +139,14 @@ def _revision(kind: str, made: Json) -> Revision:
     return Revision(
         name=metadata["name"],
         hash=label_of(made, REVISION_LABEL),
-        replicas=int(made["spec"].get("replicas", 1)),
+        replicas=_replicas(made),
         created_at=causes.seconds_of(metadata["creationTimestamp"]),
         kind=kind,
     )
+
+
+def _replicas(made: Json) -> int:
+    return int(made["spec"].get("replicas", 1))
 
 
 def _other_scaler(key: ServiceKey, scalers: Iterable[Json], revisions: set[str]) -> str:

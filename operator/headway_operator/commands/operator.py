@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from headway_operator.cluster.kubernetes import CACHED_KINDS, KubernetesCluster
+from headway_operator.cluster.kubernetes_account import owners
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_cache import KubernetesCache, is_news
-from headway_operator.cluster.kubernetes_keys import load_or_create_keys
+from headway_operator.cluster.kubernetes_keys import follow_keys, load_or_create_keys
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.errors import HeadwayOperatorError
 from headway_operator.handlers import watch
 from headway_operator.health import Health, serving
+from headway_operator.keys import KeyRing
 from headway_operator.loop import ServiceLoop, ServiceLoops, Turns
 from headway_operator.names import KIND
 from headway_operator.operator_log import configure
@@ -61,8 +63,10 @@ async def run(options: argparse.Namespace) -> None:
     metrics = OperatorMetrics()
     async with contextlib.AsyncExitStack() as stack:
         api = await stack.enter_async_context(await KubernetesApi.connect(on_call=metrics.called))
-        keys = await load_or_create_keys(api, options.admin_secret_namespace)
-        lease = Lease(api, options.admin_secret_namespace, _identity())
+        secrets = options.admin_secret_namespace
+        own = owners() if secrets == _pod_namespace() else []
+        keys = KeyRing(await load_or_create_keys(api, secrets, own), time.monotonic)
+        lease = Lease(api, secrets, _identity(), owners=own)
         # Everything that is written for services goes through this view, or the scraper: the Lease gates
         # both.
         guarded = api.guarded(lambda: lease.is_held)
@@ -79,7 +83,7 @@ async def run(options: argparse.Namespace) -> None:
             cache=cache,
         )
         scraper = await stack.enter_async_context(Scraper(keys, time.time, may_write=lambda: lease.is_held))
-        world = World(cluster, scraper, keys.public_pem, time.time)
+        world = World(cluster, scraper, keys, time.time)
         loops = _loops(world, cluster, lease, metrics, options.interval_seconds)
         metrics.watch(lambda: lease.is_held, lambda: len(loops))
 
@@ -100,6 +104,7 @@ async def run(options: argparse.Namespace) -> None:
         await stack.enter_async_context(_running(lease.run(), "lease"))
         await stack.enter_async_context(_running(resync.run(), "resync"))
         await stack.enter_async_context(_running(cache.run(), "cache"))
+        await stack.enter_async_context(_running(follow_keys(api, secrets, keys, own), "keys"))
 
         def health() -> Health:
             limit = max(MIN_LIVENESS_SECONDS, MISSED_INTERVALS * options.interval_seconds)

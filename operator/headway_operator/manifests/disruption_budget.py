@@ -1,4 +1,5 @@
-"""The PodDisruptionBudget of the replicas: evictions take one at a time, whatever their revision.
+"""The PodDisruptionBudgets of the replicas and of the gateways: evictions take one at a time, whatever their
+revision.
 
 There is none while one replica is wanted: it could only let that one go, or hold up the drain of its node for
 ever. A replica that is not ready serves nobody and may always be evicted.
@@ -18,9 +19,7 @@ def disruption_budget(service: Service) -> Manifest | None:
     told = service.spec.disruption_budget
     if not told.enabled or replicas_of(service.spec, service.status) < 2:
         return None
-    selector: dict[str, Any] = {
-        "matchLabels": names.component_selector(service.name, names.RUNTIME_COMPONENT)
-    }
+    selector: Mapping[str, Any] = _pods_of(service, names.RUNTIME_COMPONENT)
     if service.spec.nodes_per_replica > 1:
         # A pod that is evicted takes its group along, and holds up further ones until all of it is back.
         components = [names.RUNTIME_COMPONENT, names.WORKER_COMPONENT]
@@ -28,13 +27,31 @@ def disruption_budget(service: Service) -> Manifest | None:
             "matchLabels": {names.SERVICE_LABEL: service.name},
             "matchExpressions": [{"key": names.COMPONENT_LABEL, "operator": "In", "values": components}],
         }
-    labels = names.component_labels(service.name, names.RUNTIME_COMPONENT)
+    name = names.safeguard(service.name)
+    return _budget(service, name, names.RUNTIME_COMPONENT, told.max_unavailable, selector)
+
+
+def gateway_disruption_budget(service: Service) -> Manifest | None:
+    """NAME-gateway, or None where there is to be none, or one gateway alone."""
+    if not service.spec.disruption_budget.enabled or service.spec.gateway.replicas < 2:
+        return None
+    name, component = names.gateway(service.name), names.GATEWAY_COMPONENT
+    return _budget(service, name, component, 1, _pods_of(service, component))
+
+
+def _pods_of(service: Service, component: str) -> Mapping[str, Any]:
+    return {"matchLabels": names.component_selector(service.name, component)}
+
+
+def _budget(
+    service: Service, name: str, component: str, max_unavailable: int, selector: Mapping[str, Any]
+) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(service, names.safeguard(service.name), labels),
+        "metadata": metadata(service, name, names.component_labels(service.name, component)),
         "spec": {
-            "maxUnavailable": told.max_unavailable,
+            "maxUnavailable": max_unavailable,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": selector,
         },

@@ -1,4 +1,8 @@
-"""The gateway's Deployment. A new gateway is ready before the old one drains."""
+"""The gateway's Deployment. A new gateway is ready before an old one drains.
+
+Its replicas are no part of it, as with those of a revision: they are set through the scale subresource, also
+where the template is one of an earlier operator's that is kept as it is.
+"""
 
 from typing import Any
 
@@ -19,7 +23,6 @@ def gateway_deployment(service: Service, template: dict[str, Any]) -> Manifest:
             names.component_labels(service.name, names.GATEWAY_COMPONENT),
         ),
         "spec": {
-            "replicas": 1,
             "revisionHistoryLimit": 1,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "selector": {"matchLabels": names.component_selector(service.name, names.GATEWAY_COMPONENT)},

@@ -31,6 +31,7 @@ def gateway_template(service: Service, site: Site, image: str) -> dict[str, Any]
     return {
         "metadata": {"labels": names.component_labels(service.name, names.GATEWAY_COMPONENT)},
         "spec": {
+            **_spread(service, site),
             **pod.image_pull_secrets(site),
             "serviceAccountName": names.gateway(service.name),
             "enableServiceLinks": False,
@@ -40,6 +41,21 @@ def gateway_template(service: Service, site: Site, image: str) -> dict[str, Any]
             "volumes": pod.volumes(service),
         },
     }
+
+
+def _spread(service: Service, site: Site) -> dict[str, Any]:
+    """Over nodes as far as there are some; those of one template, since the others leave."""
+    if site.kind != "kubernetes":
+        return {}
+    selector = names.component_selector(service.name, names.GATEWAY_COMPONENT)
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector},
+        "matchLabelKeys": ["pod-template-hash"],
+    }
+    return {"topologySpreadConstraints": [constraint]}
 
 
 def gateway_arguments(service: Service, site: Site) -> list[str]:

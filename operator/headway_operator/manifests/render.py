@@ -20,7 +20,10 @@ from typing import Any
 from headway_operator import names
 from headway_operator.errors import SpecError
 from headway_operator.manifests.config_map import admin_config_map
-from headway_operator.manifests.disruption_budget import disruption_budget
+from headway_operator.manifests.disruption_budget import (
+    disruption_budget,
+    gateway_disruption_budget,
+)
 from headway_operator.manifests.gateway_deployment import gateway_deployment
 from headway_operator.manifests.gateway_template import gateway_template
 from headway_operator.manifests.network_policy import network_policy
@@ -38,7 +41,7 @@ from headway_operator.spec.safeguards import SAFEGUARDS
 from headway_operator.state import ChildKey, Manifest, Rendered, RevisionPin, Site
 
 # Parts of the spec that never reach a template, beside the lower ends of batching.
-LIVE_FIELDS = {"slo", "replicas", "scaling", "quality", "rollout", "waiting", "suspend"}
+LIVE_FIELDS = {"slo", "replicas", "scaling", "quality", "rollout", "gateway", "waiting", "suspend"}
 
 
 def render(service: Service, site: Site, public_key_pem: str, existing: frozenset[ChildKey]) -> Rendered:
@@ -115,6 +118,7 @@ def _safeguards(service: Service, site: Site) -> list[Manifest]:
         return []
     wanted = (
         disruption_budget(service),
+        gateway_disruption_budget(service),
         network_policy(service, site),
         pod_monitor(service, site),
         prometheus_rule(service, site),

@@ -15,6 +15,7 @@ from headway_operator.spec.base import (
     rules,
 )
 from headway_operator.spec.batching import Batching
+from headway_operator.spec.gateway import Gateway
 from headway_operator.spec.lora import Lora
 from headway_operator.spec.model import Model
 from headway_operator.spec.quality import Quality
@@ -191,6 +192,8 @@ class InferenceServiceSpec(SpecModel):
     3600). Default 60."""
     rollout: Rollout = Rollout()
     """How a changed template takes the place of the one that serves."""
+    gateway: Gateway = Gateway()
+    """What stands between clients and replicas."""
     waiting: Waiting = Waiting()
     """Requests that the gateway holds while no replica can take them."""
     suspend: bool = False
