@@ -18,14 +18,15 @@ help: ## list the commands
 
 install: $(VENV)/.installed ## make .venv with the headway command on it
 
-# uv comes from the package registry like everything else; its version is the pinned one.
+# uv comes from the package registry like everything else; its version is the pinned one. Compiled once here, PyTorch's
+# modules are not compiled by every process that imports them where Python may not write beside them.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "headway needs Python >= 3.11, $(PYTHON) is $$($(PYTHON) --version); remedy: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) \
 	  || { echo "cannot make a virtual environment; remedy: install your system's python3-venv package"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 quickstart: install ## serve the bundled model, break its latency target, watch Headway repair it
