@@ -219,10 +219,13 @@ class OfNamespacesApi(ToldApi):
         super().__init__()
         self.forbidden: set[str] = set()
 
-    async def list_all(self, kind: str, namespace: str, labels: str, *, is_bare: bool) -> Any:
+    async def list_all(
+        self, kind: str, namespace: str, labels: str, *, is_bare: bool, kept: Callable[[Json], Json]
+    ) -> Any:
         if namespace in self.forbidden:
             raise ForbiddenError(f"pods in {namespace}: 403")
-        return tuple(item for item in self.items if item["metadata"]["namespace"] == namespace), "10"
+        found = [item for item in self.items if item["metadata"]["namespace"] == namespace]
+        return tuple(map(kept, found)), "10"
 
 
 async def test_each_of_several_namespaces_is_current_by_itself(eventually: Callable[..., Any]) -> None:
