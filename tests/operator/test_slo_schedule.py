@@ -128,6 +128,15 @@ def test_the_decision_follows_and_says_why(build: Any) -> None:
     assert "schedule" not in after.message
 
 
+def test_what_a_maximum_no_longer_allows_goes_at_once(build: Any) -> None:
+    wide = entry(minReplicas=None, maxReplicas=8)
+    target, memory = build.target(schedule=(wide,)), Memory(began_at=1.0, replicas=8)
+    before, memory = decide(target, memory, Sample(0.0), observed(8), at("2026-11-23 17:59"))
+    assert before.replicas == 8
+    after, _ = decide(target, memory, Sample(0.0), observed(8), at("2026-11-23 18:00"))
+    assert (after.replicas, after.cause) == (4, "BoundsChanged")
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -3,8 +3,9 @@
 An entry holds from each of its starts until the end that follows. While it holds, its minimum counts if it is
 above the service's, and its maximum in place of the service's; where several hold, the largest of each. A
 minimum comes first where the two contradict. An entry that begins within the time that a replica takes to
-start raises the bounds already, and lowers nothing before its time. Nothing is removed because an entry ends:
-the controller lets replicas go as it always does, one at a time, once fewer have been enough.
+start raises the bounds already, and lowers nothing before its time. Nothing is removed because a minimum
+ends: the controller lets replicas go as it always does, one at a time, once fewer have been enough. A maximum
+is one from its first moment: what is above it goes at once.
 
 Pure: the clock is an argument.
 """
