@@ -12,7 +12,8 @@ occurs is as well known as the usual one.
 
 Robustness. Left out are a replica's first WARM_UP_SECONDS, increments during which its limits changed, and
 increments that miss the model in force by more than OUTLIER of their time. Where these go on for
-PATIENCE_INCREMENTS, the model is what is wrong: the reservoir begins anew. A fit whose own residual is more
+PATIENCE_INCREMENTS, the model is what is wrong: the reservoir begins anew. Until that holds steps enough, the
+last model stays in force. A fit whose own residual is more
 than WORST_RESIDUAL is not taken; the last good one stays in force.
 
 Coefficients are not negative: of the subsets of the four, the least-squares solution with least residual
@@ -98,12 +99,12 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
     """The fit after one more pass. increments: of each usable replica, sums of steps without and with
     prompts."""
     buckets, num_odd = dict(fit.buckets), fit.num_odd
-    has_new = False
+    has_new, is_ripe = False, _is_ripe(buckets)
     for pair in increments:
         for kind, sums in zip("dp", pair, strict=True):
             if sums[0] < 1 or sums[_TIME] <= 0:
                 continue
-            if fit.model is not None and _residual(fit.model, sums) > OUTLIER:
+            if fit.model is not None and is_ripe and _residual(fit.model, sums) > OUTLIER:
                 num_odd += 1
                 continue
             num_odd = 0
@@ -111,7 +112,7 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
             name = f"{kind}{int(sums[2] / sums[0]).bit_length()}"
             buckets[name] = _forgetting(buckets.get(name), sums)
     if num_odd >= PATIENCE_INCREMENTS:
-        return StepFit(model=None, residual=fit.residual)
+        return StepFit(model=fit.model, residual=fit.residual)
     if not has_new:
         return StepFit(fit.buckets, fit.model, fit.residual, num_odd)
     found = _fitted(buckets, fit.model)
@@ -130,6 +131,13 @@ def _forgetting(before: Sums | None, sums: Sums) -> Sums:
     return tuple(keep * old + new for old, new in zip(before, sums, strict=True))
 
 
+def _is_ripe(buckets: Mapping[str, Sums]) -> bool:
+    """Whether there are steps enough of both kinds."""
+    return all(
+        sum(sums[0] for name, sums in buckets.items() if name[0] == kind) >= LEAST_KIND_STEPS for kind in "dp"
+    )
+
+
 def _residual(model: StepModel, sums: Sums) -> float:
     """Root mean square of what the model misses, as a share of the mean time."""
     theta = model.coefficients
@@ -141,9 +149,8 @@ def _residual(model: StepModel, sums: Sums) -> float:
 
 def _fitted(buckets: Mapping[str, Sums], before: StepModel | None) -> tuple[StepModel, float] | None:
     """The model over all buckets and its relative residual; None where the data are too few."""
-    for kind in "dp":
-        if sum(sums[0] for name, sums in buckets.items() if name[0] == kind) < LEAST_KIND_STEPS:
-            return None
+    if not _is_ripe(buckets):
+        return None
     rows = [sums for sums in buckets.values() if sums[0] >= LEAST_STEPS]
     if not rows:
         return None
