@@ -1,4 +1,4 @@
-"""`headway status NAME`: what a service's conditions say, and the controller's last decisions in numbers.
+"""`headway status`: what a service says of itself, and its controller's last decisions in numbers.
 
 Reads the service and the checkpoint in the ConfigMap NAME-memory, as the user that a kubeconfig names. Knows
 nothing that `kubectl get` would not show.
