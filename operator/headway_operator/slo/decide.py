@@ -58,14 +58,13 @@ def decide(
     """Choose replicas and limits from what was measured; returns the memory for the next pass as well."""
     target = scheduled(target, now)
     memory = _up_to_date(target, memory, sample, observed, now)
-    situation = _situation(target, memory, sample, observed, now)
+    situation, reported = _situation(target, memory, sample, observed, now)
     situation = replace(situation, memory=_with_violation(situation))
     situation = replace(situation, memory=_with_trust(situation))
     situation = replace(situation, memory=with_idleness(situation))
     recommendation = replicas.recommended(situation, can_move_limits=knobs.move(situation) is not None)
     situation = replace(situation, memory=_with_recommendation(situation, recommendation.replicas))
     choice = _choose(situation, recommendation)
-    reported = evidence.attainments(target, memory.slices, situation.load, now)
     decision = Decision(
         at=now,
         replicas=choice.replicas,
@@ -81,13 +80,16 @@ def decide(
     return decision, with_decision(_remembered(situation, choice), decision)
 
 
-def _situation(target: Target, memory: Memory, sample: Sample, observed: Observed, now: float) -> Situation:
+def _situation(
+    target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
+) -> tuple[Situation, tuple[Attainment, Attainment]]:
+    """Everything to decide from, and TTFT and TPOT over the whole window."""
     now_load = evidence.load(target, memory.slices, sample, now)
     counted = supply(target, memory, sample, observed, now)
     settled_at = max(memory.limits_changed_at or 0.0, counted.newest_ready_at if counted.ready > 1 else 0.0)
     since = max(settled_at, memory.kappa_cut_at or 0.0)
     ttft, tpot = evidence.attainments(target, memory.slices, now_load, now, since)
-    last_ttft, last_tpot = evidence.attainments(target, memory.slices, now_load, now)
+    reported = evidence.attainments(target, memory.slices, now_load, now)
     found = sizing(target, memory, now_load, now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
     if found is not None:
@@ -100,7 +102,7 @@ def _situation(target: Target, memory: Memory, sample: Sample, observed: Observe
             factors = calibrated(target, memory, found, limits, counted.ready, settled_at, now)
             memory = replace(memory, factors=factors)
         memory = replace(memory, workload=found.replica.workload)
-    return Situation(
+    situation = Situation(
         target=target,
         memory=memory,
         supply=counted,
@@ -108,8 +110,8 @@ def _situation(target: Target, memory: Memory, sample: Sample, observed: Observe
         limits=limits,
         ttft=ttft,
         tpot=tpot,
-        last_ttft_milliseconds=last_ttft.p_milliseconds,
-        last_tpot_milliseconds=last_tpot.p_milliseconds,
+        last_ttft_milliseconds=reported[0].p_milliseconds,
+        last_tpot_milliseconds=reported[1].p_milliseconds,
         other_scaler=observed.other_scaler,
         now=now,
         forecast=expected(memory, now),
@@ -117,6 +119,7 @@ def _situation(target: Target, memory: Memory, sample: Sample, observed: Observe
         sizing=found,
         infeasible=infeasible(target, found, now_load, ttft, tpot),
     )
+    return situation, reported
 
 
 def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observed, now: float) -> Memory:

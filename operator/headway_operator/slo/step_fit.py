@@ -11,9 +11,10 @@ the fit, weighted by the square of their mean time: relative errors are made sma
 occurs is as well known as the usual one.
 
 Robustness. Left out are a replica's first WARM_UP_SECONDS, increments during which its limits changed, and
-increments that miss the model in force by more than OUTLIER of their time. Where these go on for
-PATIENCE_INCREMENTS, the model is what is wrong: the reservoir begins anew. A fit whose own residual is more
-than WORST_RESIDUAL is not taken; the last good one stays in force.
+increments whose mean the model in force misses by more than OUTLIER. Where these go on for
+PATIENCE_INCREMENTS, the model is what is wrong: the reservoir begins anew. Until that holds steps enough, the
+last model stays in force. A fit that misses a bucket's mean by more than WORST_MISS is not taken; the last
+good one stays.
 
 Coefficients are not negative: of the subsets of the four, the least-squares solution with least residual
 among those without a negative coefficient (16 solutions of at most 4x4; exact, as NNLS is). A weak pull
@@ -31,7 +32,7 @@ LEAST_STEPS = 20
 MOST_STEPS = 4000.0
 OUTLIER = 0.5
 PATIENCE_INCREMENTS = 24
-WORST_RESIDUAL = 0.35
+WORST_MISS = 0.35
 PULL = 1e-4
 # Without steps that computed prompts, or without ones that only decoded, there is no model.
 LEAST_KIND_STEPS = 40
@@ -98,12 +99,12 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
     """The fit after one more pass. increments: of each usable replica, sums of steps without and with
     prompts."""
     buckets, num_odd = dict(fit.buckets), fit.num_odd
-    has_new = False
+    has_new, is_ripe = False, _is_ripe(buckets)
     for pair in increments:
         for kind, sums in zip("dp", pair, strict=True):
             if sums[0] < 1 or sums[_TIME] <= 0:
                 continue
-            if fit.model is not None and _residual(fit.model, sums) > OUTLIER:
+            if fit.model is not None and is_ripe and _mean_miss(fit.model, sums) > OUTLIER:
                 num_odd += 1
                 continue
             num_odd = 0
@@ -111,14 +112,14 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
             name = f"{kind}{int(sums[2] / sums[0]).bit_length()}"
             buckets[name] = _forgetting(buckets.get(name), sums)
     if num_odd >= PATIENCE_INCREMENTS:
-        return StepFit(model=None, residual=fit.residual)
+        return StepFit(model=fit.model, residual=fit.residual)
     if not has_new:
         return StepFit(fit.buckets, fit.model, fit.residual, num_odd)
     found = _fitted(buckets, fit.model)
     if found is None:
         return StepFit(buckets, fit.model, fit.residual, num_odd)
-    model, residual = found
-    if residual > WORST_RESIDUAL:
+    model, residual, worst = found
+    if worst > WORST_MISS:
         return StepFit(buckets, fit.model, residual, num_odd)
     return StepFit(buckets, model, residual, num_odd)
 
@@ -130,6 +131,13 @@ def _forgetting(before: Sums | None, sums: Sums) -> Sums:
     return tuple(keep * old + new for old, new in zip(before, sums, strict=True))
 
 
+def _is_ripe(buckets: Mapping[str, Sums]) -> bool:
+    """Whether there are steps enough of both kinds."""
+    return all(
+        sum(sums[0] for name, sums in buckets.items() if name[0] == kind) >= LEAST_KIND_STEPS for kind in "dp"
+    )
+
+
 def _residual(model: StepModel, sums: Sums) -> float:
     """Root mean square of what the model misses, as a share of the mean time."""
     theta = model.coefficients
@@ -139,11 +147,17 @@ def _residual(model: StepModel, sums: Sums) -> float:
     return sqrt(missed / sums[0]) / (sums[_TIME] / sums[0])
 
 
-def _fitted(buckets: Mapping[str, Sums], before: StepModel | None) -> tuple[StepModel, float] | None:
-    """The model over all buckets and its relative residual; None where the data are too few."""
-    for kind in "dp":
-        if sum(sums[0] for name, sums in buckets.items() if name[0] == kind) < LEAST_KIND_STEPS:
-            return None
+def _mean_miss(model: StepModel, sums: Sums) -> float:
+    """By how much the model misses the mean time of these steps, as a share of it."""
+    explained = model.base * sums[0] + model.prefill * sums[1] + model.sequence * sums[2] + model.kv * sums[3]
+    return abs(sums[_TIME] - explained) / sums[_TIME]
+
+
+def _fitted(buckets: Mapping[str, Sums], before: StepModel | None) -> tuple[StepModel, float, float] | None:
+    """The model over all buckets, its relative residual over steps, and the most that it misses a bucket's
+    mean by; None where the data are too few."""
+    if not _is_ripe(buckets):
+        return None
     rows = [sums for sums in buckets.values() if sums[0] >= LEAST_STEPS]
     if not rows:
         return None
@@ -161,7 +175,7 @@ def _fitted(buckets: Mapping[str, Sums], before: StepModel | None) -> tuple[Step
     if model.base <= 0.0 and model.sequence <= 0.0 and model.kv <= 0.0:
         return None
     residual = sqrt(sum(_residual(model, sums) ** 2 for sums in rows) / len(rows))
-    return model, residual
+    return model, residual, max(_mean_miss(model, sums) for sums in rows)
 
 
 def nonnegative_least_squares(gram: Sequence[Sequence[float]], cross: Sequence[float]) -> list[float]:
