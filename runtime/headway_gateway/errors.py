@@ -8,6 +8,7 @@
     ├── BodyError             the request's body cannot be taken: HTTP 400, 408 or 413
     ├── AnswerError           the gateway answers a request itself with a 5xx
     ├── NotAcceptedError      one attempt failed and no replica can have taken the request: try again
+    ├── ReplicaDiedError      a replica took the request and died before it said anything: try another, once
     └── BrokenStreamError     a replica's answer broke off after its head was passed on
 
 Bugs are `assert` or built-in exceptions, never these.
@@ -61,6 +62,10 @@ class NotAcceptedError(HeadwayGatewayError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class ReplicaDiedError(HeadwayGatewayError):
+    """The connection broke before a byte of the answer's body came; the client knows nothing of it."""
 
 
 class BrokenStreamError(HeadwayGatewayError):

@@ -22,12 +22,14 @@ class Exchange:
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     body: bytes | None = None
     received_at: float | None = None
+    head_at: float = 0.0  # of the latest answer
     is_over: bool = False
     # What came of earlier attempts.
     retry_reason: str | None = None
     refused_by: list[Backend] = field(default_factory=list)
     refusal: web.Response | None = None
     refusal_reason: str | None = None
+    has_lost_a_replica: bool = False
     closed_by: set[Backend] = field(default_factory=set)
 
     def log_fields(self, backend: Backend | None = None) -> dict[str, object]:

@@ -4,8 +4,9 @@
                      ^-- again, while nobody can have accepted it
 
 Another attempt follows only a failure to connect, a connection proven to have been closed before the request
-arrived, or a replica's own 503 with Retry-After; no replica is asked again after its 503, and when all have
-said it the last one is passed on. Nothing is sent again once a head has arrived.
+arrived, a replica's own 503 with Retry-After, or its death before the first byte of its answer's body; no
+replica is asked again after its 503, and when all have said it the last one is passed on. Two replicas that
+die of one request are enough: it may be the cause. Nothing is sent again once a byte has gone to the client.
 
 Waiting is counted from the request's last byte: how slowly a client uploads is not the service's latency.
 """
@@ -22,13 +23,20 @@ from headway_gateway.backend import Backend
 from headway_gateway.body import read_body
 from headway_gateway.config import GatewayConfig
 from headway_gateway.counters import Counters, End
-from headway_gateway.errors import AnswerError, BodyError, BrokenStreamError, NotAcceptedError
+from headway_gateway.errors import (
+    AnswerError,
+    BodyError,
+    BrokenStreamError,
+    NotAcceptedError,
+    ReplicaDiedError,
+)
 from headway_gateway.exchange import Exchange
 from headway_gateway.metrics import Latencies
 from headway_gateway.pool import BackendPool, Lease
 from headway_gateway.relay import ClientGoneError, Relay
 from headway_gateway.upstream import Upstream, read_refusal
 
+REPLICA_DIED = "replica_died"
 log = logging.getLogger(__name__)
 
 
@@ -132,15 +140,20 @@ class Proxy:
             if lease is None:
                 return self._pass_on_refusal(exchange)
             with lease:
-                upstream = await self._send(exchange, lease)
-                if upstream is None:
-                    continue
-                async with upstream:
-                    if upstream.status == 503 and "Retry-After" in upstream.headers:
-                        lease.mark_busy()
-                        await self._note_refusal(exchange, lease.backend, upstream)
+                try:
+                    upstream = await self._send(exchange, lease)
+                    if upstream is None:
                         continue
-                    return await self._relay(exchange, upstream, lease.backend.revision)
+                    async with upstream:
+                        if upstream.status == 503 and "Retry-After" in upstream.headers:
+                            lease.mark_busy()
+                            await self._note_refusal(exchange, lease.backend, upstream)
+                            continue
+                        exchange.head_at = asyncio.get_running_loop().time()
+                        await exchange.relay.await_first(upstream)
+                        return await self._relay(exchange, upstream, lease.backend.revision)
+                except ReplicaDiedError as error:
+                    self._note_death(exchange, lease, error)
 
     async def _send(self, exchange: Exchange, lease: Lease) -> aiohttp.ClientResponse | None:
         """The answer's head, or None where the request may be sent again."""
@@ -179,7 +192,7 @@ class Proxy:
             exchange.refusal_reason = "replica_unavailable"
         else:
             self._counters.forwarded += 1
-            took = asyncio.get_running_loop().time() - (exchange.received_at or 0.0)
+            took = exchange.head_at - (exchange.received_at or 0.0)
             self._latencies.answered.observe(took)
             self._latencies.by_revision.labels(revision).observe(took)
         try:
@@ -188,6 +201,15 @@ class Proxy:
             if upstream.status < 500:
                 self._counters.count_broken(revision)
             raise
+
+    def _note_death(self, exchange: Exchange, lease: Lease, error: ReplicaDiedError) -> None:
+        """Raises AnswerError where it is the second one."""
+        self._counters.count_accepted(lease.backend.revision, is_error=True)
+        lease.mark_unreachable()
+        if exchange.has_lost_a_replica:
+            raise AnswerError(502, REPLICA_DIED, str(error)) from error
+        exchange.has_lost_a_replica = True
+        self._note_attempt(exchange, lease.backend, REPLICA_DIED, str(error))
 
     async def _note_refusal(
         self, exchange: Exchange, backend: Backend, upstream: aiohttp.ClientResponse

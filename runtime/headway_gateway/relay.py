@@ -1,5 +1,7 @@
 """Passes one replica's answer to one client: the head, then each piece as it comes and the client reads.
 
+The head waits for the first piece: until then the request can still be sent to another replica.
+
 Of the answer it knows whether it is an event stream, and whether the last piece ended an event: that decides
 how the client learns that a stream has broken. It neither chooses replicas nor tries again.
 """
@@ -12,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from headway_gateway import headers, replies
-from headway_gateway.errors import BrokenStreamError
+from headway_gateway.errors import BrokenStreamError, ReplicaDiedError
 
 # Below this many bytes unsent, a write never has to wait for the client.
 _UNSENT_BYTES_TO_WATCH = 32 * 1024
@@ -32,16 +34,34 @@ class Relay:
         self._idle_timeout_seconds = idle_timeout_seconds
         self._response: web.StreamResponse | None = None
         self._is_at_event_end = True
+        self._first = b""
 
     @property
     def is_started(self) -> bool:
         """Whether a response head has gone to the client."""
         return self._response is not None
 
+    async def await_first(self, upstream: aiohttp.ClientResponse) -> None:
+        """Wait for the first piece of an answer's body, of which the client is told nothing yet.
+
+        Raises ReplicaDiedError when the connection breaks, BrokenStreamError when nothing comes in time.
+        """
+        try:
+            self._first = await upstream.content.readany()
+        except TimeoutError as error:
+            raise _broken(error) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ReplicaDiedError(
+                "the replica closed the connection before its answer's first byte"
+            ) from error
+
     async def pass_on(self, upstream: aiohttp.ClientResponse, *, closes: bool) -> web.StreamResponse:
-        """The whole answer. Raises BrokenStreamError or ClientGoneError; a head may have been sent then."""
+        """The whole answer, of which the first piece is here.
+
+        Raises BrokenStreamError or ClientGoneError; a head may have been sent then.
+        """
         passed = headers.to_client(upstream.headers, request_id=self._request_id)
-        first = self._read_nowait(upstream)
+        first, self._first = self._first, b""
         if upstream.content.at_eof():
             # All of it is here already: one write instead of two.
             whole = web.Response(
@@ -85,13 +105,6 @@ class Relay:
         except ClientGoneError:
             pass  # nobody is left to tell
         return response
-
-    @staticmethod
-    def _read_nowait(upstream: aiohttp.ClientResponse) -> bytes:
-        try:
-            return upstream.content.read_nowait()
-        except (aiohttp.ClientError, OSError) as error:
-            raise _broken(error) from error
 
     @staticmethod
     async def _read(upstream: aiohttp.ClientResponse) -> bytes:

@@ -1,7 +1,8 @@
 """Sends one request to one replica and says what became of the attempt, up to the answer's head.
 
-Three ends: a response whose head has arrived; NotAcceptedError, when no replica can have taken the request
-(no connection, or one that `evidence.py` proves dead); AnswerError, when one may have. Never tries twice.
+Four ends: a response whose head has arrived; NotAcceptedError, when no replica can have taken the request
+(no connection, or one that `evidence.py` proves dead); ReplicaDiedError, when one may have, and closed the
+connection; AnswerError, when it is silent or says what is no answer. Never tries twice.
 
 Connections are kept alive for less long than replicas keep theirs (75 s), so that it is this side
 which lets go of idle ones.
@@ -21,7 +22,7 @@ from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 from yarl import URL
 
-from headway_gateway.errors import AnswerError, NotAcceptedError
+from headway_gateway.errors import AnswerError, NotAcceptedError, ReplicaDiedError
 from headway_gateway.evidence import Evidence
 
 CONNECT_TIMEOUT_SECONDS = 2.0
@@ -121,10 +122,8 @@ class Upstream:
                 raise NotAcceptedError(
                     "connection_closed", "the replica had closed the connection"
                 ) from error
-            raise AnswerError(
-                502,
-                "replica_died",
-                f"the replica closed the connection before it answered: {_describe(error)}",
+            raise ReplicaDiedError(
+                f"the replica closed the connection before it answered: {_describe(error)}"
             ) from error
         except aiohttp.ClientError as error:
             raise AnswerError(

@@ -90,6 +90,7 @@ async def test_after_the_drain_timeout_each_client_is_told(
     streaming = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={}))
     stream = await replica.next_stream()
     await stream.head()
+    await stream.send('data: {"n": 1}\n\n')
     silent = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={}))
     silent_stream = await replica.next_stream()
     async with await streaming as response:
@@ -115,6 +116,7 @@ async def test_a_second_signal_ends_all_at_once(
     running = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={}))
     stream = await replica.next_stream()
     await stream.head()
+    await stream.send('data: {"n": 1}\n\n')
     async with await running:
         gateway.terminate()
         await gateway.until_logged("draining")

@@ -28,10 +28,12 @@ async def test_each_streamed_piece_arrives_before_the_next_is_sent(
     request = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={"stream": True}))
     stream = await replica.next_stream()
     await stream.head()
+    await stream.send("data: 0\n\n")  # for which the head has waited
     async with await request as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "text/event-stream"
-        for number in range(5):
+        assert await response.content.readany() == b"data: 0\n\n"
+        for number in range(1, 5):
             await stream.send(f"data: {number}\n\n")
             assert await response.content.readany() == f"data: {number}\n\n".encode()
         await stream.end()
@@ -60,9 +62,11 @@ async def test_a_stream_faster_than_its_client_is_slowed_down_and_arrives_whole(
     piece, num_pieces = "x" * 65536, 1024
 
     async def flood() -> None:
-        for _ in range(num_pieces):
+        for _ in range(num_pieces - 1):
             await stream.send(piece)
         await stream.end()
+
+    await stream.send(piece)
 
     async with await request as response:
         flooding = asyncio.create_task(flood())
@@ -315,6 +319,7 @@ async def test_a_client_that_stops_reading_is_given_up(
     request = asyncio.create_task(client.get(f"{gateway.url}/v1/stream"))
     stream = await replica.next_stream()
     await stream.head()
+    await stream.send("x")
     async with await request:
 
         async def flood() -> None:

@@ -107,22 +107,49 @@ async def test_a_503_without_retry_after_is_the_answer(
     assert dict(gateway.application.counters.rejected) == {"replica_unavailable": 1}
 
 
-async def test_a_replica_dying_before_the_head_is_a_502_and_never_a_second_attempt(
+async def test_a_request_whose_replica_dies_before_the_head_goes_to_another(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:
     dying, other = await start_replica("dying"), await start_replica("other")
-    gateway = await start_gateway(dying, other)
-    assert (await post(client, gateway.url))[1] == {"replica": "dying"}  # its connection is now a used one
-    assert (await post(client, gateway.url))[1] == {"replica": "other"}
     dying.dies_before_the_head()
+    gateway = await start_gateway(dying, other)
+    assert [(await post(client, gateway.url))[:2] for _ in range(3)] == [(200, {"replica": "other"})] * 3
+    assert dict(gateway.application.counters.retried) == {"replica_died": 1}
+    assert gateway.counters["finished"] == 3
+
+
+async def test_a_stream_whose_replica_dies_after_the_head_and_before_a_byte_goes_to_another(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    dying, other = await start_replica("dying"), await start_replica("other")
+    dying.streams_by_hand()
+    gateway = await start_gateway(dying, other)
+    request = asyncio.create_task(post(client, gateway.url))
+    stream = await dying.next_stream()
+    await stream.head()
+    stream.die()
+    assert (await request)[:2] == (200, {"replica": "other"})
+    assert dict(gateway.application.counters.retried) == {"replica_died": 1}
+    assert gateway.counters["forwarded"] == gateway.counters["finished"] == 1
+
+
+async def test_two_replicas_dying_of_one_request_before_the_head_are_enough(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    first, second, third = [await start_replica(name) for name in ("first", "second", "third")]
+    gateway = await start_gateway(first, second, third)
+    for name in ("first", "second", "third"):  # their connections are now used ones
+        assert (await post(client, gateway.url))[1] == {"replica": name}
+    first.dies_before_the_head()
+    second.dies_before_the_head()
     status, body, headers = await post(client, gateway.url)
     assert status == 502
     assert body["error"]["type"] == "server_error"
     assert body["error"]["code"] == "replica_died"
     assert "Retry-After" not in headers
-    assert len(other.requests) == 1
+    assert len(third.requests) == 1
     assert dict(gateway.application.counters.rejected) == {"replica_died": 1}
-    assert gateway.counters["retried"] == 0
+    assert gateway.counters["retried"] == 1
 
 
 async def test_a_replica_dying_in_mid_stream_ends_the_stream_with_an_error_event(
@@ -213,6 +240,19 @@ async def test_a_replica_that_is_silent_before_the_head_is_a_504(
     await asyncio.wait_for(stream.is_client_gone.wait(), 5)
 
 
+async def test_a_replica_that_is_silent_after_the_head_is_a_502(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    silent = await start_replica("silent")
+    silent.streams_by_hand()
+    gateway = await start_gateway(silent, idle_timeout_seconds=0.3)
+    request = asyncio.create_task(post(client, gateway.url))
+    stream = await silent.next_stream()
+    await stream.head()
+    status, body, _ = await request
+    assert (status, body["error"]["code"]) == (502, "replica_timeout")
+
+
 async def test_a_replica_that_falls_silent_in_mid_stream_ends_it_with_an_error_event(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:
@@ -222,6 +262,7 @@ async def test_a_replica_that_falls_silent_in_mid_stream_ends_it_with_an_error_e
     request = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={}))
     stream = await silent.next_stream()
     await stream.head()
+    await stream.send('data: {"n": 1}\n\n')
     async with await request as response:
         assert b'"code": "replica_timeout"' in await response.content.read()
     await asyncio.wait_for(stream.is_client_gone.wait(), 5)

@@ -253,29 +253,30 @@ async def test_requests_and_errors_are_counted_by_revision(
     for _ in range(10):
         async with client.post(f"{gateway.url}/v1/completions", json={}) as response:
             await response.read()
+    # The first that it dies of is an error of its own, and is answered by the other, as are those after it.
     bad.dies_before_the_head()
     for _ in range(4):
         async with client.post(f"{gateway.url}/v1/completions", json={}) as response:
             await response.read()
     _, sample = await operator.call("GET", "/admin/sample")
     assert sample["revisions"] == {
-        "demo-old": {"requests": 7, "errors": 0},
-        "demo-new": {"requests": 7, "errors": 7},
+        "demo-old": {"requests": 9, "errors": 0},
+        "demo-new": {"requests": 6, "errors": 6},
     }
     async with client.get(f"{gateway.url}/metrics") as response:
         page = await response.text()
     for line in (
-        'headway_gateway_revision_requests_total{revision="demo-old"} 7.0',
-        'headway_gateway_revision_errors_total{revision="demo-new"} 7.0',
+        'headway_gateway_revision_requests_total{revision="demo-old"} 9.0',
+        'headway_gateway_revision_errors_total{revision="demo-new"} 6.0',
         'headway_gateway_revision_weight{revision="demo-new"} 50.0',
-        'headway_gateway_revision_response_head_seconds_count{revision="demo-old"} 7.0',
+        'headway_gateway_revision_response_head_seconds_count{revision="demo-old"} 9.0',
     ):
         assert line in page
     await operator.call("PUT", "/admin/routing", TOLD | {"revisions": ["demo-old"], "weights": {}})
     async with client.get(f"{gateway.url}/metrics") as response:
         page = await response.text()
     assert 'revision="demo-new"' not in page
-    assert 'headway_gateway_revision_requests_total{revision="demo-old"} 7.0' in page
+    assert 'headway_gateway_revision_requests_total{revision="demo-old"} 9.0' in page
 
 
 async def test_an_answer_that_breaks_off_is_an_error_of_its_revision(
