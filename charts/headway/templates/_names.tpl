@@ -54,12 +54,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
+# Those that a service has for as long as it is there go with it, by their owner: none is deleted.
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # What stands around their pods.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
@@ -83,7 +84,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 # What a gateway may do. The operator grants it, and nobody may grant what he does not hold.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # Decisions as events on the service; of pods, which probe failed.
 - apiGroups: [""]
   resources: [events]

@@ -17,7 +17,7 @@ def gateway_role(service: Service) -> Manifest:
             {
                 "apiGroups": ["discovery.k8s.io"],
                 "resources": ["endpointslices"],
-                "verbs": ["get", "list", "watch"],
+                "verbs": ["list", "watch"],
             }
         ],
     }
