@@ -47,8 +47,12 @@ lint: install ## format, lint, types, layers and generated files
 e2e: install ## a real Kubernetes on this machine, real pods, real load (Linux, root)
 	$(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest e2e
 
-e2e-full: install ## the same, and minutes of disturbance under load (HEADWAY_E2E_CAMPAIGN_SECONDS, default 600)
+e2e-full: install ## the same with 100 scale-downs, 20 rollouts, longer chaos and minutes of disturbance (e2e/README.md has the numbers)
 	HEADWAY_E2E_CAMPAIGN_SECONDS=$${HEADWAY_E2E_CAMPAIGN_SECONDS:-600} HEADWAY_E2E_AWAY_SECONDS=$${HEADWAY_E2E_AWAY_SECONDS:-120} \
+	  HEADWAY_E2E_SCALE_DOWNS=$${HEADWAY_E2E_SCALE_DOWNS:-100} HEADWAY_E2E_ROLLOUTS=$${HEADWAY_E2E_ROLLOUTS:-20} \
+	  HEADWAY_E2E_KILLS=$${HEADWAY_E2E_KILLS:-5} HEADWAY_E2E_ETCD_SECONDS=$${HEADWAY_E2E_ETCD_SECONDS:-30} \
+	  HEADWAY_E2E_CONTAINERD_SECONDS=$${HEADWAY_E2E_CONTAINERD_SECONDS:-30} \
+	  HEADWAY_E2E_RESULTS=$${HEADWAY_E2E_RESULTS:-$(abspath e2e/results/full.json)} \
 	  $(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m pytest -rP e2e
 
 soak: install ## ten minutes of random traffic against one server, then fuzzing and random schedules (20 minutes)
