@@ -37,11 +37,13 @@ from headway_operator.state import ServiceKey
 CHECKOUT = Path(__file__).resolve().parents[1]
 CHART = CHECKOUT / "charts" / "headway"
 CRD = CHECKOUT / "crds" / "serving.headway.dev_inferenceservices.yaml"
+MONITORING_KINDS = CHECKOUT / "e2e" / "manifests" / "monitoring_kinds.yaml"
 RELEASE = "headway"
 SYSTEM_NAMESPACE = "headway-system"
 WHERE = f"--namespace={SYSTEM_NAMESPACE}"
 OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 
+LAST = "test_rights.py"
 REPORTS = [
     ["get", "all,inferenceservices,endpointslices,configmaps", "--all-namespaces", "--output=wide"],
     ["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"],
@@ -56,6 +58,11 @@ REPORTS = [
         )
     ),
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is said about the whole run comes at its end."""
+    items.sort(key=lambda item: item.path.name == LAST)
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +83,8 @@ def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
 
     The service's namespace does too, unless its replicas mount the runtime from the host.
     """
+    if kubernetes.has_pod_network:
+        kubernetes.kubectl("apply", f"--filename={MONITORING_KINDS}")
     restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubernetes.apply(
         namespace(SYSTEM_NAMESPACE, restricted),
@@ -227,6 +236,6 @@ async def take_pass(
         async def step() -> Outcome:
             manifest = await cluster.fetch(key)
             assert manifest is not None
-            return await reconcile(World(cluster, scraper, keys.public_pem, time.time), manifest, carried)
+            return await reconcile(World(cluster, scraper, keys, time.time), manifest, carried)
 
         yield step

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+AGAIN_SECONDS = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -29,7 +31,8 @@ class Outcome:
 class Load:
     """A running load: `outcomes` grows as requests end; `stop()` lets every request in hand finish.
 
-    ignore_eos: whether every answer has `max_tokens` tokens.
+    ignore_eos: whether every answer has `max_tokens` tokens. attempts: how often a request is sent whose
+    connection fails before any byte of an answer; the openai client sends it three times.
     """
 
     base_url: str
@@ -38,6 +41,7 @@ class Load:
     max_tokens: int
     ignore_eos: bool = False
     timeout_seconds: float = 120.0
+    attempts: int = 1
     outcomes: list[Outcome] = field(default_factory=list)
     sent: int = 0
     _users: list[asyncio.Task[None]] = field(default_factory=list)
@@ -81,28 +85,19 @@ class Load:
         }
         self.sent += 1
         sent_at = time.monotonic()
-        ttft: float | None = None
-        num_chunks = 0
-        error = "the stream ended without [DONE]"
-        try:
-            async with self._session.post(f"{self.base_url}/chat/completions", json=body) as response:
-                if response.status != 200:
-                    error = f"HTTP {response.status}: {(await response.text())[:200]}"
-                else:
-                    async for line in response.content:
-                        if not line.startswith(b"data: "):
-                            continue
-                        if line.startswith(b"data: [DONE]"):
-                            error = ""
-                            break
-                        if line.startswith(b'data: {"error"'):
-                            error = json.loads(line[6:])["error"]["message"]
-                            break
-                        num_chunks += 1
-                        ttft = time.monotonic() - sent_at if ttft is None else ttft
-        except (aiohttp.ClientError, TimeoutError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
-        outcome = Outcome(sent_at, ttft, time.monotonic(), num_chunks, error)
+        for attempt in range(1, self.attempts + 1):
+            answer = _Answer()
+            try:
+                async with self._session.post(f"{self.base_url}/chat/completions", json=body) as response:
+                    await answer.read(response)
+            except (aiohttp.ClientError, TimeoutError) as failure:
+                answer.error = f"{type(failure).__name__}: {failure}"
+                if not answer.has_begun and attempt < self.attempts:
+                    await asyncio.sleep(AGAIN_SECONDS)
+                    continue
+            break
+        ttft = None if answer.first_at is None else answer.first_at - sent_at
+        outcome = Outcome(sent_at, ttft, time.monotonic(), answer.num_chunks, answer.error)
         self.outcomes.append(outcome)
         return outcome
 
@@ -110,6 +105,34 @@ class Load:
     def failures(self) -> list[Outcome]:
         """The requests that did not end as they should."""
         return [outcome for outcome in self.outcomes if outcome.error]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What has come of one."""
+
+    error: str = "the stream ended without [DONE]"
+    num_chunks: int = 0
+    first_at: float | None = None
+    has_begun: bool = False
+
+    async def read(self, response: aiohttp.ClientResponse) -> None:
+        """To its end. Raises aiohttp's errors where it breaks off."""
+        self.has_begun = True
+        if response.status != 200:
+            self.error = f"HTTP {response.status}: {(await response.text())[:200]}"
+            return
+        async for line in response.content:
+            if not line.startswith(b"data: "):
+                continue
+            if line.startswith(b"data: [DONE]"):
+                self.error = ""
+                return
+            if line.startswith(b'data: {"error"'):
+                self.error = json.loads(line[6:])["error"]["message"]
+                return
+            self.num_chunks += 1
+            self.first_at = self.first_at or time.monotonic()
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from e2e.observed_service import (
     workloads,
 )
 
+OPERATOR_KEY_SECRET = "headway-admin-key"
 PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "Count from 5 to 50."]
 USERS = MAX_REPLICAS * MAX_NUM_SEQS  # as many as all replicas can run at once: one fewer makes requests wait
 JUDGED_SECONDS = 15.0
@@ -73,6 +75,36 @@ async def test_manifest_becomes_a_ready_service(installed: Kubernetes) -> None:
     table = installed.kubectl("get", "hisvc", NAME, f"--namespace={NAMESPACE}")
     print(table)
     assert "1/1" in table
+
+
+def may(kubernetes: Kubernetes, account: str, verb: str, what: str, where: str) -> bool:
+    """Whether the API server lets a ServiceAccount do it."""
+    who = f"--as=system:serviceaccount:{account}"
+    try:
+        return kubernetes.kubectl("auth", "can-i", verb, what, where, who).strip() == "yes"
+    except CallFailedError as refusal:
+        if "no" not in str(refusal).split():
+            raise
+        return False
+
+
+def test_accounts_may_read_no_secrets_and_replicas_have_no_token(installed: Kubernetes) -> None:
+    operator, gateway = f"{SYSTEM_NAMESPACE}:{RELEASE}", f"{NAMESPACE}:{NAME}-gateway"
+    own, everywhere = f"--namespace={SYSTEM_NAMESPACE}", "--all-namespaces"
+    assert may(installed, operator, "get", f"secret/{OPERATOR_KEY_SECRET}", own)
+    for account in (operator, gateway, f"{NAMESPACE}:default"):
+        for verb in ("list", "watch", "delete", "update"):
+            assert not may(installed, account, verb, "secrets", own), (account, verb)
+        for verb in ("get", "list", "create"):
+            assert not may(installed, account, verb, "secrets", everywhere), (account, verb)
+        for what in ("pods", "pods/exec", "clusterroles"):
+            assert not may(installed, account, "create", what, everywhere), (account, what)
+    assert may(installed, gateway, "list", "endpointslices", f"--namespace={NAMESPACE}")
+    assert not may(installed, gateway, "list", "endpointslices", everywhere)
+    [pod] = runtime_pods(installed)
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    mounts = [mount["mountPath"] for one in pod["spec"]["containers"] for mount in one["volumeMounts"]]
+    assert not [path for path in mounts if "serviceaccount" in path]
 
 
 def test_openai_client_gets_tokens_through_the_service(url: str) -> None:
@@ -202,6 +234,31 @@ async def test_upgrade_to_rights_in_one_namespace_restarts_no_pod(installed: Kub
     installed.helm("upgrade", RELEASE, str(CHART), WHERE, "--reuse-values", watched, "--wait")
     await assert_target_is_judged(installed, 1000)
     assert workloads(installed) == before
+
+
+async def test_a_template_that_leaves_the_restricted_standard_is_refused_unless_allowed(
+    installed: Kubernetes, url: str
+) -> None:
+    """The replicas' template mounts folders of the host, which the administrator has allowed so far."""
+    if not installed.has_pod_network:
+        pytest.skip("replicas mount nothing from the host here")
+    before = workloads(installed)
+    for is_allowed in (False, True):
+        setting = f"--set=allowUnrestrictedTemplates={str(is_allowed).lower()}"
+        installed.helm("upgrade", RELEASE, str(CHART), WHERE, "--reuse-values", setting, "--wait")
+        await eventually("that shows", 120, partial(is_refused, installed, want=not is_allowed))
+        # What serves goes on.
+        assert workloads(installed) == before
+        client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+        question: Any = [{"role": "user", "content": "What is 27 + 15?"}]
+        assert client.chat.completions.create(model=NAME, messages=question, max_tokens=8).choices
+
+
+def is_refused(kubernetes: Kubernetes, *, want: bool) -> bool:
+    reasons = {entry["reason"]: entry["message"] for entry in status(kubernetes)["conditions"]}
+    message = reasons.get("TemplateNotAllowed", "")
+    assert not message or "hostPath" in message, message
+    return bool(message) == want
 
 
 async def assert_target_is_judged(kubernetes: Kubernetes, milliseconds: int) -> None:

@@ -82,11 +82,11 @@ GROUPS = {
             "no_btrfs no_zfs no_devmapper",
         ),
         Group("coredns", {"coredns": "github.com/coredns/coredns"}),
-        # Not of the cluster either: what `tests/chart` checks alerts and queries with. Its clients of cloud
-        # providers are left out, which would be most of it.
+        # Not of the cluster either: what `tests/chart` checks alerts and queries with, and what the dashboard
+        # is asked of. Clients of cloud providers are left out, which would be most of it.
         Group(
             "prometheus",
-            {"promtool": f"{PROMETHEUS}/cmd/promtool"},
+            {name: f"{PROMETHEUS}/cmd/{name}" for name in ("prometheus", "promtool")},
             PROMETHEUS,
             {"github.com/prometheus/common/version.Version": "{version}"},
             "remove_all_sd",

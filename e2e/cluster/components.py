@@ -27,6 +27,12 @@ from e2e.cluster.settings import (
 PAUSE_IMAGE = "localhost/headway-e2e-pause:1"
 ETCD_URL = "http://127.0.0.1:2379"
 CONTEXT = "headway-e2e"
+# Every call of a service account outside Kubernetes' own namespace, with its answer's status and no bodies.
+AUDIT_RULES: list[dict[str, Any]] = [
+    {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+    {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+    {"level": "None"},
+]
 
 
 def etcd(settings: Settings) -> list[str]:
@@ -43,8 +49,21 @@ def etcd(settings: Settings) -> list[str]:
 
 def api_server(settings: Settings) -> list[str]:
     pki = certificates.folder(settings)
+    policy = settings.work / "audit-policy.json"
+    policy.write_text(
+        json.dumps(
+            {
+                "apiVersion": "audit.k8s.io/v1",
+                "kind": "Policy",
+                "omitStages": ["RequestReceived"],
+                "rules": AUDIT_RULES,
+            }
+        )
+    )
     return [
         "kube-apiserver",
+        f"--audit-policy-file={policy}",
+        f"--audit-log-path={settings.audit_log}",
         f"--etcd-servers={ETCD_URL}",
         f"--advertise-address={NODE_IP}",
         "--secure-port=6443",
@@ -83,7 +102,7 @@ def scheduler(settings: Settings) -> list[str]:
 
 def containerd(settings: Settings, network_plugins: Path) -> list[str]:
     network = settings.work / "cni"
-    network.mkdir()
+    network.mkdir(exist_ok=True)
     addresses = {
         "type": "host-local",
         "ranges": [[{"subnet": POD_RANGE}]],
@@ -146,6 +165,8 @@ def kubelet(settings: Settings) -> list[str]:
         "clusterDNS": [DNS_IP],
         "clusterDomain": CLUSTER_DOMAIN,
         "podLogsDir": str(settings.work / "podlogs"),
+        # How soon a changed ConfigMap reaches the pods that mount it; a minute unless told.
+        "syncFrequency": "10s",
         "resolvConf": str(resolver),
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "tlsCertFile": str(pki / "kubelet.crt"),

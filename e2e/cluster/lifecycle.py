@@ -49,8 +49,7 @@ def up(settings: Settings) -> dict[str, Path]:
     processes.create_network(settings, components.node_addresses(NODE_PREFIX_LENGTH))
     certificates.create(settings)
 
-    folders = dict.fromkeys(str(path.parent) for path in programs.values())
-    search_path = os.pathsep.join([*folders, os.environ["PATH"], "/usr/sbin", "/sbin"])
+    search_path = _search_path(programs)
 
     def start(name: str, command: list[str]) -> None:
         processes.start(settings, name, command, search_path)
@@ -77,6 +76,15 @@ def up(settings: Settings) -> dict[str, Path]:
     return programs
 
 
+def restart(settings: Settings, name: str) -> None:
+    """Start etcd or containerd again after `processes.kill`, with what it had on its disk."""
+    plugins = machine.network_plugins_folder()
+    assert plugins is not None, "the cluster runs with them"
+    command = components.etcd(settings) if name == "etcd" else components.containerd(settings, plugins)
+    assert command[0] == name
+    processes.start(settings, name, command, _search_path(build(PROGRAM_GROUPS, settings.cache)))
+
+
 def down(settings: Settings) -> None:
     """Remove the cluster, running or left over; absent is success."""
     processes.stop_all(settings)
@@ -97,6 +105,13 @@ def load_image(settings: Settings, programs: dict[str, Path], image: images.Imag
     )  # fmt: skip
 
 
+def tag_image(settings: Settings, reference: str, other: str) -> None:
+    """Make an image known under another reference, too."""
+    ctr = build(["containerd"], settings.cache)["ctr"]
+    command = [str(ctr), f"--address={settings.containerd_socket}", "--namespace=k8s.io", "images", "tag"]
+    subprocess.run([*command, "--force", reference, other], check=True, timeout=60, capture_output=True)
+
+
 def log_tails(settings: Settings) -> str:
     """The last lines of every component's log, for the report of a failure."""
     parts = []
@@ -104,6 +119,11 @@ def log_tails(settings: Settings) -> str:
         lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         parts.append(f"--- {log.name}\n" + "\n".join(lines))
     return "\n".join(parts)
+
+
+def _search_path(programs: dict[str, Path]) -> str:
+    folders = dict.fromkeys(str(path.parent) for path in programs.values())
+    return os.pathsep.join([*folders, os.environ["PATH"], "/usr/sbin", "/sbin"])
 
 
 def _wait(settings: Settings, what: str, is_ready: Callable[[], bool]) -> None:

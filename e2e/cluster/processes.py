@@ -53,16 +53,54 @@ def inside(settings: Settings) -> list[str]:
 def start(settings: Settings, name: str, command: list[str], search_path: str) -> None:
     """Start one component in the cluster's control group and network, its output in its own log file."""
     group = _tracking_group(settings) / COMPONENTS / "cgroup.procs"
-    with (settings.logs / f"{name}.log").open("w") as log:
-        subprocess.Popen(
-            ["sh", "-c", f'echo $$ >"{group}" && exec "$@"', name, *inside(settings), *command],
+    with (settings.logs / f"{name}.log").open("a") as log:
+        # A session of its own and no child of ours: it outlives this process, which need not wait for it.
+        detached = ["setsid", "--fork", "sh", "-c", f'echo $$ >"{group}" && exec "$@"', name]
+        subprocess.run(
+            [*detached, *inside(settings), *command],
             cwd=settings.work,
             env=os.environ | {"PATH": search_path},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            check=True,
+            timeout=30,
         )
+
+
+def kill(settings: Settings, program: str) -> list[int]:
+    """SIGKILL a component by the name of its program; its processes' numbers. What it started lives on."""
+    group = _tracking_group(settings) / COMPONENTS
+    found = [process for process in _members(group) if _program_of(process) == program]
+    for process in found:
+        os.kill(process, signal.SIGKILL)
+    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while any(process in _members(group) for process in found):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{program} {found} survived SIGKILL for {STOP_TIMEOUT_SECONDS:.0f} s")
+        time.sleep(0.02)
+    return found
+
+
+def kill_pod(settings: Settings, uid: str) -> list[int]:
+    """SIGKILL every process of a pod's containers at once; the pod itself, which `pause` holds, stays."""
+    root = _tracking_group(settings)
+    # The driver writes the uid as it is, or with underscores.
+    groups = {path for name in (uid, uid.replace("-", "_")) for path in root.glob(f"**/*pod{name}*")}
+    found = {process for group in groups for process in _members(group) if _program_of(process) != "pause"}
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return sorted(found)
+
+
+def _program_of(process: int) -> str:
+    """The file name of what a process runs; "" once it has gone."""
+    try:
+        first = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return Path(first.decode(errors="replace")).name
 
 
 def stop_all(settings: Settings) -> None:

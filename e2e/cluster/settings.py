@@ -45,6 +45,11 @@ class Settings:
         return self.work / "containerd.sock"
 
     @property
+    def audit_log(self) -> Path:
+        """What service accounts asked of the API server, an object a line."""
+        return self.work / "audit.jsonl"
+
+    @property
     def network_namespace(self) -> Path:
         return Path("/run/netns") / self.name
 

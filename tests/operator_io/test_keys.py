@@ -97,10 +97,11 @@ def test_a_rotated_pair_is_told_before_it_signs_and_the_old_one_is_told_until_it
 def test_every_token_of_any_course_of_rotations_is_verified_by_what_pods_knew_two_minutes_ago() -> None:
     """Whatever is adopted when: keys reach a pod within two minutes, and tokens within none."""
     random = Random(7)
+    now = [0.0]
     for _ in range(15):
-        now = [0.0]
+        now[0] = 0.0
         pairs = [AdminKeys.generate() for _ in range(5)]
-        ring = KeyRing(pairs[0], lambda now=now: now[0])
+        ring = KeyRing(pairs[0], lambda: now[0])
         told = []
         for second in range(0, 1200, 10):
             now[0] = float(second)
