@@ -111,7 +111,7 @@ async def test_every_query_of_the_dashboard_returns_data_and_every_rule_works(
         lambda: prometheus.query('ALERTS{alertname="HeadwaySLOBurn"}'),
     )
     assert {one["metric"]["namespace"] for one in alerts} == {NAMESPACE}
-    assert {one["metric"]["serving_headway_dev_service"] for one in alerts} == {NAME}
+    assert {one["metric"]["inferenceservice"] for one in alerts} == {NAME}
     assert condition(installed, "SLOMet").startswith("False")
 
 
