@@ -48,11 +48,12 @@ def restarts(pod: Object) -> int:
     return sum(one["restartCount"] for one in pod["status"]["containerStatuses"])
 
 
-async def kill(kubernetes: Kubernetes, pod: Object) -> float:
+async def kill(kubernetes: Kubernetes, pod: Object) -> tuple[float, float]:
     """Every process of a pod, without a word; and wait until the kubelet has started it again.
 
-    When they had been killed, by the clock of `Outcome`.
+    Before and after the killing, by the clock of `Outcome`.
     """
+    begun_at = time.monotonic()
     killed = processes.kill_pod(read_settings(), pod["metadata"]["uid"])
     killed_at = time.monotonic()
     assert killed, "no process of the pod was found"
@@ -63,7 +64,7 @@ async def kill(kubernetes: Kubernetes, pod: Object) -> float:
         return restarts(found) > restarts(pod) and is_ready(found)
 
     await eventually(f"{name} has started again", 180, is_back)
-    return killed_at
+    return begun_at, killed_at
 
 
 async def works_again(kubernetes: Kubernetes) -> None:
@@ -77,11 +78,12 @@ async def works_again(kubernetes: Kubernetes) -> None:
     )
 
 
-def assert_lost_what_it_held(load: Load, kills: list[float]) -> None:
+def assert_lost_what_it_held(load: Load, kills: list[tuple[float, float]]) -> None:
     """Answers that were under way when a process was killed."""
     for outcome in load.failures:
         assert outcome.num_chunks > 0, f"not begun, and not sent to another: {outcome}"
-        assert any(outcome.sent_at <= at <= outcome.finished_at for at in kills), f"sent after: {outcome}"
+        is_held = [outcome.sent_at <= killed and outcome.finished_at >= begun for begun, killed in kills]
+        assert any(is_held), f"nothing was killed then: {outcome}"
 
 
 async def test_a_service_gets_ready(installed: Kubernetes) -> None:

@@ -246,7 +246,7 @@ async def test_a_template_that_leaves_the_restricted_standard_is_refused_unless_
     for is_allowed in (False, True):
         setting = f"--set=allowUnrestrictedTemplates={str(is_allowed).lower()}"
         installed.helm("upgrade", RELEASE, str(CHART), WHERE, "--reuse-values", setting, "--wait")
-        await eventually("that shows", 120, partial(is_refused_or_not, installed, not is_allowed))
+        await eventually("that shows", 120, partial(is_refused, installed, want=not is_allowed))
         # What serves goes on.
         assert workloads(installed) == before
         client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
@@ -254,11 +254,11 @@ async def test_a_template_that_leaves_the_restricted_standard_is_refused_unless_
         assert client.chat.completions.create(model=NAME, messages=question, max_tokens=8).choices
 
 
-def is_refused_or_not(kubernetes: Kubernetes, is_wanted: bool) -> bool:
+def is_refused(kubernetes: Kubernetes, *, want: bool) -> bool:
     reasons = {entry["reason"]: entry["message"] for entry in status(kubernetes)["conditions"]}
     message = reasons.get("TemplateNotAllowed", "")
     assert not message or "hostPath" in message, message
-    return bool(message) == is_wanted
+    return bool(message) == want
 
 
 async def assert_target_is_judged(kubernetes: Kubernetes, milliseconds: int) -> None:

@@ -63,6 +63,7 @@ def services(installed: Kubernetes) -> None:
     troubled = fixed_service(installed, replicas=0, gateways=1)
     troubled["metadata"]["name"] = TROUBLED
     installed.apply(promising, taken, troubled)
+    installed.kubectl("wait", "--for=create", f"service/{NAME}", f"--namespace={NAMESPACE}", "--timeout=50s")
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ async def test_every_query_of_the_dashboard_returns_data_and_every_rule_works(
         lambda: prometheus.query('ALERTS{alertname="HeadwaySLOBurn"}'),
     )
     assert {one["metric"]["namespace"] for one in alerts} == {NAMESPACE}
-    assert {one["metric"]["serving_headway_dev_service"] for one in alerts} == {NAME}
+    assert {one["metric"]["inferenceservice"] for one in alerts} == {NAME}
     assert condition(installed, "SLOMet").startswith("False")
 
 

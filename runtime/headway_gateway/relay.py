@@ -90,18 +90,23 @@ class Relay:
         return self._response or web.Response(status=499, reason="Client Closed Request")
 
     async def break_off(self, message: str, *, code: str) -> web.StreamResponse:
-        """Tell the client that its stream has failed, as well as can be, and close the connection."""
+        """Tell the client that its stream has failed, as well as can be.
+
+        A stream of events ends in order, and its connection stays: closed without an announcement, it could
+        be lost under the client's next request. Of any other body the connection's end is the message.
+        """
         response = self._response
         assert response is not None, "a stream that never began is answered, not broken off"
-        response.force_close()
         try:
             if response.headers.get("Content-Type", "").startswith("text/event-stream"):
                 separator = b"" if self._is_at_event_end else b"\n\n"
                 await self._write(response, separator + replies.error_event(message, code=code))
                 await self._finish(response)
-            elif self._request.transport is not None:
+            else:
+                response.force_close()
                 # Only a body that stays incomplete says "failed" here.
-                self._request.transport.abort()
+                if self._request.transport is not None:
+                    self._request.transport.abort()
         except ClientGoneError:
             pass  # nobody is left to tell
         return response

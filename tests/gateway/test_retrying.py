@@ -174,6 +174,32 @@ async def test_a_replica_dying_in_mid_stream_ends_the_stream_with_an_error_event
     assert gateway.counters["finished"] == 0
 
 
+async def test_a_connection_outlives_a_stream_that_has_failed(
+    start_replica: StartReplica, start_gateway: StartGateway
+) -> None:
+    """Were it closed without an announcement, the client's next request could be lost with it."""
+    dying, other = await start_replica("dying"), await start_replica("other")
+    dying.streams_by_hand()
+    gateway = await start_gateway(dying, other)
+    trace, num_connections = aiohttp.TraceConfig(), 0
+
+    async def count(*_: object) -> None:
+        nonlocal num_connections
+        num_connections += 1
+
+    trace.on_connection_create_end.append(count)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as keeping:
+        request = asyncio.create_task(keeping.post(f"{gateway.url}/v1/completions", json={"stream": True}))
+        stream = await dying.next_stream()
+        await stream.head()
+        await stream.send('data: {"n": 1}\n\n')
+        async with await request as response:
+            stream.die()
+            assert b"replica_died" in await response.read()
+        assert (await post(keeping, gateway.url))[:2] == (200, {"replica": "other"})
+    assert num_connections == 1
+
+
 async def test_an_event_cut_in_half_is_closed_before_the_error_event(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:
