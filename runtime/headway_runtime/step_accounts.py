@@ -42,7 +42,9 @@ class StepAccounts:
             is_recorded=result.is_recorded,
         )
         if not batch.num_drafts:
-            num_kv_tokens = sum(chunk.start for chunk in batch.chunks[: batch.num_decodes]) + batch.num_decodes
+            num_kv_tokens = (
+                sum(chunk.start for chunk in batch.chunks[: batch.num_decodes]) + batch.num_decodes
+            )
             self._metrics.moments.step(
                 1000.0 * seconds, batch.num_prefill_tokens, batch.num_decodes, num_kv_tokens
             )

@@ -37,7 +37,9 @@ class StepMoments:
         self._prompts = [0, 0, 0]
         self._answers = [0, 0, 0]
 
-    def step(self, milliseconds: float, num_prefill_tokens: int, num_decodes: int, num_kv_tokens: int) -> None:
+    def step(
+        self, milliseconds: float, num_prefill_tokens: int, num_decodes: int, num_kv_tokens: int
+    ) -> None:
         """One step without guesses. num_kv_tokens: that its decodes attend to, their own included."""
         sums = self._prompt_steps if num_prefill_tokens else self._decode_steps
         sums[0] += 1
