@@ -35,9 +35,10 @@ class Interval:
 
 
 CANDIDATES = (
-    *(Interval(seconds) for seconds in (180.0, 60.0, 30.0)),
-    *(Interval(60.0, share) for share in (0.9, 0.8, 0.7, 0.6)),
-    *(Interval(30.0, share) for share in (0.8, 0.65, 0.5)),
+    Interval(),
+    *(Interval(60.0, 0.8), Interval(30.0, 0.65), Interval(30.0), Interval(60.0)),
+    *(Interval(60.0, share) for share in (0.9, 0.7, 0.6)),
+    *(Interval(30.0, share) for share in (0.8, 0.5)),
 )
 
 
