@@ -137,7 +137,7 @@ LOADS: Mapping[str, Load] = {
     for one in (
         Load("azure", "llama-3.1-8b-a100-tp2", ("azure",), _recorded("azure", 6.0)),
         Load("mooncake", "llama-3.1-8b-a100-tp2", ("mooncake",), _recorded("mooncake", 1.0)),
-        Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(18.0)),
+        Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(16.0)),
         Load("step", "llama-3.1-8b-a100-tp2", (), _generated("step", 23.0, 2.0)),
         Load("diurnal", "llama-2-70b-h100-tp8", (), _generated("diurnal", 40.0, 4.0, is_whole_wave=True)),
         Load("flash", "llama-3.1-8b-a100-tp2", (), _generated("flash", 30.0, 3.0)),

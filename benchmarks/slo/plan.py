@@ -1,9 +1,9 @@
 """What `make bench-slo` runs: loads, targets, objectives, controllers and faults, and how long of each.
 
 A full run judges ten minutes of the second half of each load (after two minutes before them, which warm
-everything up and are not judged), tunes on five minutes of the first half (one of them warms up), and asks
-the oracle for the judged minutes: what 90 minutes of two cores are enough for. With --long all of it is twice
-as long, and each baseline has all of its candidates.
+everything up and are not judged), tunes on four minutes of the first half (one of them warms up), and asks
+the oracle for the judged minutes: what 90 minutes of two cores are enough for. With --long excerpts are twice
+as long, ten minutes for tuning, and each baseline has all of its candidates.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -56,11 +56,11 @@ class Plan:
     num_faulty_promises: int = 2
     verdict_seconds: float = 600.0
     warm_up_seconds: float = 120.0
-    tuning_seconds: float = 300.0
+    tuning_seconds: float = 240.0
     tuning_warm_up_seconds: float = 60.0
-    limits_seconds: float = 180.0
+    limits_seconds: float = 120.0
     num_candidates: int = 4
-    num_prices: int = 5
+    num_prices: int = 4
     rate_scale: float = 1.0
     seed: int = 1
 

@@ -72,7 +72,7 @@ def test_each_lever_changes_the_step_model_by_its_bytes_and_arithmetic(
 
 
 def test_costs_are_of_the_simulated_replicas_over_a_day(plan: Callable[..., dict[str, Any]]) -> None:
-    load = plan("--price-per-gpu-hour", "3")["load"]
+    load = plan("--price", "3")["load"]
     assert load["duration_seconds"] == pytest.approx(60.0)
     assert load["objective"] == 0.95
     plain = load["levers"][0]

@@ -2,7 +2,8 @@
 
 Each follows its project's documentation (named in its file), with the defaults written there, as a function
 of what is observed over a memory of its own; each has at most MOST_CANDIDATES settings to choose from, the
-default first. None moves batch limits: none of these projects does.
+default first and then those that lie far apart, so that some of them will do. None moves batch limits: none
+of these projects does.
 """
 
 from collections.abc import Callable, Mapping

@@ -37,7 +37,7 @@ class Concurrency:
     target_share: float = 0.7
 
 
-CANDIDATES = tuple(Concurrency(share) for share in (0.7, 1.0, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.06))
+CANDIDATES = tuple(Concurrency(share) for share in (0.7, 0.4, 0.25, 0.15, 0.5, 0.3, 0.2, 0.1, 0.06, 1.0))
 
 
 @dataclass(frozen=True, slots=True)

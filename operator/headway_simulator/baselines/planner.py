@@ -35,9 +35,10 @@ class Interval:
 
 
 CANDIDATES = (
-    *(Interval(seconds) for seconds in (180.0, 60.0, 30.0)),
-    *(Interval(60.0, share) for share in (0.9, 0.8, 0.7, 0.6)),
-    *(Interval(30.0, share) for share in (0.8, 0.65, 0.5)),
+    Interval(),
+    *(Interval(60.0, 0.8), Interval(30.0, 0.65), Interval(30.0), Interval(60.0)),
+    *(Interval(60.0, share) for share in (0.9, 0.7, 0.6)),
+    *(Interval(30.0, share) for share in (0.8, 0.5)),
 )
 
 
@@ -125,20 +126,21 @@ def _means(memory: Memory, now: float) -> Means | None:
     def counted(name: str) -> float:
         return gained(before, after, lambda one: one.counters[name])
 
-    def mean(name: str) -> float | None:
-        count = gained(before, after, lambda one: sum(one.histograms[name].counts))
-        total = gained(before, after, lambda one: one.histograms[name].sum_milliseconds)
-        return total / count if count > 0 else None
+    def answers(name: str) -> float:
+        return gained(before, after, lambda one: sum(one.histograms[name].counts))
+
+    def mean(name: str) -> float:
+        return gained(before, after, lambda one: one.histograms[name].sum_milliseconds) / answers(name)
 
     received, finished = counted("received"), counted("finished")
-    ttft, itl = mean("ttft"), mean("tpot")
-    if received <= 0 or finished <= 0 or ttft is None or itl is None:
+    if min(received, finished, answers("ttft"), answers("tpot")) <= 0:
         return None
     return Means(
         received / (now - memory.began_at),
-        max(1.0, counted("prompt_tokens") / received),
+        # Of those that wait no prompt has been counted yet.
+        max(1.0, counted("prompt_tokens") / answers("ttft")),
         counted("generated_tokens") / finished,
-        ttft,
-        itl,
+        mean("ttft"),
+        mean("tpot"),
         sum(memory.running) / len(memory.running),
     )

@@ -22,7 +22,7 @@ class Static:
     factor: float = 1.0
 
 
-_FACTORS = (1.0, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
+_FACTORS = (1.0, 1.35, 1.75, 0.8, 1.2, 1.5, 2.0, 1.1, 0.9, 0.7)
 MEAN_CANDIDATES = tuple(Static("mean", factor) for factor in _FACTORS)
 PEAK_CANDIDATES = tuple(Static("peak", factor) for factor in _FACTORS)
 

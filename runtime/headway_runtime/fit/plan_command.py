@@ -143,7 +143,13 @@ def build_parser() -> _Parser:
         metavar="N",
         help="sequences for bounds and costs (default: those that fit, at most --max-num-seqs)",
     )
-    add("--price-per-gpu-hour", type=not_negative, metavar="USD", help="for the cost of a million tokens")
+    add(
+        "--price-per-gpu-hour",
+        "--price",
+        type=not_negative,
+        metavar="USD",
+        help="for the cost of a million tokens",
+    )
     add(
         "--efficiency",
         type=share,
