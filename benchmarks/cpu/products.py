@@ -22,6 +22,8 @@ from benchmarks.cpu.model_folder import CONFIG, linear_shapes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headway_runtime.kernels.cpu.lossless_codes import LosslessStrips
+
 WARM_UP_ROUNDS = 2
 MERGED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -35,7 +37,7 @@ Parts = list[tuple[int, int]]
 
 class Layer(Protocol):
     num_inputs: int
-    weight: "Tensor"
+    weight: "Tensor | LosslessStrips"
 
     def __call__(self, x: "Tensor") -> "Tensor": ...
 
@@ -46,6 +48,16 @@ def bfloat16_layer(parts: Parts) -> Layer:
     from headway_runtime.layers import cpu_kernels
 
     return _there(cpu_kernels.pairs_linear([torch.randn(shape).bfloat16() for shape in parts], None))
+
+
+def lossless_layer(parts: Parts) -> Layer:
+    import torch
+
+    from headway_runtime.layers import cpu_kernels
+
+    # As models are initialised: their magnitudes decide what has to be patched.
+    weights = [torch.randn(shape).mul_(0.02).bfloat16() for shape in parts]
+    return _there(_timed(cpu_kernels.lossless_linear, weights))
 
 
 def int8_layer(parts: Parts, *, has_integer_inputs: bool = False) -> Layer:
@@ -91,6 +103,7 @@ def int4_layer(parts: Parts, group_size: int, *, has_zeros: bool = False) -> Lay
 
 FORMATS: dict[str, Callable[[Parts], Layer]] = {
     "bf16": bfloat16_layer,
+    "bf16-12-bits": lossless_layer,
     "int8": int8_layer,
     "int8-w8a8": partial(int8_layer, has_integer_inputs=True),
     "fp8": fp8_layer,

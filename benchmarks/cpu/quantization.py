@@ -24,11 +24,26 @@ from benchmarks.cpu.tensor_bytes import tensor_bytes
 
 if TYPE_CHECKING:
     from headway_runtime.batch import Batch
+    from headway_runtime.config import WeightCompression
     from headway_runtime.runner import Runner
 
-QUANTIZATIONS = ("none", "fp8", "int8", "int4")
+# What is compared, with --quantization and --weight-compression. Ratios are to the first.
+FORMS: dict[str, tuple[str, "WeightCompression"]] = {
+    "bfloat16": ("none", "none"),
+    "12 bits": ("none", "auto"),
+    "fp8": ("fp8", "none"),
+    "int8": ("int8", "none"),
+    "int4": ("int4", "none"),
+}
 # Speed over plain bfloat16, by quantization and batch size.
-GOALS = {("int4", 1): 2.0, ("int8", 1): 1.2, ("int4", 16): 1.0, ("int8", 16): 1.0}
+GOALS = {
+    ("12 bits", 1): 1.1,
+    ("12 bits", 16): 1.0,
+    ("int4", 1): 2.0,
+    ("int8", 1): 1.2,
+    ("int4", 16): 1.0,
+    ("int8", 16): 1.0,
+}
 WARM_UP_ROUNDS = 3
 MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 16
@@ -49,12 +64,14 @@ def load(name: str, folder: Path, max_num_seqs: int) -> Lever:
     from headway_runtime.config import EngineConfig, Envelope, Limits
     from headway_runtime.runner import Runner
 
+    quantization, compression = FORMS[name]
     config = EngineConfig(
         model_path=str(folder),
         device="cpu",
         dtype="bfloat16",
         load_format="auto",
-        quantization=name,
+        quantization=quantization,
+        weight_compression=compression,
         max_model_len=MAX_MODEL_LEN,
         block_size=BLOCK_SIZE,
         kv_cache_memory_bytes=KV_CACHE_BYTES,
@@ -123,14 +140,16 @@ def run(arguments: argparse.Namespace) -> int:
     folder = cache_folder() / ("model-quick" if arguments.quick else "model")
     make_model_folder(folder, is_quick=arguments.quick)
     limit = max(*arguments.batch, 2)
-    levers = [load(name, folder, limit) for name in QUANTIZATIONS]
+    levers = [load(name, folder, limit) for name in arguments.forms]
     print(f"read bandwidth {read_gigabytes_per_second():.1f} GB/s, {len(os.sched_getaffinity(0))} CPUs\n")
     steps: dict[Any, list[list[float]]] = {
         size: milliseconds(levers, decoding(size, arguments.context), arguments.rounds)
         for size in arguments.batch
     }
-    steps["prompt"] = milliseconds(levers, prompt(arguments.prompt), max(3, arguments.rounds // 5))
-    names = [f"batch {size}" for size in arguments.batch] + [f"prompt of {arguments.prompt}"]
+    for length in arguments.prompt:
+        rounds = max(3, arguments.rounds * 64 // max(length, 128))
+        steps[f"prompt of {length}"] = milliseconds(levers, prompt(length), rounds)
+    names = [f"batch {size}" for size in arguments.batch] + [f"prompt of {size}" for size in arguments.prompt]
     print(" | ".join(["| weights", "GB", "loaded in s", *(f"{name}, ms (speed)" for name in names)]) + " |")
     print("| --- " * (3 + len(names)) + "|")
     for index, lever in enumerate(levers):
@@ -143,8 +162,8 @@ def run(arguments: argparse.Namespace) -> int:
     print()
     is_met = True
     for (name, size), goal in GOALS.items():
-        if size in steps:
-            got = speedups(steps[size][0], steps[size][QUANTIZATIONS.index(name)])
+        if size in steps and name in arguments.forms:
+            got = speedups(steps[size][0], steps[size][arguments.forms.index(name)])
             is_met = is_met and got >= goal
             verdict = "met" if got >= goal else "missed"
             print(f"- {name} over bfloat16, batch {size}: {got:.2f} (goal {goal:g}: {verdict})")
@@ -157,7 +176,8 @@ def main() -> int:
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--context", type=int, default=160, help="tokens before the new one")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[512], help="tokens of prompts")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="ratios: to the first")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="two layers: does the script work?")
     arguments = parser.parse_args()

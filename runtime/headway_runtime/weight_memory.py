@@ -20,7 +20,7 @@ FEW_INPUTS_PER_SCALE = 128
 CODES_PER_STEP = {"int4": 8, "int8": 4, "int8 group": 4, "fp8": 4}
 INT4_GROUP_SIZES = (128, 64, 32)
 SHORT_SCALE_BYTES, SCALE_BYTES, ORDER_BYTES = 2, 4, 8
-# As `kernels.cpu.lossless_codes` has it: of 16 outputs and 8 inputs, and what its tables and patches may take.
+# As `kernels.cpu.lossless_codes` has it: 12 bits, and what its tables and patches take.
 PANEL, STEP_INPUTS = 16, 8
 COMPRESSED_BYTES = 1.502
 # Of an output's codes, where inputs are whole numbers too.

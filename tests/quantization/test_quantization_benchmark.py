@@ -25,7 +25,7 @@ def test_each_storage_counts_once() -> None:
 def test_goals_are_judged_by_the_ratios(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    speeds = {"none": 1.0, "fp8": 1.5, "int8": 1.1, "int4": 4.0}
+    speeds = {"bfloat16": 1.0, "12 bits": 1.25, "fp8": 1.5, "int8": 1.1, "int4": 4.0}
 
     def load(name: str, *others: Any) -> quantization.Lever:
         return quantization.Lever(name, name, 1.0, 2_000_000)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_goals_are_judged_by_the_ratios(
     monkeypatch.setattr(quantization, "milliseconds", milliseconds)
     monkeypatch.setattr(quantization, "make_model_folder", lambda *what, **options: None)
     monkeypatch.setattr(quantization, "read_gigabytes_per_second", lambda: 30.0)
-    asked = argparse.Namespace(batch=[1, 16], context=32, prompt=16, rounds=3, quick=True)
+    asked = argparse.Namespace(batch=[1, 16], context=32, prompt=[16], rounds=3, quick=True, forms=[*speeds])
     assert quantization.run(asked) == 1
     printed = capsys.readouterr().out
     assert "| int4 | 0.00 | 1.0 | 6.0 (4.00x) | 6.0 (4.00x) | 6.0 (4.00x) |" in printed

@@ -101,9 +101,7 @@ def test_all_numbers_that_there_are_come_back_where_each_step_has_few_kinds() ->
 
 @pytest.mark.parametrize("num_patches", [0, 1, 37])
 @pytest.mark.parametrize("where", ["spread out", "side by side", "at the end"])
-def test_patches_are_kept_where_they_belong(
-    num_patches: int, where: str, generator: torch.Generator
-) -> None:
+def test_patches_are_kept_where_they_belong(num_patches: int, where: str, generator: torch.Generator) -> None:
     weight = torch.empty((64, 520)).uniform_(1.0, 2.0, generator=generator).bfloat16()
     places = {
         "spread out": torch.randperm(weight.numel(), generator=generator)[:num_patches],
@@ -124,7 +122,7 @@ def test_patches_are_kept_where_they_belong(
 )
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_products_are_those_of_plain_weights_to_the_last_bit(
-    outputs: list[int], inputs: int, has_bias: bool, generator: torch.Generator
+    outputs: list[int], inputs: int, *, has_bias: bool, generator: torch.Generator
 ) -> None:
     parts = [normal(generator, size, inputs) for size in outputs]
     parts[0][3, 5], parts[-1][-1, -1] = 1e30, -1e-38

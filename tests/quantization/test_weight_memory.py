@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from benchmarks.cpu.tensor_bytes import tensor_bytes
 
+from headway_runtime.head_start import weights_are_compressed
 from headway_runtime.layers import cpu_kernels
 from headway_runtime.model_config import read_model_config
 from headway_runtime.quantization.choice import choose_quantization
@@ -67,6 +68,7 @@ def test_bytes_of_weights_are_within_a_percent_of_what_is_allocated(
         dtype,
         has_code_products=has_products,
         packs_plain=dtype == "bfloat16",
+        compresses=weights_are_compressed(),
     )
     assert abs(got - want) <= TOLERANCE * want, (got, want)
 

@@ -135,8 +135,8 @@ class InferenceServiceSpec(SpecModel):
     """How weights are packed: fp8, int8 and int4 quantize a plain checkpoint when a replica loads it; the
     other names, none too, are what the checkpoint must be. Default auto: what the checkpoint says."""
     weight_compression: Literal["auto", "none"] = "auto"
-    """Whether bfloat16 weights are kept in 12 bits each on CPUs whose products read them so; no number changes
-    by it. none keeps them in 16. Default: auto."""
+    """Whether bfloat16 weights are kept in 12 bits each on CPUs whose products read them so, which changes no
+    number; none keeps them in 16. Default: auto."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that share each layer of one replica, a GPU each (1 to 64). It must divide the model's
     attention heads and MLP sizes. With device cuda a replica asks for as many GPUs unless resources say it.

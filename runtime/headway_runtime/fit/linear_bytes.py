@@ -24,8 +24,8 @@ VECTOR_BYTES = 64
 MOST_PANELS = 4
 MOST_GROUP_INPUTS = 256
 FEW_INPUTS_PER_SCALE = 128
-# Of `kernels.cpu.lossless_codes`. A weight without a code has a patch: about so many of those that are normally
-# distributed, with its number and its step's.
+# Of `kernels.cpu.lossless_codes`. A weight without a code has a patch, with its number and its step's: one of
+# so many, where they are normally distributed.
 STEP_INPUTS, COMPRESSED_GROUP_INPUTS = 8, 256
 LONG_BYTES = 4
 WEIGHTS_PER_PATCH, PATCH_BYTES = 6_000, 12

@@ -117,7 +117,7 @@ def pairs_linear(parts: list[Tensor], bias: Tensor | None) -> "PairsLinear | Non
 
 
 def lossless_linear(parts: list[Tensor], bias: Tensor | None) -> "LosslessLinear | None":
-    """As `pairs_linear`, with the same results, on weights of 12 bits. None too where they do not fit these."""
+    """As `pairs_linear`, with the same results, on weights of 12 bits. None too where these do not do."""
     first = parts[0]
     width = _fitting_width(first.device, *(len(part) for part in parts))
     if width is None or first.dtype != torch.bfloat16 or (bias is not None and bias.dtype != first.dtype):

@@ -1,8 +1,8 @@
 """Linear layers: y = x @ weight.T (+ bias), with weights packed for the processor where that is possible.
 
-Some CPUs have a kernel of our own, some of these one that reads weights in 12 bits. On others, oneDNN reorders a bfloat16 weight once into the layout its
-kernels read; PyTorch exposes that for its own compiler's use, so it is probed before it is relied on, and
-plain `F.linear` does the work elsewhere.
+Some CPUs have a kernel of our own, some of these one that reads weights in 12 bits. On others, oneDNN
+reorders a bfloat16 weight once into the layout its kernels read; PyTorch exposes that for its own compiler's
+use, so it is probed before it is relied on, and plain `F.linear` does the work elsewhere.
 """
 
 from functools import cache
@@ -68,9 +68,7 @@ class PackedLinear:
         return result
 
 
-def make_linear(
-    parts: list[Tensor], bias: Tensor | None = None, *, compresses: bool = False
-) -> "AnyLinear":
+def make_linear(parts: list[Tensor], bias: Tensor | None = None, *, compresses: bool = False) -> "AnyLinear":
     """The best linear layer for this weight's device and dtype. parts: its rows, one part below the other.
 
     compresses: where it can read fewer bits for the same results, it does.

@@ -98,7 +98,9 @@ def integer_linear(
         return None
     if not has_features(*NEEDED_FOR_INTEGERS):
         return None
-    strips = Strips(Layout(QUADRUPLE, num_panels_of([len(part) for part in codes]), FLOAT32), 1, num_inputs // QUADRUPLE)
+    strips = Strips(
+        Layout(QUADRUPLE, num_panels_of([len(part) for part in codes]), FLOAT32), 1, num_inputs // QUADRUPLE
+    )
     parts = (
         Part(part.contiguous().view(torch.int32), scale) for part, scale in zip(codes, scales, strict=True)
     )
@@ -137,7 +139,10 @@ def _linear(
         return None
     is_exact = inputs_per_scale <= FEW_INPUTS_PER_SCALE and all(_fits_float16(scale) for scale in scales)
     layout = Layout(
-        kind.inputs_per_vector, num_panels_of([len(part) for part in codes]), FLOAT16 if is_exact else FLOAT32, kind.has_zeros
+        kind.inputs_per_vector,
+        num_panels_of([len(part) for part in codes]),
+        FLOAT16 if is_exact else FLOAT32,
+        kind.has_zeros,
     )
     num_groups = num_inputs // group_inputs
 

@@ -8,9 +8,9 @@ list of patches, with its place and all of its 16 bits. (That exponents say litt
 arXiv 2504.11651, and ZipNN, arXiv 2411.05239, whose codes are shorter, of different lengths, and slower.)
 
 A strip is a few panels of 16 outputs. A step is eight inputs of them: for each panel 64 bytes of codes, those
-of the first four inputs in the low nibbles, and twice 64 lower bytes. The bytes of a lane of 16 are two inputs
-of four outputs, and then the next two inputs of them (as in `codes.py`), so that interleaving lower and upper
-bytes gives pairs of inputs of 16 outputs, as `linear.py` multiplies them.
+of the first four inputs in the low nibbles, and twice 64 lower bytes. The bytes of a lane of 16 are two
+inputs of four outputs, and then the next two inputs of them (as in `codes.py`), so that interleaving lower
+and upper bytes gives pairs of inputs of 16 outputs, as `linear.py` multiplies them.
 """
 
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ def widened(emitter: Emitter, step: ir.Value, table: ir.Value) -> list[ir.Value]
 
 
 def shifted(emitter: Emitter, value: ir.Value, bits: int) -> ir.Value:
-    """Bytes as words, to the left; to the right with a minus. Bits cross from one byte of a word to another."""
+    """Bytes as words, to the left; to the right with a minus. Bits cross from byte to byte of a word."""
     words = emitter.builder.bitcast(value, WORDS)
     shift = emitter.builder.shl if bits > 0 else emitter.builder.lshr
     return emitter.builder.bitcast(shift(words, ir.Constant(WORDS, [abs(bits)] * WORDS.count)), BYTES)

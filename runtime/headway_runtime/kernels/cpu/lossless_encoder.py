@@ -48,7 +48,8 @@ PAIR_NUMBERS = 2 * PANEL
 def encoded(parts: Sequence[Tensor], num_panels: int) -> LosslessStrips | None:
     """None where weights have too many magnitudes.
 
-    parts: bfloat16 [outputs, inputs], one below the other, outputs a multiple of a strip's, inputs of a step's.
+    parts: bfloat16 [outputs, inputs], one below the other; outputs are a multiple of a strip's, inputs of a
+        step's.
     """
     strip_numbers = num_panels * PANEL * parts[0].shape[1]
     counts = [_counted(part.contiguous().view(-1, strip_numbers)) for part in parts]
@@ -65,7 +66,9 @@ def _counted(numbers: Tensor) -> Tensor:
     every = max(1, numbers.shape[1] // SAMPLE_NUMBERS) | 1
     upper = numbers.view(torch.int16)[:, ::every].to(torch.int32) >> 8 & (NUM_MAGNITUDES - 1)
     offsets = torch.arange(0, len(numbers) * NUM_MAGNITUDES, NUM_MAGNITUDES, dtype=torch.int32)
-    counts = torch.bincount(upper.add_(offsets.unsqueeze(1)).view(-1), minlength=len(numbers) * NUM_MAGNITUDES)
+    counts = torch.bincount(
+        upper.add_(offsets.unsqueeze(1)).view(-1), minlength=len(numbers) * NUM_MAGNITUDES
+    )
     return counts.view(-1, NUM_MAGNITUDES)
 
 
@@ -201,7 +204,7 @@ class _Writer:
 
     def _pairs_of(self, rows: ir.Value) -> list[ir.Value]:
         """A step of 16 rows as vectors of pairs: each two inputs of all rows."""
-        emitter, builder = self._emitter, self._builder
+        builder = self._builder
         kind = ir.VectorType(I32, STEP_PAIRS)
         vectors = []
         for index in range(PANEL):

@@ -1,10 +1,10 @@
 """Linear layers in bfloat16 whose weights lie in 12 bits each (`lossless_codes.py`).
 
-The first tile of rows widens a group's codes in registers while they stream by; where rows are more, it leaves
-the pairs in memory that stays in the nearest cache, for the other tiles, which meanwhile ask for the next
-group's codes. A step with patches always goes through memory, where they are put into it. Sums go on from
-group to group in float32 and numbers are added in the order of `linear.py`: results are those of the plain
-weights there, to the last bit.
+The first tile of rows widens a group's codes in registers while they stream by; where rows are more, it
+leaves the pairs in memory that stays in the nearest cache, for the other tiles, which meanwhile ask for the
+next group's codes. A step with patches always goes through memory, where they are put into it. Sums go on
+from group to group in float32 and numbers are added in the order of `linear.py`: results are those of the
+plain weights there, to the last bit.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from headway_runtime.kernels.cpu.codes import VECTOR_BYTES
 from headway_runtime.kernels.cpu.compiler import Kernel
 from headway_runtime.kernels.cpu.emitter import (
     BFLOAT16,
-    BFLOAT16_PAIRS,
     FLOAT32,
     I16,
     I32,
@@ -45,8 +44,8 @@ from headway_runtime.kernels.cpu.strips import PANEL
 TILE_ROWS = 6
 # The same while codes are widened, which needs registers too.
 FIRST_ROWS = 4
-# First tiles, and from how many rows to how many they serve. What there are too few rows for, computes the last
-# one again.
+# First tiles, and from how many rows to how many they serve: where there are too few, the last one is
+# computed twice.
 FIRST_TILES: dict[int, tuple[int, int | None]] = {1: (1, 1), 2: (2, 2), FIRST_ROWS: (3, None)}
 # Tiles of what is left over, in turn.
 REST_ROWS = (4, 2, 1)
@@ -107,7 +106,7 @@ class LosslessLinear:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A strip and the rows that meet it at once; where numbers, codes, outputs and the bias of these begin."""
+    """A strip and the rows that meet it at once; where their numbers, codes, outputs and bias begin."""
 
     strip: ir.Value
     num_rows: ir.Value
