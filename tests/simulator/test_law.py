@@ -10,7 +10,7 @@ from headway_operator.slo import Memory, Target, decide, resume, target_of
 from headway_operator.state import Decision, Observed, Sample
 from headway_simulator.cluster import Simulation
 from headway_simulator.control import Controller, headway
-from headway_simulator.measures import measures
+from headway_simulator.measures import measures, reversals
 
 
 def listening(decisions: list[Decision]) -> Controller[Memory]:
@@ -48,7 +48,7 @@ def test_bursts_that_miss_tpot_never_starve_prompts_of_tokens(build: Any) -> Non
     assert measures(run, target_of(setting.service.spec), 1).ttft_attainment > 0.9
 
 
-def test_replicas_follow_a_step_without_turning_back(build: Any) -> None:
+def test_replicas_follow_a_step_and_turn_back_once_at_most(build: Any) -> None:
     trace = build.load("step", rate=2.0, seconds=240.0)
     setting = build.setting()
     run = Simulation(trace, setting, headway()).result()
@@ -56,7 +56,8 @@ def test_replicas_follow_a_step_without_turning_back(build: Any) -> None:
     raised_at = next(b.at for a, b in pairwise(run.passes) if b.at > jump and b.replicas > a.replicas)
     assert raised_at - jump <= 15.0
     after = [one.replicas for one in run.passes if one.at >= jump]
-    assert all(b >= a for a, b in pairwise(after))
+    # What the queue of the first moments asked for may be let go once, and is not asked for again.
+    assert reversals(b - a for a, b in pairwise(after)) <= 1
     found = measures(run, target_of(setting.service.spec), 1, trace.step_at_seconds)
     assert found.recovery_seconds is not None
 

@@ -22,6 +22,8 @@ SHORTER_SECONDS = (10.0, 20.0, 40.0, 60.0)
 # By so many standard deviations must a shorter window's mean, or the slope, differ to be believed. Windows
 # are many, so that chance would often make one of them stand out at less.
 BELIEVED_LEVEL, BELIEVED_SLOPE = 3.0, 2.0
+# A trend is believed to go on for so much of the level, up or down: a flash crowd ends.
+MOST_TREND = 0.25
 BIN_SECONDS = 15.0
 IDC_WEIGHT = 0.05
 LEAST_IDC, MOST_IDC = 1.0, 100.0
@@ -91,7 +93,8 @@ def forecast(course: Course, spans: Sequence[Span], now: float, lead_seconds: fl
         chance = BELIEVED_LEVEL * sqrt(idc * max(mean, 1.0 / LEVEL_SECONDS) / seconds)
         if recent - chance > level:
             level = recent - chance / 2.0
-    ahead = level + _trend(spans, now, mean, idc) * lead_seconds
+    most = MOST_TREND * level
+    ahead = level + max(-most, min(most, _trend(spans, now, mean, idc) * lead_seconds))
     yesterday = _yesterday(course, now + lead_seconds)
     return Forecast(level, max(0.0, ahead, yesterday), idc)
 
