@@ -7,6 +7,7 @@ from group to group in float32 and numbers are added in the order of `linear.py`
 plain weights there, to the last bit.
 """
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -54,6 +55,7 @@ PREFETCH_STEPS = 8
 # Rows that meet a strip at once, four and then whole tiles: their numbers of a group stay in a core's cache.
 MOST_AT_ONCE = 286
 PAIR_BYTES, TOTAL_BYTES = 4, 4
+NAME = "lossless_linear"
 
 Sums = list[list[Variable]]
 
@@ -61,14 +63,14 @@ Sums = list[list[Variable]]
 class LosslessLinear:
     """y = x @ weight.T (+ bias)"""
 
-    __slots__ = ("_bias", "_kernel", "num_inputs", "num_outputs", "weight")
+    __slots__ = ("_bias", "_kernel", "_text", "num_inputs", "num_outputs", "weight")
 
     def __init__(self, weight: LosslessStrips, bias: Tensor | None) -> None:
         """bias: bfloat16."""
         self.num_inputs, self.num_outputs = weight.num_inputs, weight.num_outputs
         self.weight, self._bias = weight, bias
-        name = "lossless_linear"
-        self._kernel = Kernel(name, _text(name, weight.num_panels, has_bias=bias is not None))
+        self._text = _text_ahead(weight.num_panels, has_bias=bias is not None)
+        self._kernel: Kernel | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: contiguous bfloat16 [rows, inputs]. Returns [rows, outputs]."""
@@ -77,6 +79,8 @@ class LosslessLinear:
         assert x.shape[1] == self.num_inputs
         assert x.dtype == torch.bfloat16
         out = x.new_empty((num_rows, self.num_outputs))
+        if self._kernel is None:
+            self._kernel = Kernel(NAME, self._text.result())
         self._kernel.run(
             torch.get_num_threads(),
             x.data_ptr(),
@@ -114,6 +118,22 @@ class _Task:
     codes: ir.Value
     out: ir.Value
     bias: ir.Value
+
+
+@cache
+def _text_ahead(num_panels: int, *, has_bias: bool) -> Future[str]:
+    """Of the kernel, which is compiled on a thread meanwhile: a model's weights are still to be encoded."""
+
+    def compiled() -> str:
+        text = _text(NAME, num_panels, has_bias=has_bias)
+        Kernel(NAME, text)
+        return text
+
+    executor = ThreadPoolExecutor(1, "headway-kernel")
+    try:
+        return executor.submit(compiled)
+    finally:
+        executor.shutdown(wait=False)
 
 
 @cache
