@@ -31,6 +31,7 @@ from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load
 from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
 from headway_simulator.measures import Measures, measures
 from headway_simulator.options import controller_of, load_of, setting_with
+from headway_simulator.report import judged_targets
 from headway_simulator.step_model import StepModel, read_step_model
 from headway_simulator.trace import Trace
 
@@ -161,7 +162,7 @@ def _as_json(trace: Trace, target: Target, costs: Sequence[Cost]) -> dict[str, A
         "duration_seconds": trace.duration_seconds,
         "requests_per_second": trace.requests_per_second,
         "objective": target.percentile / 100,
-        "targets": asdict(target.targets),
+        "targets": judged_targets(target),
         "levers": [asdict(one) for one in costs],
         "cheapest": None if best is None else best.flags,
     }

@@ -14,6 +14,12 @@ from headway_simulator.trace import Trace
 REPORT_VERSION = 1
 
 
+def judged_targets(target: Target) -> dict[str, float | None]:
+    """Those that the simulated engine judges by."""
+    names = ("ttft_milliseconds", "tpot_milliseconds")
+    return {name: getattr(target.targets, name) for name in names}
+
+
 def as_json(
     controller: str,
     trace: Trace,
@@ -31,11 +37,7 @@ def as_json(
         "version": REPORT_VERSION,
         "controller": controller,
         "objective": target.percentile / 100,
-        # Those that the simulated engine judges by.
-        "targets": {
-            "ttft_milliseconds": target.targets.ttft_milliseconds,
-            "tpot_milliseconds": target.targets.tpot_milliseconds,
-        },
+        "targets": judged_targets(target),
         **asdict(found),
         "oracle_gpu_hours": oracle.measures.gpu_hours if oracle is not None and has_oracle else None,
         "cost_over_oracle": (

@@ -22,7 +22,9 @@ def admit(fixture_folder: Any, engine_config: Any) -> Any:
     folder = fixture_folder("llama-3.1-8b")
 
     def run(free_bytes: int, **changes: Any) -> None:
-        fields = {"device": "cuda", "kv_cache_memory_bytes": None, "max_model_len": 8192} | changes
+        # What a CPU compresses depends on which one it is.
+        plain: dict[str, Any] = {"device": "cuda", "weight_compression": "none"}
+        fields = {**plain, "kv_cache_memory_bytes": None, "max_model_len": 8192} | changes
         config = engine_config(folder, **fields)
         quantization = choose_quantization(config.quantization, folder)
         refuse_what_cannot_fit(config, read_model_config(folder), quantization, "bfloat16", free_bytes)
@@ -116,7 +118,8 @@ def test_an_engine_is_refused_before_it_opens_its_weights(
 ) -> None:
     """There are none: opening them would be another error."""
     monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda: 4 * GIB)
-    config = engine_config(fixture_folder("llama-3.1-8b"), kv_cache_memory_bytes=None)
+    folder = fixture_folder("llama-3.1-8b")
+    config = engine_config(folder, kv_cache_memory_bytes=None, weight_compression="none")
     with pytest.raises(ConfigError, match=r"the model does not fit: weights 14.9\d GiB"):
         runner.Runner(config)
 
