@@ -10,13 +10,14 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 CALL_SECONDS = 60.0
 POLL_SECONDS = 0.5
 
 Object = dict[str, Any]
+Spans = list[tuple[float, float]]
 T = TypeVar("T")
 
 
@@ -28,11 +29,13 @@ class CallFailedError(AssertionError):
 class Kubernetes:
     """One cluster. `context` is that of a kubeconfig, empty for its current one.
 
-    `has_pod_network`: whether this process reaches pods and Services by their addresses.
+    `has_pod_network`: whether this process reaches pods and Services by their addresses. `uninstalls`: when
+    each `helm uninstall` began and ended, in seconds since the epoch.
     """
 
     context: str
     has_pod_network: bool
+    uninstalls: Spans = field(default_factory=Spans, compare=False)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = CALL_SECONDS) -> str:
         """Run kubectl and return what it printed."""
@@ -42,7 +45,12 @@ class Kubernetes:
     def helm(self, *arguments: str, seconds: float = CALL_SECONDS) -> str:
         """Run helm and return what it printed."""
         context = [f"--kube-context={self.context}"] if self.context else []
-        return _call(["helm", *context, *arguments], None, seconds)
+        began = time.time()
+        try:
+            return _call(["helm", *context, *arguments], None, seconds)
+        finally:
+            if arguments[0] == "uninstall":
+                self.uninstalls.append((began, time.time()))
 
     def apply(self, *objects: Object) -> str:
         """`kubectl apply` as a user does it."""
