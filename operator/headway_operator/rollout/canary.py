@@ -7,7 +7,8 @@ errors    given up when its share of failed requests is above that of the stable
 targets   given up when it violates a target (`slo.verdict`), unless the stable revision violates it as well
           and chance may explain the difference: then the load is at fault, and the step lasts on
 latency   given up when more of its requests than the percentile allows take longer than 1.25 times what the
-          stable revision needs at that percentile (bucket edges alone lie 1.12 apart); needs no target
+          stable revision needs at that percentile (bucket edges alone lie 1.12 apart), and by more than anybody
+          would notice, 20 ms of TTFT or 2 ms of TPOT; needs no target
 
 Evidence that says nothing yet keeps the step going. Pure.
 """
@@ -23,6 +24,8 @@ from headway_operator.slo.verdict import LEAST_MISSES, verdict
 
 CHANCE = 0.05
 SLOWER = 1.25
+# A fresh replica of a small model is a few milliseconds slower than one that has served for long.
+NOTICEABLE_MILLISECONDS = {"ttft": 20.0, "tpot": 2.0}
 # Fewer requests have no percentile worth comparing with.
 LEAST_COMPARED = 20
 _NAMES: tuple[Literal["ttft", "tpot"], ...] = ("ttft", "tpot")
@@ -81,7 +84,7 @@ def _slower(name: Literal["ttft", "tpot"], candidate: Side, stable: Side, target
     reference = histogram.percentile(others, target.percentile)
     if reference is None or sum(others.values()) < LEAST_COMPARED:
         return None
-    limit = histogram.bucket_of(SLOWER * reference)
+    limit = histogram.bucket_of(max(SLOWER * reference, reference + NOTICEABLE_MILLISECONDS[name]))
     slow = sum(count for bucket, count in mine.items() if bucket > limit)
     if verdict(sum(mine.values()) - slow, slow, target.percentile) != "violated":
         return None

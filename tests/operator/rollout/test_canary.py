@@ -196,6 +196,7 @@ def side(requests: int, errors: int = 0, milliseconds: float = 100.0, met: int =
         pytest.param(side(100, milliseconds=112.0), side(900), "", id="a bucket slower"),
         pytest.param(side(100, milliseconds=150.0), side(900), "CanaryTTFTSlower", id="slower"),
         pytest.param(side(100, milliseconds=150.0), side(9), "", id="too little to compare with"),
+        pytest.param(side(100, milliseconds=20.0), side(900, milliseconds=6.0), "", id="slower, unnoticed"),
     ],
 )
 def test_what_speaks_against_a_candidate(build: Any, candidate: Side, stable: Side, want: str) -> None:
