@@ -7,8 +7,8 @@ errors    given up when its share of failed requests is above that of the stable
 targets   given up when it violates a target (`slo.verdict`), unless the stable revision violates it as well
           and chance may explain the difference: then the load is at fault, and the step lasts on
 latency   given up when more of its requests than the percentile allows take longer than 1.25 times what the
-          stable revision needs at that percentile (bucket edges alone lie 1.12 apart), and longer by more than
-          nobody notices, 20 ms of TTFT or 2 ms of TPOT; needs no target
+          stable revision needs at that percentile (bucket edges alone lie 1.12 apart), and longer by what
+          anybody notices: 20 ms of TTFT, 2 ms of TPOT; needs no target
 
 Evidence that says nothing yet keeps the step going. Pure.
 """
