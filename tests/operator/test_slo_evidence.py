@@ -6,17 +6,17 @@ import pytest
 
 from headway_operator.slo import evidence
 from headway_operator.slo.evidence import Load
-from headway_operator.slo.window import Slice
+from headway_operator.slo.window import Recent, Slice
 from headway_operator.state import GatewaySample, Sample
 
 NOW = 1000.0
 
 
-def slices(*per_ten_seconds: dict[str, float]) -> tuple[Slice, ...]:
+def slices(*per_ten_seconds: dict[str, float]) -> Recent:
     """Slices of 10 s, the last ending now."""
     first = NOW - 10 * len(per_ten_seconds)
-    return tuple(
-        Slice(first + 10 * i, first + 10 * i + 10, totals) for i, totals in enumerate(per_ten_seconds)
+    return Recent(
+        [Slice(first + 10 * i, first + 10 * i + 10, totals) for i, totals in enumerate(per_ten_seconds)]
     )
 
 
@@ -68,8 +68,8 @@ def test_requests_turned_away_are_misses(build: Any) -> None:
 
 
 def test_no_traffic_is_zero_load_and_no_verdict(build: Any) -> None:
-    load = evidence.load(build.target(), (), Sample(NOW, {"a": build.sample(NOW)}), NOW)
-    ttft, tpot = evidence.attainments(build.target(), (), load, NOW)
+    load = evidence.load(build.target(), Recent(()), Sample(NOW, {"a": build.sample(NOW)}), NOW)
+    ttft, tpot = evidence.attainments(build.target(), Recent(()), load, NOW)
     assert (load.running, load.waiting, load.kv_use, load.queue_milliseconds) == (0, 0, 0.0, 0.0)
     assert (ttft.verdict, ttft.p_milliseconds) == ("unknown", None)
     assert (tpot.verdict, tpot.p_milliseconds) == ("unknown", None)

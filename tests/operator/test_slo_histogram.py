@@ -46,10 +46,23 @@ def test_an_edge_that_went_through_text_stays_in_its_bucket() -> None:
 
 def test_counts_between_other_edges_go_where_their_upper_edge_lies() -> None:
     got = histogram.on_grid((50.0, 100.0), (1, 2, 3))
-    assert got == {histogram.bucket_of(50.0): 1, histogram.bucket_of(100.0): 2, 105: 3}
+    assert histogram.sparse([got]) == {histogram.bucket_of(50.0): 1, histogram.bucket_of(100.0): 2, 105: 3}
+
+
+def test_counts_between_our_edges_stay_what_they_are() -> None:
+    counts = tuple(range(106))
+    through_text = tuple(float(f"{edge:.10g}") for edge in histogram.EDGES)
+    assert histogram.on_grid(tuple(1.0 * 1.12**i for i in range(105)), counts) == counts
+    assert histogram.on_grid(through_text, counts) == counts
 
 
 def test_increments_begin_anew_after_a_reset() -> None:
-    assert histogram.increments({3: 5, 4: 1}, {3: 2}) == {3: 3, 4: 1}
-    assert histogram.increments({3: 1}, {3: 2, 4: 7}) == {3: 1}
-    assert histogram.increments({3: 1}, {3: 1}) == {}
+    assert histogram.increments((0, 5, 1), (0, 2, 0)) == (0, 3, 1)
+    assert histogram.increments((0, 1, 0), (0, 2, 7)) == (0, 1, 0)
+    assert histogram.increments((0, 1, 9), (0, 2, 7)) == (0, 1, 9)
+    assert histogram.increments((0, 1, 0), (0, 1, 0)) == ()
+
+
+def test_several_histograms_are_summed_by_bucket() -> None:
+    assert histogram.sparse([(0, 3, 1), (0, 4, 0)]) == {1: 7, 2: 1}
+    assert histogram.sparse([]) == {}

@@ -1,11 +1,13 @@
 """What happened in the last minutes, from totals that only grow, restart or disappear."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from headway_operator.slo.window import Baseline, Slice, advance, joined
+from headway_operator.slo.baselines import Baseline, of_gateway, of_replica
+from headway_operator.slo.window import Recent, Slice, advance, joined
 from headway_operator.state import GatewaySample, Observed, ReplicaSample, Sample, Targets
 
 TARGETS = Targets(300.0, 40.0)
@@ -137,3 +139,41 @@ def test_histograms_are_summed_by_bucket(build: Any) -> None:
     whole = joined(step(build, state, 1005, both, created_at=0.0)[0])
     assert list(whole.counts["ttft"].values()) == [4]
     assert whole.totals == {"queue_milliseconds": 200.0, "queue_count": 4}
+
+
+def test_sums_since_a_time_are_those_of_the_slices_that_began_then() -> None:
+    counted = [
+        Slice(10.0 * i, 10.0 * i + 10.0, {"arrived": 1.0 + i}, {"ttft": {i % 3: i + 1}}) for i in range(12)
+    ]
+    happened = Recent(counted)
+    # In an order that lets longer times build on shorter ones, and shorter ones not on longer.
+    for start in (100.0, 55.0, 110.0, 0.0, 100.0, 200.0):
+        want = joined(one for one in counted if one.start >= start)
+        got = happened.since(start)
+        assert (got.start, got.end, got.totals) == (want.start, want.end, want.totals)
+        assert got.counts["ttft"] == want.counts["ttft"] if want.counts else not got.counts
+    assert happened.since(200.0, least=1).totals == {"arrived": 12.0}
+    assert Recent(()).since(0.0, least=1) == Slice(0.0, 0.0)
+
+
+def test_a_replica_that_is_first_told_of_end_to_end_counts_it_from_then_on(build: Any) -> None:
+    state = step(build, EMPTY, 1000, {"a": build.sample(1000)}, created_at=0.0)
+    hit = {"e2e": build.histogram({900.0: 3})}
+    state = step(build, state, 1005, {"a": build.sample(1005, histograms=hit)}, created_at=0.0)
+    assert list(joined(state[0]).counts["e2e"].values()) == [3]
+
+
+def test_a_count_that_went_back_in_the_same_instance_begins_anew(build: Any) -> None:
+    first = build.sample(1000, counters={"ttft_met": 10}, histograms={"ttft": build.histogram({100.0: 9})})
+    then = build.sample(1005, counters={"ttft_met": 4}, histograms={"ttft": build.histogram({100.0: 4})})
+    state = step(build, EMPTY, 1000, {"a": first}, created_at=0.0)
+    state = step(build, state, 1005, {"a": then}, created_at=0.0)
+    whole = joined(state[0])
+    assert whole.totals == {"ttft_met": 4}
+    assert list(whole.counts["ttft"].values()) == [4]
+
+
+def test_a_baseline_survives_being_written_down(build: Any) -> None:
+    one = build.sample(1000, counters={"ttft_met": 10}, histograms={"ttft": build.histogram({100.0: 9})})
+    for baseline in (of_replica(one), of_gateway(GatewaySample("g", 1.0, 0, 0.0, 0, {"rejected": 3}))):
+        assert Baseline.from_dict(json.loads(json.dumps(baseline.to_dict()))) == baseline

@@ -7,7 +7,8 @@ died. An operator that starts again gathers anew; how long a step has lasted sta
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headway_operator.slo.window import Baseline, Slice, advance, joined
+from headway_operator.slo.baselines import Baseline
+from headway_operator.slo.window import Slice, advance, joined
 from headway_operator.state import GatewaySample, Observed, RevisionTotals, Sample, Targets
 
 NOTHING = RevisionTotals(0, 0)

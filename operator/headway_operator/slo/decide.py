@@ -41,7 +41,7 @@ from headway_operator.slo.sizing import (
 )
 from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
 from headway_operator.slo.target import Target
-from headway_operator.slo.window import advance, without_exact
+from headway_operator.slo.window import Recent, advance, without_exact
 from headway_operator.state import Attainment, Decision, Observed, Sample
 
 # A pause of this length ends a violation.
@@ -84,13 +84,14 @@ def _situation(
     target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
 ) -> tuple[Situation, tuple[Attainment, Attainment]]:
     """Everything to decide from, and TTFT and TPOT over the whole window."""
-    now_load = evidence.load(target, memory.slices, sample, now)
+    happened = Recent(memory.slices)
+    now_load = evidence.load(target, happened, sample, now)
     counted = supply(target, memory, sample, observed, now)
     settled_at = max(memory.limits_changed_at or 0.0, counted.newest_ready_at if counted.ready > 1 else 0.0)
     since = max(settled_at, memory.kappa_cut_at or 0.0)
-    ttft, tpot = evidence.attainments(target, memory.slices, now_load, now, since)
-    reported = evidence.attainments(target, memory.slices, now_load, now)
-    found = sizing(target, memory, now_load, now)
+    ttft, tpot = evidence.attainments(target, happened, now_load, now, since)
+    reported = evidence.attainments(target, happened, now_load, now)
+    found = sizing(target, memory, happened, now_load, now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
     if found is not None:
         if memory.workload is None:
@@ -99,12 +100,13 @@ def _situation(
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
         is_quiet = not now_load.late and not counted.unsampled
         if is_quiet:
-            factors = calibrated(target, memory, found, limits, counted.ready, settled_at, now)
+            factors = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)
             memory = replace(memory, factors=factors)
         memory = replace(memory, workload=found.replica.workload)
     situation = Situation(
         target=target,
         memory=memory,
+        recent=happened,
         supply=counted,
         load=now_load,
         limits=limits,

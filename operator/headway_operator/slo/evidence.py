@@ -9,14 +9,13 @@ there is evidence enough for a verdict.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from headway_operator.slo import histogram
 from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import verdict
-from headway_operator.slo.window import Slice, joined
+from headway_operator.slo.window import Recent, Slice
 from headway_operator.state import Attainment, GatewaySample, Limits, ReplicaSample, Sample
 
 WINDOWS_SECONDS = (30.0, 60.0, 120.0, 300.0)
@@ -74,14 +73,14 @@ def applied_limits(sample: Sample) -> Limits | None:
     return limits.most_common(1)[0][0] if limits else None
 
 
-def load(target: Target, slices: Sequence[Slice], sample: Sample, now: float) -> Load:
+def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
     """How busy the replicas are."""
     replicas = [one for one in fresh_replicas(sample, now).values() if not one.draining]
     queues: list[ReplicaSample | GatewaySample] = [*replicas]
     queues += [one for one in sample.gateways.values() if one is not None]
     queued = [one for one in replicas if one.waiting]
     # The last slice always counts, however long the time between passes.
-    recent = joined(one for one in slices if one.start >= now - RECENT_SECONDS or one is slices[-1])
+    recent = happened.since(now - RECENT_SECONDS, least=1)
     totals = recent.totals
     prompt, generated = totals.get("prompt_tokens", 0), totals.get("generated_tokens", 0)
     return Load(
@@ -110,12 +109,12 @@ def load(target: Target, slices: Sequence[Slice], sample: Sample, now: float) ->
 
 
 def attainments(
-    target: Target, slices: Sequence[Slice], now_load: Load, now: float, since: float = 0.0
+    target: Target, happened: Recent, now_load: Load, now: float, since: float = 0.0
 ) -> tuple[Attainment, Attainment]:
     """TTFT and TPOT against their targets, on evidence after `since` only."""
     return (
-        _attainment("ttft", target.targets.ttft_milliseconds, target, slices, now_load, now, since),
-        _attainment("tpot", target.targets.tpot_milliseconds, target, slices, now_load, now, since),
+        _attainment("ttft", target.targets.ttft_milliseconds, target, happened, now_load, now, since),
+        _attainment("tpot", target.targets.tpot_milliseconds, target, happened, now_load, now, since),
     )
 
 
@@ -123,16 +122,16 @@ def _attainment(
     name: str,
     milliseconds: float | None,
     target: Target,
-    slices: Sequence[Slice],
+    happened: Recent,
     now_load: Load,
     now: float,
     since: float,
 ) -> Attainment:
-    counts: dict[int, int] = {}
+    counts: histogram.Counts = {}
     met = missed = 0
     for window in windows(target.window_seconds):
-        part = since_start(slices, max(now - window, since))
-        counts = dict(part.counts.get(name, {}))
+        part = happened.since(max(now - window, since))
+        counts = part.counts.get(name, {})
         met, missed = (int(part.totals.get(f"{name}_{word}", 0)) for word in ("met", "missed"))
         if name == "ttft":
             missed += int(part.totals.get("refused", 0)) + now_load.late
@@ -151,12 +150,9 @@ def windows(longest_seconds: float) -> list[float]:
     return [window for window in WINDOWS_SECONDS if window < longest_seconds] + [longest_seconds]
 
 
-def since_start(slices: Sequence[Slice], start: float) -> Slice:
-    """Everything counted after `start`; a slice that began before it is left out."""
-    return joined(one for one in slices if one.start >= start)
-
-
-def _with_late(counts: dict[int, int], now_load: Load, milliseconds: float | None) -> dict[int, int]:
+def _with_late(
+    counts: histogram.Counts, now_load: Load, milliseconds: float | None
+) -> histogram.Counts:
     if not now_load.late or milliseconds is None:
         return counts
     waited = (milliseconds + now_load.oldest_waiting_seconds * 1000.0) / 2

@@ -1,4 +1,4 @@
-"""Summed latency histograms: sparse counts on one grid, and percentiles interpolated in the sum.
+"""Latency histograms: counts on one grid, their sums, and percentiles interpolated in the sum.
 
 The grid is the one replicas use today (edge i = 1 ms * 1.12**i, bucket 105 above all edges). Counts that
 come with other edges are put where their upper edge lies, so that a mixed fleet can still be summed.
@@ -9,12 +9,18 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import inf
+from operator import sub
 
 EDGES = tuple(1.0 * 1.12**i for i in range(105))
 # Edges travel as a formula over floats: the same edge may differ in its last digits.
 _TOLERANCE = 1.0 - 1e-9
 
+NUM_BUCKETS = len(EDGES) + 1
+
+# Sparse, by bucket.
 Counts = Mapping[int, int]
+# Of all buckets; () where nothing was counted.
+Dense = tuple[int, ...]
 
 
 def bucket_of(milliseconds: float) -> int:
@@ -22,23 +28,22 @@ def bucket_of(milliseconds: float) -> int:
     return bisect_left(EDGES, milliseconds * _TOLERANCE)
 
 
-def on_grid(edges: tuple[float, ...], counts: tuple[int, ...]) -> dict[int, int]:
-    """Sparse counts on our grid of counts between other edges (one more count than edges)."""
-    places = _places(edges)
+def on_grid(edges: tuple[float, ...], counts: Dense) -> Dense:
+    """Counts on our grid of counts between other edges (one more count than edges)."""
+    places = None if edges == EDGES else _places(edges)
     if places is None:
-        return {bucket: count for bucket, count in enumerate(counts) if count}
-    result: dict[int, int] = {}
+        return counts
+    result = [0] * NUM_BUCKETS
     for bucket, count in zip(places, counts, strict=True):
-        if count:
-            result[bucket] = result.get(bucket, 0) + count
-    return result
+        result[bucket] += count
+    return tuple(result)
 
 
 @lru_cache(maxsize=16)
 def _places(edges: tuple[float, ...]) -> tuple[int, ...] | None:
     """The bucket of our grid for each bucket between these edges; None where they are the same."""
     places = tuple(bucket_of(edge) for edge in (*edges, inf))
-    return None if places == tuple(range(len(EDGES) + 1)) else places
+    return None if places == tuple(range(NUM_BUCKETS)) else places
 
 
 def total(many: Iterable[Counts]) -> dict[int, int]:
@@ -50,20 +55,21 @@ def total(many: Iterable[Counts]) -> dict[int, int]:
     return result
 
 
-def increments(now: Counts, before: Counts) -> dict[int, int]:
-    """What came on top of `before`; all of `now` when a count went back, which means that it began anew."""
+def sparse(many: Iterable[Dense]) -> dict[int, int]:
+    """The sum of several histograms of all buckets."""
+    sums = map(sum, zip(*many, strict=True))
+    return {bucket: count for bucket, count in enumerate(sums) if count}
+
+
+def increments(now: Dense, before: Dense) -> Dense:
+    """What came on top of `before`, () if nothing did; all of `now` when a count went back, which means that
+    it began anew."""
     if now == before:
-        return {}
-    grown: dict[int, int] = {}
-    for bucket, count in now.items():
-        more = count - before.get(bucket, 0)
-        if more < 0:
-            return dict(now)
-        if more:
-            grown[bucket] = more
-    if len(before) > len(now) or not before.keys() <= now.keys():
-        return dict(now)
-    return grown
+        return ()
+    if len(now) != len(before):
+        return now
+    grown = tuple(map(sub, now, before))
+    return now if min(grown) < 0 else grown
 
 
 def percentile(counts: Counts, percent: float) -> float | None:

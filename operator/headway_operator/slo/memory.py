@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
+from headway_operator.slo.baselines import NO_TARGETS, Baseline
 from headway_operator.slo.capacity import Factors, Workload
 from headway_operator.slo.forecast import Course
 from headway_operator.slo.step_fit import StepFit
-from headway_operator.slo.window import NO_TARGETS, Baseline, Slice
+from headway_operator.slo.window import Slice
 from headway_operator.state import Limits, Targets
 
 VERSION = 2

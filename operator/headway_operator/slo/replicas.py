@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 from headway_operator.slo import histogram
-from headway_operator.slo.evidence import since_start
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
 
@@ -202,6 +201,6 @@ def _is_one_fewer_enough(situation: Situation) -> bool:
 def _has_headroom(situation: Situation, name: str, growth: float) -> bool:
     """The latency, grown, stays below 0.8 of its target. No traffic is no load."""
     milliseconds = getattr(situation.target.targets, f"{name}_milliseconds")
-    recent = since_start(situation.memory.slices, situation.now - HEADROOM_WINDOW_SECONDS)
+    recent = situation.recent.since(situation.now - HEADROOM_WINDOW_SECONDS)
     measured = histogram.percentile(recent.counts.get(name, {}), situation.target.percentile)
     return milliseconds is None or measured is None or measured * growth <= MOST_TARGET_USE * milliseconds

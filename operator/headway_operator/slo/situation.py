@@ -7,6 +7,7 @@ from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.target import Target
+from headway_operator.slo.window import Recent
 from headway_operator.state import Attainment, Limits, Observed, Sample
 
 # A replica asked for longer ago than this and still not ready counts as absent: more may be asked for.
@@ -46,7 +47,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the rules look at. ttft, tpot: on evidence since the last change took effect.
+    """What the rules look at. recent: what happened, of the memory's slices. ttft, tpot: on evidence since the last change took effect.
 
     last_ttft_milliseconds, last_tpot_milliseconds: measured at the percentile over the last minutes, whatever
     changed meanwhile. sizing: what a replica is worth; None while that is not known. forecast: of the load.
@@ -55,6 +56,7 @@ class Situation:
 
     target: Target
     memory: Memory
+    recent: Recent
     supply: Supply
     load: Load
     limits: Limits

@@ -12,18 +12,19 @@ were thought enough: each such verdict, on evidence since the last one, takes a 
 a hundredth a minute back. There is no integral term: a queue that has grown is the backlog's business.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp, inf, log
 
 from headway_operator.slo import histogram
 from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
-from headway_operator.slo.evidence import Load, since_start
+from headway_operator.slo.evidence import Load
 from headway_operator.slo.forecast import Forecast, arrivals, forecast, watched
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.step_fit import learnt
 from headway_operator.slo.target import Target
-from headway_operator.slo.window import Baseline, Slice, step_increments
+from headway_operator.slo.baselines import Baseline
+from headway_operator.slo.window import Recent, step_increments
 from headway_operator.state import Limits, Observed
 
 SHARE_OF_MISSES = 0.7
@@ -115,9 +116,9 @@ def aimed_percent(target: Target) -> float:
     return 100.0 - (100.0 - target.percentile) * (SHARE_OF_MISSES if both else 1.0)
 
 
-def sizing(target: Target, memory: Memory, load: Load, now: float) -> Sizing | None:
+def sizing(target: Target, memory: Memory, happened: Recent, load: Load, now: float) -> Sizing | None:
     """What one replica is worth; None while no model or no workload is known."""
-    work = workload(memory.slices, load, now) or memory.workload
+    work = workload(happened, load, now) or memory.workload
     if memory.fit.model is None or work is None:
         return None
     replica = Replica(memory.fit.model, work, aimed_percent(target))
@@ -131,9 +132,9 @@ def sizing(target: Target, memory: Memory, load: Load, now: float) -> Sizing | N
     )
 
 
-def workload(slices: Sequence[Slice], load: Load, now: float) -> Workload | None:
+def workload(happened: Recent, load: Load, now: float) -> Workload | None:
     """What requests of the last minutes brought; None where there were too few."""
-    totals = since_start(slices, now - WORKLOAD_SECONDS).totals
+    totals = happened.since(now - WORKLOAD_SECONDS).totals
     prompts, answers = totals.get("prompts", 0.0), totals.get("answers", 0.0)
     if min(prompts, answers) < LEAST_REQUESTS:
         return None
@@ -148,13 +149,13 @@ def workload(slices: Sequence[Slice], load: Load, now: float) -> Workload | None
 
 
 def calibrated(
-    target: Target, memory: Memory, found: Sizing, limits: Limits, ready: int, settled_at: float, now: float
+    memory: Memory, happened: Recent, found: Sizing, limits: Limits, ready: int, settled_at: float, now: float
 ) -> Factors:
     """The factors after one more pass: measured over predicted, where both say something."""
     since = max(settled_at, now - CALIBRATION_SECONDS)
     if now - since < LEAST_CALIBRATION_SECONDS or not ready:
         return memory.factors
-    part = since_start(memory.slices, since)
+    part = happened.since(since)
     seconds = part.end - part.start
     if seconds < LEAST_CALIBRATION_SECONDS / 2.0:
         return memory.factors

@@ -98,8 +98,8 @@ class StepFit:
 def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
     """The fit after one more pass. increments: of each usable replica, sums of steps without and with
     prompts."""
-    buckets, num_odd = dict(fit.buckets), fit.num_odd
-    has_new, is_ripe = False, _is_ripe(buckets)
+    num_odd, is_ripe = fit.num_odd, _is_ripe(fit.buckets)
+    new: dict[str, list[Sums]] = {}
     for pair in increments:
         for kind, sums in zip("dp", pair, strict=True):
             if sums[0] < 1 or sums[_TIME] <= 0:
@@ -108,13 +108,14 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
                 num_odd += 1
                 continue
             num_odd = 0
-            has_new = True
-            name = f"{kind}{int(sums[2] / sums[0]).bit_length()}"
-            buckets[name] = _forgetting(buckets.get(name), sums)
+            new.setdefault(f"{kind}{int(sums[2] / sums[0]).bit_length()}", []).append(sums)
     if num_odd >= PATIENCE_INCREMENTS:
         return StepFit(model=fit.model, residual=fit.residual)
-    if not has_new:
+    if not new:
         return StepFit(fit.buckets, fit.model, fit.residual, num_odd)
+    buckets = dict(fit.buckets)
+    for name, rows in new.items():
+        buckets[name] = _forgetting(buckets.get(name), rows)
     found = _fitted(buckets, fit.model)
     if found is None:
         return StepFit(buckets, fit.model, fit.residual, num_odd)
@@ -124,10 +125,14 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
     return StepFit(buckets, model, residual, num_odd)
 
 
-def _forgetting(before: Sums | None, sums: Sums) -> Sums:
+def _forgetting(before: Sums | None, rows: Sequence[Sums]) -> Sums:
+    """A bucket with these increments, and so much of what it was that it does not grow too heavy."""
+    sums = tuple(map(sum, zip(*rows, strict=True)))
+    if sums[0] > MOST_STEPS:
+        sums = tuple(MOST_STEPS / sums[0] * one for one in sums)
     if before is None:
         return sums
-    keep = min(1.0, max(0.0, MOST_STEPS - sums[0]) / before[0])
+    keep = min(1.0, (MOST_STEPS - sums[0]) / before[0])
     return tuple(keep * old + new for old, new in zip(before, sums, strict=True))
 
 

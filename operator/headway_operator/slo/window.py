@@ -12,18 +12,24 @@ replicas only where no gateway gave a sample. So are arrivals, as `arrived`; a s
 count them gave no sample is marked `blind`: what came in it shows in the next.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import sub
 from typing import Any
 
 from headway_operator.slo import histogram
-from headway_operator.state import (
-    GatewaySample,
-    Observed,
-    ReplicaSample,
-    Sample,
-    Targets,
+from headway_operator.slo.baselines import (
+    JUDGED,
+    LATENCIES,
+    Baseline,
+    Sums,
+    growth,
+    of_gateway,
+    of_replica,
+    summed,
 )
+from headway_operator.state import Observed, Sample, Targets
 
 LONGEST_SECONDS = 300.0
 # Passes closer together than this share a slice, which bounds the memory's size.
@@ -31,67 +37,10 @@ SLICE_SECONDS = 5.0
 # After a longer time without a pass nobody can say when the requests in between came.
 LONGEST_GAP_SECONDS = 60.0
 
-_COUNTERS = ("preemptions", "prompt_tokens", "generated_tokens", "steps", "rejected", "received")
-_EXACT = {
-    "ttft": ("ttft_met", "ttft_missed", "ttft_milliseconds"),
-    "tpot": ("tpot_met", "tpot_missed", "tpot_milliseconds"),
-    "e2e": ("e2e_met", "e2e_missed", "e2e_milliseconds"),
-}
-_LATENCIES = ("ttft", "tpot", "e2e")
 # Who counted refusals; of both only `refused` is kept.
 _REFUSALS = ("gateway_rejected", "rejected")
-# Of requests: number, sum and sum of squares of tokens (`Moments`).
-_REQUEST_SUMS = {
-    "prompts": ("prompts", "prompt_sum", "prompt_squares"),
-    "answers": ("answers", "answer_sum", "answer_squares"),
-}
-# Of these the mean is enough.
-_PARTS = ("queue", "prefill")
-
-NO_TARGETS = Targets()
 
 Numbers = Mapping[str, float]
-Sums = tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """The totals of one replica or gateway when it was last sampled.
-
-    limits: that it ran with then. steps: its sums over steps, without and with prompts (`Moments`).
-    """
-
-    instance: str
-    targets: Targets = NO_TARGETS
-    totals: Numbers = field(default_factory=dict)
-    counts: Mapping[str, histogram.Counts] = field(default_factory=dict)
-    limits: tuple[int, int] | None = None
-    steps: tuple[Sums, Sums] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "instance": self.instance,
-            "targets": [*astuple(self.targets)],
-            "totals": dict(self.totals),
-            "counts": {name: _text_keys(counts) for name, counts in self.counts.items()},
-            "limits": None if self.limits is None else list(self.limits),
-            "steps": None if self.steps is None else [list(sums) for sums in self.steps],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Baseline":
-        """The reverse of `to_dict`."""
-        counts = {name: _number_keys(c) for name, c in data["counts"].items()}
-        limits, steps = data["limits"], data["steps"]
-        return cls(
-            data["instance"],
-            Targets(*data["targets"]),
-            dict(data["totals"]),
-            counts,
-            None if limits is None else (limits[0], limits[1]),
-            None if steps is None else (tuple(steps[0]), tuple(steps[1])),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +77,40 @@ def joined(slices: Iterable[Slice]) -> Slice:
         min(part.start for part in parts),
         max(part.end for part in parts),
         _sum(part.totals for part in parts),
-        {name: histogram.total(part.counts.get(name, {}) for part in parts) for name in _LATENCIES},
+        {name: histogram.total(part.counts.get(name, {}) for part in parts) for name in LATENCIES},
     )
+
+
+class Recent:
+    """The latest slices, the oldest first, and their sums since a time, each worked out once."""
+
+    __slots__ = ("_sums", "slices")
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self.slices = tuple(slices)
+        self._sums = {0: Slice(0.0, 0.0)}
+
+    def since(self, start: float, *, least: int = 0) -> Slice:
+        """Everything counted after `start`; a slice that began before it is left out, save the last `least`."""
+        count = len(self.slices) - bisect_left(self.slices, start, key=_start)
+        return self._last(max(count, min(least, len(self.slices))))
+
+    def _last(self, count: int) -> Slice:
+        if count not in self._sums:
+            known = max(one for one in self._sums if one < count)
+            first, end = len(self.slices) - count, len(self.slices) - known
+            whole = self._sums[known]
+            self._sums[count] = joined((*self.slices[first:end], *((whole,) if known else ())))
+        return self._sums[count]
+
+
+def _start(one: Slice) -> float:
+    return one.start
 
 
 def without_exact(one: Slice) -> Slice:
     """The slice without the exact counters, which were taken against targets that no longer hold."""
-    judged = {name for met, missed, _ in _EXACT.values() for name in (met, missed)}
+    judged = {name for pair in JUDGED for name in pair}
     return replace(one, totals={name: value for name, value in one.totals.items() if name not in judged})
 
 
@@ -155,20 +131,17 @@ def advance(
     now = sample.taken_at
     last_end = slices[-1].end if slices else began_at
     is_gap = now - last_end > LONGEST_GAP_SECONDS
-    after = {name: base for name, base in baselines.items() if _is_present(name, sample, observed)}
-    added: list[Slice] = []
-    present = {**sample.replicas, **sample.gateways}
-    for name, one in present.items():
-        if one is None:
-            continue
-        before = baselines.get(name)
-        current = _baseline(one)
-        after[name] = current
-        if is_gap or (before is None and name not in young):
-            continue
-        added.append(_increment(before, current, targets, last_end, now))
-    new = replace(_with_arrivals(joined(added), sample), start=now if is_gap else last_end, end=now)
-    return _append(slices, new, changed_at), after
+    present = {*sample.replicas, *sample.gateways, *(replica.name for replica in observed.replicas)}
+    after = {name: base for name, base in baselines.items() if name in present}
+    current = {name: of_replica(one) for name, one in sample.replicas.items() if one is not None}
+    current |= {name: of_gateway(one) for name, one in sample.gateways.items() if one is not None}
+    grown = [
+        growth(baselines.get(name), one, targets)
+        for name, one in current.items()
+        if not is_gap and (name in baselines or name in young)
+    ]
+    new = Slice(now if is_gap else last_end, now, *summed(grown))
+    return _append(slices, _with_arrivals(new, sample), changed_at), after | current
 
 
 def step_increments(
@@ -181,10 +154,7 @@ def step_increments(
         if old is None or new is None or old.steps is None or new.steps is None or old.steps == new.steps:
             continue
         if old.instance == new.instance and old.limits == new.limits:
-            decode, prompt = (
-                tuple(now - then for now, then in zip(*pair, strict=True))
-                for pair in zip(new.steps, old.steps, strict=True)
-            )
+            decode, prompt = (tuple(map(sub, *pair)) for pair in zip(new.steps, old.steps, strict=True))
             found.append((decode, prompt))
     return found
 
@@ -211,65 +181,6 @@ def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[S
         totals = {name: value for name, value in whole.totals.items() if name != "blind"}
         return (*kept[:-1], replace(whole, totals={**totals, "blind": blind} if blind else totals))
     return (*kept, new)
-
-
-def _is_present(name: str, sample: Sample, observed: Observed) -> bool:
-    return (
-        name in sample.replicas or name in sample.gateways or any(r.name == name for r in observed.replicas)
-    )
-
-
-def _baseline(one: ReplicaSample | GatewaySample) -> Baseline:
-    if isinstance(one, GatewaySample):
-        return Baseline(
-            one.instance,
-            totals={f"gateway_{name}": one.counters.get(name, 0) for name in ("rejected", "received")},
-        )
-    exact = [name for met, missed, _ in _EXACT.values() for name in (met, missed)]
-    totals: dict[str, float] = {name: one.counters.get(name, 0) for name in (*_COUNTERS, *exact)}
-    counts = {}
-    for name, latencies in one.histograms.items():
-        if name in _LATENCIES:
-            counts[name] = histogram.on_grid(latencies.edges, latencies.counts)
-        elif name in _PARTS:
-            totals[f"{name}_milliseconds"] = latencies.sum_milliseconds
-            totals[f"{name}_count"] = sum(latencies.counts)
-    limits = (one.limits.max_num_seqs, one.limits.max_num_batched_tokens)
-    if one.moments is None:
-        return Baseline(one.instance, one.targets, totals, counts, limits)
-    for name, parts in _REQUEST_SUMS.items():
-        totals.update(zip(parts, getattr(one.moments, name), strict=True))
-    steps = (one.moments.decode_steps, one.moments.prompt_steps)
-    totals["decoded"], totals["attended"] = (sum(kind[i] for kind in steps) for i in (2, 3))
-    return Baseline(one.instance, one.targets, totals, counts, limits, steps)
-
-
-def _increment(before: Baseline | None, now: Baseline, targets: Targets, start: float, end: float) -> Slice:
-    if before is None or before.instance != now.instance:
-        before = Baseline(now.instance, now.targets)
-    totals = {name: _grown(value, before.totals.get(name, 0)) for name, value in now.totals.items()}
-    for met, missed, target in _EXACT.values():
-        wanted, judged_by = getattr(targets, target), getattr(now.targets, target)
-        for name in (met, missed):
-            if name not in totals:
-                continue
-            if wanted is None or judged_by != wanted:
-                del totals[name]
-            elif getattr(before.targets, target) != judged_by:
-                # New targets restart the exact counters.
-                totals[name] = now.totals[name]
-    for name in ("ttft_missed", "e2e_missed"):
-        if name in totals:
-            totals[name] = max(0, totals[name] - totals["rejected"])
-    counts = {
-        name: histogram.increments(now.counts.get(name, {}), before.counts.get(name, {}))
-        for name in _LATENCIES
-    }
-    return Slice(start, end, {name: value for name, value in totals.items() if value}, counts)
-
-
-def _grown(now: float, before: float) -> float:
-    return now - before if now >= before else now
 
 
 def _sum(many: Iterable[Numbers]) -> dict[str, float]:
