@@ -166,6 +166,8 @@ def test_the_model_that_guesses_is_measured_too(
     order = []
 
     class Told:
+        ran_as_one = False
+
         def __init__(self, name: str, model: Any) -> None:
             self._name, self._model = name, model
             self.linears, self.attention_layers = model.linears, model.attention_layers
