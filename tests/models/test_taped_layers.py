@@ -50,23 +50,19 @@ def answers(driver: Any, prompts: list[list[int]], counts: list[int]) -> list[li
     ]
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
 def test_answers_are_those_of_kernel_by_kernel(
     any_shape: str,
-    num_threads: int,
     checkpoint: Callable[..., Any],
     start_engine: Callable[..., Any],
     random_prompts: Callable[..., list[list[int]]],
     runs: list[int],
 ) -> None:
-    if num_threads == 2 and any_shape not in ("llama", "gemma3", "qwen3"):
-        pytest.skip("one of each kind is enough for two threads")
     folder = checkpoint(any_shape, "bfloat16").folder
     prompts, counts = random_prompts(5, [3, 40, 17, 90, 1]), [30, 6, 18, 25, 12]
-    driver = start_engine(folder, num_threads=num_threads)
+    driver = start_engine(folder)
     taped = answers(driver, prompts, counts)
     num_runs = len(runs)
-    plain = answers(start_engine(folder, num_threads=num_threads, enforce_eager=True), prompts, counts)
+    plain = answers(start_engine(folder, enforce_eager=True), prompts, counts)
     assert taped == plain
     assert len(runs) == num_runs, "--enforce-eager leaves tapes out"
     if any(word in any_shape for word in NEVER_TAPED):
@@ -75,6 +71,21 @@ def test_answers_are_those_of_kernel_by_kernel(
         # 30 steps, of which the first with so many sequences are not.
         assert num_runs >= 15
         assert driver.counter("recorded_steps") > num_runs
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen3", "gemma3"])
+def test_two_threads_meet_after_each_kernel(
+    shape: str,
+    checkpoint: Callable[..., Any],
+    start_engine: Callable[..., Any],
+    random_prompts: Callable[..., list[list[int]]],
+    runs: list[int],
+) -> None:
+    folder = checkpoint(shape, "bfloat16").folder
+    prompts, counts = random_prompts(7, [3, 40, 17]), [40, 20, 30]
+    taped = answers(start_engine(folder, num_threads=2), prompts, counts)
+    assert len(runs) >= 20
+    assert taped == answers(start_engine(folder, num_threads=2, enforce_eager=True), prompts, counts)
 
 
 @pytest.mark.parametrize("kept", ["fp8_e4m3", "int8"])
@@ -197,3 +208,16 @@ def test_a_layer_with_a_foreign_operator_is_computed_as_ever(
     driver.run()
     assert driver.tokens("a") == checkpoint("llama, gelu").greedy(prompt, 20)
     assert not runs
+
+
+def test_another_cache_gets_tapes_of_its_own(
+    checkpoint: Callable[..., Any], start_engine: Callable[..., Any], random_prompts: Callable[..., Any]
+) -> None:
+    """As where memory is measured with a cache that is not the engine's."""
+    folder = checkpoint("llama", "bfloat16").folder
+    prompts, counts = random_prompts(9, [30, 12]), [12, 12]
+    want = answers(start_engine(folder, enforce_eager=True), prompts, counts)
+    first, second = start_engine(folder), start_engine(folder)
+    answers(first, random_prompts(10, [30, 12]), counts)
+    second.engine._runner._model._taped = first.engine._runner._model._taped
+    assert answers(second, prompts, counts) == want

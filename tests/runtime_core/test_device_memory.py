@@ -125,6 +125,7 @@ def test_the_steps_that_are_measured_run(
     class Counting:
         """The model, which says what it was asked for."""
 
+        ran_as_one = False
         linears, attention_layers = model.linears, model.attention_layers
 
         def forward(self, token_ids: Any, *rest: Any) -> Any:

@@ -74,6 +74,8 @@ class TapedLayers:
         self._steps: dict[Hashable, _Step | None] = {}
         self._memory = _Memory()
         self._inputs: _Inputs | None = None
+        # That all of these are about.
+        self._cache: KVCache | None = None
         self._is_possible = True
 
     def __call__(
@@ -89,6 +91,9 @@ class TapedLayers:
             or not 0 < len(hidden) <= MOST_ROWS
         ):
             return None
+        if cache is not self._cache:
+            self._cache, self._inputs = cache, None
+            self._steps.clear()
         circumstances, owner = self._situation()
         key = (len(hidden), torch.get_num_threads(), circumstances)
         if key not in self._steps:
