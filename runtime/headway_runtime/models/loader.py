@@ -34,9 +34,11 @@ from headway_runtime.weight_stream.opening import open_tensor_files
 # What may be there and is not needed: buffers of old checkpoints, which follow from config.json, and scales
 # for a KV cache, which finds its own.
 DERIVED_TENSORS = re.compile(
-    r"model\.layers\.\d+\.self_attn\.(rotary_emb\.inv_freq|(.*\.)?[qkv]_scale|prob_scale|[kv]_proj\.output_scale)"
+    r"(language_model\.model|model\.language_model|model)\.layers\.\d+\.self_attn\."
+    r"(rotary_emb\.inv_freq|(.*\.)?[qkv]_(scale|zero_point)|prob_scale|[kv]_proj\.output_scale)"
 )
-BIAS = ".bias"
+# What quantizers leave at layers that have none; zeros then say nothing.
+LEFT_OVER = (".bias", ".weight_zero_point", ".input_zero_point")
 # As safetensors names them.
 PLAIN_DTYPES = ("BF16", "F16", "F32")
 UNQUANTIZED = Quantization("none")
@@ -213,7 +215,7 @@ class CheckpointWeights:
         left = sorted(
             name
             for name in self._where.keys() - set(unused)
-            if not DERIVED_TENSORS.fullmatch(name) and not self._is_empty_bias(name)
+            if not DERIVED_TENSORS.fullmatch(name) and not self._is_left_over(name)
         )
         self._progress.close()
         self._files.close()
@@ -223,11 +225,12 @@ class CheckpointWeights:
                 f"first {left[0]!r}; config.json does not fit it"
             )
 
-    def _is_empty_bias(self, name: str) -> bool:
-        """Quantizers give layers without a bias one of zeros."""
-        if self._quantization.stored is None or not name.endswith(BIAS):
+    def _is_left_over(self, name: str) -> bool:
+        """Quantizers give layers a bias or zero points of zeros."""
+        if self._quantization.stored is None or not name.endswith(LEFT_OVER):
             return False
-        return not bool(self._files.read(name).any())
+        # Those of FP8 weights are FP8, which has no `any`.
+        return not bool(self._files.read(name).float().any())
 
     def tell(self, timeline: StartTimeline) -> None:
         self._files.tell(timeline)

@@ -91,6 +91,6 @@ def read_quantization(folder: Path) -> CheckpointQuantization | None:
     return None
 
 
-def _read(fields: Fields, default_method: str | None) -> CheckpointQuantization:
+def _read(fields: Fields, default_method: str | None) -> CheckpointQuantization | None:
     method = fields.choice("quant_method", tuple(READERS), default_method)
     return READERS[method](fields)
