@@ -78,6 +78,9 @@ class Weights(Protocol):
         Codes of a part are those of the whole weight.
         """
 
+    def take_plain(self, module: str, outputs: int, inputs: int) -> Tensor:
+        """The weight [outputs, inputs] of that linear layer in plain numbers, whatever it is stored in."""
+
     def put(self, name: str, tensor: Tensor) -> None:
         """A tensor that is a part of one taken, for whoever takes it under this name."""
 
@@ -139,6 +142,12 @@ class CheckpointWeights:
             return cut(quantized(self.take(name, (outputs, inputs)), kind), part)
         except ValueError as error:
             raise self.error(name, str(error)) from error
+
+    def take_plain(self, module: str, outputs: int, inputs: int) -> Tensor:
+        scheme = self._quantization.of_module(module)
+        if not isinstance(scheme, Scheme) or self._is_plain(module, scheme):
+            return self.take(f"{module}.weight", (outputs, inputs))
+        return read_stored(self, module, outputs, inputs, scheme).dequantized(self.dtype)
 
     def _take_part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
         if name in self._put:
@@ -280,6 +289,9 @@ class DummyWeights:
             return cut(whole, part)
         except ValueError as error:
             raise ModelLoadError(f"tensor {module + '.weight'!r} {error}") from error
+
+    def take_plain(self, module: str, outputs: int, inputs: int) -> Tensor:
+        return self._whole(f"{module}.weight", (outputs, inputs))
 
     def names(self) -> Set[str]:
         return frozenset()
