@@ -35,6 +35,7 @@ from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.runner_steps import StepsOnRanks
 from headway_runtime.sampler import make_sampler
+from headway_runtime.served_dtype import log_choice, served_dtype
 from headway_runtime.speculator import Speculator, load_draft
 from headway_runtime.start_memory import StartMemory
 from headway_runtime.start_timeline import StartTimeline
@@ -65,9 +66,12 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
         self._block_size = config.block_size
         self._group = ranks.open(self._device)
         own_config = own_share(self._model_config, ranks.size)
-        dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
-        dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
+        stored, is_cpu = self._model_config.dtype, config.device == "cpu"
+        dtype_name = served_dtype(config.dtype, stored, quantization, is_cpu=is_cpu)
+        if ranks.rank == 0:
+            log_choice(config.dtype, stored, quantization, is_cpu=is_cpu)
+        dtype = TORCH_DTYPES[dtype_name]
         memory = StartMemory(config, self._model_config, self._device, ranks)
         memory.refuse_what_cannot_fit(quantization, dtype_name)
         prefixes = self._model_config.tensor_prefixes

@@ -32,9 +32,10 @@ from headway_runtime.fit.memory_fit import (
 from headway_runtime.fit.placement import Placement, this_processor
 from headway_runtime.fit.report import Answer, Speed, as_json, text
 from headway_runtime.memory import free_memory_bytes
-from headway_runtime.model_config import STORED_DTYPES, StoredDtype, read_model_config
+from headway_runtime.model_config import STORED_DTYPES, read_model_config
 from headway_runtime.offload_options import GIB
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
+from headway_runtime.served_dtype import served_dtype
 from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
 from headway_runtime.speculative_options import SpeculativeOptions, speculative_options
@@ -223,7 +224,7 @@ def _question(
     if context > length:
         raise ConfigError(f"--context={context} is more than --max-model-len, {length}; ask for at most that")
     is_cpu = arguments.device == "cpu" or (kind is None and arguments.memory is None)
-    dtype: StoredDtype = model.dtype if arguments.dtype == "auto" else arguments.dtype
+    dtype = served_dtype(arguments.dtype, model.dtype, loaded.quantization, is_cpu=is_cpu)
     # Ranks on CPUs share a machine, and each has its part of it.
     ranks = arguments.num_ranks
     if is_cpu:
