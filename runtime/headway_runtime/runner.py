@@ -22,6 +22,7 @@ from headway_runtime.model_config import read_model_config
 from headway_runtime.model_loading import (
     TORCH_DTYPES,
     check_lengths,
+    compression_of,
     load_model,
     make_cache,
     make_inputs,
@@ -100,6 +101,7 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
+            self.weight_compression = compression_of(self._model)
             self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
             if any(rope.goes_by_length for rope in self._model_config.ropes):
                 self.kept_as["max_model_len"] = str(config.max_model_len)
@@ -128,12 +130,13 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
         ranks.ready()
         logger.info(
-            "model %s%s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
+            "model %s%s on %s in %s, quantization %s, weight compression %s, %d KV blocks of %d tokens in %s",
             folder.name,
             f" (rank {ranks.rank} of {ranks.size})" if ranks.size > 1 else "",
             self._device,
             dtype_name,
             quantization.name,
+            self.weight_compression,
             self.num_blocks,
             config.block_size,
             self.kv_dtype,
