@@ -265,6 +265,12 @@ def test_every_name_of_a_quantized_checkpoint_is_one_of_the_engine(quantization:
         assert parse_options(made, environment={}).engine.quantization == quantization
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_whether_prefixes_are_cached_arrives_at_the_engine(is_cached: bool) -> None:  # noqa: FBT001
+    made = arguments(BARE | {"prefixCaching": is_cached}, SITES["local"])["serve"]
+    assert parse_options(made, environment={}).engine.enable_prefix_caching is is_cached
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"])
 def test_every_kv_cache_dtype_of_the_spec_is_one_of_the_engine(kv_dtype: str) -> None:
     made = arguments(BARE | {"kvCacheDtype": kv_dtype}, SITES["local"])["serve"]

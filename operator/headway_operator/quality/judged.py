@@ -16,7 +16,8 @@ from headway_operator.spec.safeguards import SAFEGUARDS
 
 NOT_JUDGED: dict[str, Any] = {
     **dict.fromkeys(("slo", "replicas", "scaling", "batching", "kv_cache_memory", "resources"), True),
-    **dict.fromkeys(("auth", "drain_timeout_seconds", "kv_offload", "lora", "weight_compression"), True),
+    **dict.fromkeys(("auth", "drain_timeout_seconds", "lora"), True),
+    **dict.fromkeys(("prefix_caching", "kv_offload", "weight_compression"), True),
     **dict.fromkeys(("rollout", "gateway", "waiting", "suspend"), True),
     "model": {"served_name", "credentials_secret_ref"},
     "quality": {"timeout_seconds", "resources"},
