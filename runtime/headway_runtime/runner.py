@@ -63,6 +63,9 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
         folder, ranks = Path(config.model_path), self.ranks
         self._model_config = read_model_config(folder)
         check_lengths(config, self._model_config)
+        if ranks.rank == 0 and self._model_config.unknown_fields:
+            names = ", ".join(self._model_config.unknown_fields)
+            logger.info("config.json has fields that are not known here and were passed over: %s", names)
         self._device = open_device(config, ranks)
         self._block_size = config.block_size
         self._group = ranks.open(self._device)
