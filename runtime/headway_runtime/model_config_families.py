@@ -82,6 +82,7 @@ WITHOUT_EFFECT = frozenset(
     {
         *(
             "_name_or_path",
+            "_sliding_window_pattern",
             "_attn_implementation_autoset",
             "attn_implementation",
             "auto_map",

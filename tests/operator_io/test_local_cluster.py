@@ -284,7 +284,7 @@ async def test_each_replica_has_an_empty_folder_of_its_own_until_it_goes(
     local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any
 ) -> None:
     """As pods have: files of a KV offload are one process's own. Started again it finds what it left."""
-    flags = ["serve", "model", "--kv-offloading-disk-path", "/nowhere/offload"]
+    flags = ["serve", "--port", "0", "--kv-offloading-disk-path", "/nowhere/offload"]
     manifest = deployment(
         "demo-1a2b",
         container={"args": flags, "volumeMounts": [{"name": "offload", "mountPath": "/nowhere/offload"}]},
@@ -292,9 +292,7 @@ async def test_each_replica_has_an_empty_folder_of_its_own_until_it_goes(
     )
     await local_cluster.apply(key, manifest)
     await local_cluster.scale(key, "demo-1a2b", 2)
-    await eventually(
-        lambda: set(backends(local_cluster).values()) == {"ready"} and len(local_cluster.processes) == 2
-    )
+    await eventually(lambda: list(backends(local_cluster).values()) == ["ready"] * 2)
     first, second = (Path(process.template.command[-1]) for process in local_cluster.processes)
     assert first.name == "demo-1a2b-0"
     assert second.name == "demo-1a2b-1"

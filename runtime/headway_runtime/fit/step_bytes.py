@@ -89,21 +89,22 @@ def step_bytes(model: ModelConfig, placement: Placement, step: Step) -> StepByte
     rotations = 2 * tokens * model.head_dim * len(model.ropes)
     # Hidden states, and what the layer before adds to them.
     base = b * (2 * tokens * hidden + rotations)
-    attention = base + _attention(model, placement, step)
+    tile = TILE_BYTES if step.has_codes and not placement.has_strips else 0
+    attention = base + _attention(model, placement, step, tile)
     is_torch = not placement.has_kernels
     masks = (tokens * step.context * b * _num_masks(model)) if is_torch else 0
-    tile = TILE_BYTES if step.has_codes and not placement.has_strips else 0
     feed_forward = base + _feed_forward(model, placement, step)
     return StepBytes(
         tokens,
-        attention + masks + tile,
+        attention + masks,
         feed_forward + masks + tile,
         masks + _sampling(model, placement, step),
         _kept(model, placement, step),
     )
 
 
-def _attention(model: ModelConfig, placement: Placement, step: Step) -> int:
+def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) -> int:
+    """tile: what products take while they turn codes into numbers."""
     b, tokens, hidden = placement.number_bytes, step.num_tokens, model.hidden_size
     query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     if placement.has_kernels:
@@ -113,13 +114,13 @@ def _attention(model: ModelConfig, placement: Placement, step: Step) -> int:
     else:
         workspace = _torch_workspace(model, placement, step)
     # The projection back, of what is attended; its layer's norm makes another of it in Gemma.
-    workspace = max(workspace, b * tokens * hidden)
+    workspace = max(workspace, b * tokens * hidden + tile)
     plain = b * tokens * (hidden + 2 * query + kv) + workspace
     if not step.has_integer_inputs:
         return plain
     before = b * (hidden + query + kv) + _integer_input_bytes(placement, hidden, query + kv)
     after = b * (2 * hidden + 2 * query + kv) + _integer_input_bytes(placement, query, hidden)
-    return max(plain, tokens * before, tokens * after)
+    return max(plain, tokens * before + tile, tokens * after + tile)
 
 
 def _product_numbers(model: ModelConfig, step: Step) -> int:
