@@ -25,6 +25,10 @@ GPUS = {"limits": {"nvidia.com/gpu": 1}}
 ADAPTER = {"name": "one", "source": "/adapter"}
 
 
+def offloading(host_memory: str | int, limit: str | int, **more: Any) -> Json:
+    return {"kvOffload": {"hostMemory": host_memory}, "resources": {"limits": {"memory": limit}}, **more}
+
+
 def sleeping(**waiting: int) -> Json:
     return {**TARGET, "replicas": None, "scaling": {"minReplicas": 0}, "waiting": waiting}
 
@@ -46,6 +50,19 @@ CASES = [
     pytest.param(sleeping(maxRequests=0), "wakes the service", id="nobody may wait to wake it"),
     pytest.param(sleeping(timeoutSeconds=0), "wakes the service", id="nobody waits long enough"),
     pytest.param(sleeping(maxRequests=0) | {"replicas": 0}, None, id="a fixed number never sleeps"),
+    pytest.param({"kvOffload": {"hostMemory": "8Gi"}}, None, id="KV offload"),
+    pytest.param(
+        {"kvOffload": {"hostMemory": "8Gi"}, "prefixCaching": False},
+        "set prefixCaching",
+        id="nothing to keep",
+    ),
+    pytest.param(offloading("8Gi", "16Gi"), None, id="room for host memory"),
+    pytest.param(offloading(10**9, "1.5Gi"), None, id="bytes and a fraction"),
+    pytest.param(offloading("1500m", "2"), None, id="quantities as odd as can be"),
+    pytest.param(offloading("16Gi", "16Gi"), "lower kvOffload.hostMemory", id="no room for weights"),
+    pytest.param(offloading("17G", 16 * 10**9), "lower kvOffload.hostMemory", id="more than the limit"),
+    pytest.param(offloading("20Gi", "16Gi", **TWO_NODES), None, id="host memory of two nodes"),
+    pytest.param(offloading("32Gi", "16Gi", **TWO_NODES), "on all nodesPerReplica", id="more than two have"),
     pytest.param({"lora": {"adapters": [ADAPTER]}}, None, id="an adapter"),
     pytest.param({"lora": {"adapters": [{**ADAPTER, "name": "dry"}]}}, "must differ", id="as the service"),
     pytest.param(

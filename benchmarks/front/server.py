@@ -69,6 +69,7 @@ class MeteredEngine:
         self.max_model_len = options.max_model_len
         self.num_kv_tokens = 1 << 30
         self.kv_dtype = "bfloat16"
+        self.weight_compression = "none"
         self.adapters = None
         self.kv_blocks_total = self.num_kv_tokens // 16
         self.kv_blocks_used = self.kv_blocks_cached = 0

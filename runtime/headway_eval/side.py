@@ -8,9 +8,11 @@ from typing import Any
 
 from headway_eval.flags import BASELINE_PREFIX
 from headway_runtime.engine_options import EngineOptions, engine_options
+from headway_runtime.head_start import is_for_cpu
 from headway_runtime.memory import kept_as
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.quantization.choice import choose_quantization
+from headway_runtime.served_dtype import served_dtype
 from headway_runtime.sources import resolve
 
 # What may make a model's answers other ones; a baseline is without, unless it is told.
@@ -39,7 +41,9 @@ class Side:
     def levers(self) -> dict[str, str]:
         """What makes this side what it is, for the reader of a report."""
         speculative = self.keywords.get("speculative_config")
-        dtype = self.model.dtype if self.options.dtype == "auto" else self.options.dtype
+        quantization = choose_quantization(self.options.quantization, self.folder)
+        is_cpu = is_for_cpu(self.options.device)
+        dtype = served_dtype(self.options.dtype, self.model.dtype, quantization, is_cpu=is_cpu)
         return {
             "dtype": dtype,
             "quantization": self.options.quantization,

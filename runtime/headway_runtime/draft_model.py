@@ -53,7 +53,8 @@ class DraftModel:
     ) -> None:
         """vocab_size: of the model that checks."""
         self._model = FittedDraft(model, model_config.vocab_size, vocab_size)
-        self._max_positions = model_config.max_position_embeddings
+        # As many as its rotary tables have, which YaRN and the like stretch.
+        self._max_positions = model_config.longest_context
         self._block_size = config.block_size
         self._catch_up_tokens = min(CATCH_UP_TOKENS, config.envelope.max_num_batched_tokens)
         self._cache = cache

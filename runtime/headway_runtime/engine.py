@@ -202,6 +202,11 @@ class EngineCore:
         return self._runner.kv_dtype
 
     @property
+    def weight_compression(self) -> str:
+        """How plain weights are kept: "12-bit" where products read them so, or "none"."""
+        return self._runner.weight_compression
+
+    @property
     def num_kv_tokens(self) -> int:
         """Tokens whose KV fits into the cache, all sequences together."""
         return self.kv_blocks_total * self.config.block_size

@@ -82,7 +82,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that say what the engine is and what it may take."""
     add = parser.add_argument
     add_source_arguments(parser)
-    add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto")
+    add(
+        "--dtype",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        default="auto",
+        help="auto: as the checkpoint says; on a CPU bfloat16 for quantized weights of a float16 one, where "
+        "products of codes take that alone",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
     add(

@@ -19,6 +19,7 @@ from headway_runtime.fit.placement import one_rank
 from headway_runtime.memory import free_memory_bytes
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.quantization.choice import Quantization, choose_quantization
+from headway_runtime.served_dtype import served_dtype
 from headway_runtime.weight_memory import linear_bytes, plain_bytes
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
@@ -31,14 +32,13 @@ def begin(options: EngineOptions) -> None:
     folder = Path(options.model_path)
     if hasattr(os, "posix_fadvise"):
         threading.Thread(target=read_ahead, args=(folder,), name="headway-read-ahead", daemon=True).start()
-    is_for_cpu = options.device == "cpu" or (options.device == "auto" and not NVIDIA_DRIVER.exists())
-    if not is_for_cpu or not hasattr(mmap, "MADV_DONTNEED"):
+    if not is_for_cpu(options.device) or not hasattr(mmap, "MADV_DONTNEED"):
         return
     # What is wrong with the model or the machine is told by who loads it.
     with contextlib.suppress(HeadwayRuntimeError, OSError):
         model = one_rank(read_model_config(folder), options.parallel.size)
-        is_packed = (model.dtype if options.dtype == "auto" else options.dtype) == "bfloat16"
         quantization = choose_quantization(options.quantization, folder)
+        is_packed = served_dtype(options.dtype, model.dtype, quantization, is_cpu=True) == "bfloat16"
         num_bytes = _packed_bytes(model, quantization, compresses=False)
         if is_packed and num_bytes < free_memory_bytes():
 
@@ -49,6 +49,11 @@ def begin(options: EngineOptions) -> None:
                 return _packed_bytes(model, quantization, compresses=compresses)
 
             cleared_memory.prepare(num_bytes, num_wanted)
+
+
+def is_for_cpu(device: str) -> bool:
+    """Whether an engine that is told this device computes on a CPU, as far as can be told without PyTorch."""
+    return device == "cpu" or (device == "auto" and not NVIDIA_DRIVER.exists())
 
 
 def _packed_bytes(model: ModelConfig, quantization: Quantization, *, compresses: bool) -> int:

@@ -4,7 +4,7 @@ Owns the meaning of that file's fields. Anything in it that would change the mod
 engine does not do is refused here by name, never passed over. Imports neither torch nor transformers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +37,9 @@ class ModelConfig:
     foreign_prefixes: of names of tensors that a checkpoint may hold and that belong to no text model.
     dtype: what "auto" means for this model.
     eos_token_ids: those of config.json and of generation_config.json together.
+    chunked_positions: max_position_embeddings as the file has it, where it counts on dual chunk attention.
+        That is not done, so max_position_embeddings is its first chunk here.
+    unknown_fields: those of the file that nobody reads and that are not known to have no effect.
     """
 
     architecture: str
@@ -64,6 +67,9 @@ class ModelConfig:
     foreign_prefixes: tuple[str, ...]
     dtype: StoredDtype
     eos_token_ids: frozenset[int]
+    chunked_positions: int | None = None
+    # No part of what the model is.
+    unknown_fields: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def num_layers(self) -> int:
@@ -81,6 +87,11 @@ class ModelConfig:
     def told_longest_context(self) -> str:
         """The same for people."""
         own, longest = self.max_position_embeddings, self.longest_context
+        if self.chunked_positions is not None:
+            return (
+                f"dual_chunk_attention_config.chunk_size, {own}: of its max_position_embeddings, "
+                f"{self.chunked_positions}, more need dual chunk attention, which is not done"
+            )
         stretched = f", stretched by its rotary scaling to {longest}" if longest > own else ""
         return f"max_position_embeddings, {own}{stretched}"
 
@@ -102,8 +113,10 @@ def read_model_config(folder: Path) -> ModelConfig:
         )
     if head_dim % 2 or not head_dim:
         raise fields.error("head_dim", "rotary embeddings need an even number")
+    num_positions = fields.integer("max_position_embeddings")
+    first_chunk = _first_chunk(fields) or num_positions
     has_attention_bias = "attention_bias" in family.defaults and fields.boolean("attention_bias")
-    return ModelConfig(
+    config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -112,7 +125,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         num_attention_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=fields.integer("max_position_embeddings"),
+        max_position_embeddings=min(num_positions, first_chunk),
         rms_norm_eps=fields.number("rms_norm_eps"),
         ropes=_ropes(fields, family, head_dim),
         layers=read_layers(fields, family),
@@ -129,7 +142,24 @@ def read_model_config(folder: Path) -> ModelConfig:
         foreign_prefixes=family.foreign,
         dtype=_dtype(fields),
         eos_token_ids=_token_ids(whole) | _token_ids(fields) | _generation_eos_token_ids(folder),
+        chunked_positions=num_positions if first_chunk < num_positions else None,
     )
+    return replace(config, unknown_fields=_unknown_fields(fields, whole, family))
+
+
+def _first_chunk(fields: Fields) -> int | None:
+    """Up to where dual chunk attention (arXiv 2402.17463) is attention as usual."""
+    chunks = fields.object("dual_chunk_attention_config")
+    if not chunks:
+        return None
+    return Fields(chunks, f"{fields.where}: dual_chunk_attention_config").integer("chunk_size")
+
+
+def _unknown_fields(fields: Fields, whole: Fields, family: Family) -> tuple[str, ...]:
+    if family.text_field is None:
+        return tuple(family.unknown(fields.unread & whole.unread))
+    own = (f"{family.text_field}.{name}" for name in family.unknown(fields.unread))
+    return (*family.unknown(whole.unread), *own)
 
 
 def _architecture(fields: Fields) -> str:

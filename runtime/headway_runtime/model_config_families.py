@@ -6,6 +6,7 @@ Defaults are those of transformers' configuration classes. Imports neither torch
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -70,7 +71,69 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "mlp_only_layers": ([],),
     "decoder_sparse_step": (1,),
     "num_nextn_predict_layers": (0,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "no_rope_layer_interval": (0,),
+    "attn_temperature_tuning": (False,),
+    "attention_sinks": (False,),
 }
+# Of training, of other programs, of other parts than the text model, or read elsewhere.
+WITHOUT_EFFECT = frozenset(
+    {
+        *(
+            "_name_or_path",
+            "_sliding_window_pattern",
+            "_attn_implementation_autoset",
+            "attn_implementation",
+            "auto_map",
+            "cache_implementation",
+        ),
+        *(
+            "transformers_version",
+            "use_cache",
+            "use_bfloat16",
+            "torchscript",
+            "tf_legacy_loss",
+            "tokenizer_class",
+        ),
+        *("architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "compression_config"),
+        *(
+            "attention_dropout",
+            "hidden_dropout",
+            "embd_pdrop",
+            "resid_pdrop",
+            "initializer_range",
+            "pretraining_tp",
+        ),
+        *("router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "gradient_checkpointing"),
+        *(
+            "bos_token_id",
+            "pad_token_id",
+            "sep_token_id",
+            "unk_token_id",
+            "decoder_start_token_id",
+            "is_decoder",
+        ),
+        *(
+            "chunk_size_feed_forward",
+            "output_attentions",
+            "output_hidden_states",
+            "return_dict",
+            "problem_type",
+        ),
+        *("id2label", "label2id", "finetuning_task", "task_specific_params", "tie_encoder_decoder", "prefix"),
+        *("text_config", "vision_config", "audio_config", "mm_tokens_per_image", "image_token_index"),
+        *(
+            "boi_token_index",
+            "eoi_token_index",
+            "hidden_act",
+            "max_window_layers",
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+        ),
+    }
+)
 
 
 class Windows(Enum):
@@ -109,6 +172,10 @@ class Family:
     def differs_by_window(self) -> bool:
         """Whether layers with a window rotate by another table than those without."""
         return "rope_local_base_freq" in self.defaults
+
+    def unknown(self, names: AbstractSet[str]) -> list[str]:
+        """Of fields that nobody has read, those of which it is not known why."""
+        return sorted(names - WITHOUT_EFFECT - self.defaults.keys())
 
     def unmet(self, values: Mapping[str, object]) -> str | None:
         """A field whose value would change results here and is not honoured."""

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from headway_runtime.errors import ModelLoadError
@@ -10,6 +10,24 @@ from headway_runtime.errors import ModelLoadError
 # No tensor has a side of more, and no float is larger.
 MOST_INTEGER = 2**31 - 1
 MOST_NUMBER = sys.float_info.max
+
+
+class _Watched(Mapping[str, object]):
+    """Values, and the names that somebody asked for."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> object:
+        self.asked.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class Fields:
@@ -21,11 +39,16 @@ class Fields:
     def __init__(
         self, values: Mapping[str, object], where: str, defaults: Mapping[str, object] | None = None
     ) -> None:
-        self.values = {name: value for name, value in values.items() if value is not None}
+        self.values = _Watched({name: value for name, value in values.items() if value is not None})
         self.raw = values
         self.where = where
         self._nulls = values.keys() - self.values.keys()
         self._defaults = defaults or {}
+
+    @property
+    def unread(self) -> set[str]:
+        """Names of fields that say something and that nobody has asked for."""
+        return self.values.keys() - self.values.asked
 
     def get(self, name: str) -> object:
         """None where it is left out and has no default."""

@@ -10,8 +10,10 @@ from headway_runtime.config import EngineConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.placement import one_rank
 from headway_runtime.layers.attention import KVCache, KVShape
+from headway_runtime.layers.cpu_kernels import is_compressed
 from headway_runtime.layers.kv_numbers import kept_dtype
 from headway_runtime.layers.linear import PackedLinear
+from headway_runtime.layers.quantized_linear import SideBySideLinear
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
@@ -62,6 +64,13 @@ def load_model(
 def _always() -> tuple[Hashable, object]:
     """The situation of a model without adapters."""
     return None, None
+
+
+def compression_of(model: Model) -> str:
+    """How plain weights of its products are kept: "12-bit" where products read some of them so, or "none"."""
+    layers = [base_of(linear) for linear in model.linears]
+    parts = [part for one in layers for part in (one.layers if isinstance(one, SideBySideLinear) else [one])]
+    return "12-bit" if any(is_compressed(base_of(part)) for part in parts) else "none"
 
 
 def own_share(model_config: ModelConfig, num_ranks: int) -> ModelConfig:

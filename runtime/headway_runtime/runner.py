@@ -22,6 +22,7 @@ from headway_runtime.model_config import read_model_config
 from headway_runtime.model_loading import (
     TORCH_DTYPES,
     check_lengths,
+    compression_of,
     load_model,
     make_cache,
     make_inputs,
@@ -35,6 +36,7 @@ from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.runner_steps import StepsOnRanks
 from headway_runtime.sampler import make_sampler
+from headway_runtime.served_dtype import log_choice, served_dtype
 from headway_runtime.speculator import Speculator, load_draft
 from headway_runtime.start_memory import StartMemory
 from headway_runtime.start_timeline import StartTimeline
@@ -61,13 +63,19 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
         folder, ranks = Path(config.model_path), self.ranks
         self._model_config = read_model_config(folder)
         check_lengths(config, self._model_config)
+        if ranks.rank == 0 and self._model_config.unknown_fields:
+            names = ", ".join(self._model_config.unknown_fields)
+            logger.info("config.json has fields that are not known here and were passed over: %s", names)
         self._device = open_device(config, ranks)
         self._block_size = config.block_size
         self._group = ranks.open(self._device)
         own_config = own_share(self._model_config, ranks.size)
-        dtype_name = self._model_config.dtype if config.dtype == "auto" else config.dtype
-        dtype = TORCH_DTYPES[dtype_name]
         quantization = choose_quantization(config.quantization, folder)
+        stored, is_cpu = self._model_config.dtype, config.device == "cpu"
+        dtype_name = served_dtype(config.dtype, stored, quantization, is_cpu=is_cpu)
+        if ranks.rank == 0:
+            log_choice(config.dtype, stored, quantization, is_cpu=is_cpu)
+        dtype = TORCH_DTYPES[dtype_name]
         memory = StartMemory(config, self._model_config, self._device, ranks)
         memory.refuse_what_cannot_fit(quantization, dtype_name)
         prefixes = self._model_config.tensor_prefixes
@@ -96,6 +104,7 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
             cleared_memory.give_back()  # before the KV cache takes its share of what is free
             models = [own_config] if draft is None else [own_config, draft.model_config]
             self.kv_dtype = kept_as(config.kv_cache_dtype, dtype_name)
+            self.weight_compression = compression_of(self._model)
             self.kept_as = {"dtype": dtype_name, "quantization": quantization.name, "kv_dtype": self.kv_dtype}
             if any(rope.goes_by_length for rope in self._model_config.ropes):
                 self.kept_as["max_model_len"] = str(config.max_model_len)
@@ -124,12 +133,13 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
             self._governor = ThreadGovernor(config.num_threads, torch.set_num_threads)
         ranks.ready()
         logger.info(
-            "model %s%s on %s in %s, quantization %s, %d KV blocks of %d tokens in %s",
+            "model %s%s on %s in %s, quantization %s, weight compression %s, %d KV blocks of %d tokens in %s",
             folder.name,
             f" (rank {ranks.rank} of {ranks.size})" if ranks.size > 1 else "",
             self._device,
             dtype_name,
             quantization.name,
+            self.weight_compression,
             self.num_blocks,
             config.block_size,
             self.kv_dtype,

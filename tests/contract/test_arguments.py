@@ -30,6 +30,7 @@ FULL: dict[str, Any] = {
     "model": {"source": "bundled://headway-tiny", "maxModelLen": 512, "servedName": "tiny"},
     "dtype": "float32",
     "quantization": "int4",
+    "weightCompression": "none",
     "device": "cpu",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 50, "percentile": 90},
     "scaling": {"minReplicas": 1, "maxReplicas": 3},
@@ -87,7 +88,7 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
     assert options.drain_timeout_seconds == 45
     engine = options.engine
     assert (engine.dtype, engine.device, engine.max_model_len) == ("float32", "cpu", 512)
-    assert engine.quantization == "int4"
+    assert (engine.quantization, engine.weight_compression) == ("int4", "none")
     assert engine.envelope == Envelope(16, 1024, 3)
     assert engine.limits == Limits(4, 128, 3)
     assert engine.speculative == SpeculativeConfig(
@@ -201,7 +202,8 @@ def test_the_evaluation_judges_what_the_engine_would_be() -> None:
     judged = parse_eval_options(evaluation_arguments(spec))
     served = parse_options(arguments(spec, SITES["kubernetes"])["serve"], environment={}).engine
     of_model, of_baseline = judged.model.options, judged.baseline.options
-    for name in ("dtype", "device", "quantization", "max_model_len", "kv_cache_dtype", "speculative"):
+    same = ("dtype", "device", "quantization", "weight_compression", "max_model_len", "kv_cache_dtype")
+    for name in (*same, "speculative"):
         assert getattr(of_model, name) == getattr(served, name), name
     assert (of_baseline.quantization, of_baseline.kv_cache_dtype) == ("none", "auto")
     assert (of_baseline.dtype, of_baseline.speculative) == ("auto", None)
@@ -261,6 +263,12 @@ def test_every_name_of_a_quantized_checkpoint_is_one_of_the_engine(quantization:
         spec = BARE | {"quantization": asked, "model": {"source": source}}
         made = arguments(spec, SITES["local"])["serve"]
         assert parse_options(made, environment={}).engine.quantization == quantization
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_whether_prefixes_are_cached_arrives_at_the_engine(is_cached: bool) -> None:  # noqa: FBT001
+    made = arguments(BARE | {"prefixCaching": is_cached}, SITES["local"])["serve"]
+    assert parse_options(made, environment={}).engine.enable_prefix_caching is is_cached
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"])

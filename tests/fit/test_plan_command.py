@@ -106,6 +106,20 @@ def test_bounds_are_bytes_and_flops_over_the_data_sheets_numbers(plan: Any) -> N
     assert usd == pytest.approx(3.6 / tokens_per_hour * 1e6)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_device_of_no_table_has_bounds_and_a_cost_too(device: str, plan: Any) -> None:
+    """Told an H100's numbers it is one."""
+    length = ("--max-model-len", "8192", "--context", "1024", "--concurrency", "8", "--price", "3.6")
+    _, want = plan("llama-3.1-8b", "--gpu", "h100-80g", *length)
+    own = ("--memory", "81559Mi", "--bandwidth", "3.35TB", "--flops", "989.5T", "--device", device)
+    status, got = plan("llama-3.1-8b", *own, *length, "--weight-compression", "none")
+    assert status == 0
+    assert got["bounds"]["together"] == want["bounds"]["together"]
+    cost = "estimated_usd_per_million_output_tokens"
+    assert got[cost] == want[cost]
+    assert got["bounds"]["gpu"]["source"] == "as --bandwidth and --flops say"
+
+
 def test_a_step_of_one_token_reads_its_experts_alone(plan: Any) -> None:
     _, got = plan("qwen3-30b-a3b", "--gpu", "h200", "--context", "16", "--concurrency", "4")
     experts = 28_991_029_248 * 2
@@ -178,10 +192,13 @@ def test_files_beside_the_config_tell_their_size(
         (["--gpu", "l4", "--num-gpus", "3"], "num_attention_heads, 32, is no multiple of it"),
         (["--gpu", "l4", "--max-model-len", "200000"], "is more than the model's max_position_embeddings"),
         (["--gpu", "l4", "--max-model-len", "100", "--context", "101"], "--context=101 is more than"),
-        (["--memory", "80Gi", "--price-per-gpu-hour", "2"], "give --gpu"),
+        (["--memory", "80Gi", "--price-per-gpu-hour", "2"], "give --gpu, or --bandwidth and --flops"),
         (["--memory", "80Gi", "--concurrency", "8"], "--concurrency=8 is for bounds of a kind of GPU"),
         (["--memory", "80Gi", "--efficiency", "0.3"], "--efficiency=0.3 is for the cost"),
         (["--gpu", "l4", "--efficiency", "0.3"], "give --price-per-gpu-hour"),
+        (["--gpu", "l4", "--flops", "9T"], "--flops=9000000000000: --gpu='l4' says it already"),
+        (["--memory", "80Gi", "--bandwidth", "1T"], "--bandwidth=1000000000000: bounds need both"),
+        (["--memory", "80Gi", "--bandwidth", "fast"], "is not a size"),
         (["--gpu", "l4", "--quantization", "awq"], "is not quantized"),
     ],
 )
@@ -194,7 +211,7 @@ def test_bad_input_ends_with_2(
 
 def test_every_gpu_kind_names_its_source_and_has_plausible_numbers() -> None:
     for kind in GPU_KINDS.values():
-        assert kind.source.endswith("data sheet")
+        assert kind.source.endswith(("data sheet", "white paper"))
         assert 15 * GIB <= kind.memory_bytes <= 200 * GIB
         assert kind.fp8_flops is None or 1.9 < kind.fp8_flops / kind.flops < 2.1
 

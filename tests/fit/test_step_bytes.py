@@ -1,5 +1,6 @@
 """What a step is predicted to take against what PyTorch allocates in one."""
 
+import json
 from array import array
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from headway_runtime.batch import Batch, Chunk
 from headway_runtime.fit.placement import this_processor
 from headway_runtime.fit.step_bytes import Step, step_bytes
 from headway_runtime.model_config import read_model_config
+from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.request import SamplingParams
 
 WIDE = {"hidden_size": 512, "num_attention_heads": 16, "vocab_size": 8192}
@@ -99,3 +101,36 @@ def test_experts_take_no_more_than_predicted(write_model: Any, start_runner: Any
     assert want.stage == "feed-forward"
     batch = Batch((chunk(0, 512),), 0, 512)
     assert peak_bytes(lambda: runner.execute(batch)) < 1.02 * want.peak
+
+
+INTEGERS: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True}
+W8A8: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": INTEGERS | {"strategy": "channel"},
+            "input_activations": INTEGERS | {"strategy": "token", "dynamic": True},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("size", [1536, 16384], ids=["attention", "a wide middle"])
+def test_inputs_that_are_quantized_too_are_counted(
+    dtype: str, size: int, write_model: Any, start_runner: Any, peak_bytes: Any, tmp_path: Path
+) -> None:
+    """In float32 by PyTorch's operators, in bfloat16 by a kernel where there is one."""
+    written = write_model("llama, tied", dtype, **WIDE, intermediate_size=size)
+    config = json.loads((written / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": W8A8}))
+    runner = start_runner(tmp_path, max_model_len=2048, load_format="dummy")
+    assert choose_quantization("auto", tmp_path).has_integer_inputs
+    step = Step(512, 512, 1, 0, has_codes=True, has_integer_inputs=True)
+    want = predicted(tmp_path, step)
+    assert want.stage == ("feed-forward" if size > 1536 else "attention")
+    batch = Batch((chunk(0, 512),), 0, 512)
+    assert peak_bytes(lambda: runner.execute(batch)) == pytest.approx(want.peak, rel=0.05)

@@ -174,6 +174,19 @@ def test_quantized_checkpoints_take_what_is_predicted(
     assert held_bytes(runner._model) == pytest.approx(fit.weight_bytes, rel=TOLERANCE)
 
 
+def test_a_router_counts_as_plain_whatever_the_checkpoint_has_it_as(
+    write_model: Any, start_runner: Any, held_bytes: Any, tmp_path: Path
+) -> None:
+    scheme = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}
+    config = json.loads((write_model("qwen3 moe") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
+    runner = start_runner(tmp_path, load_format="dummy")
+    fit = assess(question(tmp_path, "bfloat16"))
+    kept = {one.part: one.kept_as for one in fit.weights}
+    assert (kept["experts"], "int4" in kept["router"]) == ("int4", False)
+    assert held_bytes(runner._model) == pytest.approx(fit.weight_bytes, rel=TOLERANCE)
+
+
 def test_published_models_have_the_weights_that_they_are_known_to_have(fixture_folder: Any) -> None:
     want = {"llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400, "qwen3-30b-a3b": 30_532_122_624}
     for name, count in want.items():

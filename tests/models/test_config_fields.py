@@ -269,6 +269,16 @@ def test_gemma3_within_another_model_is_read_with_the_defaults_of_its_class(read
         ),
         ("LlamaForCausalLM", {"hidden_act": ["silu"]}, "hidden_act=['silu']: supported are 'silu'"),
         ("MixtralForCausalLM", {"num_experts": [8], "num_local_experts": 8}, "num_experts=[8]: want a pos"),
+        ("LlamaForCausalLM", {"rope_interleaved": True}, "rope_interleaved=True"),
+        ("Qwen2ForCausalLM", {"use_mrope": True}, "use_mrope=True"),
+        ("LlamaForCausalLM", {"no_rope_layer_interval": 4}, "no_rope_layer_interval=4"),
+        ("LlamaForCausalLM", {"attn_temperature_tuning": 4}, "attn_temperature_tuning=4"),
+        ("Qwen3ForCausalLM", {"attention_sinks": True}, "attention_sinks=True"),
+        (
+            "Qwen2ForCausalLM",
+            {"dual_chunk_attention_config": {"chunk_size": 0}},
+            "config.json: dual_chunk_attention_config: chunk_size=0: want a positive integer",
+        ),
         ("Gemma2ForCausalLM", {"sliding_window_pattern": 6}, "sliding_window_pattern=6"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         (
@@ -332,3 +342,41 @@ def test_what_transformers_writes_is_read(architecture: str, read: Any, tmp_path
     want = read(architecture, eos_token_id=made.eos_token_id)
     made.save_pretrained(tmp_path)
     assert read_model_config(tmp_path) == want
+    assert read_model_config(tmp_path).unknown_fields == ()
+
+
+NOT_DONE_AND_NOT_ASKED_FOR: dict[str, Any] = {
+    "rope_interleaved": False,
+    "use_mrope": False,
+    "no_rope_layer_interval": 0,
+    "attn_temperature_tuning": False,
+    "attention_sinks": None,
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_what_is_not_done_may_be_said_not_to_be_wanted(architecture: str, read: Any) -> None:
+    inner = architecture == "Gemma3ForConditionalGeneration"
+    fields = NOT_DONE_AND_NOT_ASKED_FOR
+    got = read(architecture, **{"text_config": SIZES | fields} if inner else fields)
+    assert got == (read(architecture, text_config=SIZES) if inner else read(architecture))
+    assert got.unknown_fields == ()
+
+
+def test_of_dual_chunk_attention_the_first_chunk_is_served(read: Any) -> None:
+    """Qwen2.5-1M: up to there it is attention as usual."""
+    chunks = {"chunk_size": 96, "local_size": 8, "original_max_position_embeddings": 96}
+    got = read("Qwen2ForCausalLM", dual_chunk_attention_config=chunks)
+    assert got.max_position_embeddings == got.longest_context == 96
+    assert got.told_longest_context.startswith("dual_chunk_attention_config.chunk_size, 96: of its max_pos")
+    assert " 128, more need dual chunk attention" in got.told_longest_context
+    longer = read("Qwen2ForCausalLM", dual_chunk_attention_config=chunks | {"chunk_size": 128})
+    assert longer == read("Qwen2ForCausalLM")
+
+
+def test_fields_that_nobody_reads_are_told(read: Any) -> None:
+    fields = {"frobnication": 3, "another": None, "use_cache": True, "hidden_act": "silu", "a_list": [1]}
+    assert read("LlamaForCausalLM", **fields).unknown_fields == ("a_list", "frobnication")
+    inner = SIZES | {"frobnication": 3}
+    got = read("Gemma3ForConditionalGeneration", text_config=inner, vision_config={}, whole=1)
+    assert got.unknown_fields == ("whole", "text_config.frobnication")

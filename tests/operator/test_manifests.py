@@ -28,6 +28,7 @@ FULL_SPEC = {
     "model": {"source": "file:///models/llama", "maxModelLen": 4096, "servedName": "llama"},
     "dtype": "bfloat16",
     "quantization": "fp8",
+    "weightCompression": "none",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 40, "percentile": 90},
     "batching": {
         "maxNumSeqs": {"max": 128, "initial": 8},

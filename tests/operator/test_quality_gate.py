@@ -237,6 +237,8 @@ CHANGES: dict[str, tuple[dict[str, Any], bool]] = {
     "scaling": ({"scaling": {"maxReplicas": 2}}, False),
     "batching": ({"batching": {"maxNumSeqs": {"max": 8}}}, False),
     "drain": ({"drainTimeoutSeconds": 5}, False),
+    "weights without loss": ({"weightCompression": "none"}, False),
+    "prefix cache": ({"prefixCaching": False}, False),
     "resources": ({"resources": {"limits": {"cpu": 2}}}, False),
     "time": ({"quality": {"timeoutSeconds": 60, "resources": {"limits": {"cpu": 2}}}}, False),
     "labels": ({"template": {"metadata": {"labels": {"a": "b"}}, "spec": {}}}, False),

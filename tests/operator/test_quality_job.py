@@ -24,6 +24,7 @@ SPEC = {
         "credentialsSecretRef": {"name": "token"},
     },
     "quantization": "awq",
+    "weightCompression": "none",
     "kvCacheDtype": "fp8",
     "device": "cuda",
     "resources": {"limits": {"nvidia.com/gpu": 1}},

@@ -114,6 +114,18 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
             "'1Gib' is not a Kubernetes",
             id="no size of a disk",
         ),
+        pytest.param(
+            {"kvOffload": {"hostMemory": "1Gi"}, "prefixCaching": False},
+            "spec",
+            "remove kvOffload, or set prefixCaching to true",
+            id="no prefixes to keep",
+        ),
+        pytest.param(
+            {"kvOffload": {"hostMemory": "2Gi"}, "resources": {"limits": {"memory": "2048Mi"}}},
+            "spec",
+            "raise resources.limits.memory; they are '2Gi' and '2048Mi'",
+            id="all memory for prefixes",
+        ),
         pytest.param({"replicas": -1}, "spec.replicas", "got -1", id="negative replicas"),
         pytest.param(
             {"speculative": {}}, "spec.speculative", "set speculative.draft.source", id="nobody guesses"

@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -275,8 +276,35 @@ async def test_mounted_secrets_and_config_maps_are_files_at_the_rewritten_path(
         template = cluster.processes[0].template
         want = ("serve", "/tmp/model", "--api-key-file", f"{keys}/api-keys", f"--key={admin}/public.pem")
         assert template.command[2:] == want
-        assert template.environment["CACHE"] == str(keys.parent / "cache" / "files")
+        assert template.environment["CACHE"] == str(keys.parent / "cache" / "demo-1a2b-0" / "files")
     assert not any(tmp_path.glob("headway-up-*"))
+
+
+async def test_each_replica_has_an_empty_folder_of_its_own_until_it_goes(
+    local_cluster: LocalCluster, deployment: Any, key: Any, eventually: Any
+) -> None:
+    """As pods have: files of a KV offload are one process's own. Started again it finds what it left."""
+    flags = ["serve", "--port", "0", "--kv-offloading-disk-path", "/nowhere/offload"]
+    manifest = deployment(
+        "demo-1a2b",
+        container={"args": flags, "volumeMounts": [{"name": "offload", "mountPath": "/nowhere/offload"}]},
+        pod={"volumes": [{"name": "offload", "emptyDir": {}}]},
+    )
+    await local_cluster.apply(key, manifest)
+    await local_cluster.scale(key, "demo-1a2b", 2)
+    await eventually(lambda: list(backends(local_cluster).values()) == ["ready"] * 2)
+    first, second = (Path(process.template.command[-1]) for process in local_cluster.processes)
+    assert first.name == "demo-1a2b-0"
+    assert second.name == "demo-1a2b-1"
+    (first / "block").write_text("kept")
+    assert not list(second.iterdir())
+    process = local_cluster.processes[0]
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await eventually(lambda: process.num_restarts == 1 and process.phase == "ready")
+    assert (first / "block").read_text() == "kept"
+    await local_cluster.scale(key, "demo-1a2b", 0)
+    await eventually(lambda: not first.exists() and not second.exists())
 
 
 async def test_variables_from_secrets_have_their_values(

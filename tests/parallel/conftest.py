@@ -60,6 +60,12 @@ def quantized_cases() -> dict[str, Any]:
     return cases
 
 
+@pytest.fixture(scope="session")
+def quantized_architectures() -> ModuleType:
+    """CASES, and what writes a checkpoint of one."""
+    return load_beside("../quantization/test_architectures.py", "parallel_quantization_architectures")
+
+
 def make_config(folder: Path, **changes: Any) -> EngineConfig:
     config = EngineConfig(
         model_path=str(folder),

@@ -1,5 +1,6 @@
 """Quantized weights in two ranks: parts of what one rank has, whatever the groups and orders are."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,3 +178,12 @@ def test_inputs_that_are_quantized_by_row_have_scales_of_their_rank(
     written = write_checkpoint(config, packers["integers"]("channel"))
     want, got = logits_on_both(engine_config(written.folder, max_model_len=128), TOKENS)
     assert 0 < float((got - want).norm() / want.norm()) < 0.03
+
+
+def test_each_rank_has_all_of_a_quantized_router(
+    quantized_architectures: Any, packers: Any, tmp_path: Path, engine_config: Any, logits_on_both: Any
+) -> None:
+    case = quantized_architectures.CASES["qwen3 moe awq, routers too"]
+    quantized_architectures.write(tmp_path, case, packers[case.packer](**case.options))
+    want, got = logits_on_both(engine_config(tmp_path, max_model_len=128), TOKENS)
+    assert float((got - want).norm() / want.norm()) < 1e-5

@@ -4,8 +4,9 @@
 
 Needs llmcompressor, compressed-tensors, gptqmodel and autoawq beside what Headway needs; made with the
 versions that `fixtures/versions.json` names. Each folder holds a checkpoint as a tool writes it, and
-`products.json`: what the tool itself makes of its weights, each multiplied by a vector that tests know.
-Tokens mean nothing.
+`products.json`: what the tool itself makes of its weights, each multiplied by a vector that tests know. What
+AWQ's and GPTQ's tools say of their weights is written here by hand, as their source has it. Tokens mean
+nothing.
 """
 
 import json
@@ -30,12 +31,76 @@ PROJECTIONS = tuple(
     f"model.layers.0.{name}_proj"
     for name in (*(f"self_attn.{one}" for one in "qkvo"), *(f"mlp.{one}" for one in ("gate", "up", "down")))
 )
-GPTQ_FIELDS: dict[str, Any] = {
-    "quant_method": "gptq",
-    "lm_head": False,
-    "true_sequential": True,
-    "damp_percent": 0.05,
+# What GPTQModel puts into `meta` beside what it was told: gptqmodel/quantization/config.py, to_dict of
+# BaseQuantizeConfig, and of GPTQ alone _update_meta_payload of GPTQQuantizeConfig.
+GPTQMODEL_META: dict[str, Any] = {
+    "quantizer": ["gptqmodel:7.7.0"],
+    "uri": "https://github.com/modelcloud/gptqmodel",
+    "fallback": {"strategy": "rtn", "threshold": "0.5%", "smooth": None},
+    "offload_to_disk": True,
+    "offload_to_disk_path": "./gptqmodel_offload/example/",
+    "pack_impl": "cpu",
+    "gc_mode": "interval",
+    "wait_for_submodule_finalizers": False,
+    "auto_forward_data_parallel": True,
+    "vram_strategy": "exclusive",
 }
+GPTQMODEL_GPTQ_META: dict[str, Any] = {
+    "gptaq": None,
+    "mse": 0.0,
+    "mock_quantization": False,
+    "act_group_aware": False,
+    "hessian": {"chunk_size": None, "chunk_bytes": None, "staging_dtype": "float32"},
+}
+
+
+def autoawq_fields(group_size: int) -> dict[str, Any]:
+    """As to_transformers_dict of AwqConfig has them: AutoAWQ's awq/models/_config.py."""
+    return {
+        "quant_method": "awq",
+        "zero_point": True,
+        "group_size": group_size,
+        "bits": 4,
+        "version": "gemm",
+        "modules_to_not_convert": None,
+    }
+
+
+def autogptq_fields(*, bits: int, group_size: int, is_symmetric: bool, has_order: bool) -> dict[str, Any]:
+    """As to_dict of BaseQuantizeConfig has them: AutoGPTQ's auto_gptq/quantization/config.py."""
+    return {
+        "bits": bits,
+        "group_size": group_size,
+        "damp_percent": 0.01,
+        "desc_act": has_order,
+        "static_groups": False,
+        "sym": is_symmetric,
+        "true_sequential": True,
+        "model_name_or_path": None,
+        "model_file_base_name": None,
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq",
+    }
+
+
+def gptqmodel_fields(
+    method: str, layout: str, *, bits: int, group_size: int, is_symmetric: bool, has_order: bool
+) -> dict[str, Any]:
+    """As to_dict of GPTQQuantizeConfig and of AWQQuantizeConfig has them; see GPTQMODEL_META."""
+    fields = {
+        "bits": bits,
+        "group_size": group_size,
+        "desc_act": has_order,
+        "lm_head": False,
+        "quant_method": method,
+        "format": layout,
+        "checkpoint_format": layout,
+        "pack_dtype": "int32",
+        "meta": GPTQMODEL_META | (GPTQMODEL_GPTQ_META if method == "gptq" else {}),
+    }
+    if method == "gptq":
+        return fields | {"sym": is_symmetric}
+    return fields | {"zero_point": not is_symmetric, "version": layout}
 
 
 def model() -> Any:
@@ -89,7 +154,8 @@ def save_changed(
     (folder / "generation_config.json").unlink()
 
 
-def make_awq(name: str, group_size: int) -> None:
+def make_awq(name: str, group_size: int, quantization: dict[str, Any]) -> None:
+    """Packed by AutoAWQ; GPTQModel packs as it does."""
     from awq.modules.linear.gemm import WQLinear_GEMM  # type: ignore[import-not-found]
     from awq.quantize.quantizer import AwqQuantizer  # type: ignore[import-not-found]
     from awq.utils.packing_utils import dequantize_gemm  # type: ignore[import-not-found]
@@ -108,19 +174,19 @@ def make_awq(name: str, group_size: int) -> None:
         weights[module] = dequantize_gemm(packed.qweight, packed.qzeros, packed.scales, 4, group_size).t()
         return {kind: getattr(packed, kind) for kind in ("qweight", "qzeros", "scales")}
 
-    fields = {
-        "quant_method": "awq",
-        "bits": 4,
-        "group_size": group_size,
-        "zero_point": True,
-        "version": "gemm",
-    }
-    save_changed(name, fields | {"modules_to_not_convert": None}, change)
+    save_changed(name, quantization, change)
     write(name, products_of(weights))
 
 
 def make_gptq(
-    name: str, *, bits: int, group_size: int, is_symmetric: bool, has_order: bool, is_old: bool
+    name: str,
+    tool: str,
+    *,
+    bits: int,
+    group_size: int,
+    is_symmetric: bool,
+    has_order: bool,
+    is_old: bool,
 ) -> None:
     from gptqmodel import QuantizeConfig  # type: ignore[import-not-found]
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # type: ignore[import-not-found]
@@ -166,12 +232,11 @@ def make_gptq(
             convert_gptq_v2_to_v1_format_module(packed, config)
         return {kind: getattr(packed, kind) for kind in ("qweight", "qzeros", "scales", "g_idx")}
 
-    fields = {"bits": bits, "group_size": group_size, "sym": is_symmetric, "desc_act": has_order}
-    save_changed(
-        name,
-        GPTQ_FIELDS | fields | {"checkpoint_format": "gptq" if is_old else "gptq_v2", "pack_dtype": "int32"},
-        change,
-    )
+    own: dict[str, Any] = {"bits": bits, "group_size": group_size}
+    own |= {"is_symmetric": is_symmetric, "has_order": has_order}
+    layout = "gptq" if is_old else "gptq_v2"
+    fields = autogptq_fields(**own) if tool == "autogptq" else gptqmodel_fields("gptq", layout, **own)
+    save_changed(name, fields, change)
     write(name, products_of(weights))
 
 
@@ -221,10 +286,15 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     shutil.rmtree(FOLDER, ignore_errors=True)
-    make_awq("awq-group32", 32)
-    make_gptq("gptq-v1-symmetric", bits=4, group_size=32, is_symmetric=True, has_order=False, is_old=True)
-    make_gptq("gptq-v1-zeros-order", bits=4, group_size=32, is_symmetric=False, has_order=True, is_old=True)
-    make_gptq("gptq-v2-zeros", bits=4, group_size=-1, is_symmetric=False, has_order=False, is_old=False)
+    make_awq("awq-group32", 32, autoawq_fields(32))
+    # has_order: as that tool has it by default; of AWQ it means nothing.
+    own: dict[str, Any] = {"bits": 4, "group_size": 32, "is_symmetric": False, "has_order": True}
+    make_awq("awq-gptqmodel", 32, gptqmodel_fields("awq", "gemm", **own))
+    make_gptq("gptq-v1-zeros-order", "gptqmodel", is_old=True, **own)
+    own |= {"is_symmetric": True, "has_order": False}
+    make_gptq("gptq-v1-symmetric", "autogptq", is_old=True, **own)
+    own |= {"is_symmetric": False, "group_size": -1}
+    make_gptq("gptq-v2-zeros", "gptqmodel", is_old=False, **own)
 
     def modifier(**weights: Any) -> Any:
         group = {"targets": ["Linear"], "weights": weights}

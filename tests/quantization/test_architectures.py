@@ -47,6 +47,19 @@ AWQ = {
     "version": "gemm",
     "modules_to_not_convert": ["gate"],
 }
+# As tools write them that know of no exception: routers are quantized like the rest.
+AWQ_ROUTERS = AWQ | {"modules_to_not_convert": None}
+INTEGERS = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+        }
+    },
+    "ignore": ["lm_head"],
+}
 FP8_BLOCKS = {
     "quant_method": "fp8",
     "fmt": "e4m3",
@@ -70,6 +83,8 @@ class Case:
 
 GPTQ_OPTIONS = {"group_size": 32, "has_zeros": True, "is_old": False}
 ROUTED = ("lm_head", "gate")
+# Words of AWQ hold eight outputs each.
+EIGHT_EXPERTS = QWEN_EXPERTS | {"num_experts": 8}
 CASES = {
     "qwen2 gptq": Case("Qwen2", {}, GPTQ, "gptq", GPTQ_OPTIONS),
     "gemma2 gptq": Case("Gemma2", {"head_dim": 32, "query_pre_attn_scalar": 32}, GPTQ, "gptq", GPTQ_OPTIONS),
@@ -82,6 +97,13 @@ CASES = {
         "float8",
         {"strategy": "block", "scale_name": "weight_scale_inv"},
         ROUTED,
+    ),
+    "qwen3 moe awq, routers too": Case("Qwen3Moe", EIGHT_EXPERTS, AWQ_ROUTERS, "awq", {"group_size": 32}),
+    "mixtral awq, routers too": Case(
+        "Mixtral", EXPERTS | {"num_local_experts": 8}, AWQ_ROUTERS, "awq", {"group_size": 32}
+    ),
+    "qwen3 moe integers, routers too": Case(
+        "Qwen3Moe", QWEN_EXPERTS, INTEGERS, "integers", {"strategy": "channel"}
     ),
 }
 

@@ -1,5 +1,6 @@
 """bfloat16 weights in 12 bits each: every bit comes back, and products are those of the plain weights."""
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -217,6 +218,7 @@ def test_a_compressed_model_computes_what_the_plain_one_does(
     )
     assert {type(one) for one in compressed._model.linears} == {LosslessLinear}
     assert {type(one) for one in plain._model.linears} == {PairsLinear}
+    assert (compressed.weight_compression, plain.weight_compression) == ("12-bit", "none")
     token_ids = list(range(3, 40))
     assert torch.equal(logits_of(compressed, token_ids), logits_of(plain, token_ids))
     # Embeddings, norms and tables of positions stay as they are.
@@ -229,6 +231,25 @@ def test_float32_models_are_not_compressed(write_checkpoint: Any, packers: Any, 
     written = write_checkpoint(None, packers["plain"]())
     runner = start_runner(written.folder, dtype="float32")
     assert LosslessLinear not in {type(one) for one in runner._model.linears}
+    assert runner.weight_compression == "none"
+
+
+def test_what_is_in_force_counts_parts_of_layers_and_is_logged(
+    write_checkpoint: Any, packers: Any, start_runner: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of quantized weights, those that are plain; none where there are none."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "lm_head": True}
+    plain = packers["plain"]()
+    some = write_checkpoint(awq, packers["awq"](32), {"v_proj": plain, "lm_head": packers["awq"](32)})
+    none = write_checkpoint(None, packers["plain"]())
+    with caplog.at_level(logging.INFO):
+        one, other = (
+            start_runner(folder, dtype="bfloat16", quantization=how)
+            for folder, how in ((some.folder, "auto"), (none.folder, "int8"))
+        )
+    assert (one.weight_compression, other.weight_compression) == ("12-bit", "none")
+    assert "quantization awq, weight compression 12-bit" in caplog.text
+    assert "quantization int8, weight compression none" in caplog.text
 
 
 def test_the_option_is_auto_unless_told(write_checkpoint: Any, packers: Any) -> None:

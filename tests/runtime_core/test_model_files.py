@@ -1,6 +1,7 @@
 """Sources, config.json and safetensors: what is understood, and that everything else is refused by name."""
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -291,6 +292,17 @@ def test_buffers_of_old_checkpoints_are_passed_over(copied: Path, start_engine: 
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change_tensors(copied, lambda tensors: tensors.update({name: torch.ones(8)}))
     assert tokens_of(start_engine, copied) == want
+
+
+def test_fields_that_nobody_reads_are_logged_once(
+    copied: Path, start_engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = json.loads((copied / "config.json").read_bytes())
+    (copied / "config.json").write_text(json.dumps(config | {"frobnication": 3}))
+    with caplog.at_level(logging.INFO):
+        start_engine(copied)
+    lines = [one.getMessage() for one in caplog.records if "config.json" in one.getMessage()]
+    assert lines == ["config.json has fields that are not known here and were passed over: frobnication"]
 
 
 def test_head_of_a_tied_checkpoint_is_passed_over(checkpoint: Any, tmp_path: Path, start_engine: Any) -> None:

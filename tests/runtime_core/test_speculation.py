@@ -156,6 +156,32 @@ def test_random_models_preempted_cached_and_cut_up_generate_what_they_did_withou
         assert drafts.num_accepted > 0.95 * drafts.num_tokens
 
 
+def test_a_draft_guesses_as_far_as_its_rotation_is_stretched(
+    start_engine: Callable[..., EngineDriver],
+    checkpoint: Callable[..., Checkpoint],
+    random_prompts: Callable[..., list[list[int]]],
+    tmp_path: Path,
+) -> None:
+    """YaRN, beyond the length before scaling: the prompt alone is longer than that."""
+    checkpoint().model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes()) | {"max_position_embeddings": 64}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": yarn}))
+    driver = start_engine(
+        tmp_path,
+        max_model_len=250,
+        speculative=SpeculativeConfig("draft_model", str(tmp_path), adaptive=False),
+        envelope=Envelope(4, 256, 4),
+        limits=Limits(4, 256, 4),
+    )
+    (prompt,) = random_prompts(5, [100])
+    driver.add("0", prompt, temperature=0.0, max_tokens=100)
+    driver.run()
+    drafts = driver.metrics.snapshot().drafts
+    assert drafts.num_tokens > 60
+    assert drafts.num_accepted > 0.9 * drafts.num_tokens
+
+
 def test_the_limit_turns_guessing_off_and_on_again(
     start_engine: Callable[..., EngineDriver], random_prompts: Callable[..., list[list[int]]]
 ) -> None:

@@ -71,6 +71,7 @@ class FakeEngine:
         self.max_model_len = options.max_model_len
         self.num_kv_tokens = NUM_BLOCKS * BLOCK_SIZE
         self.kv_dtype = "bfloat16"
+        self.weight_compression = "12-bit"
         self.adapters = None
         self.has_idle_work = False
         self.kv_blocks_total = NUM_BLOCKS

@@ -25,11 +25,11 @@ def gauges(url: str) -> dict[str, float]:
     return {family.name: family.samples[0].value for family in families if family.samples}
 
 
-def kept(url: str) -> str:
-    """How the server's info metric says that KV is kept."""
+def runtime_labels(url: str) -> dict[str, str]:
+    """What the server's info metric says is in force."""
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
     (info,) = (one for family in families for one in family.samples if one.name == "headway_runtime_info")
-    return info.labels["kv_dtype"]
+    return dict(info.labels)
 
 
 @pytest.mark.parametrize(("asked_for", "kv_dtype"), [("auto", "float32"), ("int8", "int8")])
@@ -44,7 +44,8 @@ def test_a_full_cache_holds_tokens_in_95_percent_of_its_configured_memory(
         "--num-threads=1",
         fake=False,
     )
-    assert kept(server.url) == kv_dtype
+    assert runtime_labels(server.url)["kv_dtype"] == kv_dtype
+    assert runtime_labels(server.url)["weight_compression"] == "none"  # of float32
     slots_paid_for = NUM_TOKENS
     total = gauges(server.url)["headway_kv_blocks_total"]
     assert total * BLOCK >= 0.95 * slots_paid_for

@@ -139,3 +139,10 @@ def test_openmetrics_is_spoken_when_asked_for(real_server: RunningServer) -> Non
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     names = {family.name for family in parse_openmetrics(response.text)}  # type: ignore[no-untyped-call]
     assert names >= HISTOGRAMS
+
+
+def test_what_is_in_force_is_what_the_engine_says(fake_server: RunningServer) -> None:
+    """Not what it was told, which may be auto."""
+    page = values(text_string_to_metric_families(httpx.get(f"{fake_server.url}/metrics").text))
+    (labels,) = (dict(labels) for name, labels in page if name == "headway_runtime_info")
+    assert (labels["kv_dtype"], labels["weight_compression"]) == ("bfloat16", "12-bit")

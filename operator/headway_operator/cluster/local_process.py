@@ -14,6 +14,7 @@ It knows one process; which processes there should be is `local`'s business.
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ import aiohttp
 
 from headway_operator.cluster.local_exit import count_oom_kills, explain_exit, log_tail
 from headway_operator.cluster.local_probe import probe
-from headway_operator.cluster.local_template import ProcessTemplate
+from headway_operator.cluster.local_template import ProcessTemplate, for_process
 from headway_operator.state import Replica, ReplicaPhase, Start
 
 STARTING_POLL_SECONDS = 0.1
@@ -32,6 +33,11 @@ FIRST_BACKOFF_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0  # after this long in service the next crash starts from the first back-off again
 DRAIN_NOTICE_SECONDS = 0.3  # the gateway reads its table every 0.1 s
+
+
+def _make_folders(folders: tuple[str, ...]) -> None:
+    for folder in folders:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 class LocalProcess:
@@ -56,7 +62,7 @@ class LocalProcess:
         self.name = name
         self.number = number
         self.revision = revision
-        self.template = template
+        self.template = for_process(template, name)
         self.deletion_cost = 0
         self.phase: ReplicaPhase = "pending"
         self.port: int | None = None
@@ -112,7 +118,14 @@ class LocalProcess:
             self._force.set()
 
     async def run(self) -> None:
-        """Keep the process running until `stop`. Cancelling kills it."""
+        """Keep the process running until `stop`. Cancelling kills it. Its own folders go with it."""
+        try:
+            await self._keep_running()
+        finally:
+            for folder in self.template.own_folders:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _keep_running(self) -> None:
         while not self._stop.is_set():
             try:
                 process = await self._start()
@@ -140,6 +153,7 @@ class LocalProcess:
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._port_path.unlink(missing_ok=True)
+        _make_folders(self.template.own_folders)
         # The child holds the read end: it reaches its end when this process is gone, however it ended. Each
         # child has a pipe of its own: flags that one sets on a shared one (O_NONBLOCK) are set for them all.
         read_end, self._lifeline = os.pipe()

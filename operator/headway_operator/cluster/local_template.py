@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ class Probe:
 class ProcessTemplate:
     """Everything needed to start one process of a Deployment, except its name, port file and lifeline.
 
-    digest changes exactly when the Deployment's pod template does.
+    digest changes exactly when the Deployment's pod template does. own_folders: those of emptyDir volumes;
+    each process is to have one of its own (`for_process`).
     """
 
     digest: str
@@ -63,6 +64,7 @@ class ProcessTemplate:
     ready: Probe
     startup_seconds: float
     live: Probe | None
+    own_folders: tuple[str, ...] = ()
 
 
 def process_template(
@@ -111,7 +113,28 @@ def process_template(
         ready=_probe(container.get("readinessProbe") or {}, "/ready", where),
         startup_seconds=_startup_seconds(startup, where),
         live=_probe(live, "/health", where) if live else None,
+        own_folders=_own_folders(pod, container, mounts),
     )
+
+
+def for_process(template: ProcessTemplate, name: str) -> ProcessTemplate:
+    """The same for one of several processes: what each pod would have for itself, each of them has, too."""
+    own = [(folder, f"{folder}/{name}") for folder in template.own_folders]
+    return replace(
+        template,
+        command=tuple(_inside(argument, own) for argument in template.command),
+        environment={key: _inside(value, own) for key, value in template.environment.items()},
+        own_folders=tuple(folder for _, folder in own),
+    )
+
+
+def _own_folders(
+    pod: Mapping[str, Any], container: Mapping[str, Any], mounts: Mapping[str, Path]
+) -> tuple[str, ...]:
+    """A path that exists here is as it is for any other process."""
+    paths = {Path(mount["mountPath"]) for mount in container.get("volumeMounts", ())}
+    empty = [volume["name"] for volume in pod.get("volumes", ()) if "emptyDir" in volume]
+    return tuple(str(mounts[name]) for name in empty if name in mounts and mounts[name] not in paths)
 
 
 def _refuse(manifest: Mapping[str, Any], remedies: Mapping[str, str], where: str) -> None:

@@ -167,6 +167,8 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
         arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
     if spec.kv_cache_memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
+    if not spec.prefix_caching:
+        arguments.append("--no-enable-prefix-caching")
     arguments += kv_offload.arguments(spec)
     if spec.speculative is not None:
         arguments += ["--speculative-config", _speculative_config(spec, spec.speculative)]

@@ -19,6 +19,7 @@ from headway_operator.spec.gateway import Gateway
 from headway_operator.spec.lora import Lora
 from headway_operator.spec.model import Model
 from headway_operator.spec.quality import Quality
+from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.resources import Resources, gpus_rule
 from headway_operator.spec.rollout import Rollout
 from headway_operator.spec.safeguards import DisruptionBudget, Monitoring, NetworkPolicy
@@ -63,7 +64,21 @@ DISK_MESSAGE = (
     "kvOffload.disk is for one process: several could lose different files of one block; remove disk, or set "
     "tensorParallelSize to 1"
 )
-
+CACHING_RULE = "self.prefixCaching || !has(self.kvOffload)"
+CACHING_MESSAGE = (
+    "kvOffload keeps what the prefix cache has no room for: remove kvOffload, or set prefixCaching to true"
+)
+# As numbers: two quantities of any length cost more to compare than an API server allows.
+HOST_MEMORY_RULE = (
+    "!has(self.kvOffload) || !has(self.resources) || !has(self.resources.limits) || "
+    "!('memory' in self.resources.limits) || "
+    "quantity(string(self.kvOffload.hostMemory)).asApproximateFloat() < double(self.nodesPerReplica) * "
+    "quantity(string(self.resources.limits['memory'])).asApproximateFloat()"
+)
+HOST_MEMORY_MESSAGE = (
+    "kvOffload.hostMemory is of the memory that resources.limits.memory bounds, on all nodesPerReplica nodes "
+    "together, and weights need some of it: lower kvOffload.hostMemory or raise resources.limits.memory"
+)
 
 NODES_RULE = "self.tensorParallelSize % self.nodesPerReplica == 0"
 NODES_MESSAGE = (
@@ -120,6 +135,8 @@ class InferenceServiceSpec(SpecModel):
             (WAKE_RULE, WAKE_MESSAGE),
             (CREDENTIALS_RULE, CREDENTIALS_MESSAGE),
             (DISK_RULE, DISK_MESSAGE),
+            (CACHING_RULE, CACHING_MESSAGE),
+            (HOST_MEMORY_RULE, HOST_MEMORY_MESSAGE),
             (NODES_RULE, NODES_MESSAGE),
             (JUDGED_RULE, JUDGED_MESSAGE),
             gpus_rule("resources"),
@@ -130,7 +147,8 @@ class InferenceServiceSpec(SpecModel):
     model: Model
     """The model to serve. No default."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Number format of weights and activations. Default auto: what the model's config states."""
+    """Number format of weights and activations. Default auto: what the model's config states; on a CPU
+    bfloat16 for quantized weights of a float16 model, where products of them take that alone."""
     quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"] = "auto"
     """How weights are packed: fp8, int8 and int4 quantize a plain checkpoint when a replica loads it; the
     other names, none too, are what the checkpoint must be. Default auto: what the checkpoint says."""
@@ -149,6 +167,8 @@ class InferenceServiceSpec(SpecModel):
     """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
     per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as
     dtype."""
+    prefix_caching: bool = True
+    """Whether requests use what was computed for others that begin alike. Default true."""
     kv_offload: KVOffload | None = None
     """Where prefixes go that the KV cache has no room for. Default: nowhere, they are lost."""
     speculative: Speculative | None = None
@@ -217,6 +237,22 @@ class InferenceServiceSpec(SpecModel):
             raise ValueError(f"{NODES_MESSAGE}; they are {nodes} and {self.tensor_parallel_size}")
         if nodes > 1 and self.quality is not None:
             raise ValueError(f"{JUDGED_MESSAGE}; it is {nodes}")
+        return self
+
+    @model_validator(mode="after")
+    def _offloads_what_it_caches_into_its_memory(self) -> Self:
+        offload, limit = self.kv_offload, self.resources.limits.get("memory")
+        if offload is None:
+            return self
+        if not self.prefix_caching:
+            raise ValueError(CACHING_MESSAGE)
+        if limit is not None:
+            wanted, there = (
+                parse_quantity(offload.host_memory),
+                parse_quantity(limit) * self.nodes_per_replica,
+            )
+            if wanted >= there:
+                raise ValueError(f"{HOST_MEMORY_MESSAGE}; they are {offload.host_memory!r} and {limit!r}")
         return self
 
     @property

@@ -1,6 +1,7 @@
 """Kinds of GPU: memory, bandwidth and arithmetic, from vendors' public data sheets.
 
-FLOPs are dense: where a sheet gives them "with sparsity", half of that. Memory is what the driver reports in
+FLOPs are dense, with sums in float32: where a sheet gives them "with sparsity", half of that; where it gives
+those of a board of several GPUs (HGX B200), one's share. Memory is what the driver reports in
 all (`nvidia-smi`, `rocm-smi`), which is what there is to fill; data sheets round it.
 """
 
@@ -55,11 +56,33 @@ GPU_KINDS: dict[str, GpuKind] = {
         _kind("t4", "T4", 15360, 320, 65, None, "NVIDIA T4 data sheet", has_bfloat16=False),
         _kind("a10", "A10", 23028, 600, 125, None, "NVIDIA A10 data sheet"),
         _kind("l4", "L4", 23034, 300, 121, 242.5, "NVIDIA L4 data sheet"),
+        _kind(
+            "rtx4090",
+            "GeForce RTX 4090",
+            24564,
+            1008,
+            165.2,
+            330.3,
+            "NVIDIA Ada GPU architecture white paper",
+        ),
         _kind("a100-40g", "A100 SXM 40GB", 40960, 1555, 312, None, "NVIDIA A100 data sheet"),
         _kind("l40s", "L40S", 46068, 864, 362, 733, "NVIDIA L40S data sheet"),
+        _kind("a6000", "RTX A6000", 49140, 768, 154.8, None, "NVIDIA RTX A6000 data sheet"),
+        _kind(
+            "rtx6000-ada",
+            "RTX 6000 Ada",
+            49140,
+            960,
+            364.2,
+            728.5,
+            "NVIDIA RTX 6000 Ada Generation data sheet",
+        ),
         _kind("a100-80g", "A100 SXM 80GB", 81920, 2039, 312, None, "NVIDIA A100 data sheet"),
         _kind("h100-80g", "H100 SXM 80GB", 81559, 3350, 989.5, 1979, "NVIDIA H100 data sheet"),
+        _kind("h100-nvl", "H100 NVL 94GB", 95830, 3938, 835.5, 1670.5, "NVIDIA H100 data sheet"),
+        _kind("h20", "H20 96GB", 97871, 4000, 148, 296, "NVIDIA H20 data sheet"),
         _kind("h200", "H200 SXM 141GB", 143771, 4800, 989.5, 1979, "NVIDIA H200 data sheet"),
+        _kind("b200", "B200 SXM 180GB", 183359, 8000, 2250, 4500, "NVIDIA HGX B200 data sheet"),
         _kind("mi300x", "Instinct MI300X", 196592, 5300, 1307.4, 2614.9, "AMD Instinct MI300X data sheet"),
     )
 }

@@ -176,6 +176,7 @@ def assess(question: Question) -> Fit:
         question.num_sequences * question.context,
         has_codes=question.model.quantization.name != "none",
         kv_is_coded=KV_BYTES[kv_dtype][1] > 0,
+        has_integer_inputs=question.model.quantization.has_integer_inputs,
     )
     return Fit(
         question,

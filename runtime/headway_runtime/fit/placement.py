@@ -18,6 +18,7 @@ class Placement:
         to the embedding is there twice. has_strips: whether coded weights lie as CPU kernels read them.
     compresses: whether plain weights of linear layers lie in 12 bits each, where sizes allow it.
     has_kernels: whether attention and the MLP's middle are CPU kernels' work.
+    has_integer_products: whether kernels turn inputs of W8A8 products into integers; else PyTorch does.
     num_threads: what strips are cut for.
     """
 
@@ -28,6 +29,7 @@ class Placement:
     has_kernels: bool = False
     num_threads: int = 1
     compresses: bool = False
+    has_integer_products: bool = False
 
     @property
     def number_bytes(self) -> int:
@@ -38,18 +40,21 @@ def this_processor(
     dtype: StoredDtype, num_threads: int, weight_compression: WeightCompression = "auto"
 ) -> Placement:
     """On this machine's CPU, as far as can be told without PyTorch."""
-    has_strips = has_kernels = compresses = False
+    has_strips = has_kernels = compresses = multiplies_integers = False
     is_bfloat16 = dtype == "bfloat16"
     try:
         from headway_runtime.kernels.cpu.processor import has_features, reads_12_bits
     except ImportError:
         pass
     else:
-        # As `kernels.cpu` asks for (`compiler.NEEDED_ON_X86`, `coded_linear.NEEDED`).
+        # As `kernels.cpu` asks for: `compiler.NEEDED_ON_X86`, `coded_linear.NEEDED`, `NEEDED_FOR_INTEGERS`.
         has_kernels = has_features("avx2", "fma", "f16c") or has_features("neon")
         has_strips = is_bfloat16 and has_features("avx512bf16", "avx512bw", "avx512vbmi")
         compresses = is_bfloat16 and weight_compression == "auto" and reads_12_bits()
-    return Placement(True, dtype, is_bfloat16, has_strips, has_kernels, num_threads, compresses)
+        multiplies_integers = is_bfloat16 and has_features("avx512bf16", "avx512bw", "avx512vnni")
+    return Placement(
+        True, dtype, is_bfloat16, has_strips, has_kernels, num_threads, compresses, multiplies_integers
+    )
 
 
 def one_rank(model: ModelConfig, num_ranks: int) -> ModelConfig:

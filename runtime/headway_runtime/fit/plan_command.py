@@ -32,9 +32,10 @@ from headway_runtime.fit.memory_fit import (
 from headway_runtime.fit.placement import Placement, this_processor
 from headway_runtime.fit.report import Answer, Speed, as_json, text
 from headway_runtime.memory import free_memory_bytes
-from headway_runtime.model_config import STORED_DTYPES, StoredDtype, read_model_config
+from headway_runtime.model_config import STORED_DTYPES, read_model_config
 from headway_runtime.offload_options import GIB
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
+from headway_runtime.served_dtype import served_dtype
 from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
 from headway_runtime.speculative_options import SpeculativeOptions, speculative_options
@@ -105,6 +106,13 @@ def build_parser() -> _Parser:
     where(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what --memory is of (auto: cuda)"
     )
+    where(
+        "--bandwidth",
+        type=size,
+        metavar="SIZE",
+        help="bytes a second of its memory, for bounds and costs of a device that is no --gpu, e.g. 4.8T",
+    )
+    where("--flops", type=size, metavar="N", help="likewise: dense FLOP a second in that dtype, e.g. 989.5T")
     ranks = parser.add_mutually_exclusive_group()
     for name in ("--tensor-parallel-size", "--num-gpus"):
         ranks.add_argument(name, type=integer(1, 1024), dest="num_ranks", default=1, metavar="N")
@@ -174,23 +182,27 @@ def answer_of(arguments: argparse.Namespace) -> Answer:
     question = _question(arguments, folder, headers, kind)
     fit = assess(question)
     changes = [] if fit.fits else nearest_changes(question, lambda one: one.fits)
-    speed = None if kind is None else _speed(arguments, fit, kind)
-    return Answer(arguments.model, _told_device(question, kind), fit, changes, speed, headers)
+    device = _told_device(question, kind)
+    measured = kind or _own_kind(arguments, question, device)
+    speed = None if measured is None else _speed(arguments, fit, measured)
+    return Answer(arguments.model, device, fit, changes, speed, headers)
 
 
 def _check(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
     is_cpu = arguments.device == "cpu"
     if kind is not None and is_cpu:
         raise ConfigError(f"--gpu={kind.name!r} is no CPU; leave --device=cpu out")
-    if arguments.price_per_gpu_hour is not None and kind is None:
+    has_speed = kind is not None or arguments.bandwidth is not None
+    _check_own_kind(arguments, kind)
+    if arguments.price_per_gpu_hour is not None and not has_speed:
         raise ConfigError(
             f"--price-per-gpu-hour={arguments.price_per_gpu_hour!r}: how many tokens an hour makes hangs on "
-            "the kind of GPU; give --gpu"
+            "the kind of GPU; give --gpu, or --bandwidth and --flops"
         )
-    if arguments.concurrency is not None and kind is None:
+    if arguments.concurrency is not None and not has_speed:
         raise ConfigError(
             f"--concurrency={arguments.concurrency!r} is for bounds of a kind of GPU; give --gpu, or "
-            "--max-num-seqs for so many sequences to fit at once"
+            "--bandwidth and --flops, or --max-num-seqs for so many sequences to fit at once"
         )
     if arguments.efficiency is not None and arguments.price_per_gpu_hour is None:
         raise ConfigError(
@@ -202,6 +214,27 @@ def _check(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
         raise ConfigError(
             "a plan for GPUs needs to know their memory; give --gpu KIND or --memory SIZE, or --device cpu"
         )
+
+
+def _check_own_kind(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
+    given = {"--bandwidth": arguments.bandwidth, "--flops": arguments.flops}
+    for flag, value in given.items():
+        if value is None:
+            continue
+        if kind is not None:
+            raise ConfigError(f"{flag}={value!r}: --gpu={kind.name!r} says it already; leave out one of them")
+        if None in given.values():
+            raise ConfigError(f"{flag}={value!r}: bounds need both; give --bandwidth and --flops")
+
+
+def _own_kind(arguments: argparse.Namespace, question: Question, device: str) -> GpuKind | None:
+    """Of a device that is in no table."""
+    if arguments.bandwidth is None:
+        return None
+    told = "as --bandwidth and --flops say"
+    return GpuKind(
+        "own", device, question.memory_bytes, arguments.bandwidth, float(arguments.flops), None, told
+    )
 
 
 def _question(
@@ -223,7 +256,7 @@ def _question(
     if context > length:
         raise ConfigError(f"--context={context} is more than --max-model-len, {length}; ask for at most that")
     is_cpu = arguments.device == "cpu" or (kind is None and arguments.memory is None)
-    dtype: StoredDtype = model.dtype if arguments.dtype == "auto" else arguments.dtype
+    dtype = served_dtype(arguments.dtype, model.dtype, loaded.quantization, is_cpu=is_cpu)
     # Ranks on CPUs share a machine, and each has its part of it.
     ranks = arguments.num_ranks
     if is_cpu:

@@ -11,6 +11,11 @@ V the vocabulary, C the context, S sampled rows, and b bytes of a number, what i
 and the largest of these counts. The workspace of attention is what a chunk's keys and values take, gathered,
 and the scores of 128 rows against them; where there are no kernels for decodes, the gathered KV of all of one
 layer's sequences.
+
+Where inputs of products are quantized too (W8A8), a product of I inputs and O outputs takes for each row,
+beside what it returns, a byte for each input and its scale; on a CPU without a kernel for that PyTorch's
+operators do it, in float32: the input, its whole numbers and the result, not all at once
+(`layers.quantized_linear`).
 """
 
 from dataclasses import dataclass
@@ -24,6 +29,8 @@ CHUNK_ROWS = 128
 CPU_TOKENS_AT_ONCE = 1 << 19
 FLOAT32_BYTES = 4
 INTEGER_BYTES = 8
+# Of `kernels.cpu.row_numbers`: a row's scale and offset.
+ROW_SCALING_BYTES = 8
 # Of a tile of coded weights that is turned into plain numbers: as float32 twice, then in the model's dtype.
 TILE_BYTES = (1 << 18) * (2 * FLOAT32_BYTES + 2)
 
@@ -34,6 +41,7 @@ class Step:
 
     decoded_context: of all sequences that are decoded at once. has_codes: whether weights are coded.
     kv_is_coded: whether keys and values are.
+    has_integer_inputs: whether inputs of products are turned into 8-bit integers.
     """
 
     num_tokens: int
@@ -42,6 +50,7 @@ class Step:
     decoded_context: int
     has_codes: bool = False
     kv_is_coded: bool = False
+    has_integer_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +89,22 @@ def step_bytes(model: ModelConfig, placement: Placement, step: Step) -> StepByte
     rotations = 2 * tokens * model.head_dim * len(model.ropes)
     # Hidden states, and what the layer before adds to them.
     base = b * (2 * tokens * hidden + rotations)
-    attention = base + _attention(model, placement, step)
+    tile = TILE_BYTES if step.has_codes and not placement.has_strips else 0
+    attention = base + _attention(model, placement, step, tile)
     is_torch = not placement.has_kernels
     masks = (tokens * step.context * b * _num_masks(model)) if is_torch else 0
-    tile = TILE_BYTES if step.has_codes and not placement.has_strips else 0
-    feed_forward = base + _feed_forward(model, placement, tokens)
+    feed_forward = base + _feed_forward(model, placement, step)
     return StepBytes(
         tokens,
-        attention + masks + tile,
+        attention + masks,
         feed_forward + masks + tile,
         masks + _sampling(model, placement, step),
         _kept(model, placement, step),
     )
 
 
-def _attention(model: ModelConfig, placement: Placement, step: Step) -> int:
+def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) -> int:
+    """tile: what products take while they turn codes into numbers."""
     b, tokens, hidden = placement.number_bytes, step.num_tokens, model.hidden_size
     query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     if placement.has_kernels:
@@ -104,8 +114,13 @@ def _attention(model: ModelConfig, placement: Placement, step: Step) -> int:
     else:
         workspace = _torch_workspace(model, placement, step)
     # The projection back, of what is attended; its layer's norm makes another of it in Gemma.
-    workspace = max(workspace, b * tokens * hidden)
-    return b * tokens * (hidden + 2 * query + kv) + workspace
+    workspace = max(workspace, b * tokens * hidden + tile)
+    plain = b * tokens * (hidden + 2 * query + kv) + workspace
+    if not step.has_integer_inputs:
+        return plain
+    before = b * (hidden + query + kv) + _integer_input_bytes(placement, hidden, query + kv)
+    after = b * (2 * hidden + 2 * query + kv) + _integer_input_bytes(placement, query, hidden)
+    return max(plain, tokens * before + tile, tokens * after + tile)
 
 
 def _product_numbers(model: ModelConfig, step: Step) -> int:
@@ -136,19 +151,41 @@ def _torch_workspace(model: ModelConfig, placement: Placement, step: Step) -> in
     return max(chunk, step.decoded_context * (kv * per_number + b))
 
 
-def _feed_forward(model: ModelConfig, placement: Placement, tokens: int) -> int:
-    b, hidden = placement.number_bytes, model.hidden_size
+def _feed_forward(model: ModelConfig, placement: Placement, step: Step) -> int:
+    b, hidden, tokens = placement.number_bytes, model.hidden_size, step.num_tokens
     largest = 0
     if not all(layer.has_experts for layer in model.layers):
         rows = min(tokens, CPU_MLP_ROWS) if placement.is_cpu else tokens
-        middle = max(3 * model.intermediate_size, model.intermediate_size + hidden)
-        largest = b * (2 * tokens * hidden + rows * (hidden + middle))
+        middle = _middle_bytes(placement, step, hidden, model.intermediate_size)
+        largest = b * (2 * tokens * hidden + rows * hidden) + rows * middle
     if model.experts is not None:
         size, used = model.experts.size, model.experts.num_used
-        middle = max(3 * size, size + hidden)
-        own = b * tokens * (3 * hidden + 2 * used * hidden + middle)
+        middle = _middle_bytes(placement, step, hidden, size)
+        own = b * tokens * (3 * hidden + 2 * used * hidden) + tokens * middle
         largest = max(largest, own + tokens * model.experts.num_experts * FLOAT32_BYTES)
     return largest
+
+
+def _middle_bytes(placement: Placement, step: Step, hidden: int, size: int) -> int:
+    """Of one row of an MLP: its first product with its gate, then its second one."""
+    b = placement.number_bytes
+    plain = b * max(3 * size, size + hidden)
+    if not step.has_integer_inputs:
+        return plain
+    first = 2 * b * size + _integer_input_bytes(placement, hidden, 2 * size)
+    second = b * (size + hidden) + _integer_input_bytes(placement, size, hidden)
+    return max(plain, first, second)
+
+
+def _integer_input_bytes(placement: Placement, inputs: int, outputs: int) -> int:
+    """Of one row of a product whose input is quantized, beside its result in the model's dtype."""
+    if placement.has_integer_products or not placement.is_cpu:
+        return inputs + ROW_SCALING_BYTES
+    b = placement.number_bytes
+    # Of float32, numbers are the same ones in the model's dtype, and the input is its own copy.
+    copy, rounded = (0, 0) if b == FLOAT32_BYTES else (FLOAT32_BYTES * inputs, b * inputs)
+    whole = FLOAT32_BYTES * inputs
+    return max(copy + whole - b * outputs, whole + rounded, whole + FLOAT32_BYTES * outputs)
 
 
 def _sampling(model: ModelConfig, placement: Placement, step: Step) -> int:

@@ -135,6 +135,15 @@ def lossless_linear(parts: list[Tensor], bias: Tensor | None) -> "LosslessLinear
     return None if weight is None else LosslessLinear(weight, bias)
 
 
+def is_compressed(linear: object) -> bool:
+    """Whether it is one of `lossless_linear`."""
+    if not _are_available():
+        return False
+    from headway_runtime.kernels.cpu.lossless_linear import LosslessLinear
+
+    return isinstance(linear, LosslessLinear)
+
+
 def int8_linear(parts: list[Int8Weight], bias: Tensor | None) -> "GroupedLinear | IntegerLinear | None":
     """parts: of one weight, one below the other, that treat their input alike."""
     assert all(part.input == parts[0].input for part in parts)

@@ -12,6 +12,7 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.model_config_layers import ExpertsConfig
 from headway_runtime.models.loader import Weights
 from headway_runtime.models.projections import projection, projection_back
+from headway_runtime.models.stored_weights import WEIGHT_NAMES
 from headway_runtime.parallel.share import Share
 
 # So many rows go through an MLP at once on a CPU: its wide middle then stays in the processor's cache, and
@@ -32,7 +33,7 @@ def feed_forward(
     device: torch.device,
     share: Share,
 ) -> GatedMLP | Experts:
-    """name: of a layer's MLP. A mixture's router is never quantized: it is small, and it decides.
+    """name: of a layer's MLP. A mixture's router is kept plain: it is small, and it decides.
 
     share: of the middle of each MLP, what this rank has; what the result computes is to be added up with
     others'.
@@ -90,10 +91,10 @@ def _experts(
     gate = Gate(config.activation, len(share.of(experts.size)), dtype, device)
     mixtral = f"{name.removesuffix('mlp')}block_sparse_moe"
     is_mixtral = config.architecture == "MixtralForCausalLM"
-    if is_mixtral and f"{name}.gate.weight" not in weights.names():
+    if is_mixtral and not any(f"{name}.gate.{own}" in weights.names() for own in WEIGHT_NAMES.values()):
         name = mixtral
     names = MIXTRAL_NAMES if is_mixtral else QWEN_NAMES
-    weight = weights.take(f"{name}.gate.weight", (experts.num_experts, config.hidden_size))
+    weight = weights.take_plain(f"{name}.gate", experts.num_experts, config.hidden_size)
     router = make_linear([weight], compresses=weights.compresses)
     if f"{name}.experts.gate_up_proj" in weights.names():
         _unfuse(f"{name}.experts", names, config, experts, weights)

@@ -34,9 +34,11 @@ from headway_runtime.weight_stream.opening import open_tensor_files
 # What may be there and is not needed: buffers of old checkpoints, which follow from config.json, and scales
 # for a KV cache, which finds its own.
 DERIVED_TENSORS = re.compile(
-    r"model\.layers\.\d+\.self_attn\.(rotary_emb\.inv_freq|(.*\.)?[qkv]_scale|prob_scale|[kv]_proj\.output_scale)"
+    r"(language_model\.model|model\.language_model|model)\.layers\.\d+\.self_attn\."
+    r"(rotary_emb\.inv_freq|(.*\.)?[qkv]_(scale|zero_point)|prob_scale|[kv]_proj\.output_scale)"
 )
-BIAS = ".bias"
+# What quantizers leave at layers that have none; zeros then say nothing.
+LEFT_OVER = (".bias", ".weight_zero_point", ".input_zero_point")
 # As safetensors names them.
 PLAIN_DTYPES = ("BF16", "F16", "F32")
 UNQUANTIZED = Quantization("none")
@@ -75,6 +77,9 @@ class Weights(Protocol):
 
         Codes of a part are those of the whole weight.
         """
+
+    def take_plain(self, module: str, outputs: int, inputs: int) -> Tensor:
+        """The weight [outputs, inputs] of that linear layer in plain numbers, whatever it is stored in."""
 
     def put(self, name: str, tensor: Tensor) -> None:
         """A tensor that is a part of one taken, for whoever takes it under this name."""
@@ -137,6 +142,12 @@ class CheckpointWeights:
             return cut(quantized(self.take(name, (outputs, inputs)), kind), part)
         except ValueError as error:
             raise self.error(name, str(error)) from error
+
+    def take_plain(self, module: str, outputs: int, inputs: int) -> Tensor:
+        scheme = self._quantization.of_module(module)
+        if not isinstance(scheme, Scheme) or self._is_plain(module, scheme):
+            return self.take(f"{module}.weight", (outputs, inputs))
+        return read_stored(self, module, outputs, inputs, scheme).dequantized(self.dtype)
 
     def _take_part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
         if name in self._put:
@@ -213,7 +224,7 @@ class CheckpointWeights:
         left = sorted(
             name
             for name in self._where.keys() - set(unused)
-            if not DERIVED_TENSORS.fullmatch(name) and not self._is_empty_bias(name)
+            if not DERIVED_TENSORS.fullmatch(name) and not self._is_left_over(name)
         )
         self._progress.close()
         self._files.close()
@@ -223,11 +234,12 @@ class CheckpointWeights:
                 f"first {left[0]!r}; config.json does not fit it"
             )
 
-    def _is_empty_bias(self, name: str) -> bool:
-        """Quantizers give layers without a bias one of zeros."""
-        if self._quantization.stored is None or not name.endswith(BIAS):
+    def _is_left_over(self, name: str) -> bool:
+        """Quantizers give layers a bias or zero points of zeros."""
+        if self._quantization.stored is None or not name.endswith(LEFT_OVER):
             return False
-        return not bool(self._files.read(name).any())
+        # Those of FP8 weights are FP8, which has no `any`.
+        return not bool(self._files.read(name).float().any())
 
     def tell(self, timeline: StartTimeline) -> None:
         self._files.tell(timeline)
@@ -277,6 +289,9 @@ class DummyWeights:
             return cut(whole, part)
         except ValueError as error:
             raise ModelLoadError(f"tensor {module + '.weight'!r} {error}") from error
+
+    def take_plain(self, module: str, outputs: int, inputs: int) -> Tensor:
+        return self._whole(f"{module}.weight", (outputs, inputs))
 
     def names(self) -> Set[str]:
         return frozenset()

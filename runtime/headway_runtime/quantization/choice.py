@@ -39,6 +39,12 @@ class Quantization:
     stored: CheckpointQuantization | None = None
     online: Online | None = None
 
+    @property
+    def has_integer_inputs(self) -> bool:
+        """Whether products of some module turn their input into integers."""
+        rules = () if self.stored is None else self.stored.rules
+        return any(rule.scheme is not None and rule.scheme.input is not None for rule in rules)
+
     def of_module(self, module: str) -> Scheme | Online | None:
         """How a module's weights lie in the checkpoint, or what plain ones become."""
         if self.stored is not None:
@@ -91,6 +97,6 @@ def read_quantization(folder: Path) -> CheckpointQuantization | None:
     return None
 
 
-def _read(fields: Fields, default_method: str | None) -> CheckpointQuantization:
+def _read(fields: Fields, default_method: str | None) -> CheckpointQuantization | None:
     method = fields.choice("quant_method", tuple(READERS), default_method)
     return READERS[method](fields)

@@ -21,6 +21,9 @@ LAYOUTS: dict[str, Layout] = {
     "naive-quantized": "plain",
 }
 FORMATS = (*LAYOUTS, "mixed-precision")
+# What `quantization_status` says of weights that are what they are to be. In older checkpoints, which say
+# "frozen", numbers may be codes all the same; the format and each tensor's dtype tell.
+FINISHED = ("compressed", "frozen")
 # kv_cache_scheme: a KV cache finds its own scales here.
 HARMLESS = frozenset(
     {"global_compression_ratio", "kv_cache_scheme", "quant_method", "run_compressed", "version"}
@@ -32,17 +35,23 @@ REGULAR_EXPRESSION = "re:"
 CLASS_NAME = re.compile(r"[A-Z]\w*")
 
 
-def read_compressed_tensors(fields: Fields) -> CheckpointQuantization:
-    status = fields.get("quantization_status", "compressed")
-    if status != "compressed":
+def read_compressed_tensors(fields: Fields) -> CheckpointQuantization | None:
+    """None where only a KV cache is to be quantized."""
+    if fields.get("quantization_status", "compressed") not in FINISHED:
         raise fields.error(
-            "quantization_status", "want 'compressed'; save the model with save_compressed=True"
+            "quantization_status",
+            "want 'compressed' or 'frozen'; save the model with save_compressed=True",
         )
     sparsity = fields.object("sparsity_config")
     if sparsity is not None and sparsity.get("format", "dense") != "dense":
         raise sparsity.error("format", f"sparse weights are not supported; {UNQUANTIZED}")
-    format_name = fields.choice("format", FORMATS)
     groups = fields.object("config_groups")
+    if fields.get("kv_cache_scheme") is not None and (groups is None or not groups.field_names):
+        fields.choice("format", (*FORMATS, "dense"), "dense")
+        fields.names("ignore")
+        fields.finish(HARMLESS)
+        return None
+    format_name = fields.choice("format", FORMATS)
     if groups is None or not groups.field_names:
         raise fields.error("config_groups", "want at least one group; correct the model's file")
     rules = [_ignored(fields, name) for name in fields.names("ignore")]

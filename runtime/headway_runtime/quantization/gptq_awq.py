@@ -1,6 +1,6 @@
 """What GPTQ's tools (AutoGPTQ, GPTQModel) and AWQ's (AutoAWQ, GPTQModel) write about their weights."""
 
-from headway_runtime.quantization.fields import Fields
+from headway_runtime.quantization.fields import UNQUANTIZED, Fields
 from headway_runtime.quantization.scheme import (
     EVERYTHING,
     CheckpointQuantization,
@@ -13,7 +13,8 @@ from headway_runtime.quantization.scheme import (
 # How weights were found, who found them, and what other programs do with them.
 HARMLESS = frozenset(
     {
-        *("act_group_aware", "auto_gptq_version", "autoround_version", "backend_options", "batch_size"),
+        *("act_group_aware", "auto_gptq_version", "autoround_version", "backend", "backend_options"),
+        "batch_size",
         *(
             "block_name_to_quantize",
             "cache_block_outputs",
@@ -36,6 +37,8 @@ HARMLESS = frozenset(
         *("tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "vram_strategy", "gc_mode"),
     }
 )
+# Programs that had AWQ's codes in an order of their own. Others' names say only which kernel was to multiply.
+AWQ_BACKENDS_WITH_OWN_LAYOUT = ("llm-awq", "gemv", "gemv_fast")
 
 
 def read_gptq(fields: Fields) -> CheckpointQuantization:
@@ -51,17 +54,19 @@ def read_gptq(fields: Fields) -> CheckpointQuantization:
 
 
 def read_awq(fields: Fields) -> CheckpointQuantization:
+    """`desc_act`, which GPTQModel sets, is passed over: groups of AWQ are of inputs as they come."""
     _refuse_other_formats(fields)
-    fields.choice("version", ("gemm",), fields.choice("format", ("gemm",), "gemm"))
-    fields.choice("backend", ("autoawq", "auto"), "autoawq")
+    for name in ("version", "format", "checkpoint_format"):
+        fields.choice(name, ("gemm",), "gemm")
+    if fields.get("backend") in AWQ_BACKENDS_WITH_OWN_LAYOUT:
+        raise fields.error("backend", f"its layout is not supported; quantize it anew, or {UNQUANTIZED}")
     fields.choice("pack_dtype", ("int32",), "int32")
     old_name = fields.get("bits") is None and fields.get("w_bit") is not None
     bits_name = "w_bit" if old_name else "bits"
     fields.choice(bits_name, (4,))
     group_name = "q_group_size" if fields.get("group_size") is None else "group_size"
     has_zeros = fields.boolean("zero_point", default=not fields.boolean("sym", default=False))
-    if fields.boolean("desc_act", default=False):
-        raise fields.error("desc_act", "AWQ has no order of its own; correct the model's file")
+    fields.boolean("desc_act", default=False)
     group_size = fields.group_size(group_name)
     scheme = Scheme(
         "awq",
@@ -119,13 +124,14 @@ def _dynamic_rules(fields: Fields, base: Scheme) -> list[Rule]:
 
 def _changed(own: Fields, base: Scheme) -> Scheme:
     group_size = base.group_size if own.get("group_size") is None else own.group_size("group_size")
+    has_order = own.boolean("desc_act", default=base.has_input_order)
     scheme = Scheme(
         base.layout,
         own.choice("bits", (4, 8) if base.layout == "gptq" else (4,), base.bits),
         "channel" if group_size is None else "group",
         group_size=group_size,
         is_symmetric=own.boolean("sym", default=base.is_symmetric),
-        has_input_order=own.boolean("desc_act", default=base.has_input_order),
+        has_input_order=has_order and base.layout == "gptq",
         zero_offset=base.zero_offset,
     )
     own.finish(HARMLESS)

@@ -90,6 +90,7 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
                 "device": info.device if info else "",
                 "quantization": serving.options.engine.quantization,
                 "kv_dtype": info.kv_dtype if info else "",
+                "weight_compression": info.weight_compression if info else "",
                 "instance": state.instance,
             },
             serving.options.engine,

@@ -55,6 +55,8 @@ class EngineLike(Protocol):
     @property
     def kv_dtype(self) -> str: ...
     @property
+    def weight_compression(self) -> str: ...
+    @property
     def adapters(self) -> AdapterService | None: ...
     @property
     def has_work(self) -> bool: ...
@@ -266,6 +268,7 @@ class EngineLoop:
                 engine.kv_dtype,
                 self._timeline,
                 self._adapter_entries(),
+                engine.weight_compression,
             ),
         )
 

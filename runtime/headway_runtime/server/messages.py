@@ -186,7 +186,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The model is loaded.
 
     kv_dtype: how keys and values are kept. timeline: seconds from the server's start to each stage, in order.
-    adapters: as `AdapterList` has them.
+    adapters: as `AdapterList` has them. weight_compression: how plain weights are kept.
     """
 
     max_model_len: int
@@ -195,6 +195,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     kv_dtype: str
     timeline: dict[str, float]
     adapters: list[AdapterEntry] = []
+    weight_compression: str = "none"
 
 
 class AdapterList(msgspec.Struct, tag="adapter_list", frozen=True):
