@@ -59,6 +59,7 @@ SERVER_ARGUMENTS = (
 WARM_AFTER_SECONDS = 300.0
 MAX_GROWTH_BYTES = 24 * 2**20
 MAX_GROWTH_SHARE = 0.04
+GAUGES_AT_THE_END = ("kv_blocks_used", "running", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,32 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Books:
+    """What the engine says once everybody has gone.
+
+    left: what still runs, waits or is in use. ended: requests, in whatever way.
+    """
+
+    counters: dict[str, int]
+    left: dict[str, int]
+    ended: int
+
+    def told(self) -> str:
+        if not self.left:
+            return "at the end: not known"
+        blocks, running, waiting = (self.left[name] for name in GAUGES_AT_THE_END)
+        received = self.counters["received"]
+        sign = "=" if received == self.ended else "but"
+        return (
+            f"at the end: {blocks} blocks in use, {running} running, {waiting} waiting; "
+            f"received {received} {sign} ended {self.ended}"
+        )
+
+
+NO_BOOKS = Books({}, {}, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What one soak came to. It is good if `problems` is empty."""
 
@@ -83,7 +110,7 @@ class Outcome:
     requests: dict[str, int]
     refused_for_load: int
     limit_changes: int
-    counters: dict[str, int]
+    books: Books
     memory: dict[str, Memory]
     problems: list[str]
 
@@ -169,10 +196,10 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
         took = time.monotonic() - started
         stop.set()
         await asyncio.gather(*users)
-        limit_changes, counters = 0, {}
+        limit_changes, books = 0, NO_BOOKS
         try:
             limit_changes = await limits
-            counters = await _check_books(session, server, problems)
+            books = await _check_books(session, server, problems)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             problems.append(f"the admin API does not answer: {type(error).__name__}: {error}")
     if server.process.poll() is not None:
@@ -198,7 +225,7 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
         dict(seen.done),
         seen.num_refused_for_load,
         limit_changes,
-        counters,
+        books,
         memory,
         [*problems, *seen.faults],
     )
@@ -238,18 +265,18 @@ async def _change_limits(
     return num_changes
 
 
-async def _check_books(session: aiohttp.ClientSession, server: Server, problems: list[str]) -> dict[str, int]:
+async def _check_books(session: aiohttp.ClientSession, server: Server, problems: list[str]) -> Books:
     """Wait for what clients left behind to be gone, then compare what came with what ended."""
     deadline = time.monotonic() + 30
     while True:
         async with session.get("/admin/sample", headers=server.headers()) as response:
             sample = await response.json()
         gauges: dict[str, Any] = sample["gauges"]
-        left = {name: gauges[name] for name in ("running", "waiting", "kv_blocks_used") if gauges[name]}
-        if not left or time.monotonic() > deadline:
+        left = {name: gauges[name] for name in GAUGES_AT_THE_END}
+        if not any(left.values()) or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.1)
-    if left:
+    if any(left.values()):
         problems.append(f"left behind after everybody had gone: {left}")
     counters: dict[str, int] = sample["counters"]
     async with session.get("/metrics") as response:
@@ -266,7 +293,7 @@ async def _check_books(session: aiohttp.ClientSession, server: Server, problems:
         problems.append(f"{counters['errors']} requests ended with an error of the engine")
     if not counters["preemptions"]:
         problems.append("nothing was preempted: the soak is too light to show anything")
-    return counters
+    return Books(counters, left, ended)
 
 
 def _memory(samples: list[dict[str, int]]) -> dict[str, Memory]:
@@ -293,7 +320,8 @@ def report(outcome: Outcome) -> str:
         [
             f"{outcome.seconds:g} s, seed {outcome.seed}, {outcome.users} users: {total} requests ({kinds})",
             f"refused for load: {outcome.refused_for_load}; changes of limits: {outcome.limit_changes}",
-            f"counters: {outcome.counters}",
+            f"counters: {outcome.books.counters}",
+            outcome.books.told(),
             f"resident memory: {memory}",
             *(f"PROBLEM {problem}" for problem in outcome.problems[:40]),
             f"problems: {len(outcome.problems)}",

@@ -43,6 +43,7 @@ class Application:
         )
         self._own_paths: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/health": self._health,
+            "/ping": self._health,
             "/ready": self._ready,
             "/version": self._tell_version,
             "/metrics": self._tell_metrics,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headway_runtime.inprocess import Engine
     from headway_runtime.request import Grammar, TokenLogprobs
     from headway_runtime.sampling_params import SamplingParams
+    from headway_runtime.structured_outputs import StructuredOutputsParams
 
 _MODULES = {
     "CompletionOutput": "generation_output",
@@ -21,6 +22,7 @@ _MODULES = {
     "Grammar": "request",
     "LoRARequest": "adapters.lora_request",
     "SamplingParams": "sampling_params",
+    "StructuredOutputsParams": "structured_outputs",
     "Timings": "generation_output",
     "TokenLogprobs": "request",
 }
@@ -32,6 +34,7 @@ __all__ = [
     "Grammar",
     "LoRARequest",
     "SamplingParams",
+    "StructuredOutputsParams",
     "Timings",
     "TokenLogprobs",
 ]

@@ -11,8 +11,11 @@ from headway_runtime.choice import Choice, TextRules
 from headway_runtime.errors import EngineDeadError, InvalidRequestError
 from headway_runtime.generation_output import CompletionOutput, GenerationOutput, Timings
 from headway_runtime.request import FinishReason, Request, RequestOutput, TokenLogprobs
-from headway_runtime.sampling_params import SamplingParams
+from headway_runtime.sampling_params import SamplingParams, shown
 from headway_runtime.tokenizer import Vocabulary
+
+# Where the form of an answer is prescribed.
+GRAMMAR_FIELDS = ("grammar", "structured_outputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +102,18 @@ class Assembly:
         if event.finish_reason is FinishReason.ERROR:
             if event.error_param is not None:
                 field = event.error_param
+                given = shown(getattr(self._params, field, None))
                 raise InvalidRequestError(
-                    f"{field} cannot be enforced: {event.error}; correct it",
+                    f"{field}={given} cannot be enforced: {event.error}; correct it",
                     param=field,
-                    code="invalid_grammar",
+                    code="invalid_grammar" if field in GRAMMAR_FIELDS else "invalid_value",
                 )
             answer.error = event.error or "the engine failed"
             self._end_one()
             return None
-        answer.text += answer.choice.feed(event).text
+        text = answer.choice.feed(event).text
+        if self._params.detokenize:
+            answer.text += text
         answer.token_ids += event.token_ids
         answer.logprobs += event.logprobs
         if event.prompt_logprobs is not None:

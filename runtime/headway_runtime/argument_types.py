@@ -36,6 +36,22 @@ class integer:  # noqa: N801 - reads as the type of an argument
         return value
 
 
+class tokens:  # noqa: N801 - reads as the type of an argument
+    """A number of tokens, as vLLM writes it: 8192, 8k (8000), 8K (8192), 1.5k; units of thousands are small
+    letters, those of 1024 capitals, and only those of thousands take fractions."""
+
+    def __init__(self, low: int) -> None:
+        self._bounds = integer(low)
+
+    def __call__(self, text: str) -> int:
+        match = re.fullmatch(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])", text)
+        if match is None:
+            return self._bounds(text)
+        if match[2] is not None:
+            return self._bounds(str(int(match[1]) * 1024 ** (1 + "KMGT".index(match[2]))))
+        return self._bounds(str(round(float(match[3]) * 1000 ** (1 + "kmgt".index(match[4])))))
+
+
 def positive(text: str) -> float:
     return _number(text, lambda value: value > 0, "a number above 0")
 

@@ -7,13 +7,13 @@ with it all that others wait for.
 from collections.abc import Sequence
 
 from headway_runtime.errors import InvalidRequestError
-from headway_runtime.request import MAX_PRIORITY, MAX_SALT_CHARACTERS
+from headway_runtime.request import LARGEST_PRIORITY, MAX_SALT_CHARACTERS, SMALLEST_PRIORITY
 from headway_runtime.sampling_params import SamplingParams, check_integer, is_text, wrong
 
 
 def check_call(priority: object, cache_salt: object) -> None:
     """InvalidRequestError for what no request may carry."""
-    check_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
+    check_integer("priority", priority, SMALLEST_PRIORITY, LARGEST_PRIORITY)
     if not is_text(cache_salt) or len(cache_salt) > MAX_SALT_CHARACTERS:
         remedy = f"want a string of at most {MAX_SALT_CHARACTERS} characters; '' is none"
         raise wrong("cache_salt", cache_salt, remedy)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from headway_runtime.adapters.options import add_lora_arguments, lora_config
-from headway_runtime.argument_types import integer, not_negative, positive, share, size, sizes
+from headway_runtime.argument_types import integer, not_negative, positive, share, size, sizes, tokens
 from headway_runtime.config import (
     Envelope,
     KVCacheDtype,
@@ -34,6 +34,7 @@ from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.offload_options import add_offload_arguments, offload_config
 from headway_runtime.parallel.options import add_parallel_arguments, parallel_config
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
+from headway_runtime.sampling_params import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
 from headway_runtime.sources.flags import add_source_arguments
 from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS, speculative_options
 
@@ -60,6 +61,7 @@ class EngineOptions:
     limits: Limits
     targets: Targets
     max_waiting: int
+    max_logprobs: int
     num_threads: int
     seed: int
     long_prefill_share: float
@@ -113,9 +115,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: requests that leave sampling fields out get what the model's generation_config.json "
         "says; none or vllm: OpenAI's defaults (default %(default)s)",
     )
-    add("--max-model-len", type=integer(2), help="tokens of prompt plus answer (default: the model's own)")
+    add(
+        "--max-model-len",
+        type=tokens(2),
+        metavar="N",
+        help="tokens of prompt plus answer, such as 8192, 8k (8000) or 8K (8192) (default: the model's own)",
+    )
     add("--max-num-seqs", type=integer(1), default=64, help="upper end of the live limit")
-    add("--max-num-batched-tokens", type=integer(1), default=2048, help="upper end of the live limit")
+    add(
+        "--max-num-batched-tokens",
+        type=tokens(1),
+        default=2048,
+        metavar="N",
+        help="upper end of the live limit",
+    )
     add("--initial-max-num-seqs", type=integer(1), help="live limit at start (default: the upper end)")
     add("--initial-max-num-batched-tokens", type=integer(1), help="likewise")
     add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
@@ -164,6 +177,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="for compiling one grammar or JSON schema; longer ones get 400 (default %(default)s)",
     )
     add("--max-waiting", type=integer(1), default=1024, help="requests that may wait; more get 503")
+    add(
+        "--max-logprobs",
+        type=integer(ALL_LOGPROBS),
+        default=DEFAULT_MAX_LOGPROBS,
+        metavar="N",
+        help="best log-probabilities that a request may have of each token; -1: as many as the vocabulary "
+        "has (default %(default)s)",
+    )
     add("--ttft-target-milliseconds", type=positive, metavar="MS", help="count requests within it")
     add("--tpot-target-milliseconds", type=positive, metavar="MS", help="likewise")
     add("--e2e-target-milliseconds", type=positive, metavar="MS", help="likewise, of whole answers")
@@ -255,6 +276,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
             arguments.e2e_target_milliseconds,
         ),
         max_waiting=arguments.max_waiting,
+        max_logprobs=arguments.max_logprobs,
         num_threads=arguments.num_threads or _default_threads(model, parallel),
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,

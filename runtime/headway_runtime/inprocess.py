@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
@@ -35,8 +36,14 @@ from headway_runtime.parallel.agreement import agreed_words
 from headway_runtime.parallel.started import StartedRanks, start_ranks
 from headway_runtime.parallel.watch import RankWatch
 from headway_runtime.progress_bar import progress_bar
-from headway_runtime.prompt_encoding import Messages, PromptEncoder, PromptInput, TemplateArguments
-from headway_runtime.request import Request
+from headway_runtime.prompt_encoding import (
+    Messages,
+    PromptEncoder,
+    PromptInput,
+    TemplateArguments,
+    truncated,
+)
+from headway_runtime.request import Request, engine_priority
 from headway_runtime.sampling_params import SamplingParams
 from headway_runtime.seeds import choice_seed
 from headway_runtime.sources import resolve
@@ -72,6 +79,7 @@ class EngineKeywords(TypedDict, total=False):
     priority_ageing_seconds: float
     structured_output_timeout_seconds: float
     max_waiting: int
+    max_logprobs: int
     ttft_target_milliseconds: float | None
     tpot_target_milliseconds: float | None
     e2e_target_milliseconds: float | None
@@ -113,6 +121,7 @@ class Engine:
             )
         self._default_params = engine_options.defaults.sampling_params()
         self._vocab_size = read_model_config(folder).vocab_size
+        self._max_logprobs = engine_options.max_logprobs
         self._encoder = PromptEncoder(folder, self._vocab_size)
         started: StartedRanks | None = None
         if engine_options.parallel.size > 1:
@@ -361,7 +370,9 @@ class Engine:
         adapter: str,
         received_at: float,
     ) -> Assembly:
-        room = self._max_tokens_in_all - len(prompt.token_ids)
+        most = self._max_tokens_in_all
+        prompt = truncated(prompt, params.truncate_prompt_tokens, most, params.max_tokens)
+        room = most - len(prompt.token_ids)
         if room < 1:
             raise ContextLengthError(
                 f"prompt has {len(prompt.token_ids)} tokens, but prompt and answer together may have "
@@ -369,7 +380,11 @@ class Engine:
                 param="prompt",
             )
         sampling = params.for_engine(
-            vocab_size=self._vocab_size, eos_token_ids=self.tokenizer.eos_token_ids, room=room
+            vocab_size=self._vocab_size,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+            room=room,
+            encode=partial(self.tokenizer.encode, add_special_tokens=False),
+            max_logprobs=self._max_logprobs,
         )
         if sampling.min_tokens < params.min_tokens:
             raise InvalidRequestError(
@@ -389,7 +404,7 @@ class Engine:
                     prompt.token_ids,
                     own,
                     received_at,
-                    priority,
+                    engine_priority(priority),
                     cache_salt,
                     adapter,
                 )

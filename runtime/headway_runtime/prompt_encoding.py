@@ -5,7 +5,7 @@ Refuses by name what is none of these and what this model cannot read. Knows no 
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -123,13 +123,25 @@ class PromptEncoder:
     def _checked(self, prompt: Prompt) -> Prompt:
         token_ids = prompt.token_ids
         if not token_ids:
-            raise InvalidRequestError("prompt is empty; give at least one token", param="prompt")
+            given = [] if prompt.text is None else prompt.text
+            raise InvalidRequestError(f"prompt={given!r} is empty; give at least one token", param="prompt")
         if not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            wrong_id = next(one for one in token_ids if not 0 <= one < self._vocab_size)
             raise InvalidRequestError(
-                f"prompt holds a token id outside [0, {self._vocab_size - 1}]; use this model's tokenizer",
+                f"prompt holds token id {wrong_id}, which is outside [0, {self._vocab_size - 1}]; use this "
+                "model's tokenizer",
                 param="prompt",
             )
         return prompt
+
+
+def truncated(prompt: Prompt, limit: int | None, most: int, max_tokens: int | None) -> Prompt:
+    """What truncate_prompt_tokens leaves of a prompt: its end. most: tokens of prompt and answer together."""
+    if limit is None:
+        return prompt
+    if limit == -1:
+        limit = max(1, most - max(1, max_tokens or 1))
+    return replace(prompt, token_ids=prompt.token_ids[-limit:])
 
 
 def _unwrapped(prompt: Mapping[str, Any]) -> tuple[str | None, Any]:

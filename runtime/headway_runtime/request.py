@@ -10,10 +10,13 @@ from typing import Literal, get_args
 
 from headway_runtime.errors import InvalidRequestError
 
-# Priorities go from -MAX_PRIORITY to MAX_PRIORITY. The bound is what gives ageing its worth: a request is
-# overtaken only by those that come within `priority_ageing_seconds` for each unit by which theirs is better.
+# The engine tells priorities from -MAX_PRIORITY to MAX_PRIORITY apart. The bound is what gives ageing its
+# worth: a request is overtaken only by those that come within `priority_ageing_seconds` for each unit by
+# which theirs is better.
 # At 60 s nobody is overtaken by what comes later than 2 * 100 * 60 s after him; at priority 0, 100 * 60 s.
 MAX_PRIORITY = 100
+# What a request may ask for, as in vLLM: 64 bits. What lies beyond the bound counts as the bound.
+SMALLEST_PRIORITY, LARGEST_PRIORITY = -(2**63), 2**63 - 1
 MAX_SALT_CHARACTERS = 1024
 
 
@@ -62,6 +65,7 @@ class SamplingParams:
         in the prompt or the answer; 1.0 means none.
     logit_bias: (token id, what is added to its logit), each id once.
     allowed_token_ids: no other token is ever sampled; None means all.
+    bad_words: sequences of tokens; the last of one never follows the others of it in the answer.
     seed: same seed and prompt give the same tokens at any batch size; None draws one per request at the edge.
     max_tokens: tokens to generate at most (already clipped to max_model_len).
     stop_token_ids: end-of-sequence ids included unless the client said ignore_eos.
@@ -79,6 +83,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
     max_tokens: int = 16
     min_tokens: int = 0
@@ -91,9 +96,15 @@ class SamplingParams:
     def needs_reading(self) -> bool:
         """Whether the host must have read a step of such a request before the next one can be launched.
 
-        What a grammar allows next is computed by the host, of the token that was sampled.
+        What a grammar allows next is computed by the host, of the token that was sampled; so is what would
+        complete a forbidden word.
         """
-        return self.grammar is not None
+        return self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
+
+
+def engine_priority(asked: int) -> int:
+    """The nearest that the engine tells from others."""
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, asked))
 
 
 @dataclass(frozen=True, slots=True)

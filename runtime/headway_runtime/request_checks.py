@@ -30,6 +30,7 @@ def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
     named = {
         "logit_bias": [token for token, _ in sampling.logit_bias],
         "allowed_token_ids": sampling.allowed_token_ids or (),
+        "bad_words": [token for word in sampling.bad_words for token in word],
     }
     for param, token_ids in named.items():
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:

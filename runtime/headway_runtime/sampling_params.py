@@ -6,19 +6,27 @@ parameters of it.
 """
 
 import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from headway_runtime import request
+from headway_runtime.bad_words import Encode, bad_word_tokens
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.request import Grammar
+from headway_runtime.structured_outputs import StructuredOutputsParams
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
-MAX_LOGPROBS = 20
+# As many as vLLM takes unless told otherwise; each is encoded twice when its request is read.
+MAX_BAD_WORDS = 128
 MAX_TOKENS = 2**31 - 1
+# Of each token, unless the engine is told otherwise: OpenAI's bound in chats.
+DEFAULT_MAX_LOGPROBS = 20
+# As many log-probabilities as the vocabulary has tokens.
+ALL_LOGPROBS = -1
 MAX_SEED = 2**63 - 1
 # Colder than this is greedy: dividing by it would leave no difference between the best tokens but rounding.
 COLDEST_TEMPERATURE = 1e-5
@@ -32,8 +40,8 @@ INTEGERS = {
     "top_k": (-1, MAX_TOKENS),
     "max_tokens": (1, MAX_TOKENS),
     "min_tokens": (0, MAX_TOKENS),
-    "logprobs": (0, MAX_LOGPROBS),
-    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "logprobs": (ALL_LOGPROBS, MAX_TOKENS),
+    "prompt_logprobs": (ALL_LOGPROBS, MAX_TOKENS),
     "seed": (-MAX_SEED, MAX_SEED),
 }
 NUMBERS = {
@@ -42,14 +50,21 @@ NUMBERS = {
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
-    # A logit divided by less could leave the range of float32.
-    "repetition_penalty": (0.01, 10.0),
+    "repetition_penalty": (0.0, sys.float_info.max),
 }
 # Of those, the ones whose lowest value itself is not allowed.
-ABOVE_LOWEST = frozenset(("top_p",))
+ABOVE_LOWEST = frozenset(("repetition_penalty",))
+# No logit that a penalty changes is chosen, or left, for more than this; more could leave float32's range.
+MAX_REPETITION_PENALTY = 1e6
 BIASES = (-100.0, 100.0)
-OPTIONAL = frozenset(("max_tokens", "logprobs", "prompt_logprobs", "seed"))
-SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+OPTIONAL = frozenset(("max_tokens", "logprobs", "prompt_logprobs", "seed", "truncate_prompt_tokens"))
+SWITCHES = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +72,21 @@ class SamplingParams:
     """How one prompt is answered. InvalidRequestError, naming field, value and remedy, for what cannot be.
 
     n: answers to each prompt.
-    temperature: 0 is greedy. top_k: 0 and -1 keep all. top_p, min_p: share of probability kept, and share of
-        the likeliest token's below which others are left out.
+    temperature: 0 is greedy. top_k: 0 and -1 keep all. top_p: share of probability kept; 0 is
+        greedy. min_p: share of the likeliest token's below which others are left out.
     presence_penalty, frequency_penalty, repetition_penalty: as OpenAI and vLLM define them.
     logit_bias: token id -> what is added to its logit. allowed_token_ids: no other is ever sampled.
+    bad_words: texts that an answer does not have, as far as it would spell them by their own tokens.
     seed: the same tokens each time; None draws one.
     max_tokens: None is as many as fit. min_tokens: before them no stop counts.
     stop: one string or up to 16, which end an answer; stop_token_ids: tokens that do, besides the model's own
         ends (unless ignore_eos).
-    logprobs, prompt_logprobs: how many best log-probabilities to return per token; None for none.
-    grammar: what an answer must match.
+    logprobs, prompt_logprobs: how many best log-probabilities to return per token; None for none, -1 for all.
+        At most `max_logprobs` of the engine.
+    truncate_prompt_tokens: of a longer prompt the last so many are taken; -1: as many as leave room.
+    detokenize: False leaves the text of answers empty. spaces_between_special_tokens: changes nothing, as
+        the model's own tokenizer.json says how tokens are joined.
+    structured_outputs, grammar: what an answer must match, in vLLM's words or in the engine's own.
     """
 
     n: int = 1
@@ -79,6 +99,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Collection[int] | None = None
+    bad_words: Collection[str] | None = None
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -87,8 +108,12 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    truncate_prompt_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -102,11 +127,13 @@ class SamplingParams:
         self._check_stops()
         for name in ("stop_token_ids", "allowed_token_ids"):
             _check_token_ids(name, getattr(self, name))
+        _check_words(self.bad_words)
         _check_biases(self.logit_bias)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise wrong("allowed_token_ids", self.allowed_token_ids, "allow at least one, or give None")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise wrong("min_tokens", self.min_tokens, f"is more than max_tokens={self.max_tokens}; lower it")
+        self._check_vllms_own()
         _check_grammar(self.grammar)
 
     @property
@@ -116,9 +143,10 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def for_engine(
-        self, *, vocab_size: int, eos_token_ids: frozenset[int], room: int
+        self, *, vocab_size: int, eos_token_ids: frozenset[int], room: int, encode: Encode, max_logprobs: int
     ) -> request.SamplingParams:
-        """The engine's parameters, but for the seed. room: tokens that the answer may have.
+        """The engine's parameters, but for the seed. room: tokens that the answer may have. encode:
+        a text, without special tokens. max_logprobs: best log-probabilities per token; -1 is no bound.
 
         InvalidRequestError for token ids that the model does not have.
         """
@@ -147,23 +175,44 @@ class SamplingParams:
                 f"are all stop tokens, which min_tokens={self.min_tokens} forbids; allow another",
             )
         return request.SamplingParams(
-            temperature=0.0 if self.temperature < COLDEST_TEMPERATURE else self.temperature,
+            temperature=engine_temperature(self.temperature, self.top_p),
             top_k=max(0, self.top_k),
-            top_p=self.top_p,
+            top_p=self.top_p or 1.0,
             min_p=self.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=engine_penalty(self.repetition_penalty),
             logit_bias=bias,
             allowed_token_ids=allowed,
+            bad_words=bad_word_tokens(tuple(self.bad_words or ()), encode),
             max_tokens=max_tokens,
             min_tokens=min(self.min_tokens, max_tokens),
             stop_token_ids=stop_token_ids,
-            num_logprobs=self.logprobs,
-            num_prompt_logprobs=self.prompt_logprobs,
-            # Its text may be the engine's to refuse; then this is the field to be named.
-            grammar=None if self.grammar is None else replace(self.grammar, param="grammar"),
+            num_logprobs=counted_logprobs("logprobs", self.logprobs, max_logprobs, vocab_size),
+            num_prompt_logprobs=counted_logprobs(
+                "prompt_logprobs", self.prompt_logprobs, max_logprobs, vocab_size
+            ),
+            grammar=self._engine_grammar(),
         )
+
+    def _engine_grammar(self) -> Grammar | None:
+        """Its text may be the engine's to refuse; then its param is the field to be named."""
+        if self.structured_outputs is not None:
+            return replace(self.structured_outputs.as_grammar(), param="structured_outputs")
+        return None if self.grammar is None else replace(self.grammar, param="grammar")
+
+    def _check_vllms_own(self) -> None:
+        limit = self.truncate_prompt_tokens
+        check_integer("truncate_prompt_tokens", limit, -1, MAX_TOKENS)
+        if limit == 0:
+            raise wrong("truncate_prompt_tokens", limit, "leaves nothing; keep at least one token")
+        if self.stop and not self.detokenize:
+            raise wrong("detokenize", False, "stop strings are looked for in the text; leave one of them out")
+        outputs = self.structured_outputs
+        if outputs is not None and not isinstance(outputs, StructuredOutputsParams):
+            raise wrong("structured_outputs", outputs, "want StructuredOutputsParams(...)")
+        if outputs is not None and self.grammar is not None:
+            raise wrong("grammar", self.grammar, "says what structured_outputs says, too; give one of them")
 
     def _check_stops(self) -> None:
         if self.stop is not None and not isinstance(self.stop, str | Collection):
@@ -173,6 +222,35 @@ class SamplingParams:
         for one in self.stops:
             if not is_text(one) or not 1 <= len(one) <= MAX_STOP_CHARACTERS:
                 raise wrong("stop", one, f"each is a string of 1 to {MAX_STOP_CHARACTERS} characters")
+
+
+def engine_temperature(temperature: float, top_p: float) -> float:
+    """0, which is greedy, for what would leave nothing to draw from but the likeliest token."""
+    return 0.0 if temperature < COLDEST_TEMPERATURE or top_p == 0.0 else temperature
+
+
+def engine_penalty(repetition_penalty: float) -> float:
+    """The same in effect, and such that logits stay within float32."""
+    return min(MAX_REPETITION_PENALTY, max(1 / MAX_REPETITION_PENALTY, repetition_penalty))
+
+
+def counted_logprobs(name: str, wanted: int | None, most: int, vocab_size: int) -> int | None:
+    """How many best log-probabilities that is. most: -1 is no bound.
+
+    InvalidRequestError for more than the engine gives.
+    """
+    if wanted is None:
+        return None
+    count = vocab_size if wanted == ALL_LOGPROBS else wanted
+    if most != ALL_LOGPROBS and count > most:
+        given = "asks for all that the vocabulary has" if wanted == ALL_LOGPROBS else "is too many"
+        raise InvalidRequestError(
+            f"{name}={wanted} {given}; ask for at most {most}, or have the server started with a higher "
+            "--max-logprobs",
+            param=name,
+            code="integer_above_max_value",
+        )
+    return min(count, vocab_size)
 
 
 def wrong(name: str, value: object, remedy: str) -> InvalidRequestError:
@@ -236,6 +314,18 @@ def _check_token_ids(name: str, value: object) -> None:
             raise wrong(name, one, "is no token id; token ids are integers from 0")
         if one > MAX_TOKENS:
             raise wrong(name, one, f"is no token id; the highest is {MAX_TOKENS}")
+
+
+def _check_words(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise wrong("bad_words", value, "want a list of strings")
+    if len(value) > MAX_BAD_WORDS:
+        raise wrong("bad_words", value, f"give at most {MAX_BAD_WORDS} strings")
+    for one in value:
+        if not is_text(one) or not 1 <= len(one) <= MAX_STOP_CHARACTERS:
+            raise wrong("bad_words", one, f"each is a string of 1 to {MAX_STOP_CHARACTERS} characters")
 
 
 def _check_grammar(value: object) -> None:

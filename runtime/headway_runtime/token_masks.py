@@ -1,8 +1,8 @@
-"""Which tokens rows may choose from, by their grammar, `allowed_token_ids` and `min_tokens`.
+"""Which tokens rows may choose from, by their grammar, `allowed_token_ids`, `bad_words` and `min_tokens`.
 
-A row must match its grammar and stay within `allowed_token_ids`; a row to which these leave nothing has no
-token. Stop tokens before `min_tokens`, and end-of-sequence tokens in a request that ignores them, are
-forbidden less strictly: not where they are all that is left.
+A row must match its grammar, stay within `allowed_token_ids` and complete no word of `bad_words`; a row to
+which these leave nothing has no token. Stop tokens before `min_tokens`, and end-of-sequence tokens in a
+request that ignores them, are forbidden less strictly: not where they are all that is left.
 """
 
 import math
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway_runtime.bad_words import BadWords, always_forbidden
 from headway_runtime.batch import Chunk
 from headway_runtime.grammar_matcher import TokenMatcher
 from headway_runtime.request import SamplingParams
@@ -39,7 +40,7 @@ class Unsatisfiable:
 
 def is_masked(sampling: SamplingParams) -> bool:
     """Whether a request chooses from some tokens only."""
-    return sampling.grammar is not None or sampling.allowed_token_ids is not None
+    return sampling.grammar is not None or sampling.allowed_token_ids is not None or bool(sampling.bad_words)
 
 
 def forbids_stops(chunk: Chunk) -> bool:
@@ -72,6 +73,11 @@ class TokenMasks:
         self._with_grammar = [index for index, one in enumerate(masked) if one.sampling.grammar is not None]
         self._grammars = _GrammarMasks(vocab_size, device) if self._with_grammar else None
         self._listed = self._plan_listed([one.sampling for one in masked])
+        self._words = [
+            (index, BadWords(one.sampling.bad_words))
+            for index, one in enumerate(masked)
+            if one.sampling.bad_words
+        ]
         unwanted = [_unwanted(one) for one in masked]
         self._reluctant = [index for index, tokens in enumerate(unwanted) if tokens]
         self._unwanted_tokens = [unwanted[index] for index in self._reluctant]
@@ -83,6 +89,9 @@ class TokenMasks:
         masked = [chunks[row] for row in self._rows]
         matchers = [masked[index].matcher for index in self._with_grammar]
         allowed = self._allow([one for one in matchers if one is not None])
+        if completing := self._completing(masked):
+            places, tokens = zip(*completing, strict=True)
+            allowed[list(places), list(tokens)] = False
         has_any = allowed.any(dim=-1).tolist()
         if self._unwanted is not None:
             self._forbid_unwanted(allowed)
@@ -100,15 +109,26 @@ class TokenMasks:
         masked = [chunks[row] for row in self._rows]
         matchers = [one for index in self._with_grammar if (one := masked[index].matcher) is not None]
         allowed = self._allowed_bits(matchers)
+        for index, token in self._completing(masked):
+            _forbid(allowed[index], token)
         has_any = [bool(own.any()) for own in allowed]
         for index, tokens in zip(self._reluctant, self._unwanted_tokens, strict=True):
             own = allowed[index].copy()
             for token in tokens:
                 if token < self._vocab_size:
-                    own.view(numpy.uint8)[token // 8] &= 0xFF ^ (1 << token % 8)
+                    _forbid(own, token)
             if own.any():
                 allowed[index] = own
         return allowed, self._problems(masked, has_any)
+
+    def _completing(self, masked: list[Chunk]) -> list[tuple[int, int]]:
+        """Masked rows and tokens that would complete a bad word of theirs."""
+        return [
+            (index, token)
+            for index, words in self._words
+            for token in words.completing(masked[index])
+            if token < self._vocab_size
+        ]
 
     def _allowed_bits(self, matchers: list[TokenMatcher]) -> Words:
         assert len(matchers) == len(self._with_grammar), "a grammar without a matcher"
@@ -154,8 +174,9 @@ class TokenMasks:
         allowed[self._reluctant] = torch.where(after.any(dim=-1, keepdim=True), after, before)
 
     def _plan_listed(self, params: list[SamplingParams]) -> Tensor | None:
-        """allowed_token_ids of the masked rows as booleans; None if no row has any."""
-        if all(one.allowed_token_ids is None for one in params):
+        """allowed_token_ids of the masked rows, without bad words of one token, as booleans; None if no row
+        has any."""
+        if all(one.allowed_token_ids is None and not one.bad_words for one in params):
             return None
         listed = torch.zeros((len(params), self._vocab_size), dtype=torch.bool, device=self._device)
         for row, one in enumerate(params):
@@ -163,6 +184,9 @@ class TokenMasks:
                 listed[row] = True
             else:
                 listed[row, [token for token in one.allowed_token_ids if token < self._vocab_size]] = True
+            listed[row, [token for token in always_forbidden(one.bad_words) if token < self._vocab_size]] = (
+                False
+            )
         return listed
 
 
@@ -204,6 +228,11 @@ class _GrammarMasks:
         return self._executor
 
 
+def _forbid(bits: Words, token: int) -> None:
+    """Clear a token's bit among those of one row."""
+    bits.view(numpy.uint8)[token // 8] &= 0xFF ^ (1 << token % 8)
+
+
 def _packed(allowed: NDArray[numpy.bool_]) -> Words:
     """Booleans [rows, tokens] as bits, lowest first, in whole words."""
     missing = -allowed.shape[1] % BITS_OF_WORD
@@ -223,6 +252,9 @@ def _problem(chunk: Chunk, has_token: bool) -> Unsatisfiable | None:  # noqa: FB
     if has_token:
         return None
     also = " and the grammar" if chunk.matcher is not None else ""
+    if chunk.sampling.bad_words:
+        param, also = "bad_words", f", allowed_token_ids{also}" if also else " and allowed_token_ids"
+        return Unsatisfiable(f"bad_words{also} leave no token to choose from; forbid fewer", param)
     return Unsatisfiable(
         f"allowed_token_ids{also} leave no token to choose from; allow more", "allowed_token_ids"
     )

@@ -69,7 +69,7 @@ async def test_health_ready_and_version(
         async with client.get(gateway.url + path) as response:
             return response.status, await response.json()
 
-    assert await get("/health") == (200, {"status": "ok"})
+    assert await get("/health") == await get("/ping") == (200, {"status": "ok"})
     assert await get("/version") == (200, {"version": "0.test", "component": "gateway"})
     gateway.application.pool.has_list = False
     assert await get("/ready") == (503, {"status": "no list of backends has come yet"})

@@ -243,6 +243,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "repetition_penalty": 1.2, "presence_penalty": 0.4, "num_logprobs": 1},
     {"temperature": 0.0, "logit_bias": ((5, 1.5), (7, -2.0)), "min_tokens": 3},
     {"seed": 7, "allowed_token_ids": frozenset(range(10, 40))},
+    {"seed": 8, "bad_words": ((5,), (6,), (7,))},
     {"temperature": 0.0, "num_prompt_logprobs": 1},
 )
 ADDS = st.builds(

@@ -14,12 +14,12 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from headway_runtime import Engine, GenerationOutput, Grammar, SamplingParams
+from headway_runtime import Engine, GenerationOutput, Grammar, SamplingParams, StructuredOutputsParams
 from headway_runtime.engine import EngineCore
 from headway_runtime.engine_options import keyword_options
 from headway_runtime.errors import ConfigError, ContextLengthError, EngineDeadError, InvalidRequestError
 from headway_runtime.inprocess import EngineKeywords
-from headway_runtime.request import MAX_PRIORITY, Request
+from headway_runtime.request import Request
 from headway_runtime.server.options import parse_options
 from headway_runtime.sources import resolve
 
@@ -295,9 +295,9 @@ def test_priority_and_salt_reach_the_scheduler(engine: Engine, monkeypatch: pyte
         ({"priority": float("nan")}, "priority=nan: want an integer"),
         ({"priority": True}, "priority=True: want an integer"),
         ({"priority": None}, "priority=None: want an integer"),
-        ({"priority": MAX_PRIORITY + 1}, "priority=101: is outside [-100, 100]"),
-        ({"priority": -(10**400)}, "is outside [-100, 100]"),
-        ({"priority": 10**5000}, "is outside [-100, 100]"),
+        ({"priority": 2**63}, "priority=9223372036854775808: is outside [-9223372036854775808, "),
+        ({"priority": -(10**400)}, "is outside [-9223372036854775808, "),
+        ({"priority": 10**5000}, "is outside [-9223372036854775808, "),
         ({"cache_salt": None}, "cache_salt=None: want a string"),
         ({"cache_salt": 5}, "cache_salt=5: want a string"),
         ({"cache_salt": b"salt"}, "cache_salt=b'salt': want a string"),
@@ -326,8 +326,8 @@ async def test_a_wrong_argument_of_a_call_is_named_and_the_engine_lives_on(
             async for _ in stream:
                 pass
         assert want in str(caught.value)
-    assert generate(engine, "a", priority=MAX_PRIORITY, cache_salt="a" * 1024)[0].finished
-    assert generate(engine, "a", priority=-MAX_PRIORITY)[0].finished
+    assert generate(engine, "a", priority=2**63 - 1, cache_salt="a" * 1024)[0].finished
+    assert generate(engine, "a", priority=-(2**63))[0].finished
 
 
 @pytest.mark.parametrize(
@@ -372,16 +372,40 @@ def test_what_is_no_chat_is_told_what_chats_may_be(engine: Engine, messages: Any
 
 def test_a_grammar_that_cannot_be_compiled_is_named(engine: Engine) -> None:
     unclosed = SamplingParams(grammar=Grammar("regex", "("))
-    with pytest.raises(InvalidRequestError, match=r"grammar cannot be enforced: (?s:.*)unclosed") as caught:
+    with pytest.raises(
+        InvalidRequestError, match=r"grammar=Grammar\(.* cannot be enforced: (?s:.*)unclosed"
+    ) as caught:
         generate(engine, "a", unclosed)
     assert (caught.value.param, caught.value.code) == ("grammar", "invalid_grammar")
+
+
+def test_what_vllms_parameters_say_is_done(engine: Engine) -> None:
+    text = "Once upon a time there was"
+    (plain,) = generate(engine, text)
+    (silent,) = generate(engine, text, SamplingParams(temperature=0, max_tokens=8, detokenize=False))
+    assert (silent.text, silent.outputs[0].token_ids) == ("", plain.outputs[0].token_ids)
+    (cut,) = generate(engine, text, SamplingParams(temperature=0, max_tokens=1, truncate_prompt_tokens=3))
+    assert cut.prompt_token_ids == plain.prompt_token_ids[-3:]
+    fits = SamplingParams(temperature=0, max_tokens=56, truncate_prompt_tokens=-1, ignore_eos=True)
+    (long,) = generate(engine, [[5] * 300], fits)
+    assert (len(long.prompt_token_ids), len(long.outputs[0].token_ids)) == (200, 56)
+    yes = StructuredOutputsParams(choice=["yes", "no"])
+    (answer,) = generate(engine, text, SamplingParams(structured_outputs=yes, seed=1))
+    assert answer.text in ("yes", "no")
+    first = engine.tokenizer.decode(plain.outputs[0].token_ids[:1], skip_special_tokens=True)
+    (other,) = generate(engine, text, SamplingParams(temperature=0, max_tokens=8, bad_words=[first]))
+    assert plain.outputs[0].token_ids[0] not in other.outputs[0].token_ids
+    (every,) = generate(engine, text, SamplingParams(logprobs=20, prompt_logprobs=1, max_tokens=1, seed=1))
+    assert len((every.outputs[0].logprobs or ())[0].top) == 20
+    with pytest.raises(InvalidRequestError, match="--max-logprobs"):
+        generate(engine, text, SamplingParams(logprobs=-1))
 
 
 def test_one_wrong_prompt_is_named_before_anything_runs(engine: Engine) -> None:
     received = engine.metrics().counters["received"]
     wrong: list[tuple[Any, type[Exception], str]] = [
         (["good", [5] * 300], ContextLengthError, "prompt has 300 tokens"),
-        (["good", ""], InvalidRequestError, "prompt is empty"),
+        (["good", ""], InvalidRequestError, "prompt='' is empty"),
         (["good", [10**6]], InvalidRequestError, "outside"),
         (["good", 5.5], InvalidRequestError, "want a text or a list of token ids"),
         (["good", ["nested"]], InvalidRequestError, "want a text or a list of token ids"),

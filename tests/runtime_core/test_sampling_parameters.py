@@ -50,6 +50,9 @@ def edited(logits: torch.Tensor, one: Chunk) -> list[float]:
     allowed = set(range(len(values)))
     if sampling.allowed_token_ids is not None:
         allowed &= sampling.allowed_token_ids
+    for *others, last in sampling.bad_words:
+        if generated[len(generated) - len(others) :] == others:
+            allowed = allowed - {last}
     if one.num_generated < sampling.min_tokens:
         allowed = allowed - sampling.stop_token_ids or allowed
     return [value if token in allowed else -math.inf for token, value in enumerate(values)]
@@ -103,6 +106,7 @@ PARAMS = st.fixed_dictionaries(
             lambda bias: tuple(bias.items())
         ),
         "allowed_token_ids": st.frozensets(TOKENS, min_size=1),
+        "bad_words": st.lists(st.lists(TOKENS, min_size=1, max_size=3).map(tuple), max_size=5).map(tuple),
         "min_tokens": st.integers(0, 4),
         "stop_token_ids": st.frozensets(TOKENS, max_size=4),
     },
@@ -123,9 +127,13 @@ def test_greedy_rows_take_the_best_of_the_edited_logits(
     logits = logits_of(seed, len(chunks)).to(getattr(torch, dtype))
     before = logits.clone()
     samples = Sampler(VOCAB_SIZE, CPU)(logits, chunks)
-    for row, token, one in zip(logits, tokens_of(samples), chunks, strict=True):
+    for row, sample, one in zip(logits, samples, chunks, strict=True):
         values = edited(row.float(), one)
-        assert values[token] >= max(values) - 1e-4
+        if max(values) == -math.inf:
+            assert (sample.token_id, sample.error_param) == (None, "bad_words")
+        else:
+            assert sample.token_id is not None
+            assert values[sample.token_id] >= max(values) - 1e-4
     assert torch.equal(before, logits), "the model's logits were changed"
 
 
@@ -139,6 +147,7 @@ def test_greedy_rows_take_the_best_of_the_edited_logits(
         pytest.param({"repetition_penalty": 0.7, "frequency_penalty": 0.4}, id="repetition and frequency"),
         pytest.param({"logit_bias": ((3, 2.5), (4, -4.0), (0, -100.0))}, id="bias"),
         pytest.param({"allowed_token_ids": frozenset({1, 5, 9, 20})}, id="allowed"),
+        pytest.param({"bad_words": ((3,), (4, 5, 1), (5, 2), (4, 9), (3, 5, 8))}, id="bad words"),
         pytest.param({"min_p": 0.1}, id="min-p"),
         pytest.param({"min_p": 0.02, "top_k": 9, "top_p": 0.8, "temperature": 1.4}, id="all filters"),
         pytest.param({"min_p": 0.3, "top_p": 0.5}, id="min-p before top-p"),

@@ -9,10 +9,17 @@ from headway_runtime.errors import InvalidRequestError
 from headway_runtime.request import Grammar
 from headway_runtime.sampling_params import ABOVE_LOWEST, INTEGERS, NUMBERS, SamplingParams
 from headway_runtime.server.protocol import CompletionBody
+from headway_runtime.structured_outputs import StructuredOutputsParams
 
 
-def engine_params(params: SamplingParams, room: int = 100) -> Any:
-    return params.for_engine(vocab_size=50, eos_token_ids=frozenset({1}), room=room)
+def engine_params(params: SamplingParams, room: int = 100, max_logprobs: int = 20) -> Any:
+    return params.for_engine(
+        vocab_size=50,
+        eos_token_ids=frozenset({1}),
+        room=room,
+        encode=lambda text: [ord(one) % 50 for one in text],
+        max_logprobs=max_logprobs,
+    )
 
 
 @pytest.mark.parametrize(
@@ -24,15 +31,23 @@ def engine_params(params: SamplingParams, room: int = 100) -> Any:
         ("temperature", True, "want a finite number"),
         ("temperature", 10**400, "outside [0, 2]"),
         pytest.param("temperature", -(10**5000), "outside [0, 2]", id="a number that Python does not print"),
-        ("top_p", 0.0, "outside (0, 1]"),
+        ("top_p", -0.1, "outside [0, 1]"),
         ("top_p", None, "want a finite number"),
-        ("repetition_penalty", 0, "outside [0.01, 10]"),
+        ("repetition_penalty", 0, "outside (0, "),
         ("n", 0, "outside [1, 128]"),
         ("n", None, "want an integer"),
         ("max_tokens", 0, "outside [1, "),
         ("max_tokens", 5.0, "want an integer or None"),
         ("seed", 2**63, "outside"),
-        ("logprobs", 21, "outside [0, 20]"),
+        ("repetition_penalty", float("inf"), "want a finite number"),
+        ("logprobs", -2, "outside [-1, "),
+        ("bad_words", "word", "want a list of strings"),
+        ("truncate_prompt_tokens", 0, "at least one token"),
+        ("truncate_prompt_tokens", -2, "outside [-1, "),
+        ("detokenize", None, "want True or False"),
+        ("structured_outputs", {"regex": "a"}, "want StructuredOutputsParams"),
+        ("bad_words", [""], "1 to 256 characters"),
+        ("bad_words", ["a"] * 129, "at most 128"),
         ("stop", [""], "1 to 256 characters"),
         ("stop", ["a"] * 17, "at most 16"),
         ("stop", [5], "1 to 256 characters"),
@@ -101,6 +116,7 @@ def test_the_engine_gets_what_was_asked_for_within_the_model() -> None:
             repetition_penalty=1.5,
             logit_bias={7: 2.5},
             allowed_token_ids=[7, 8],
+            bad_words=["ab", "c"],
             max_tokens=200,
             min_tokens=2,
             stop_token_ids=[9],
@@ -112,12 +128,77 @@ def test_the_engine_gets_what_was_asked_for_within_the_model() -> None:
     assert (got.temperature, got.top_k, got.top_p, got.min_p) == (0.0, 0, 0.5, 0.1)
     assert (got.presence_penalty, got.frequency_penalty, got.repetition_penalty) == (1, -1, 1.5)
     assert (got.logit_bias, got.allowed_token_ids) == (((7, 2.5),), {7, 8})
+    a, b, c = (ord(one) % 50 for one in "abc")
+    assert got.bad_words == ((a, b), (c,)), "with a space these would be longer"
     assert (got.max_tokens, got.min_tokens, got.stop_token_ids) == (100, 2, {1, 9})
     assert (got.num_logprobs, got.num_prompt_logprobs, got.grammar) == (
         2,
         0,
         Grammar("regex", "a+", "grammar"),
     )
+
+
+def test_no_share_of_probability_is_greedy_and_penalties_end_where_float32_does() -> None:
+    got = engine_params(SamplingParams(top_p=0.0, temperature=1.5, repetition_penalty=1e300))
+    assert (got.temperature, got.top_p, got.repetition_penalty) == (0.0, 1.0, 1e6)
+    assert engine_params(SamplingParams(repetition_penalty=1e-300)).repetition_penalty == 1e-6
+
+
+def test_log_probabilities_are_as_many_as_the_engine_gives() -> None:
+    every = SamplingParams(logprobs=-1, prompt_logprobs=-1)
+    got = engine_params(every, max_logprobs=-1)
+    assert (got.num_logprobs, got.num_prompt_logprobs) == (50, 50)
+    assert engine_params(SamplingParams(logprobs=60), max_logprobs=-1).num_logprobs == 50
+    assert engine_params(SamplingParams(logprobs=30), max_logprobs=30).num_logprobs == 30
+    for params, field in ((every, "logprobs"), (SamplingParams(prompt_logprobs=21), "prompt_logprobs")):
+        with pytest.raises(InvalidRequestError, match=r"at most 20, or .* --max-logprobs") as caught:
+            engine_params(params)
+        assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("asked", "want"),
+    [
+        ({"json": {"type": "object"}}, Grammar("json_schema", '{"type": "object"}', "structured_outputs")),
+        ({"json": "{}"}, Grammar("json_schema", "{}", "structured_outputs")),
+        ({"regex": "a+"}, Grammar("regex", "a+", "structured_outputs")),
+        ({"choice": ("a", "b")}, Grammar("choice", '["a", "b"]', "structured_outputs")),
+        ({"grammar": "root ::= x"}, Grammar("ebnf", "root ::= x", "structured_outputs")),
+        ({"json_object": True}, Grammar("json_object", "", "structured_outputs")),
+    ],
+)
+def test_an_answers_form_may_be_said_in_vllms_words(asked: dict[str, Any], want: Grammar) -> None:
+    assert engine_params(SamplingParams(structured_outputs=StructuredOutputsParams(**asked))).grammar == want
+
+
+@pytest.mark.parametrize(
+    ("asked", "want"),
+    [
+        ({}, "structured_outputs holds nothing"),
+        ({"json_object": False}, "json_object=True"),
+        ({"regex": "a", "choice": ["a"]}, "holds regex, choice; give one"),
+        ({"regex": 5}, "structured_outputs.regex=5: want a text"),
+        ({"choice": "ab"}, "of choice a list of texts"),
+        ({"json": [1]}, "of json also a dict"),
+        ({"regex": "a", "disable_any_whitespace": True}, "is for json and json_object"),
+    ],
+)
+def test_a_form_that_is_none_is_named(asked: dict[str, Any], want: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        StructuredOutputsParams(**asked)
+    assert want in str(caught.value)
+
+
+def test_what_excludes_each_other_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="give one of them"):
+        SamplingParams(grammar=Grammar("regex", "a"), structured_outputs=StructuredOutputsParams(regex="a"))
+    with pytest.raises(InvalidRequestError, match="looked for in the text"):
+        SamplingParams(stop="a", detokenize=False)
+
+
+def test_a_bad_word_of_no_token_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="comes to no token"):
+        engine_params(SamplingParams(bad_words=["  "]))
 
 
 def test_no_limit_means_what_fits_and_ignore_eos_means_no_end() -> None:

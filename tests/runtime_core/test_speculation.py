@@ -67,6 +67,7 @@ PARAMS = {
     ),
     "bias": SamplingParams(temperature=0.5, seed=1, logit_bias={300: 4.0, 17: -100.0}, max_tokens=40),
     "allowed": SamplingParams(temperature=1.0, seed=2, allowed_token_ids=list(range(60, 90)), max_tokens=40),
+    "bad words": SamplingParams(temperature=0.7, seed=8, bad_words=["the", "a", "there was"], max_tokens=60),
     "min tokens": SamplingParams(temperature=0.0, min_tokens=30, max_tokens=50),
     "stop": SamplingParams(temperature=0.0, stop=[" a", "the"], max_tokens=60),
     "stop token": SamplingParams(temperature=0.0, stop_token_ids=list(range(200, 400)), max_tokens=60),

@@ -85,6 +85,18 @@ def test_messages_reach_the_model_by_its_template(repeating_client: openai.OpenA
     assert answer.prompt_token_ids == tokens_of(repeating_client, rendered)
 
 
+def test_an_answer_without_content_can_be_sent_back(repeating_client: openai.OpenAI) -> None:
+    rendered = "<|bos|><|user|>one<|eos|><|assistant|><|eos|><|user|>two<|eos|><|assistant|>"
+    cut: Any = {"role": "assistant", "content": None, "refusal": None}
+    answer: Any = repeating_client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "one"}, cut, {"role": "user", "content": "two"}],
+        max_tokens=1,
+        extra_body={"return_token_ids": True},
+    )
+    assert answer.prompt_token_ids == tokens_of(repeating_client, rendered)
+
+
 def test_n_choices_are_numbered_and_end_once_each(repeating_client: openai.OpenAI) -> None:
     completion = complete(repeating_client, ["one", "two"], n=3, max_tokens=3)
     assert [(one.index, one.text) for one in completion.choices] == [
@@ -232,7 +244,11 @@ def test_top_logprobs_of_chats_are_as_many_as_asked_for(repeating_client: openai
             .logprobs.content
         )
         assert [len(token.top_logprobs) for token in content] == [wanted] * 2
-    assert chat(repeating_client, max_tokens=2).choices[0].logprobs is None
+    for options in ({}, {"top_logprobs": 0}, {"top_logprobs": 0, "logprobs": False}):
+        assert chat(repeating_client, max_tokens=2, **options).choices[0].logprobs is None
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(repeating_client, top_logprobs=1)
+    assert caught.value.param == "top_logprobs"
 
 
 def test_tokens_can_be_written_as_ids(repeating_client: openai.OpenAI) -> None:
@@ -345,6 +361,20 @@ def test_usage_comes_at_the_end_or_with_every_chunk(repeating_client: openai.Ope
     assert sorted(usage.completion_tokens for usage in during) == [1, 1, 2, 2, 3, 3]
     assert all(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens for usage in during)
     assert last.completion_tokens == 6
+    running = usages(continuous_usage_stats=True)
+    assert sorted(usage.completion_tokens for usage in running) == [1, 1, 2, 2, 3, 3, 6]
+    declined = {"include_usage": False, "continuous_usage_stats": True}
+    at_odds = refusal(repeating_client, stream=True, stream_options=declined)
+    assert at_odds.param == "stream_options.continuous_usage_stats"
+
+
+def test_every_chunk_of_a_chat_has_the_usage_if_asked_for(repeating_client: openai.OpenAI) -> None:
+    asked = {"continuous_usage_stats": True}
+    chunks = list(chat(repeating_client, max_tokens=3, stream=True, stream_options=asked))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.usage.completion_tokens for chunk in chunks] == [0, 1, 2, 3, 3]
+    assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
+    assert chunks[-1].choices == []
 
 
 def test_cached_tokens_are_counted_once_per_prompt(repeating_client: openai.OpenAI) -> None:

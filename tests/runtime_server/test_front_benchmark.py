@@ -47,6 +47,12 @@ def test_the_page_explains_its_rows_and_names_those_left_out() -> None:
     assert all(name in left_out for name in every if name != "20,000 tokens/s")
 
 
+def test_a_worst_is_the_worst_of_all_rounds() -> None:
+    rounds = [dict.fromkeys(KEYS, value) for value in (1.0, 9.0, 2.0)]
+    (row,) = [line for line in render({"x": rounds}, "").splitlines() if line.startswith("| x |")]
+    assert row.endswith("| 2.0 | 9.0 |")
+
+
 def test_a_short_run_counts_what_the_engine_gave(tmp_path: Path) -> None:
     command, page = [sys.executable, "-m", "benchmarks.front.run"], tmp_path / "page.md"
     done = subprocess.run(

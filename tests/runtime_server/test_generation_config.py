@@ -165,6 +165,7 @@ def test_each_field_is_taken_where_it_was_left_out(
             grammar=None,
             num_logprobs=None,
             num_prompt_logprobs=None,
+            bad_words=(),
         )
 
     taken = max(0, said) if name == "top_k" else said
@@ -178,12 +179,12 @@ def test_each_field_is_taken_where_it_was_left_out(
         ({"temperature": 3}, "temperature=3: is outside [0, 2]"),
         ({"temperature": "hot"}, "temperature='hot': want a finite number"),
         ({"temperature": True}, "temperature=True: want a finite number"),
-        ({"top_p": 0}, "top_p=0: is outside (0, 1]"),
+        ({"top_p": -1}, "top_p=-1: is outside [0, 1]"),
         ({"top_p": float("nan")}, "top_p=nan: want a finite number"),
         ({"top_k": 1.5}, "top_k=1.5: want an integer"),
         ({"top_k": -2}, "top_k=-2: is outside [-1, "),
         ({"min_p": 2}, "min_p=2: is outside [0, 1]"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0: is outside [0.01, 10]"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0: is outside (0, "),
         ({"max_new_tokens": 0}, "max_new_tokens=0: is outside [1, "),
     ],
     ids=str,

@@ -55,7 +55,9 @@ def test_the_document_has_every_path_of_the_server_and_no_other(fake_server: Run
     assert {route for route in routes if not route[0].startswith("/admin/")} == described
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/health", "/ready", "/version", "/metrics", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/health", "/ping", "/ready", "/version", "/metrics", "/openapi.json"]
+)
 def test_what_is_only_read_is_as_described(fake_server: RunningServer, path: str) -> None:
     check_answer(httpx.get(fake_server.url + path), "get", path)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headway_runtime.config import Limits
+from headway_runtime.config import Envelope, Limits
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.server.http_options import HttpOptions
@@ -97,6 +97,18 @@ def test_api_keys_come_from_flags_file_and_environment(model_folder: Path, tmp_p
     path.write_text("# Anna's\nc\n\n  # Ben's\r\nd#1\r\n", encoding="utf-8-sig")
     options = parse(model_folder, "--api-key=a", "--api-key=a", f"--api-key-file={path}", HEADWAY_API_KEY="b")
     assert options.api_keys == ("a", "b", "c", "d#1")
+    both = parse(model_folder, VLLM_API_KEY="v", HEADWAY_API_KEY="b")
+    assert both.api_keys == ("b", "v")
+
+
+@pytest.mark.parametrize(("text", "want"), [("300", 300), ("0.3k", 300), ("0.5k", 500)])
+def test_lengths_are_written_as_vllm_does(model_folder: Path, text: str, want: int) -> None:
+    assert parse(model_folder, f"--max-model-len={text}").engine.max_model_len == want
+    batched = parse(model_folder, "--max-num-batched-tokens=8K").engine.envelope.max_num_batched_tokens
+    assert (batched, parse(model_folder, "--max-num-batched-tokens=8k").engine.envelope) == (
+        8192,
+        Envelope(64, 8000, 0),
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,6 +119,9 @@ def test_api_keys_come_from_flags_file_and_environment(model_folder: Path, tmp_p
         (["--max-num-seqs=0"], "--max-num-seqs"),
         (["--initial-max-num-seqs=65"], "--initial-max-num-seqs"),
         (["--max-num-batched-tokens=8"], "--max-num-batched-tokens"),
+        (["--max-model-len=1.5K"], "'1.5K' is not an integer"),
+        (["--max-model-len=1K"], "is more than the model's"),
+        (["--max-logprobs=-2"], "at least -1"),
         (["--max-model-len=513"], "max_position_embeddings, 512"),
         (["--kv-cache-memory-bytes=5X"], "'5X' is not a size"),
         (["--kv-cache-memory-bytes=0"], "at least 1 byte"),

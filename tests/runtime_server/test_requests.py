@@ -290,7 +290,7 @@ def test_only_bearers_of_a_key_may_use_the_model_and_no_key_file_means_no_admin(
         for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
             refused = post(server, path, COMPLETION, **headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
-    for path in ("/health", "/ready", "/version", "/metrics"):
+    for path in ("/health", "/ping", "/ready", "/version", "/metrics"):
         assert httpx.get(server.url + path).is_success
     assert httpx.get(f"{server.url}/v1/models").status_code == 401
     for method, path in (("GET", "sample"), ("GET", "limits"), ("PATCH", "limits")):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tests.runtime_server.conftest import RunningServer, StartServer
 
 DUMP = (
-    "{{ messages | tojson }}{{ documents | tojson }}{{ mood }}{{ add_generation_prompt }}"
-    "{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
+    "{{ messages | tojson }}{{ documents | tojson }}{{ mood }}{{ reasoning_effort }}"
+    "{{ add_generation_prompt }}{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
 )
 # The 51st token is a single printed character, and the second is the end of an answer.
 ONE, TWO, END = "50", "60", "1"
@@ -112,6 +112,8 @@ def test_the_narrowest_choices_are_greedy_and_only_allowed_tokens_come(openai_cl
     assert (one, two) == (one[0] * 12, two[0] * 12)
     both = respond(openai_client, allowed_token_ids=[50, 60], **options).output_text
     assert set(both) == {one[0], two[0]}
+    other = respond(openai_client, allowed_token_ids=[50, 60], bad_words=[one[0]], **options).output_text
+    assert set(other) == {two[0]}
     shaped = respond(openai_client, structured_outputs={"regex": "[xyz]{4}"}, seed=3).output_text
     assert len(shaped) == 4
     assert set(shaped) <= set("xyz")
@@ -240,6 +242,8 @@ def test_the_template_reads_fields_of_its_own(dump: openai.OpenAI) -> None:
     assert respond(dump, documents=documents, **options).output_text == f'{said}[{{"text": "x"}}]True'
     calm = {"mood": "calm"}
     assert respond(dump, chat_template_kwargs=calm, **options).output_text == f"{said}nullcalmTrue"
+    thinking = respond(dump, reasoning={"effort": "low"}, **options)
+    assert (thinking.output_text, thinking.reasoning.effort) == (f"{said}nulllowTrue", "low")
     # Without its cue to the assistant this template has no end either, and the engine begins again.
     bare = respond(dump, add_generation_prompt=False, **options).output_text
     assert bare.startswith(f"{said}nullFalse[{{")

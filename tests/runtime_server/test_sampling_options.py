@@ -9,6 +9,7 @@ import inspect
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -66,7 +67,7 @@ def test_no_temperature_is_greedy_and_a_high_one_scatters(openai_client: openai.
     assert shares[0] > shares[1] > shares[2]
 
 
-@pytest.mark.parametrize("option", [{"top_k": 1}, {"top_p": 0.0001}, {"min_p": 1.0}], ids=str)
+@pytest.mark.parametrize("option", [{"top_k": 1}, {"top_p": 0.0001}, {"top_p": 0}, {"min_p": 1.0}], ids=str)
 def test_the_narrowest_choice_is_greedy(openai_client: openai.OpenAI, option: dict[str, Any]) -> None:
     greedy = tokens(openai_client, temperature=0)
     assert tokens(openai_client, temperature=2, seed=3, **option) == greedy
@@ -118,6 +119,34 @@ def test_only_allowed_tokens_come(openai_client: openai.OpenAI) -> None:
     assert set(chat_tokens(openai_client, allowed_token_ids=[50])) == {50}
 
 
+def test_bad_words_never_come(openai_client: openai.OpenAI, byte_level_tokenizer: Any) -> None:
+    """Of two tokens one never follows the other; a word of one token never comes."""
+    first, last = byte_level_tokenizer.encode("qz", add_special_tokens=False).ids
+    options: dict[str, Any] = {"allowed_token_ids": [first, last], "seed": 1, "max_tokens": 64}
+
+    def pairs(found: list[int]) -> set[tuple[int, int]]:
+        return set(pairwise(found))
+
+    for ask in (tokens, chat_tokens):
+        assert (first, last) in pairs(ask(openai_client, **options))
+        kept = ask(openai_client, **options, bad_words=["qz", "never"])
+        assert (first, last) not in pairs(kept)
+        assert last in ask(openai_client, **options, bad_words=["qz"], logit_bias={str(last): 5})
+        assert set(ask(openai_client, **options, bad_words=["q"])) == {last}
+    # What the prompt ends with is no part of the answer.
+    begun = tokens(
+        openai_client,
+        prompt=[first],
+        max_tokens=1,
+        logit_bias={str(last): 100},
+        bad_words=["qz"],
+    )
+    assert begun == [last]
+    with pytest.raises(openai.BadRequestError, match="forbid fewer") as caught:
+        tokens(openai_client, **options, bad_words=["q", "z"])
+    assert (caught.value.param, caught.value.code) == ("bad_words", "invalid_value")
+
+
 def test_presence_is_punished_once_and_frequency_every_time(openai_client: openai.OpenAI) -> None:
     """ONE is ahead of TWO by 3, then by less, and both are far ahead of the rest."""
     options = {"logit_bias": {ONE: 80, TWO: 77}, "temperature": 0, "max_tokens": 20}
@@ -151,6 +180,10 @@ def test_repetition_is_punished_in_the_prompt_too(openai_client: openai.OpenAI) 
         openai_client, prompt=[*unpunished, *prompt], repetition_penalty=10, temperature=0, max_tokens=1
     )
     assert changed[0] not in {*unpunished, *prompt}
+    # There is no end to it, but that of what it can do.
+    endless = tokens(openai_client, **options, repetition_penalty=1e300)
+    assert endless == tokens(openai_client, **options, repetition_penalty=1e6)
+    assert len(set(endless)) == 48
 
 
 def test_min_tokens_keeps_the_end_away(openai_client: openai.OpenAI) -> None:
@@ -212,14 +245,37 @@ def test_a_cached_prefix_is_told_and_changes_no_token(openai_client: openai.Open
 
 @pytest.fixture(scope="module")
 def narrow_server(start_shared_server: StartServer) -> RunningServer:
-    """The real engine, with room for one request at a time."""
-    return start_shared_server("--max-num-seqs=1", "--num-threads=1", fake=False)
+    """The real engine, with room for one request at a time and any number of log-probabilities."""
+    return start_shared_server("--max-num-seqs=1", "--num-threads=1", "--max-logprobs=-1", fake=False)
 
 
 @pytest.fixture(scope="module")
 def narrow_client(narrow_server: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{narrow_server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+def test_log_probabilities_are_as_many_as_the_server_gives(
+    narrow_client: openai.OpenAI, openai_client: openai.OpenAI, byte_level_tokenizer: Any
+) -> None:
+    size = byte_level_tokenizer.get_vocab_size()
+    hello: Any = [{"role": "user", "content": "one"}]
+    asked: dict[str, Any] = {"model": "tiny", "messages": hello, "max_tokens": 2, "logprobs": True}
+    for wanted, want in ((-1, size), (30, 30), (10**6, size)):
+        chat = narrow_client.chat.completions.create(**asked, top_logprobs=wanted)
+        for one in chat.choices[0].logprobs.content:
+            assert len(one.top_logprobs) == want
+            if want == size:
+                assert sum(math.exp(each.logprob) for each in one.top_logprobs) == pytest.approx(1, abs=1e-3)
+    scored = completion(narrow_client, prompt_logprobs=-1, logprobs=-1, echo=True, max_tokens=1)
+    assert {len(entry) for entry in scored.choices[0].prompt_logprobs[1:]} == {size}
+    for field, ask in (("logprobs", {"logprobs": 21}), ("prompt_logprobs", {"prompt_logprobs": -1})):
+        with pytest.raises(openai.BadRequestError, match="--max-logprobs") as caught:
+            completion(openai_client, **ask)
+        assert caught.value.param == field
+    with pytest.raises(openai.BadRequestError, match="at most 20") as caught:
+        openai_client.chat.completions.create(**asked, top_logprobs=21)
+    assert caught.value.param == "top_logprobs"
 
 
 def test_the_lowest_priority_goes_first(narrow_client: openai.OpenAI, narrow_server: RunningServer) -> None:
@@ -246,8 +302,8 @@ def test_the_lowest_priority_goes_first(narrow_client: openai.OpenAI, narrow_ser
         narrow_server.sample_until(lambda sample: sample["counters"]["received"] == received + count)
 
     with ThreadPoolExecutor(3) as pool:
-        for count, priority in enumerate((5, 0, -5), 1):
+        for count, priority in enumerate((10**12, 0, -(10**12)), 1):
             pool.submit(run, priority)
             wait_for(count)
         blocker.close()
-    assert ended == [-5, 0, 5]
+    assert ended == [-(10**12), 0, 10**12]

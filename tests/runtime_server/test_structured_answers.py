@@ -85,6 +85,64 @@ def test_an_answer_has_the_form_that_was_asked_for(
         assert re.fullmatch(pattern, text.choices[0].text), text
 
 
+# All that vLLM's StructuredOutputsParams has, as `dataclasses.asdict` writes it.
+WHOLE = {
+    "json": None,
+    "regex": None,
+    "choice": None,
+    "grammar": None,
+    "json_object": None,
+    "disable_fallback": False,
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+    "structural_tag": None,
+    "_backend": None,
+    "_backend_was_auto": False,
+}
+
+
+@pytest.mark.parametrize(
+    "asked", [{"regex": "[ab]{3}"}, {"regex": "[ab]{3}", "disable_any_whitespace": None}]
+)
+def test_vllms_parameters_may_be_written_out_whole(client: openai.OpenAI, asked: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"seed": 1, "extra_body": {"structured_outputs": {**WHOLE, **asked}}}
+    chat = client.chat.completions.create(model="tiny", messages=HI, max_tokens=60, **options)
+    assert re.fullmatch(asked["regex"], chat.choices[0].message.content or ""), chat
+    response = client.responses.create(model="tiny", input="Hi", extra_body=options["extra_body"])
+    assert re.fullmatch(asked["regex"], response.output_text), response
+
+
+@pytest.mark.parametrize(
+    ("asked", "want_words"),
+    [
+        ({"disable_additional_properties": True}, "set additionalProperties to false"),
+        ({"disable_fallback": True}, "nothing to fall back to"),
+        ({"whitespace_pattern": " *"}, "disable_any_whitespace"),
+        ({"structural_tag": "{}"}, "use tools"),
+    ],
+)
+def test_what_vllms_parameters_have_besides_is_refused_with_a_way_out(
+    fake_server: Any, asked: dict[str, Any], want_words: str
+) -> None:
+    client = openai.OpenAI(base_url=f"{fake_server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match=want_words) as caught:
+        client.completions.create(
+            model="tiny", prompt="Hi", extra_body={"structured_outputs": {**WHOLE, "json": SCHEMA, **asked}}
+        )
+    (field,) = asked
+    assert (caught.value.param, caught.value.code) == (f"structured_outputs.{field}", "unsupported_parameter")
+
+
+def test_a_structural_tag_is_refused_with_a_way_out(fake_server: Any) -> None:
+    asked: Any = {"type": "structural_tag", "structures": [], "triggers": []}
+    client = openai.OpenAI(base_url=f"{fake_server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=HI, response_format=asked)
+    assert caught.value.param == "response_format.type"
+    assert "use tools for calls" in caught.value.message
+
+
 @pytest.mark.parametrize(
     "asked", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
 )

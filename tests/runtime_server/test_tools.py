@@ -21,7 +21,8 @@ CHAT_WITHOUT_TOOLS = "{{ messages[-1].content }}"
 ECHO_LLAMA = '{# tools ipython "parameters": #}{{ messages[-1].content }}{{ eos_token }}'
 DUMP = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}{{ documents | tojson }}"
-    "{{ mood }}{{ add_generation_prompt }}{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
+    "{{ mood }}{{ reasoning_effort }}{{ enable_thinking }}{{ add_generation_prompt }}"
+    "{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
 )
 WEATHER = {
     "type": "function",
@@ -166,6 +167,16 @@ def test_calls_are_streamed_as_they_come(hermes: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens > len(first)
 
 
+def test_every_chunk_of_a_call_has_the_usage_if_asked_for(hermes: openai.OpenAI) -> None:
+    asked = {"continuous_usage_stats": True}
+    chunks = list(ask(hermes, f"Hm. {CALL}", stream=True, stream_options=asked))
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1] > 5) == (0, True)
+    pieces = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
+    assert json.loads("".join(piece.function.arguments for piece in pieces)) == PARIS[1]
+
+
 def test_the_clients_own_stream_helper_puts_calls_together(hermes: openai.OpenAI) -> None:
     with hermes.chat.completions.stream(
         model="tiny",
@@ -251,7 +262,10 @@ def test_a_named_tool_is_called(real: openai.OpenAI) -> None:
     (choice,) = ask(real, "Hi", tool_choice=choice_of_tool, seed=1, max_tokens=400).choices
     ((name, arguments),) = calls_of(choice.message)
     assert (name, arguments["unit"] in ("C", "F"), choice.message.content) == ("get_weather", True, None)
-    assert choice.finish_reason == "tool_calls"
+    # As OpenAI and vLLM have it where the request named the function.
+    assert choice.finish_reason == "stop"
+    chunks = list(ask(real, "Hi", tool_choice=choice_of_tool, seed=1, max_tokens=400, stream=True))
+    assert [reason for chunk in chunks if (reason := chunk.choices[0].finish_reason)] == ["stop"]
 
 
 def test_a_conversation_with_calls_reaches_the_template(dump_root: openai.OpenAI) -> None:
@@ -300,6 +314,21 @@ def test_the_template_reads_fields_of_its_own(dump: openai.OpenAI) -> None:
     body["add_generation_prompt"] = False  # type: ignore[assignment]
     text = ask(dump, "Hi", tools=[], max_tokens=100, extra_body=body).choices[0].message.content
     assert text.startswith(f"{want}False[{{")
+
+
+def test_the_template_is_told_how_much_to_think(dump: openai.OpenAI) -> None:
+    def told(effort: Any, **variables: Any) -> str:
+        answer = ask(
+            dump, "Hi", tools=[], reasoning_effort=effort, extra_body={"chat_template_kwargs": variables}
+        )
+        return str(answer.choices[0].message.content).partition("null")[2]
+
+    assert told("high") == "highTrueTrue"
+    assert told("none") == "noneFalseTrue"
+    assert told("low", enable_thinking=False) == "lowFalseTrue"
+    assert told(None, reasoning_effort="medium") == "mediumTrue"
+    plain = ask(dump, "Hi", tools=[], verbosity="medium").choices[0].message.content
+    assert plain.endswith("nullTrue")
 
 
 def test_a_message_can_be_continued(dump: openai.OpenAI) -> None:
@@ -406,7 +435,9 @@ def test_a_forced_call_that_is_cut_has_no_content_whole_or_streamed(real: openai
 def test_a_call_that_a_stop_string_cuts_is_no_call(real: openai.OpenAI) -> None:
     for cut, want in (("city", "stop"), ("never said", "tool_calls")):
         options: Any = {
-            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+            "tools": [WEATHER],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
             "stop": [cut],
             "seed": 1,
             "max_tokens": 300,

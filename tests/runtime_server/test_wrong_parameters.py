@@ -96,6 +96,7 @@ PLACES = [
     Place(RESPONSES, {"input": "a", "tools": [ITEM_TOOL], "tool_choice": {"type": "function", "name": "f"}},
           ("tool_choice",), "NamedFunction"),
     Place(RESPONSES, {"input": "a", "text": {"format": TEXT_FORMAT}}, ("text",), "TextOptions"),
+    Place(RESPONSES, {"input": "a", "reasoning": {"effort": "low"}}, ("reasoning",), "ReasoningOptions"),
     Place(RESPONSES, {"input": "a", "text": {"format": TEXT_FORMAT}}, ("text", "format"), "TextFormat"),
 ]  # fmt: skip
 SLOTS = [(place, name) for place in PLACES for name in SCHEMAS[place.schema]["properties"]]

@@ -10,6 +10,9 @@ def test_random_traffic_leaves_nothing_behind() -> None:
         outcome = asyncio.run(run.soak(server, seconds=12.0, seed=20, num_users=16))
     assert not outcome.problems, run.report(outcome)
     assert sum(outcome.requests.values()) >= 50, "too little traffic to show anything"
+    received = outcome.books.counters["received"]
+    want = f"0 blocks in use, 0 running, 0 waiting; received {received} = ended {received}"
+    assert want in run.report(outcome)
 
 
 def test_a_fault_is_seen_and_named() -> None:

@@ -52,6 +52,7 @@ def _add_status_routes(app: FastAPI, serving: Serving) -> None:
     """Open to everyone, as probes and scrapers carry no keys."""
 
     @app.get("/health")
+    @app.get("/ping")
     async def health() -> Response:
         if not serving.client.is_alive:
             return HttpError(503, "the engine process has ended", code="engine_dead").response()

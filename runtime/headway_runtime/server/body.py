@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from headway_runtime.server.body_errors import FieldError, explain, explain_syntax
-from headway_runtime.server.body_schema import NOT_SERVED
+from headway_runtime.server.body_schema import INSTEAD, NOT_SERVED
 
 __all__ = [
     "FIRST_FAULT",
@@ -88,9 +88,10 @@ def _describe_what_is_not_served(schema: dict[str, Any], kind: type[BaseModel]) 
     """Put the fields that are not served into a body's schema, with the only values that they may have."""
     assert issubclass(kind, StrictBody)
     for name, values in {**dict.fromkeys(kind.refusals, ()), **kind.neutral}.items():
-        schema.setdefault("properties", {}).setdefault(
-            name, {"enum": [None, *values], "description": NOT_SERVED}
-        )
+        known: dict[str, Any] = {"enum": [None, *values], "description": NOT_SERVED}
+        if name in kind.refusals:
+            known[INSTEAD] = kind.refusals[name]
+        schema.setdefault("properties", {}).setdefault(name, known)
 
 
 class StrictBody(BaseModel):

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from headway_runtime.errors import InvalidRequestError, RequestCode
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.body_schema import (
+    INSTEAD,
     BodySchema,
     Path,
     is_served,
@@ -81,7 +82,7 @@ def explain(error: ValidationError, value: Any, kind: "type[StrictBody]") -> Inv
     problem = _foremost(problems)
     schema = schema_of(kind)
     if problem.kind == "extra_forbidden":
-        return _unknown(problem.path, value, kind, schema)
+        return _unknown(problem.path, value, schema)
     if problem.kind == "missing":
         name, (_, words) = path_name(problem.path), schema.expectation(problem.path)
         return InvalidRequestError(
@@ -129,15 +130,16 @@ def _weight(problem: _Problem) -> tuple[bool, bool, int, int, bool]:
     return is_discriminator, problem.kind == "extra_forbidden", len(path), place, is_about_value
 
 
-def _unknown(path: Path, body: Any, kind: "type[StrictBody]", schema: BodySchema) -> InvalidRequestError:
+def _unknown(path: Path, body: Any, schema: BodySchema) -> InvalidRequestError:
     """A field that is not served: what to do instead, or what may have been meant."""
     *outer, last = path
     known = schema.names(tuple(outer))
-    name, is_top = str(last), not outer
-    is_known_elsewhere = not is_served(known.get(name, {}))
+    name = str(last)
+    found = known.get(name, {})
+    is_known_elsewhere = not is_served(found)
     remedy = "leave the field out"
-    if is_top and name in kind.refusals:
-        remedy, is_known_elsewhere = f"{kind.refusals[name]}, or leave the field out", True
+    if INSTEAD in found:
+        remedy = f"{found[INSTEAD]}, or leave the field out"
     elif not is_known_elsewhere:
         served = [one for one, inner in known.items() if is_served(inner)]
         if near := difflib.get_close_matches(name, served, 1, 0.75):

@@ -15,6 +15,8 @@ Path = tuple[int | str, ...]
 
 # The description of fields that are known and not served.
 NOT_SERVED = "Not served; these values ask for nothing."
+# What to do instead of such a field, where there is something to do.
+INSTEAD = "x-instead"
 ANYTHING: Schema = {}
 _NOUNS = {
     "string": "strings",

@@ -12,7 +12,7 @@ def call_rules(body: ToolFields, model: ServedModel) -> CallRules:
     """A call that a grammar dictates has a form of its own; any other has the model's."""
     is_parallel = body.parallel_tool_calls is not False
     if body.named_tool is not None:
-        return CallRules(partial(NamedParser, body.named_tool))
+        return CallRules(partial(NamedParser, body.named_tool), is_named=True)
     if body.must_call:
         return CallRules(RequiredParser, is_parallel=is_parallel)
     assert model.tool_calls is not None, "refused when the request was prepared"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headway_runtime.choice import Delta, TokenEntry
+from headway_runtime.choice import Delta, DeltaDetails, TokenEntry
 from headway_runtime.server.long_answers import encode_list
 from headway_runtime.server.responses import (
     LOWEST_LOGPROB,
@@ -15,6 +15,21 @@ from headway_runtime.server.responses import (
 )
 
 NOTHING = Delta("", [], None)
+
+
+def usage_alone(delta: Delta) -> Delta:
+    """What goes with a chunk that is not the last of its delta: the usage, if every chunk is to have it."""
+    if delta.details is None or delta.details.usage is None:
+        return NOTHING
+    return Delta("", [], None, details=DeltaDetails(usage=delta.details.usage))
+
+
+def before(delta: Delta) -> Delta:
+    """The same for the chunk of the role, which comes before the first token of `delta`."""
+    if delta.details is None or delta.details.usage is None:
+        return NOTHING
+    num_prompt, _, num_cached = delta.details.usage
+    return Delta("", [], None, details=DeltaDetails(usage=(num_prompt, 0, num_cached)))
 
 
 class ChatFormat(Format):
@@ -34,7 +49,7 @@ class ChatFormat(Format):
         if not is_first:
             return event
         role = b'"delta":{"role":"assistant","content":""}'
-        return self._event(index, role, b"null", NOTHING) + event
+        return self._event(index, role, b"null", before(delta)) + event
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         messages = [{"role": "assistant", "content": choice.text, "refusal": None} for choice in choices]

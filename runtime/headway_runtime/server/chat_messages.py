@@ -84,10 +84,11 @@ class ChatMessage(StrictBody):
                 "tool_call_id",
                 f"is only allowed with role 'tool'; this message's is {self.role!r}, leave it out",
             )
-        if self.content is None and not self.tool_calls:
+        # An answer that was cut before it began has no content, and comes back so.
+        if self.content is None and self.role != "assistant":
             raise FieldError(
                 "content",
-                "is missing; send text, which only an assistant's message with tool_calls may leave out",
+                "is missing; send text, which only an assistant's message may leave out",
                 "missing_required_parameter",
             )
         return self

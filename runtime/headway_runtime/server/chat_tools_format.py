@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway_runtime.choice import Delta
-from headway_runtime.server.chat_format import NOTHING, ChatFormat
+from headway_runtime.server.chat_format import ChatFormat, before, usage_alone
 from headway_runtime.server.responses import AnswerHead, Usage, WholeChoice, encode_json
 from headway_runtime.server.tool_calls.pieces import CallPiece, Piece, ToolCallParser
 
@@ -23,11 +23,13 @@ class CallRules:
     """How calls are found. make_parser: for one choice. hidden_tags: never part of the content.
 
     is_parallel: an answer may hold several calls; else the first one alone is sent.
+    is_named: the request named the function to be called.
     """
 
     make_parser: Callable[[], ToolCallParser]
     hidden_tags: Collection[str] = ()
     is_parallel: bool = True
+    is_named: bool = False
 
 
 class CallReader:
@@ -50,8 +52,13 @@ class CallReader:
         return [kept for piece in pieces if (kept := self._kept(piece))]
 
     def finish_reason(self, reason: str) -> str:
-        """An answer that ended by itself, with calls, ended for them; not one cut within a call."""
-        return "tool_calls" if reason == "stop" and self.num_calls and self._is_whole() else reason
+        """An answer that ended by itself, with calls, ended for them; not one cut within a call.
+
+        One whose call was named by the request just stopped, as OpenAI and vLLM have it.
+        """
+        if reason != "stop" or self._rules.is_named:
+            return reason
+        return "tool_calls" if self.num_calls and self._is_whole() else reason
 
     def _is_whole(self) -> bool:
         """Whether the last call's arguments have come to their end."""
@@ -117,8 +124,9 @@ class ToolChatFormat(ChatFormat):
         )
         reason = delta.finish_reason
         pieces = reader.read(delta.text, is_last=reason is not None)
-        events = [self._event(index, _ROLE, b"null", NOTHING)] if is_first else []
-        events += [self._piece_event(index, piece) for piece in pieces]
+        events = [self._event(index, _ROLE, b"null", before(delta))] if is_first else []
+        usage = usage_alone(delta)
+        events += [self._piece_event(index, piece, usage) for piece in pieces]
         if reason is not None or delta.entries or delta.details is not None:
             logprobs = encode_json(self._logprobs_of(delta.entries)) if delta.entries else b"null"
             ended = None if reason is None else reader.finish_reason(reason)
@@ -135,16 +143,16 @@ class ToolChatFormat(ChatFormat):
             messages.append(_message(content, calls))
         return self._whole(choices, messages, usage)
 
-    def _piece_event(self, index: int, piece: Piece) -> bytes:
+    def _piece_event(self, index: int, piece: Piece, usage: Delta) -> bytes:
         if isinstance(piece, str):
-            return self._event(index, b'"delta":{"content":' + encode_json(piece) + b"}", b"null", NOTHING)
+            return self._event(index, b'"delta":{"content":' + encode_json(piece) + b"}", b"null", usage)
         call: dict[str, Any] = {"index": piece.index}
         if piece.name is not None:
             call |= {"id": new_call_id(), "type": "function"}
             call["function"] = {"name": piece.name, "arguments": piece.arguments}
         else:
             call["function"] = {"arguments": piece.arguments}
-        return self._event(index, b'"delta":{"tool_calls":[' + encode_json(call) + b"]}", b"null", NOTHING)
+        return self._event(index, b'"delta":{"tool_calls":[' + encode_json(call) + b"]}", b"null", usage)
 
 
 def _message(content: str, calls: Sequence[WholeCall]) -> dict[str, Any]:

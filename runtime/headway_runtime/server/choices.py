@@ -3,9 +3,11 @@
 A choice gets only what its client asked for: a plain one stays plain.
 """
 
+import sys
 from collections.abc import Collection
 
 from headway_runtime.choice import Choice, TextRules
+from headway_runtime.sampling_params import ALL_LOGPROBS
 from headway_runtime.server.choice_details import DetailedChoice, Details
 from headway_runtime.server.prompts import EncodedPrompt, Prepared
 from headway_runtime.server.protocol import CompletionBody, GenerationBody
@@ -48,12 +50,17 @@ def _details_of(body: GenerationBody, prompt: EncodedPrompt) -> Details | None:
     return Details(
         prompt_token_ids=prompt.token_ids,
         echo=prompt.echo,
-        num_logprobs=body.num_logprobs,
-        num_prompt_logprobs=body.prompt_logprobs,
+        num_logprobs=_most_of(body.num_logprobs),
+        num_prompt_logprobs=_most_of(body.prompt_logprobs),
         hides_answer=isinstance(body, CompletionBody) and body.max_tokens == 0,
         with_token_ids=bool(body.return_token_ids),
         with_usage=body.wants_running_usage,
     )
+
+
+def _most_of(wanted: int | None) -> int | None:
+    """How many of those that the engine gives are to be kept."""
+    return sys.maxsize if wanted == ALL_LOGPROBS else wanted
 
 
 def whole_choices(choices: list[Choice], whole: list[WholeChoice], prepared: Prepared) -> list[WholeChoice]:

@@ -79,6 +79,7 @@ def served_model(
         tool_calls=files.tool_calls,
         trusts_request_templates=options.chat.trust_request_chat_template,
         defaults=options.engine.defaults,
+        max_logprobs=options.engine.max_logprobs,
     )
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from starlette.responses import Response
 
 from headway_runtime.choice import Choice, Delta
-from headway_runtime.request import FinishReason, RequestOutput
+from headway_runtime.request import FinishReason, RequestOutput, SamplingParams
+from headway_runtime.sampling_params import shown
 from headway_runtime.server.choices import whole_choices
 from headway_runtime.server.engine_client import EngineClient, EngineDied, RequestStream, StreamEvent
 from headway_runtime.server.error_codes import HttpCode
@@ -30,6 +31,7 @@ from headway_runtime.server.messages import Refused
 from headway_runtime.server.prompts import Prepared
 from headway_runtime.server.request_times import RequestTimes
 from headway_runtime.server.responses import AnswerFormat, Usage, WholeChoice
+from headway_runtime.server.structured_fields import as_sent
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -165,7 +167,7 @@ class _Run:
                             choice.is_first_byte_written = True
                             begun.append(choice)
                 else:
-                    problem = _error_of(event)
+                    problem = self._error_of(event)
                     break
             if any(parts):
                 if begun and not self._num_open and generation.wants_timings:
@@ -209,7 +211,7 @@ class _Run:
             begun: list[Choice] = []
             for event in await stream.next():
                 if not isinstance(event, RequestOutput) or event.finish_reason is FinishReason.ERROR:
-                    raise _error_of(event)
+                    raise self._error_of(event)
                 choice = self._choices[event.request_id]
                 if choice.finish_reason is not None:
                     continue
@@ -285,6 +287,9 @@ class _Run:
             if not choice.is_first_byte_written:
                 self._client.report_missed()
 
+    def _error_of(self, event: StreamEvent) -> HttpError:
+        return _error_of(event, self._generation.prepared.requests[0].sampling)
+
     def _usage(self) -> Usage:
         choices = self._choices.values()
         return Usage(
@@ -300,7 +305,8 @@ class _Run:
         )
 
 
-def _error_of(event: StreamEvent) -> HttpError:
+def _error_of(event: StreamEvent, sampling: SamplingParams) -> HttpError:
+    """sampling: of the request."""
     match event:
         case Refused() if event.status == 503:
             return overloaded(event.message, event.code, event.retry_after_seconds or 1)
@@ -312,8 +318,21 @@ def _error_of(event: StreamEvent) -> HttpError:
             return HttpError(500, event.message, code=event.code)
         case RequestOutput(error_param=str(param)):
             # Seen only in the engine: a grammar that cannot be compiled, or followed any further.
-            code: HttpCode = "invalid_grammar" if param != "allowed_token_ids" else "invalid_value"
-            message = f"{param} cannot be enforced: {event.error}; correct it"
+            is_grammar = sampling.grammar is not None and sampling.grammar.param == param
+            code: HttpCode = "invalid_grammar" if is_grammar else "invalid_value"
+            message = f"{param}{_as_sent(param, sampling)} cannot be enforced: {event.error}; correct it"
             return HttpError(400, message, param=param, code=code)
         case RequestOutput():
             return HttpError(500, f"the engine failed: {event.error}; try again", code="engine_error")
+
+
+def _as_sent(param: str, sampling: SamplingParams) -> str:
+    """What the request has of a field that cannot be enforced, as it follows the name in a message."""
+    if sampling.grammar is not None and sampling.grammar.param == param:
+        return as_sent(sampling.grammar)
+    if param == "allowed_token_ids":
+        return f"={shown(sorted(sampling.allowed_token_ids or ()))}"
+    # Of words the tokens are left.
+    return (
+        f" (as tokens {shown([list(word) for word in sampling.bad_words])})" if param == "bad_words" else ""
+    )

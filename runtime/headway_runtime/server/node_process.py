@@ -244,7 +244,7 @@ class _Probe(http.server.BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, _ProbeServer)
         match self.path.partition("?")[0]:
-            case "/health":
+            case "/health" | "/ping":
                 self._answer(200, {"status": "ok"})
             case "/ready":
                 reason = server.node.why_not_ready

@@ -67,6 +67,7 @@ OPERATIONS = (
         "post", "/reset_prefix_cache", "Forget what prompts have in common", "Status", errors=(401, 403, 503)
     ),
     Operation("get", "/health", "Whether the server works", "Status", errors=(503,), is_open=True),
+    Operation("get", "/ping", "The same", "Status", errors=(503,), is_open=True),
     Operation("get", "/ready", "Whether it can take work", "Status", errors=(503,), is_open=True),
     Operation("get", "/version", "What it is", "Version", is_open=True),
     Operation("get", "/metrics", "Prometheus' metrics", "Metrics", errors=(503,), is_open=True),

@@ -23,10 +23,13 @@ from headway_runtime.server.cors_options import CorsOptions, add_cors_arguments,
 from headway_runtime.server.http_options import HttpOptions, add_http_arguments, http_options
 from headway_runtime.server.tls import TlsOptions, add_tls_arguments, tls_options
 from headway_runtime.server.tracing_options import TracingOptions, add_tracing_arguments, tracing_options
+from headway_runtime.server.vllm_flags import add_vllm_arguments
 from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
+VLLM_API_KEY_VARIABLE = "VLLM_API_KEY"
+_API_KEY_VARIABLES = f"${API_KEY_VARIABLE} or ${VLLM_API_KEY_VARIABLE}"
 LORA_UPDATING_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -123,7 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--port-file", metavar="PATH", help="write the port number there once it is bound")
     add("--served-model-name", action="extend", nargs="+", metavar="NAME", help="may be repeated")
-    add("--api-key", action="extend", nargs="+", metavar="KEY", help=f"likewise; or ${API_KEY_VARIABLE}")
+    add("--api-key", action="extend", nargs="+", metavar="KEY", help=f"likewise; or {_API_KEY_VARIABLES}")
     add("--api-key-file", metavar="PATH", help="one key per line; lines that begin with # are notes")
     add("--admin-public-key-file", metavar="PATH", help="PEM, Ed25519; without it /admin is off")
     add("--admin-audience", metavar="NAMESPACE/NAME", help="the service that admin tokens must be for")
@@ -139,6 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_cors_arguments(parser)
     add_chat_arguments(parser)
     add_tracing_arguments(parser)
+    add_vllm_arguments(parser)
     add("--lifeline-fd", type=integer(0), metavar="FD", help="end at once when this pipe reaches its end")
     add("--log-level", choices=LOG_LEVELS, default="info")
     return parser
@@ -146,8 +150,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _api_keys(arguments: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
     keys = list(arguments.api_key or [])
-    if API_KEY_VARIABLE in environment:
-        keys.append(environment[API_KEY_VARIABLE])
+    variables = (API_KEY_VARIABLE, VLLM_API_KEY_VARIABLE)
+    keys += [environment[name] for name in variables if name in environment]
     if arguments.api_key_file is not None:
         try:
             lines = Path(arguments.api_key_file).read_text(encoding="utf-8-sig").splitlines()
@@ -163,7 +167,7 @@ def _api_keys(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
         keys += found
     if not all(keys):
         raise ConfigError(
-            f"--api-key=''/${API_KEY_VARIABLE}='': an empty key lets everyone in; set a real one"
+            f"--api-key='' (or {_API_KEY_VARIABLES}): an empty key lets everyone in; set a real one"
         )
     return tuple(dict.fromkeys(keys))
 

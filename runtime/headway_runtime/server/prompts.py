@@ -7,12 +7,14 @@ the server runs it in a thread when the body is large. Refuses, as the client's 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from headway_runtime.bad_words import bad_word_tokens
 from headway_runtime.chat import ChatTemplate
 from headway_runtime.errors import ContextLengthError, InvalidRequestError, RequestCode
 from headway_runtime.generation_defaults import NO_DEFAULTS, GenerationDefaults
-from headway_runtime.request import Grammar, Request
-from headway_runtime.sampling_params import MAX_CHOICES, shown
+from headway_runtime.request import Grammar, Request, engine_priority
+from headway_runtime.sampling_params import DEFAULT_MAX_LOGPROBS, MAX_CHOICES, counted_logprobs, shown
 from headway_runtime.seeds import choice_seed
 from headway_runtime.server.api_keys import Tenant
 from headway_runtime.server.cache_salts import cache_salt
@@ -38,6 +40,7 @@ class ServedModel:
     trusts_request_templates: whether requests may bring chat templates.
     defaults: what a request that leaves a field of sampling out is given.
     adapter: name of the LoRA adapter that a request asks for; "": none.
+    max_logprobs: best log-probabilities that a request may have of each token; -1: any number.
     """
 
     tokenizer: Tokenizer
@@ -50,6 +53,7 @@ class ServedModel:
     trusts_request_templates: bool = False
     defaults: GenerationDefaults = NO_DEFAULTS
     adapter: str = ""
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
 
     @property
     def template_variables(self) -> Mapping[str, str]:
@@ -176,7 +180,13 @@ def _prepare(
     answers, choices = body.n or 1, _choices_per_prompt(body)
     salt = cache_salt(arrival.tenant.key_digest, body.cache_salt)
     # The best are those of the highest mean log-probability, which the engine then has to tell.
-    num_logprobs = 0 if body.num_logprobs is None and choices > answers else body.num_logprobs
+    name = "logprobs" if isinstance(body, CompletionBody) else "top_logprobs"
+    num_logprobs = _counted(name, body.num_logprobs, model)
+    if num_logprobs is None and choices > answers:
+        num_logprobs = 0
+    encode = partial(model.tokenizer.encode, add_special_tokens=False)
+    bad_words = bad_word_tokens(body.bad_words or (), encode)
+    _check_vocabulary([token for word in bad_words for token in word], "bad_words", model)
     requests: list[Request] = []
     for prompt in prompts:
         sampling = sampling_of(
@@ -187,7 +197,8 @@ def _prepare(
             room=_room(prompt, model),
             grammar=grammar,
             num_logprobs=num_logprobs,
-            num_prompt_logprobs=_num_prompt_logprobs(body),
+            num_prompt_logprobs=_num_prompt_logprobs(body, model),
+            bad_words=bad_words,
         )
         # A seed that was sent is every prompt's; without one, equal prompts are to get answers of their own.
         seed = secrets.randbits(62) if body.seed is None else body.seed
@@ -202,7 +213,7 @@ def _prepare(
                     prompt.token_ids,
                     own,
                     arrival.received_at,
-                    priority=body.priority or 0,
+                    priority=engine_priority(body.priority or 0),
                     cache_salt=salt,
                     adapter=model.adapter,
                 )
@@ -239,10 +250,15 @@ def _check_choices(body: ChatBody | CompletionBody, max_waiting: int) -> None:
         )
 
 
-def _num_prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
+def _counted(field: str, wanted: int | None, model: ServedModel) -> int | None:
+    return counted_logprobs(field, wanted, model.max_logprobs, model.vocab_size)
+
+
+def _num_prompt_logprobs(body: ChatBody | CompletionBody, model: ServedModel) -> int | None:
     """As many as were asked for, in one way or the other."""
     echoed = body.logprobs if isinstance(body, CompletionBody) and body.echo else None
-    wanted = [one for one in (body.prompt_logprobs, echoed) if one is not None]
+    asked = (_counted("prompt_logprobs", body.prompt_logprobs, model), _counted("logprobs", echoed, model))
+    wanted = [one for one in asked if one is not None]
     return max(wanted) if wanted else None
 
 

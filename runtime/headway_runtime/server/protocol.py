@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from headway_runtime.request import Grammar
-from headway_runtime.sampling_params import MAX_CHOICES, MAX_LOGPROBS, MAX_TOKENS
+from headway_runtime.sampling_params import MAX_CHOICES, MAX_TOKENS
 from headway_runtime.server.body import FIRST_FAULT, WHOLE, FieldError, StrictBody
 from headway_runtime.server.refused_fields import NEUTRAL_FIELDS, REFUSALS
 from headway_runtime.server.shared_fields import SharedFields, TokenId
-from headway_runtime.server.structured_fields import StructuredFields, grammar_of
+from headway_runtime.server.structured_fields import NO_STRUCTURAL_TAG, StructuredFields, grammar_of
 
 
 class StreamOptions(StrictBody):
@@ -29,11 +29,17 @@ class StreamOptions(StrictBody):
 
     @model_validator(mode="after")
     def _stats_are_usage(self) -> "StreamOptions":
-        if self.continuous_usage_stats and not self.include_usage:
+        if self.continuous_usage_stats and self.include_usage is False:
             raise FieldError(
-                "continuous_usage_stats", "is only allowed with include_usage=true; set that, too"
+                "continuous_usage_stats",
+                "asks for usage, which include_usage=false declines; set that to true, or leave it out",
             )
         return self
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a last chunk has the usage. Whoever wants it with every chunk need not say so again."""
+        return bool(self.include_usage or self.continuous_usage_stats)
 
 
 class GenerationBody(SharedFields, StructuredFields):
@@ -41,10 +47,11 @@ class GenerationBody(SharedFields, StructuredFields):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL_FIELDS
     refusals: ClassVar[Mapping[str, str]] = REFUSALS
+    refused_types: ClassVar[Mapping[str, str]] = {"structural_tag": NO_STRUCTURAL_TAG}
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=-1, le=MAX_TOKENS), WHOLE] | None = None
     return_token_ids: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -66,7 +73,7 @@ class GenerationBody(SharedFields, StructuredFields):
 
     @property
     def wants_usage_chunk(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return self.stream_options is not None and self.stream_options.wants_usage
 
     @property
     def wants_running_usage(self) -> bool:
@@ -100,7 +107,7 @@ class CompletionBody(GenerationBody):
     )
     # 0, which needs echo: nothing is generated, and the prompt comes back with its log-probabilities.
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WHOLE] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    logprobs: Annotated[int, Field(ge=-1, le=MAX_TOKENS), WHOLE] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
 

@@ -40,6 +40,8 @@ def chat_of(body: ResponsesBody) -> ChatBody:
     if isinstance(body.tool_choice, NamedFunction):
         chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
     chat["max_completion_tokens"] = body.max_output_tokens
+    if body.reasoning is not None:
+        chat["reasoning_effort"] = body.reasoning.effort
     if body.wants_logprobs:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if body.text is not None and body.text.format is not None:

@@ -107,7 +107,7 @@ def _response(head: AnswerHead, body: ResponsesBody) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         # Nothing is ever stored, whatever was asked for.

@@ -8,15 +8,27 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headway_runtime.sampling_params import MAX_LOGPROBS, MAX_TOKENS
+from headway_runtime.sampling_params import MAX_TOKENS
 from headway_runtime.server.body import FIRST_FAULT, WHOLE, FieldError, JsonObject, StrictBody
-from headway_runtime.server.refused_fields import REFUSALS
+from headway_runtime.server.refused_fields import NEUTRAL_FIELDS, REFUSALS
 from headway_runtime.server.shared_fields import SharedFields
-from headway_runtime.server.template_fields import TemplateOptions
+from headway_runtime.server.template_fields import ReasoningEffort, TemplateOptions
 from headway_runtime.server.tool_fields import MAX_TOOLS, ToolName, check_tool_choice, check_tool_names
 
 LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "this server keeps no responses; send the whole conversation as input"
+_OF_VLLM = (
+    "ec_transfer_params",
+    "include_reasoning",
+    "kv_transfer_params",
+    "media_io_kwargs",
+    "mm_payload",
+    "mm_processor_kwargs",
+    "return_mm_kwargs",
+    "session_id",
+    "vllm_xargs",
+    "watermarking",
+)
 _NO_MEDIA = "this server's models read text; send parts of type 'input_text'"
 
 
@@ -130,6 +142,17 @@ class TextOptions(StrictBody):
     format: TextFormat | None = None
 
 
+class ReasoningOptions(StrictBody):
+    """How much the model is to think, for templates that know it. What it thinks is part of the answer."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"context": ("auto",), "mode": ("standard",)}
+    refusals: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("generate_summary", "summary"), "what the model thinks is part of its text"
+    )
+
+    effort: ReasoningEffort | None = None
+
+
 class ResponsesBody(SharedFields, TemplateOptions):
     """POST /v1/responses."""
 
@@ -144,9 +167,12 @@ class ResponsesBody(SharedFields, TemplateOptions):
         "previous_response_id": (),
         "prompt": (),
         "prompt_cache_options": (),
-        "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
         "stream_options": ({}, {"include_obfuscation": False}),
         "truncation": ("disabled",),
+        # What vLLM's clients may say there.
+        "enable_response_messages": (False,),
+        "previous_input_messages": ([],),
+        **{name: NEUTRAL_FIELDS[name] for name in _OF_VLLM},
     }
     refused_types: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("input_image", "input_file", "input_audio", "image_url", "file"), _NO_MEDIA),
@@ -158,7 +184,6 @@ class ResponsesBody(SharedFields, TemplateOptions):
         "conversation": _STATELESS,
         "previous_response_id": _STATELESS,
         "prompt": "send the text of the prompt as instructions and input",
-        "reasoning": "some templates have a switch; send that as chat_template_kwargs",
         "response_format": "use text.format",
         "messages": "use input",
         "best_of": "it belongs to /v1/completions; send the request several times",
@@ -174,18 +199,21 @@ class ResponsesBody(SharedFields, TemplateOptions):
         "stream_options": "the last event of a stream has the usage in any case",
         "suffix": "it belongs to /v1/completions",
         "truncation": "shorten the input, or send truncate_prompt_tokens",
+        "previous_input_messages": _STATELESS,
+        **{name: REFUSALS[name] for name in _OF_VLLM if name in REFUSALS},
         **{name: remedy for name, remedy in REFUSALS.items() if name.startswith("guided_")},
     }
 
     input: str | Annotated[list[InputItem], Field(min_length=1), FIRST_FAULT]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    top_logprobs: Annotated[int, Field(ge=-1, le=MAX_TOKENS), WHOLE] | None = None
     include: (
         Annotated[list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]], FIRST_FAULT]
         | None
     ) = None
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_FAULT] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None

@@ -9,7 +9,7 @@ from typing import TypeVar
 from headway_runtime.errors import InvalidRequestError
 from headway_runtime.generation_defaults import GenerationDefaults
 from headway_runtime.request import Grammar, SamplingParams
-from headway_runtime.sampling_params import COLDEST_TEMPERATURE, shown
+from headway_runtime.sampling_params import engine_penalty, engine_temperature, shown
 from headway_runtime.server.protocol import GenerationBody
 
 Number = TypeVar("Number")
@@ -25,8 +25,10 @@ def sampling_of(
     grammar: Grammar | None,
     num_logprobs: int | None,
     num_prompt_logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> SamplingParams:
-    """defaults: of what was left out. room: tokens that the answer may have.
+    """defaults: of what was left out. room: tokens that the answer may have. bad_words: as the engine has
+    them.
 
     The seed is left at 0: each choice has its own.
     """
@@ -44,16 +46,19 @@ def sampling_of(
     # Where nothing but the prompt is wanted, the engine makes one token, which is not sent.
     max_tokens = max(1, min(room, wanted))
     temperature = _given(body.temperature, defaults.temperature)
+    top_p = _given(body.top_p, defaults.top_p)
+    penalty = _given(body.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
-        temperature=0.0 if temperature < COLDEST_TEMPERATURE else temperature,
+        temperature=engine_temperature(temperature, top_p),
         top_k=max(0, _given(body.top_k, defaults.top_k)),
-        top_p=_given(body.top_p, defaults.top_p),
+        top_p=top_p or 1.0,
         min_p=_given(body.min_p, defaults.min_p),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
+        repetition_penalty=engine_penalty(penalty),
         logit_bias=_logit_bias(body, vocab_size),
         allowed_token_ids=_allowed_token_ids(body, stop_token_ids, vocab_size),
+        bad_words=bad_words,
         max_tokens=max_tokens,
         min_tokens=min(min_tokens, max_tokens),
         stop_token_ids=stop_token_ids,

@@ -3,12 +3,19 @@
 A field is here only if it works, or if it asks for nothing. Knows no model and no tokenizer.
 """
 
+import sys
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from headway_runtime.request import MAX_PRIORITY, MAX_SALT_CHARACTERS
-from headway_runtime.sampling_params import MAX_SEED, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKENS
+from headway_runtime.request import LARGEST_PRIORITY, MAX_SALT_CHARACTERS, SMALLEST_PRIORITY
+from headway_runtime.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_SEED,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    MAX_TOKENS,
+)
 from headway_runtime.server.body import FIRST_FAULT, WHOLE, AtMost, FieldError
 from headway_runtime.server.structured_fields import OutputsField
 
@@ -27,14 +34,15 @@ class SharedFields(OutputsField):
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=sys.float_info.max)] | None = None
     logit_bias: Annotated[dict[str, Bias], AtMost(MAX_BIASES)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1), FIRST_FAULT] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS), FIRST_FAULT] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED), WHOLE] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS), FIRST_FAULT] | None = None
     stop_token_ids: Annotated[list[TokenId], FIRST_FAULT] | None = None
@@ -52,7 +60,7 @@ class SharedFields(OutputsField):
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     stream: bool | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), WHOLE] | None = None
+    priority: Annotated[int, Field(ge=SMALLEST_PRIORITY, le=LARGEST_PRIORITY), WHOLE] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/=+-]{1,128}$")] | None = None
     # Accepted because they ask nothing of the model: who asks, and what the client notes for itself.

@@ -7,19 +7,19 @@ to say: `check_grammar` asks it.
 import contextlib
 import json
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from headway_runtime.errors import InvalidRequestError
-from headway_runtime.grammar import COMPACT_JSON, OPTIONS_KEYWORD, validate
+from headway_runtime.grammar import OPTIONS_KEYWORD, validate
 from headway_runtime.request import Grammar
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.body import FIRST_FAULT, FieldError, JsonObject, StrictBody
+from headway_runtime.structured_outputs import StructuredOutputsParams, schema_text
 
 MAX_CHOICES_LISTED = 4096
-NO_LAYOUT: Mapping[str, Any] = MappingProxyType({})
+NO_STRUCTURAL_TAG = "use tools for calls, or a grammar in structured_outputs"
 
 
 class JsonSchema(StrictBody):
@@ -55,7 +55,22 @@ class ResponseFormat(StrictBody):
 
 
 class StructuredOutputs(StrictBody):
-    """Exactly one of them."""
+    """Exactly one of them. Clients of vLLM may write out its class whole, with what asks for nothing."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "_backend": (),
+        "_backend_was_auto": (False,),
+        "disable_additional_properties": (False,),
+        "disable_fallback": (False,),
+        "structural_tag": (),
+        "whitespace_pattern": (),
+    }
+    refusals: ClassVar[Mapping[str, str]] = {
+        "disable_additional_properties": "set additionalProperties to false in the schema",
+        "disable_fallback": "there is one library of grammars, and nothing to fall back to",
+        "structural_tag": NO_STRUCTURAL_TAG,
+        "whitespace_pattern": "use disable_any_whitespace=true, or a grammar",
+    }
 
     json_: Annotated[JsonObject | str | None, Field(alias="json")] = None
     regex: Annotated[str, Field(min_length=1)] | None = None
@@ -64,7 +79,7 @@ class StructuredOutputs(StrictBody):
     )
     grammar: Annotated[str, Field(min_length=1)] | None = None
     json_object: bool | None = None
-    disable_any_whitespace: bool = False
+    disable_any_whitespace: bool | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "StructuredOutputs":
@@ -79,6 +94,16 @@ class StructuredOutputs(StrictBody):
         if self.disable_any_whitespace and self.json_ is None and not self.json_object:
             raise FieldError("disable_any_whitespace", "is for json and json_object; leave it out")
         return self
+
+    def as_params(self) -> StructuredOutputsParams:
+        return StructuredOutputsParams(
+            self.json_,
+            self.regex,
+            self.choice,
+            self.grammar,
+            self.json_object,
+            bool(self.disable_any_whitespace),
+        )
 
     @property
     def asked(self) -> list[str]:
@@ -119,7 +144,7 @@ class StructuredFields(OutputsField):
 def grammar_of(body: StructuredFields) -> Grammar | None:
     """What the answer has to match; None if anything will do."""
     if body.structured_outputs is not None:
-        return _grammar_of_outputs(body.structured_outputs)
+        return body.structured_outputs.as_params().as_grammar()
     asked, param = body.response_format, "response_format"
     if asked is None or asked.type == "text":
         return None
@@ -129,64 +154,30 @@ def grammar_of(body: StructuredFields) -> Grammar | None:
     return Grammar("json_schema", source, param)
 
 
-def schema_text(schema: dict[str, Any], *, strict: bool, layout: Mapping[str, Any] = NO_LAYOUT) -> str:
-    """A schema as its library reads it. Not strict: keywords that it does not know are passed over.
-
-    layout: COMPACT_JSON, or READABLE_JSON where the schema becomes a part of another grammar.
-    """
-    own = schema.get(OPTIONS_KEYWORD)
-    options: dict[str, Any] = {} if strict else {"lenient": True}
-    options |= own if isinstance(own, dict) else {}
-    options |= layout
-    return json.dumps({**schema, OPTIONS_KEYWORD: options} if options else schema)
-
-
 def check_grammar(grammar: Grammar) -> None:
     """May take milliseconds. InvalidRequestError in the library's words for what it cannot compile."""
     problem = validate(grammar)
     if problem is not None:
         param = grammar.param
-        # Of a grammar that was made here, its sender knows no word.
-        given = "" if grammar.kind == "lark" or param == "tools" else f"={_as_sent(grammar)}"
         raise InvalidRequestError(
-            f"{param}{given} cannot be enforced: {problem}; correct it", param=param, code="invalid_grammar"
+            f"{param}{as_sent(grammar)} cannot be enforced: {problem}; correct it",
+            param=param,
+            code="invalid_grammar",
         )
 
 
-def _as_sent(grammar: Grammar) -> str:
-    """The grammar for a message, without the options that were put into a schema here."""
+def as_sent(grammar: Grammar) -> str:
+    """The grammar as it follows its field in a message; nothing if its sender knows no word of it."""
+    if grammar.kind == "lark" or grammar.param == "tools":
+        return ""
+    return f"={_source_as_sent(grammar)}"
+
+
+def _source_as_sent(grammar: Grammar) -> str:
+    """Without the options that were put into a schema here."""
     if grammar.kind == "json_schema":
         with contextlib.suppress(ValueError, RecursionError):
             schema = json.loads(grammar.source)
             if isinstance(schema, dict):
                 return shown(json.dumps({key: one for key, one in schema.items() if key != OPTIONS_KEYWORD}))
     return shown(grammar.source)
-
-
-def _grammar_of_outputs(asked: StructuredOutputs) -> Grammar:
-    param = f"structured_outputs.{asked.asked[0]}"
-    if asked.json_ is not None:
-        source = _schema_of_outputs(asked.json_, is_compact=asked.disable_any_whitespace)
-        return Grammar("json_schema", source, param)
-    if asked.regex is not None:
-        return Grammar("regex", asked.regex, param)
-    if asked.choice is not None:
-        return Grammar("choice", json.dumps(asked.choice), param)
-    if asked.grammar is not None:
-        return Grammar("ebnf", asked.grammar, param)
-    if asked.disable_any_whitespace:
-        return Grammar(
-            "json_schema", schema_text({"type": "object"}, strict=True, layout=COMPACT_JSON), param
-        )
-    return Grammar("json_object", param=param)
-
-
-def _schema_of_outputs(schema: dict[str, Any] | str, *, is_compact: bool) -> str:
-    if is_compact and isinstance(schema, str):
-        # What is no schema at all is left for the compiler to refuse.
-        with contextlib.suppress(ValueError, RecursionError):
-            read = json.loads(schema)
-            schema = read if isinstance(read, dict) else schema
-    if isinstance(schema, str):
-        return schema
-    return schema_text(schema, strict=True, layout=COMPACT_JSON if is_compact else NO_LAYOUT)

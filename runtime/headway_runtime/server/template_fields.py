@@ -1,7 +1,7 @@
 """The fields of a body that a chat template reads, and the prompt that comes of them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,8 @@ from headway_runtime.server.shared_fields import MAX_NOTES
 from headway_runtime.server.tool_fields import OfferedTools
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1), FIRST_FAULT]
+# How much a model is to think before it answers: OpenAI's word and values, for templates that know it.
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ModelOfTemplates(Protocol):
@@ -58,6 +60,11 @@ class TemplateFields(TemplateOptions, OfferedTools):
 
     messages: Messages | None = None
 
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """What the template is told besides."""
+        return self.chat_template_kwargs or {}
+
     @model_validator(mode="after")
     def _last_message_can_be_continued(self) -> "TemplateFields":
         if not (self.continue_final_message and self.messages):
@@ -86,7 +93,7 @@ def render_prompt(body: TemplateFields, model: ModelOfTemplates) -> str:
         add_generation_prompt=not continues and body.add_generation_prompt is not False,
         tools=[tool.for_template() for tool in body.tools] if body.tools else None,
         documents=body.documents,
-        variables=body.chat_template_kwargs or {},
+        variables=body.template_variables,
     )
     return cut_after(text, body.messages[-1].text) if continues else text
 

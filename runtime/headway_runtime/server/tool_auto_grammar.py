@@ -11,10 +11,11 @@ from headway_runtime.errors import InvalidRequestError
 from headway_runtime.grammar import COMPACT_JSON, READABLE_JSON
 from headway_runtime.request import Grammar
 from headway_runtime.server.chat_protocol import ChatBody
-from headway_runtime.server.structured_fields import grammar_of, schema_text
+from headway_runtime.server.structured_fields import grammar_of
 from headway_runtime.server.tool_calls.hermes import BEGIN_TAG, END_TAG
 from headway_runtime.server.tool_calls.llama3_json import PYTHON_TAG
 from headway_runtime.server.tool_grammar import ANY_ARGUMENTS, arguments_schema, call_schema
+from headway_runtime.structured_outputs import schema_text
 from headway_runtime.tokenizer import Vocabulary
 
 # Calls and nothing between them; without a form for other answers, text wherever the model likes.

@@ -13,8 +13,8 @@ from headway_runtime.errors import InvalidRequestError
 from headway_runtime.grammar import COMPACT_JSON, validate
 from headway_runtime.request import Grammar
 from headway_runtime.sampling_params import shown
-from headway_runtime.server.structured_fields import schema_text
 from headway_runtime.server.tool_fields import Tool, ToolFields
+from headway_runtime.structured_outputs import schema_text
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 

@@ -42,6 +42,9 @@ def batch() -> list[Chunk]:
         row([1], 1, seed=9, min_tokens=3, stop_token_ids=frozenset({4}), allowed_token_ids=frozenset({4})),
         row([1], 1, seed=9, allowed_token_ids=frozenset({1000})),
         row([3, 3], 1, seed=10, min_p=0.2, temperature=1.4),
+        row([3, 5, 6], 2, seed=11, bad_words=((7,), (5, 6, 9), (6, 329), (3, 5, 6, 8)), temperature=0.0),
+        row([3, 5], 1, seed=12, bad_words=((4,), (5, 6)), allowed_token_ids=frozenset({4, 6, 8})),
+        row([3, 5], 1, seed=12, bad_words=((4,), (5, 6)), allowed_token_ids=frozenset({4, 6})),
     ]
 
 
