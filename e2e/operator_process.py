@@ -46,14 +46,19 @@ class OperatorProcess:
 
 
 @contextlib.asynccontextmanager
-async def running_operator(kubeconfig: Path, namespace: str, *options: str) -> AsyncIterator[OperatorProcess]:
-    """An operator for one namespace, which also holds its Lease and keys; asked to end afterwards."""
+async def running_operator(
+    kubeconfig: Path, namespace: str, *options: str, watches_all: bool = False
+) -> AsyncIterator[OperatorProcess]:
+    """An operator for one namespace, which also holds its Lease and keys; asked to end afterwards.
+
+    watches_all: it looks after all namespaces.
+    """
     health_port, metrics_port = free_port(), free_port()
     arguments = [
         *("--interval-seconds", str(INTERVAL_SECONDS)),
         *("--runtime-image", "runtime:1", "--gateway-image", "gateway:1"),
         *("--health-port", str(health_port), "--metrics-port", str(metrics_port)),
-        *("--namespace", namespace, "--admin-secret-namespace", namespace),
+        *("--namespace", "" if watches_all else namespace, "--admin-secret-namespace", namespace),
     ]
     log = kubeconfig.with_name(f"operator-{health_port}.log")
     with log.open("wb") as output:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.cpu.decode_step [--batch 1 16] [--context 160] [--rounds 30]
 
-Steps of the engine's runner, bare products of the very same layers, and products of their shapes by oneDNN on
-prepacked weights take turns, on the model of `benchmarks.cpu.run`, with the environment that the server gives
-its engine process. What a step takes beyond its products is attention, norms, gates, sampling and Python.
+Steps of the engine's runner, the same kernel by kernel (`--enforce-eager`), bare products of the very same
+layers, and products of their shapes by oneDNN on prepacked weights take turns, on the model of
+`benchmarks.cpu.run`, with the environment that the server gives its engine process. What a step takes beyond
+its products is attention, norms, gates, sampling and Python.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def run(batches: list[int], context: int, rounds: int) -> None:
     from headway_runtime.batch import Batch, Chunk
     from headway_runtime.config import EngineConfig, Envelope, Limits
     from headway_runtime.layers.linear import AnyLinear, PackedLinear
+    from headway_runtime.models.decoder import Decoder
     from headway_runtime.request import SamplingParams
     from headway_runtime.runner import Runner
 
@@ -65,7 +67,12 @@ def run(batches: list[int], context: int, rounds: int) -> None:
                 layer(inputs[layer.num_inputs])
         return time.perf_counter() - started_at
 
-    def step(batch: Batch) -> float:
+    model = runner._model
+    assert isinstance(model, Decoder)
+    taped = model._taped
+
+    def step(batch: Batch, *, is_taped: bool) -> float:
+        model._taped = taped if is_taped else None
         started_at = time.perf_counter()
         runner.execute(batch)
         return time.perf_counter() - started_at
@@ -73,7 +80,7 @@ def run(batches: list[int], context: int, rounds: int) -> None:
     sampling = SamplingParams(temperature=0.0)
     num_blocks = context // BLOCK_SIZE + 2
     print("medians and least, ms")
-    print("batch | step | its products | oneDNN's | its products over step | oneDNN's over step")
+    print("batch | step | kernel by kernel | its products | oneDNN's | each over step")
     for size in batches:
         tables = [array("q", range(1 + row * num_blocks, 1 + (row + 1) * num_blocks)) for row in range(size)]
         tokens = list(range(3, context + 4))
@@ -83,8 +90,16 @@ def run(batches: list[int], context: int, rounds: int) -> None:
             size,
         )
         for count in (WARM_UP_STEPS, rounds):
-            times = [(step(batch), products(linears, size), products(prepacked, size)) for _ in range(count)]
-        columns = [[one[index] * 1e3 for one in times] for index in range(3)]
+            times = [
+                (
+                    step(batch, is_taped=True),
+                    step(batch, is_taped=False),
+                    products(linears, size),
+                    products(prepacked, size),
+                )
+                for _ in range(count)
+            ]
+        columns = [[one[index] * 1e3 for one in times] for index in range(4)]
         medians = [statistics.median(column) for column in columns]
         figures = (
             f"{median:.1f}, {min(column):.1f}" for median, column in zip(medians, columns, strict=True)

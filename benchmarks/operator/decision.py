@@ -10,6 +10,7 @@ import time
 from statistics import median, quantiles
 
 from headway_operator.slo import Memory, Target, decide
+from headway_operator.slo.histogram import EDGES
 from headway_operator.state import (
     GatewaySample,
     Histogram,
@@ -23,7 +24,6 @@ from headway_operator.state import (
     Targets,
 )
 
-EDGES = tuple(1.12**i for i in range(105))
 TARGETS = Targets(700.0, 26.0)
 BEST = Limits(64, 2048)
 BEGIN = 1_000_000.0
@@ -51,7 +51,7 @@ def sample(name: str, passes: int, now: float) -> ReplicaSample:
     bell = [0] * 106
     for bucket in range(20, 60):
         bell[bucket] = requests * (20 - abs(40 - bucket)) // 400
-    histogram = Histogram(EDGES, tuple(bell), 100.0 * requests)
+    histogram = Histogram(EDGES, tuple(bell), sum(bell), 100.0 * requests)
     d, k, p = 10.0, 12_000.0, 500.0
     t, u = 8.3 + 0.25 * d, 8.3 + 0.25 * d + 0.05 * p
     decode = (1, 0, d, k, 0, 0, 0, d * d * 1.2, d * k * 1.2, k * k * 1.3, t, 0, t * d, t * k, t * t)

@@ -197,8 +197,8 @@ def _quantile(before: dict[float, float], after: dict[float, float], share: floa
 
 @contextlib.asynccontextmanager
 async def _operator(kubeconfig: Path) -> AsyncIterator[OperatorProcess]:
-    options = ["--namespace=", f"--interval-seconds={INTERVAL_SECONDS}", "--log-level=warning"]
-    async with running_operator(kubeconfig, OWN_NAMESPACE, *options) as operator:
+    options = [f"--interval-seconds={INTERVAL_SECONDS}", "--log-level=warning"]
+    async with running_operator(kubeconfig, OWN_NAMESPACE, *options, watches_all=True) as operator:
         yield operator
     if operator.process.returncode != 0:
         raise RuntimeError(

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headway_operator.errors import ScrapeError
 from headway_operator.state import (
+    LATENCY_EDGES,
     GatewaySample,
     Histogram,
     Limits,
@@ -264,9 +265,10 @@ def _histogram(name: str, wire: _Histogram, edges: tuple[float, ...]) -> Histogr
     if not math.isfinite(wire.sum) or (wire.sum > 0 and not any(wire.counts)):
         raise ScrapeError(f"sample: histograms.{name}.sum is {wire.sum!r} over no observation")
     after = num_buckets - wire.first - len(wire.counts)
-    return Histogram(edges, (0,) * wire.first + tuple(wire.counts) + (0,) * after, wire.sum)
+    return Histogram(edges, (0,) * wire.first + tuple(wire.counts) + (0,) * after, sum(wire.counts), wire.sum)
 
 
 @functools.lru_cache(maxsize=16)
 def _edges(first_milliseconds: float, ratio: float, count: int) -> tuple[float, ...]:
-    return tuple(first_milliseconds * ratio**i for i in range(count))
+    edges = tuple(first_milliseconds * ratio**i for i in range(count))
+    return LATENCY_EDGES if edges == LATENCY_EDGES else edges

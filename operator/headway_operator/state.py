@@ -192,15 +192,22 @@ class Targets:
     e2e_milliseconds: float | None = None
 
 
+# Upper bounds of the buckets that replicas count latencies in, milliseconds. Whoever reads the same ones uses
+# this object, so that nobody has to compare them edge by edge.
+LATENCY_EDGES = tuple(1.0 * 1.12**i for i in range(105))
+
+
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts per bucket since the replica started, with the edges the replica states (milliseconds).
 
-    edges: upper bounds; counts has one more entry than edges, the last being those above every edge.
+    edges: upper bounds; counts has one more entry than edges, the last being those above every edge; num is
+    their sum.
     """
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
+    num: int
     sum_milliseconds: float
 
 

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from headway_operator.slo import Memory, Target, decide, resume
 from headway_operator.spec import Service
 from headway_operator.state import (
+    LATENCY_EDGES,
     Decision,
     Gateway,
     Histogram,
@@ -25,11 +26,13 @@ from headway_operator.state import (
     Sample,
     Targets,
 )
-from headway_runtime.histograms import EDGES_MILLISECONDS
+from headway_runtime.histograms import EDGES_MILLISECONDS, HistogramSnapshot
 from headway_simulator.engine import SimulatedEngine
 from headway_simulator.pods import Pod
 
 AnyMemory = TypeVar("AnyMemory")
+# The operator's own object where they are the same, as in a sample that came over the wire.
+EDGES = LATENCY_EDGES if EDGES_MILLISECONDS == LATENCY_EDGES else EDGES_MILLISECONDS
 
 HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "step")
 REVISION_HASH = "simulated"
@@ -90,12 +93,7 @@ def replica_sample(pod: Pod, engine: SimulatedEngine, envelope: Limits, now: flo
         kv_blocks_total=engine.scheduler.pool.num_blocks,
         draining=pod.phase == "draining",
         counters=metrics.counters,
-        histograms={
-            name: Histogram(
-                EDGES_MILLISECONDS, metrics.histograms[name].counts, metrics.histograms[name].sum_milliseconds
-            )
-            for name in HISTOGRAMS
-        },
+        histograms={name: _histogram(metrics.histograms[name]) for name in HISTOGRAMS},
         moments=Moments(
             metrics.moments.decode_steps,
             metrics.moments.prompt_steps,
@@ -103,3 +101,7 @@ def replica_sample(pod: Pod, engine: SimulatedEngine, envelope: Limits, now: flo
             metrics.moments.answers,
         ),
     )
+
+
+def _histogram(one: HistogramSnapshot) -> Histogram:
+    return Histogram(EDGES, one.counts, sum(one.counts), one.sum_milliseconds)

@@ -184,7 +184,7 @@ class EngineConfig:
     lora: None for an engine that has no adapters.
     offload: None where what the KV cache has no room for is lost.
     parallel: the processes that share the model.
-    enforce_eager: whether steps run kernel by kernel also where a GPU could launch them as one.
+    enforce_eager: whether steps run kernel by kernel also where a GPU, or a CPU, could run them as one.
     cuda_graph_sizes: numbers of sequences of those that it can; None lets the engine choose.
     overlap: whether a step is launched while the one before it runs; None: on a GPU.
     seed: for weights of the dummy load format only; a request brings its own.

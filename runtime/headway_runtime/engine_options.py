@@ -182,7 +182,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="run all steps kernel by kernel, without CUDA graphs (default: with them, on a GPU)",
+        help="run all steps kernel by kernel: no CUDA graphs on a GPU, no tapes on a CPU (default: both)",
     )
     add(
         "--cuda-graph-sizes",

@@ -16,6 +16,10 @@ class FittedDraft:
         self._own_vocab_size, self._vocab_size = own_vocab_size, vocab_size
 
     @property
+    def ran_as_one(self) -> bool:
+        return self._model.ran_as_one
+
+    @property
     def linears(self) -> list[AnyLinear]:
         return self._model.linears
 

@@ -1,5 +1,6 @@
 """Puts a model and its KV cache on the device: the served one, and the one that guesses for it."""
 
+from collections.abc import Hashable
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from headway_runtime.model_config import ModelConfig
 from headway_runtime.models.decoder import Decoder
 from headway_runtime.models.loader import CheckpointWeights, DummyWeights, Weights
 from headway_runtime.models.model import Model
+from headway_runtime.models.taped_layers import Situation
 from headway_runtime.parallel.ranks import Ranks
 from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 from headway_runtime.quantization.choice import Quantization
@@ -48,12 +50,20 @@ def load_model(
     else:
         weights = CheckpointWeights(folder, dtype, device, quantization, adapters, compresses=compresses)
     num_positions = min(config.max_model_len, model_config.longest_context)
-    model = Decoder(model_config, weights, num_positions, dtype, device, group)
+    situation: Situation | None = None
+    if device.type == "cpu" and not config.enforce_eager:
+        situation = _always if adapters is None else adapters.situation
+    model = Decoder(model_config, weights, num_positions, dtype, device, group, situation=situation)
     if timeline is not None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         weights.tell(timeline)
     return model
+
+
+def _always() -> tuple[Hashable, object]:
+    """The situation of a model without adapters."""
+    return None, None
 
 
 def compression_of(model: Model) -> str:

@@ -87,7 +87,9 @@ class StepsOnRanks(GraphsOnRanks):
             moment = transfers.Moment(self._device)
         if self._speculator is not None:
             self._speculator.computed(batch)
-        return PendingStep(batch, inputs.sampled, samples, moment, asked, time.monotonic() - started_at)
+        seconds = time.monotonic() - started_at
+        is_recorded = self._model.ran_as_one
+        return PendingStep(batch, inputs.sampled, samples, moment, asked, seconds, is_recorded=is_recorded)
 
     def _launch_recorded(self, batch: Batch, form: StepForm, started_at: float) -> PendingStep:
         """The same of a step that runs as a recording, after all of whose rows a token is sampled."""

@@ -52,7 +52,7 @@ def build_histogram(values: Mapping[float, int] | None = None) -> Histogram:
     for value, count in (values or {}).items():
         counts[bisect_left(EDGES, value)] += count
     total = sum(value * count for value, count in (values or {}).items())
-    return Histogram(EDGES, tuple(counts), total)
+    return Histogram(EDGES, tuple(counts), sum(counts), total)
 
 
 def build_sample(taken_at: float, **changes: Any) -> ReplicaSample:

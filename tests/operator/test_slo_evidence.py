@@ -82,7 +82,7 @@ def test_stale_samples_are_not_used(build: Any, age: float, want: set[str]) -> N
 
 
 def test_the_last_slice_is_recent_however_far_passes_are_apart(build: Any) -> None:
-    happened = (Slice(NOW - 30, NOW, {"ttft_missed": 2}),)
+    happened = Recent([Slice(NOW - 30, NOW, {"ttft_missed": 2})])
     assert evidence.load(build.target(), happened, Sample(NOW), NOW).ttft_missed == 2
 
 

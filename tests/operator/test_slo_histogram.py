@@ -46,7 +46,8 @@ def test_an_edge_that_went_through_text_stays_in_its_bucket() -> None:
 
 def test_counts_between_other_edges_go_where_their_upper_edge_lies() -> None:
     got = histogram.on_grid((50.0, 100.0), (1, 2, 3))
-    assert histogram.sparse([got]) == {histogram.bucket_of(50.0): 1, histogram.bucket_of(100.0): 2, 105: 3}
+    want = {histogram.bucket_of(50.0): 1, histogram.bucket_of(100.0): 2, 105: 3}
+    assert {bucket: count for bucket, count in enumerate(got) if count} == want
 
 
 def test_counts_between_our_edges_stay_what_they_are() -> None:
@@ -56,13 +57,21 @@ def test_counts_between_our_edges_stay_what_they_are() -> None:
     assert histogram.on_grid(through_text, counts) == counts
 
 
-def test_increments_begin_anew_after_a_reset() -> None:
-    assert histogram.increments((0, 5, 1), (0, 2, 0)) == (0, 3, 1)
-    assert histogram.increments((0, 1, 0), (0, 2, 7)) == (0, 1, 0)
-    assert histogram.increments((0, 1, 9), (0, 2, 7)) == (0, 1, 9)
-    assert histogram.increments((0, 1, 0), (0, 1, 0)) == ()
+def dense(**counts: int) -> tuple[int, ...]:
+    """b3=5: five in bucket 3."""
+    return tuple(counts.get(f"b{bucket}", 0) for bucket in range(106))
 
 
-def test_several_histograms_are_summed_by_bucket() -> None:
-    assert histogram.sparse([(0, 3, 1), (0, 4, 0)]) == {1: 7, 2: 1}
-    assert histogram.sparse([]) == {}
+def test_increments_are_summed_by_bucket() -> None:
+    now, before = [dense(b3=5, b4=1), dense(b3=2)], [dense(b3=2), dense(b3=2)]
+    assert histogram.increments(now, before) == {3: 3, 4: 1}
+    assert histogram.increments([dense(b3=1)], [dense(b3=1)]) == {}
+    # One had counted nothing yet, and one has nothing to count with.
+    assert histogram.increments([dense(b3=1), ()], [(), ()]) == {3: 1}
+    assert histogram.increments([], []) == {}
+
+
+def test_a_count_that_went_back_begins_anew() -> None:
+    other = dense(b3=9), dense(b3=4)
+    assert histogram.increments([dense(b3=1), other[0]], [dense(b3=8, b5=7), other[1]]) == {3: 6}
+    assert histogram.increments([dense(b3=1, b7=9)], [dense(b3=2, b7=7)]) == {3: 1, 7: 9}

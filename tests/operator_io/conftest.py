@@ -276,7 +276,7 @@ class QuietScraper(Scraper):
                 kv_blocks_total=100,
                 draining=False,
                 counters=dict.fromkeys(COUNTERS, 0),
-                histograms=dict.fromkeys(HISTOGRAMS, Histogram((1.0,), (0, 0), 0.0)),
+                histograms=dict.fromkeys(HISTOGRAMS, Histogram((1.0,), (0, 0), 0, 0.0)),
             )
         return Sample(self._now(), samples)
 

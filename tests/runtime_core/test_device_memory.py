@@ -125,6 +125,7 @@ def test_the_steps_that_are_measured_run(
     class Counting:
         """The model, which says what it was asked for."""
 
+        ran_as_one = False
         linears, attention_layers = model.linears, model.attention_layers
 
         def forward(self, token_ids: Any, *rest: Any) -> Any:
@@ -166,6 +167,8 @@ def test_the_model_that_guesses_is_measured_too(
     order = []
 
     class Told:
+        ran_as_one = False
+
         def __init__(self, name: str, model: Any) -> None:
             self._name, self._model = name, model
             self.linears, self.attention_layers = model.linears, model.attention_layers

@@ -36,8 +36,8 @@ ONE_BY_ONE = list(range(NUM_PROMPT_TOKENS, NUM_TOKENS))
 class Windowed(Decoder):
     """Every second layer sees a window that ends within blocks, with a soft cap."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         for layer in self._layers[::2]:
             layer._attention.layer = replace(layer.attention, window=37, soft_cap=20.0)
 

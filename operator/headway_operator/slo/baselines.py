@@ -10,7 +10,7 @@ from operator import sub
 from typing import Any
 
 from headway_operator.slo import histogram
-from headway_operator.state import GatewaySample, ReplicaSample, Targets
+from headway_operator.state import GatewaySample, Histogram, ReplicaSample, Targets
 
 LATENCIES = ("ttft", "tpot", "e2e")
 # Requests that met the target of each, and that missed it.
@@ -22,7 +22,7 @@ _COUNTERS = (
     *(name for pair in JUDGED for name in pair),
 )
 _PART_TOTALS = tuple(f"{name}_{kind}" for name in _PARTS for kind in ("milliseconds", "count"))
-# Of requests: number, sum and sum of squares of tokens. Of steps: sequences, and tokens that they attended to.
+# Of requests: number, sum and sum of squares of tokens. Of steps: sequences, and what they attended to.
 _MOMENT_TOTALS = (
     *("prompts", "prompt_sum", "prompt_squares"),
     *("answers", "answer_sum", "answer_squares"),
@@ -31,6 +31,7 @@ _MOMENT_TOTALS = (
 REPLICA_TOTALS = (*_COUNTERS, *_PART_TOTALS, *_MOMENT_TOTALS)
 GATEWAY_TOTALS = ("gateway_rejected", "gateway_received")
 
+_NO_HISTOGRAMS: tuple[histogram.Dense, ...] = ((),) * len(LATENCIES)
 _NO_COUNTS, _NO_MOMENTS = (0,) * len(_COUNTERS), (0.0,) * len(_MOMENT_TOTALS)
 _REJECTED = REPLICA_TOTALS.index("rejected")
 # A replica counts whom it turns away among these; see `window`.
@@ -97,14 +98,11 @@ def of_gateway(one: GatewaySample) -> Baseline:
 def of_replica(one: ReplicaSample) -> Baseline:
     """What it has counted."""
     histograms, moments = one.histograms, one.moments
-    totals = [*map(one.counters.get, _COUNTERS, _NO_COUNTS)]
+    totals: list[float] = [*map(one.counters.get, _COUNTERS, _NO_COUNTS)]
     for name in _PARTS:
         part = histograms.get(name)
-        totals += (0.0, 0) if part is None else (part.sum_milliseconds, sum(part.counts))
-    counts = tuple(
-        () if own is None else histogram.on_grid(own.edges, own.counts)
-        for own in map(histograms.get, LATENCIES)
-    )
+        totals += (0.0, 0) if part is None else (part.sum_milliseconds, part.num)
+    counts = tuple(map(_on_grid, map(histograms.get, LATENCIES)))
     limits = (one.limits.max_num_seqs, one.limits.max_num_batched_tokens)
     if moments is None:
         return Baseline(one.instance, (*totals, *_NO_MOMENTS), one.targets, counts, limits)
@@ -116,32 +114,34 @@ def of_replica(one: ReplicaSample) -> Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What one of them counted since it was last sampled, as in `Baseline`."""
+    """What one counted since it was last sampled: totals, and counts now and then, as in `Baseline`."""
 
     totals: Sums
     counts: tuple[histogram.Dense, ...]
+    counts_before: tuple[histogram.Dense, ...]
 
 
 def growth(before: Baseline | None, now: Baseline, targets: Targets) -> Growth:
-    """Since `before`; everything where it is None, or another instance. Exact counters count only where
-    `targets` are what the replica judges by."""
-    if before is None or before.instance != now.instance:
+    """Since `before`; everything where it is None, of another instance, or more. Exact counters count only
+    where `targets` are what the replica judges by."""
+    grown = now.totals
+    if before is not None and before.instance == now.instance:
+        grown = tuple(map(sub, now.totals, before.totals))
+        if min(grown) < 0:
+            before, grown = None, now.totals
+    else:
         before = None
-    totals = now.totals if before is None else _grown(now.totals, before.totals)
     if not now.counts:
-        return Growth(totals, ())
-    counts = now.counts
-    if before is not None:
-        counts = tuple(map(histogram.increments, counts, before.counts))
+        return Growth(grown, (), ())
     if now.targets != targets or (before is not None and before.targets != targets):
-        totals = _judged(totals, now, before, targets)
-    rejected = totals[_REJECTED]
+        grown = _judged(grown, now, before, targets)
+    rejected = grown[_REJECTED]
     if rejected:
-        others = [*totals]
+        others = [*grown]
         for place in _MISSED_AND_REFUSED:
             others[place] = max(0, others[place] - rejected)
-        totals = tuple(others)
-    return Growth(totals, counts)
+        grown = tuple(others)
+    return Growth(grown, now.counts, _NO_HISTOGRAMS if before is None else before.counts)
 
 
 def summed(grown: Sequence[Growth]) -> tuple[dict[str, float], dict[str, dict[int, int]]]:
@@ -151,11 +151,14 @@ def summed(grown: Sequence[Growth]) -> tuple[dict[str, float], dict[str, dict[in
         rows = [one.totals for one in grown if len(one.totals) == size]
         sums = map(sum, zip(*rows, strict=True))
         totals |= {name: value for name, value in zip(_names(rows[0]), sums, strict=True) if value}
-    by_latency = zip(*(one.counts for one in grown if one.counts), strict=True)
-    return totals, {
-        name: histogram.sparse(own for own in rows if own)
-        for name, rows in zip(LATENCIES, by_latency, strict=False)
+    replicas = [one for one in grown if one.counts]
+    counts = {
+        name: histogram.increments(
+            [one.counts[index] for one in replicas], [one.counts_before[index] for one in replicas]
+        )
+        for index, name in enumerate(LATENCIES)
     }
+    return totals, counts if replicas else {}
 
 
 def _judged(totals: Sums, now: Baseline, before: Baseline | None, targets: Targets) -> Sums:
@@ -174,11 +177,8 @@ def _judged(totals: Sums, now: Baseline, before: Baseline | None, targets: Targe
     return tuple(kept)
 
 
-def _grown(now: Sums, before: Sums) -> Sums:
-    grown = tuple(map(sub, now, before))
-    if min(grown) < 0:
-        return tuple(new if new < old else new - old for new, old in zip(now, before, strict=True))
-    return grown
+def _on_grid(one: Histogram | None) -> histogram.Dense:
+    return () if one is None else histogram.on_grid(one.edges, one.counts)
 
 
 def _names(totals: Sums) -> tuple[str, ...]:

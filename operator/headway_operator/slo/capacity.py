@@ -22,6 +22,7 @@ the percentile that was promised.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import exp, inf, log, sqrt
 from statistics import NormalDist
 
@@ -92,7 +93,7 @@ class Replica:
 
     @property
     def _deviations(self) -> float:
-        return NormalDist().inv_cdf(self.percent / 100.0)
+        return _deviations(self.percent)
 
     @property
     def most_per_second(self) -> float:
@@ -160,10 +161,15 @@ class Replica:
             limits = target.bound_limits(
                 Limits(target.highest.max_num_seqs, target.highest.max_num_batched_tokens >> halvings)
             )
-            if halvings and best is not None and limits == best[1]:
+            if best is None:
+                best = (self._most(target, limits, factors), limits)
+                continue
+            # Not looked for where it cannot be found: latencies only grow with the rate.
+            wanted = best[0] * LEAST_GAIN
+            if limits == best[1] or not self.is_kept(self.latencies(wanted, limits, factors), target):
                 continue
             found = self._most(target, limits, factors)
-            if best is None or found > best[0] * LEAST_GAIN:
+            if found > wanted:
                 best = (found, limits)
         assert best is not None
         per_second, limits = best
@@ -204,6 +210,12 @@ class Replica:
         if self.workload.kv_share > 0.0:
             allowed = min(allowed, MOST_KV_USE / self.workload.kv_share)
         return max(1, int(max(needed, allowed)))
+
+
+@cache
+def _deviations(percent: float) -> float:
+    """Of the normal distribution, from its median to a percentile."""
+    return NormalDist().inv_cdf(percent / 100.0)
 
 
 def with_work(replica: Replica, **changes: float) -> Replica:

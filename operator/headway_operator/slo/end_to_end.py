@@ -28,10 +28,10 @@ def end_to_end(target: Target, happened: Recent, now: float) -> Attainment:
         return NOT_PROMISED
     judged = NOT_PROMISED
     for window in windows(target.window_seconds):
-        part = happened.since(now - window)
-        met = int(part.totals.get("e2e_met", 0))
-        missed = int(part.totals.get("e2e_missed", 0) + part.totals.get("refused", 0))
-        value = histogram.percentile(part.counts.get("e2e", {}), target.percentile)
+        totals = happened.totals(now - window)
+        met = int(totals.get("e2e_met", 0))
+        missed = int(totals.get("e2e_missed", 0) + totals.get("refused", 0))
+        value = histogram.percentile(happened.counts("e2e", now - window), target.percentile)
         judged = Attainment(milliseconds, value, met, missed, verdict(met, missed, target.percentile))
         if judged.verdict != "unknown":
             break

@@ -15,7 +15,7 @@ from math import ceil
 from headway_operator.slo import histogram
 from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import verdict
-from headway_operator.slo.window import Recent, Slice
+from headway_operator.slo.window import Numbers, Recent
 from headway_operator.state import Attainment, GatewaySample, Limits, ReplicaSample, Sample
 
 WINDOWS_SECONDS = (30.0, 60.0, 120.0, 300.0)
@@ -80,8 +80,7 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
     queues += [one for one in sample.gateways.values() if one is not None]
     queued = [one for one in replicas if one.waiting]
     # The last slice always counts, however long the time between passes.
-    recent = happened.since(now - RECENT_SECONDS, least=1)
-    totals = recent.totals
+    totals = happened.totals(now - RECENT_SECONDS, least=1)
     prompt, generated = totals.get("prompt_tokens", 0), totals.get("generated_tokens", 0)
     return Load(
         num_sampled=len(replicas),
@@ -95,8 +94,8 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
         kv_mean_use=sum(one.kv_blocks_used / max(1, one.kv_blocks_total) for one in replicas)
         / max(1, len(replicas)),
         has_preempted=totals.get("preemptions", 0) > 0,
-        queue_milliseconds=_mean(recent, "queue"),
-        prefill_milliseconds=_mean(recent, "prefill"),
+        queue_milliseconds=_mean(totals, "queue"),
+        prefill_milliseconds=_mean(totals, "prefill"),
         prefill_share=prompt / (prompt + generated) if prompt + generated else 0.0,
         num_queues=len(queued),
         num_queues_with_room=sum(one.limits.max_num_seqs - one.running > 1 for one in queued),
@@ -127,18 +126,19 @@ def _attainment(
     now: float,
     since: float,
 ) -> Attainment:
-    counts: histogram.Counts = {}
-    met = missed = 0
+    met, missed, start = 0, 0, since
     for window in windows(target.window_seconds):
-        part = happened.since(max(now - window, since))
-        counts = part.counts.get(name, {})
-        met, missed = (int(part.totals.get(f"{name}_{word}", 0)) for word in ("met", "missed"))
+        start = max(now - window, since)
+        totals = happened.totals(start)
+        met, missed = (int(totals.get(f"{name}_{word}", 0)) for word in ("met", "missed"))
         if name == "ttft":
-            missed += int(part.totals.get("refused", 0)) + now_load.late
-            counts = _with_late(counts, now_load, milliseconds)
+            missed += int(totals.get("refused", 0)) + now_load.late
         judged = verdict(met, missed, target.percentile) if milliseconds is not None else "unknown"
         if judged != "unknown" or now - window <= since:
             break
+    counts = happened.counts(name, start)
+    if name == "ttft":
+        counts = _with_late(counts, now_load, milliseconds)
     value = histogram.percentile(counts, target.percentile)
     if milliseconds is None:
         return Attainment(None, value, 0, 0, "unknown")
@@ -150,9 +150,7 @@ def windows(longest_seconds: float) -> list[float]:
     return [window for window in WINDOWS_SECONDS if window < longest_seconds] + [longest_seconds]
 
 
-def _with_late(
-    counts: histogram.Counts, now_load: Load, milliseconds: float | None
-) -> histogram.Counts:
+def _with_late(counts: histogram.Counts, now_load: Load, milliseconds: float | None) -> histogram.Counts:
     if not now_load.late or milliseconds is None:
         return counts
     waited = (milliseconds + now_load.oldest_waiting_seconds * 1000.0) / 2
@@ -167,6 +165,6 @@ def _late(waiting: int, oldest_seconds: float, target: Target) -> int:
     return max(1, ceil(waiting * (1.0 - milliseconds / (oldest_seconds * 1000.0))))
 
 
-def _mean(part: Slice, name: str) -> float:
-    count = part.totals.get(f"{name}_count", 0)
-    return part.totals.get(f"{name}_milliseconds", 0.0) / count if count else 0.0
+def _mean(totals: Numbers, name: str) -> float:
+    count = totals.get(f"{name}_count", 0)
+    return totals.get(f"{name}_milliseconds", 0.0) / count if count else 0.0

@@ -6,12 +6,15 @@ Percentiles of replicas are never averaged.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from operator import sub
 
-EDGES = tuple(1.0 * 1.12**i for i in range(105))
+from headway_operator.state import LATENCY_EDGES
+
+EDGES = LATENCY_EDGES
 # Edges travel as a formula over floats: the same edge may differ in its last digits.
 _TOLERANCE = 1.0 - 1e-9
 
@@ -30,7 +33,7 @@ def bucket_of(milliseconds: float) -> int:
 
 def on_grid(edges: tuple[float, ...], counts: Dense) -> Dense:
     """Counts on our grid of counts between other edges (one more count than edges)."""
-    places = None if edges == EDGES else _places(edges)
+    places = None if edges is EDGES else _places(edges)
     if places is None:
         return counts
     result = [0] * NUM_BUCKETS
@@ -48,28 +51,32 @@ def _places(edges: tuple[float, ...]) -> tuple[int, ...] | None:
 
 def total(many: Iterable[Counts]) -> dict[int, int]:
     """The sum of several histograms."""
-    result: dict[int, int] = {}
+    result: defaultdict[int, int] = defaultdict(int)
     for counts in many:
         for bucket, count in counts.items():
-            result[bucket] = result.get(bucket, 0) + count
-    return result
+            result[bucket] += count
+    return dict(result)
 
 
-def sparse(many: Iterable[Dense]) -> dict[int, int]:
-    """The sum of several histograms of all buckets."""
-    sums = map(sum, zip(*many, strict=True))
-    return {bucket: count for bucket, count in enumerate(sums) if count}
+def increments(now: Sequence[Dense], before: Sequence[Dense]) -> dict[int, int]:
+    """What all of these counted since they had counted `before`; one that went back began anew."""
+    grown = [*map(sub, _columns(now), _columns(before))]
+    if min(grown) < 0:
+        return total(_since(*pair) for pair in zip(now, before, strict=True))
+    return {bucket: count for bucket, count in enumerate(grown) if count}
 
 
-def increments(now: Dense, before: Dense) -> Dense:
-    """What came on top of `before`, () if nothing did; all of `now` when a count went back, which means that
-    it began anew."""
-    if now == before:
-        return ()
-    if len(now) != len(before):
-        return now
-    grown = tuple(map(sub, now, before))
-    return now if min(grown) < 0 else grown
+def _columns(rows: Sequence[Dense]) -> Iterable[int]:
+    kept = [row for row in rows if row]
+    return map(sum, zip(*kept, strict=True)) if kept else (0,) * NUM_BUCKETS
+
+
+def _since(now: Dense, before: Dense) -> dict[int, int]:
+    """Of one of them."""
+    grown = tuple(map(sub, now, before)) if before else now
+    if any(count < 0 for count in grown):
+        grown = now
+    return {bucket: count for bucket, count in enumerate(grown) if count}
 
 
 def percentile(counts: Counts, percent: float) -> float | None:

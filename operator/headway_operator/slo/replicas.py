@@ -201,6 +201,6 @@ def _is_one_fewer_enough(situation: Situation) -> bool:
 def _has_headroom(situation: Situation, name: str, growth: float) -> bool:
     """The latency, grown, stays below 0.8 of its target. No traffic is no load."""
     milliseconds = getattr(situation.target.targets, f"{name}_milliseconds")
-    recent = situation.recent.since(situation.now - HEADROOM_WINDOW_SECONDS)
-    measured = histogram.percentile(recent.counts.get(name, {}), situation.target.percentile)
+    counts = situation.recent.counts(name, situation.now - HEADROOM_WINDOW_SECONDS)
+    measured = histogram.percentile(counts, situation.target.percentile)
     return milliseconds is None or measured is None or measured * growth <= MOST_TARGET_USE * milliseconds

@@ -47,7 +47,8 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the rules look at. recent: what happened, of the memory's slices. ttft, tpot: on evidence since the last change took effect.
+    """What the rules look at. recent: what happened, of the memory's slices. ttft, tpot: on evidence since
+    the last change took effect.
 
     last_ttft_milliseconds, last_tpot_milliseconds: measured at the percentile over the last minutes, whatever
     changed meanwhile. sizing: what a replica is worth; None while that is not known. forecast: of the load.

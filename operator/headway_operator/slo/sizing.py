@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 
 from headway_operator.slo import histogram
+from headway_operator.slo.baselines import Baseline
 from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
 from headway_operator.slo.evidence import Load
 from headway_operator.slo.forecast import Forecast, arrivals, forecast, watched
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.step_fit import learnt
 from headway_operator.slo.target import Target
-from headway_operator.slo.baselines import Baseline
 from headway_operator.slo.window import Recent, step_increments
 from headway_operator.state import Limits, Observed
 
@@ -134,7 +134,7 @@ def sizing(target: Target, memory: Memory, happened: Recent, load: Load, now: fl
 
 def workload(happened: Recent, load: Load, now: float) -> Workload | None:
     """What requests of the last minutes brought; None where there were too few."""
-    totals = happened.since(now - WORKLOAD_SECONDS).totals
+    totals = happened.totals(now - WORKLOAD_SECONDS)
     prompts, answers = totals.get("prompts", 0.0), totals.get("answers", 0.0)
     if min(prompts, answers) < LEAST_REQUESTS:
         return None
@@ -155,15 +155,14 @@ def calibrated(
     since = max(settled_at, now - CALIBRATION_SECONDS)
     if now - since < LEAST_CALIBRATION_SECONDS or not ready:
         return memory.factors
-    part = happened.since(since)
-    seconds = part.end - part.start
+    seconds = happened.seconds(since)
     if seconds < LEAST_CALIBRATION_SECONDS / 2.0:
         return memory.factors
-    rate = part.totals.get("arrived", 0.0) / seconds / ready
+    rate = happened.totals(since).get("arrived", 0.0) / seconds / ready
     plain = found.replica.latencies(rate, limits, Factors())
     changes = {}
     for name in ("ttft", "tpot"):
-        counts, predicted = part.counts.get(name, {}), getattr(plain, name)
+        counts, predicted = happened.counts(name, since), getattr(plain, name)
         measured = histogram.percentile(counts, found.replica.percent)
         if measured is None or sum(counts.values()) < LEAST_JUDGED or not 0.0 < predicted < inf:
             continue

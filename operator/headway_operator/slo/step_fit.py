@@ -21,6 +21,7 @@ among those without a negative coefficient (16 solutions of at most 4x4; exact, 
 towards the model in force decides what the data leave open. Pure Python, no state but what is handed in.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -99,22 +100,24 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
     """The fit after one more pass. increments: of each usable replica, sums of steps without and with
     prompts."""
     num_odd, is_ripe = fit.num_odd, _is_ripe(fit.buckets)
-    new: dict[str, list[Sums]] = {}
-    for pair in increments:
-        for kind, sums in zip("dp", pair, strict=True):
+    model = fit.model if is_ripe else None
+    new: dict[tuple[str, int], list[Sums]] = defaultdict(list)
+    for decode, prompt in increments:
+        for kind, sums in (("d", decode), ("p", prompt)):
             if sums[0] < 1 or sums[_TIME] <= 0:
                 continue
-            if fit.model is not None and is_ripe and _mean_miss(fit.model, sums) > OUTLIER:
+            if model is not None and _mean_miss(model, sums) > OUTLIER:
                 num_odd += 1
                 continue
             num_odd = 0
-            new.setdefault(f"{kind}{int(sums[2] / sums[0]).bit_length()}", []).append(sums)
+            new[kind, int(sums[2] / sums[0]).bit_length()].append(sums)
     if num_odd >= PATIENCE_INCREMENTS:
         return StepFit(model=fit.model, residual=fit.residual)
     if not new:
         return StepFit(fit.buckets, fit.model, fit.residual, num_odd)
     buckets = dict(fit.buckets)
-    for name, rows in new.items():
+    for (kind, octave), rows in new.items():
+        name = f"{kind}{octave}"
         buckets[name] = _forgetting(buckets.get(name), rows)
     found = _fitted(buckets, fit.model)
     if found is None:
@@ -127,7 +130,7 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
 
 def _forgetting(before: Sums | None, rows: Sequence[Sums]) -> Sums:
     """A bucket with these increments, and so much of what it was that it does not grow too heavy."""
-    sums = tuple(map(sum, zip(*rows, strict=True)))
+    sums: Sums = tuple(map(sum, zip(*rows, strict=True)))
     if sums[0] > MOST_STEPS:
         sums = tuple(MOST_STEPS / sums[0] * one for one in sums)
     if before is None:
@@ -186,8 +189,11 @@ def _fitted(buckets: Mapping[str, Sums], before: StepModel | None) -> tuple[Step
 def nonnegative_least_squares(gram: Sequence[Sequence[float]], cross: Sequence[float]) -> list[float]:
     """The x without a negative entry that minimises x'Gx - 2c'x, for a positive definite G of a few rows."""
     size = len(cross)
+    unbounded = _solved(gram, cross)
+    if unbounded is not None and min(unbounded) >= 0.0:
+        return unbounded
     best, best_value = [0.0] * size, 0.0
-    for count in range(1, size + 1):
+    for count in range(1, size):
         for kept in combinations(range(size), count):
             part = _solved([[gram[i][j] for j in kept] for i in kept], [cross[i] for i in kept])
             if part is None or min(part) < 0.0:
@@ -201,7 +207,7 @@ def nonnegative_least_squares(gram: Sequence[Sequence[float]], cross: Sequence[f
     return best
 
 
-def _solved(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float] | None:
     """Gaussian elimination with pivots; None for a singular matrix."""
     size = len(right)
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]

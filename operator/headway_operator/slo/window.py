@@ -13,10 +13,11 @@ count them gave no sample is marked `blind`: what came in it shows in the next.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import sub
-from typing import Any
+from typing import Any, TypeVar
 
 from headway_operator.slo import histogram
 from headway_operator.slo.baselines import (
@@ -82,26 +83,54 @@ def joined(slices: Iterable[Slice]) -> Slice:
 
 
 class Recent:
-    """The latest slices, the oldest first, and their sums since a time, each worked out once."""
+    """The latest slices, the oldest first, and their sums since a time, each worked out once.
 
-    __slots__ = ("_sums", "slices")
+    Since a time means all slices that did not begin before it, and the last `least` in any case.
+    """
+
+    __slots__ = ("_counts", "_totals", "slices")
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self.slices = tuple(slices)
-        self._sums = {0: Slice(0.0, 0.0)}
+        self._totals: dict[int, Numbers] = {0: {}}
+        self._counts: dict[str, dict[int, histogram.Counts]] = {name: {0: {}} for name in LATENCIES}
 
-    def since(self, start: float, *, least: int = 0) -> Slice:
-        """Everything counted after `start`; a slice that began before it is left out, save the last `least`."""
-        count = len(self.slices) - bisect_left(self.slices, start, key=_start)
-        return self._last(max(count, min(least, len(self.slices))))
+    def totals(self, start: float, *, least: int = 0) -> Numbers:
+        """By name; what is not there is 0."""
+        number = self._number(start, least)
+        return _extended(self._totals, number, _sum, [one.totals for one in self._last(number)])
 
-    def _last(self, count: int) -> Slice:
-        if count not in self._sums:
-            known = max(one for one in self._sums if one < count)
-            first, end = len(self.slices) - count, len(self.slices) - known
-            whole = self._sums[known]
-            self._sums[count] = joined((*self.slices[first:end], *((whole,) if known else ())))
-        return self._sums[count]
+    def counts(self, name: str, start: float) -> histogram.Counts:
+        """Of a latency."""
+        number, known = self._number(start), self._counts[name]
+        return _extended(
+            known, number, histogram.total, [one.counts.get(name, {}) for one in self._last(number)]
+        )
+
+    def seconds(self, start: float) -> float:
+        """That the slices took."""
+        part = self._last(self._number(start))
+        return part[-1].end - part[0].start if part else 0.0
+
+    def _number(self, start: float, least: int = 0) -> int:
+        count = len(self.slices)
+        return max(count - bisect_left(self.slices, start, key=_start), min(least, count))
+
+    def _last(self, number: int) -> tuple[Slice, ...]:
+        return self.slices[len(self.slices) - number :]
+
+
+Sum = TypeVar("Sum")
+
+
+def _extended(
+    known: dict[int, Sum], number: int, add: Callable[[Iterable[Sum]], Sum], parts: list[Sum]
+) -> Sum:
+    """The sum of `parts`, of which those of fewer, from the end, are `known`."""
+    if number not in known:
+        most = max(one for one in known if one < number)
+        known[number] = add([*parts[: number - most], known[most]])
+    return known[number]
 
 
 def _start(one: Slice) -> float:
@@ -154,8 +183,8 @@ def step_increments(
         if old is None or new is None or old.steps is None or new.steps is None or old.steps == new.steps:
             continue
         if old.instance == new.instance and old.limits == new.limits:
-            decode, prompt = (tuple(map(sub, *pair)) for pair in zip(new.steps, old.steps, strict=True))
-            found.append((decode, prompt))
+            (decode_before, prompt_before), (decode, prompt) = old.steps, new.steps
+            found.append((tuple(map(sub, decode, decode_before)), tuple(map(sub, prompt, prompt_before))))
     return found
 
 
@@ -184,11 +213,11 @@ def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[S
 
 
 def _sum(many: Iterable[Numbers]) -> dict[str, float]:
-    result: dict[str, float] = {}
+    result: defaultdict[str, float] = defaultdict(int)
     for numbers in many:
         for name, value in numbers.items():
-            result[name] = result.get(name, 0) + value
-    return result
+            result[name] += value
+    return dict(result)
 
 
 def _text_keys(counts: histogram.Counts) -> dict[str, int]:

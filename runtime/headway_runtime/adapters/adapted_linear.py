@@ -8,7 +8,7 @@ Without an adapter in the step, a layer costs one comparison more than its base.
 into the bank that all layers share; each layer meets all of them in order, perhaps in pieces.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
@@ -168,6 +168,12 @@ class AdapterBank:
         self.delta_dtype = torch.float32 if device.type == "cpu" else dtype
         self.rows: AdapterRows | None = None
         self._linears: list[AdaptedLinear] = []
+        # Of what is in the slots.
+        self._version = 0
+
+    def situation(self) -> tuple[Hashable, object]:
+        """Of the step: two that are alike in the first use the same weights for the same rows."""
+        return None if self.rows is None else (self._version, self.rows.slots), self.rows
 
     def adapted(self, base: "AnyLinear", parts: tuple[LinearPart, ...]) -> AdaptedLinear:
         linear = AdaptedLinear(base, parts, self, self.dtype)
@@ -189,11 +195,13 @@ class AdapterBank:
 
     def put(self, slot: int, deltas: list[AnyDelta | None]) -> None:
         """Use these for the slot from the next step on."""
+        self._version += 1
         for linear, delta in zip(self._linears, deltas, strict=True):
             linear.put(slot, delta)
 
     def drop(self, slot: int) -> None:
         """Forget what a slot has; its memory is free."""
+        self._version += 1
         for linear in self._linears:
             linear.put(slot, None)
 

@@ -49,6 +49,11 @@ class AdapterRows:
         self._device = device
         self._pieces: dict[tuple[int, int], Piece | None] = {}
 
+    @property
+    def slots(self) -> bytes:
+        """Of each row, as bytes: what two steps are compared by."""
+        return self._slots.tobytes()
+
     def piece(self, start: int, end: int) -> Piece | None:
         """Those from `start` to below `end`; None where none of them has an adapter."""
         place = (start, end)

@@ -5,7 +5,7 @@ no vector divides.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from headway_runtime.model_config import Activation
 
 if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.adapter_products import AdapterProducts
+    from headway_runtime.kernels.cpu.compiler import Call
     from headway_runtime.kernels.cpu.gate import ActivateAndMultiply
     from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
     from headway_runtime.kernels.cpu.integer_linear import IntegerLinear
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from headway_runtime.kernels.cpu.norm import HeadNormKernel, RMSNormKernel
     from headway_runtime.kernels.cpu.paged_attention import PagedAttention
     from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
+    from headway_runtime.kernels.cpu.tape import Tape
     from headway_runtime.kernels.cpu.weighted_sum import WeightedSum
 
 logger = logging.getLogger(__name__)
@@ -255,3 +257,18 @@ def adapter_products(
     from headway_runtime.kernels.cpu.adapter_products import AdapterProducts
 
     return AdapterProducts(num_inputs, sizes, num_slots, dtype, width)
+
+
+def noted(compute: Callable[[], Tensor]) -> "tuple[Tensor, list[Call]]":
+    """What `compute` returns, and the kernels that it called."""
+    from headway_runtime.kernels.cpu.compiler import noted_calls
+
+    with noted_calls() as calls:
+        return compute(), calls
+
+
+def tape(calls: "list[Call]", owners: object) -> "Tape":
+    """The calls, to be made again. owners: of the memory that they read and write."""
+    from headway_runtime.kernels.cpu.tape import Tape
+
+    return Tape(calls, owners)

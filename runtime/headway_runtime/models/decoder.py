@@ -16,6 +16,7 @@ from headway_runtime.models.gemma import GemmaLayer, gemma_norm
 from headway_runtime.models.llama import LlamaLayer
 from headway_runtime.models.loader import Weights
 from headway_runtime.models.projections import projection
+from headway_runtime.models.taped_layers import Situation, TapedLayers
 from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 
 GEMMAS = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
@@ -25,7 +26,10 @@ HEADS = ("lm_head", "language_model.lm_head")
 
 
 class Decoder:
-    """num_positions: how long a sequence may become. group: of the ranks that share the model."""
+    """num_positions: how long a sequence may become. group: of the ranks that share the model.
+
+    situation: what decode steps depend on beside their tokens, for tapes of them; None: there are to be none.
+    """
 
     def __init__(
         self,
@@ -35,6 +39,8 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         group: TensorGroup = ALONE,
+        *,
+        situation: Situation | None = None,
     ) -> None:
         is_gemma = config.architecture in GEMMAS
         layer_type = GemmaLayer if is_gemma else LlamaLayer
@@ -52,6 +58,10 @@ class Decoder:
             layer_type(f"{prefix}layers.{index}.", index, config, weights, dtype, device, group)
             for index in range(config.num_layers)
         ]
+        self.ran_as_one = False
+        self._taped: TapedLayers | None = None
+        if situation is not None and group.size == 1:
+            self._taped = TapedLayers(self._layers, num_positions, situation)
         if is_gemma:
             self._norm = gemma_norm(f"{prefix}norm", config, weights, dtype)
         else:
@@ -85,6 +95,10 @@ class Decoder:
         if self._embedding_scale is not None:
             hidden.mul_(self._embedding_scale)
         rotations = [rotary.at(positions) for rotary in self._rotaries]
+        taped = None if self._taped is None else self._taped(hidden, rotations, cache, inputs)
+        self.ran_as_one = taped is not None
+        if taped is not None:
+            return taped
         delta: Tensor | None = None
         for layer in self._layers:
             delta = layer(hidden, delta, rotations, cache, inputs)

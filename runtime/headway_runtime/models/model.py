@@ -12,6 +12,10 @@ class Model(Protocol):
     """A model on its device."""
 
     @property
+    def ran_as_one(self) -> bool:
+        """Whether `forward` last ran as a recording of it."""
+
+    @property
     def linears(self) -> list[AnyLinear]:
         """All linear layers, in the order of their work."""
 

@@ -9,8 +9,11 @@ import ctypes
 import logging
 import math
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import get_ident
 
 import llvmlite.binding as llvm
 import torch
@@ -27,6 +30,29 @@ NEEDED_ON_X86 = ("avx2", "fma", "f16c")
 LEAST_WIDTH = 4
 
 _Integers = ctypes.c_int64 * 16
+
+
+# A kernel's address, and its arguments without the counter.
+Call = tuple[int, tuple[int, ...]]
+# By thread, where it notes what it calls.
+_notes: dict[int, list[Call]] = {}
+
+
+@contextmanager
+def noted_calls() -> Iterator[list[Call]]:
+    """The calls of kernels that this thread makes meanwhile."""
+    calls: list[Call] = []
+    _notes[get_ident()] = calls
+    try:
+        yield calls
+    finally:
+        del _notes[get_ident()]
+
+
+def _note(address: int, arguments: tuple[int, ...]) -> None:
+    calls = _notes.get(get_ident())
+    if calls is not None:
+        calls.append((address, arguments))
 
 
 class Kernel:
@@ -47,6 +73,8 @@ class Kernel:
     def run(self, num_threads: int, *arguments: int) -> None:
         """arguments: integers and addresses; what these point to must be there until this returns."""
         self._arguments[0 : len(arguments) + 1] = [0, *arguments]
+        if _notes:
+            _note(self._address, arguments)
         if num_threads == 1:
             self._alone(self._place)
         else:
