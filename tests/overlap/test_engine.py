@@ -244,6 +244,12 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logit_bias": ((5, 1.5), (7, -2.0)), "min_tokens": 3},
     {"seed": 7, "allowed_token_ids": frozenset(range(10, 40))},
     {"seed": 8, "bad_words": ((5,), (6,), (7,))},
+    # This one is read before the next step, like one with a grammar.
+    {
+        "seed": 9,
+        "top_k": 3,
+        "bad_words": tuple((first, second) for first in range(40) for second in range(20)),
+    },
     {"temperature": 0.0, "num_prompt_logprobs": 1},
 )
 ADDS = st.builds(
@@ -253,7 +259,7 @@ ADDS = st.builds(
     priority=st.sampled_from([0, 0, 0, 1, -3]),
     salt=st.sampled_from(["", "", "tenant"]),
     max_tokens=st.integers(1, 40),
-    # All of them overlap; most are plain, as they mostly are.
+    # All of them but one overlap; most are plain, as they mostly are.
     sampling=st.sampled_from([*SAMPLINGS[:5] * 2, *SAMPLINGS, *SAMPLINGS[5:6]]),
 )
 LIMITS = st.integers(1, 8).flatmap(
@@ -360,12 +366,13 @@ def test_lives_of_that_kind_preempt_stop_and_hit(engines: tuple[Any, Any]) -> No
 
 
 def test_grammars_and_stop_strings_bring_the_same_answers() -> None:
-    prompts = ["Once upon a time", "The weather", "Count: one, two", "A word:"]
+    prompts = ["Once upon a time", "The weather", "Count: one, two", "A word:", "Once upon a time"]
     params = [
         UserParams(temperature=0.0, max_tokens=24, stop=[" the", "e "]),
         UserParams(seed=5, max_tokens=24, ignore_eos=True),
         UserParams(seed=6, max_tokens=24),
         UserParams(temperature=0.0, max_tokens=24, grammar=Grammar("regex", "[a-z ]{3,12}")),
+        UserParams(temperature=0.0, max_tokens=24, bad_words=["the", "there was", "and a", "little girl"]),
     ]
     answers = {}
     for overlap in (False, True):

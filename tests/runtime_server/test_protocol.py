@@ -105,6 +105,11 @@ def test_a_part_that_is_no_text_is_named() -> None:
         {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "user": "me"},
         {"temperature": None, "max_tokens": None, "stop": None, "stream": None, "seed": None},
         {"max_tokens": 5, "max_completion_tokens": 5},
+        {
+            "tools": [
+                {"type": "function", "defer_loading": False, "function": {"name": "f", "defer_loading": None}}
+            ]
+        },
     ],
 )
 def test_what_changes_nothing_is_accepted(change: dict[str, Any]) -> None:

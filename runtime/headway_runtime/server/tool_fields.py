@@ -1,7 +1,7 @@
 """The fields of a body that offer tools to a model, and say whether it has to use them."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -9,6 +9,8 @@ from headway_runtime.server.body import FIRST_FAULT, FieldError, JsonObject, Str
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+# All tools are told to the model at once.
+_NEUTRAL_IN_TOOL: Mapping[str, tuple[object, ...]] = {"defer_loading": (False,)}
 
 
 def check_tool_names(names: Sequence[str]) -> None:
@@ -35,6 +37,8 @@ class FunctionDefinition(StrictBody):
     strict: its arguments have to match the schema, and a schema that cannot be enforced is refused.
     """
 
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = _NEUTRAL_IN_TOOL
+
     name: ToolName
     description: str | None = None
     parameters: JsonObject | None = None
@@ -42,6 +46,8 @@ class FunctionDefinition(StrictBody):
 
 
 class Tool(StrictBody):
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = _NEUTRAL_IN_TOOL
+
     type: Literal["function"]
     function: FunctionDefinition
 
