@@ -161,7 +161,8 @@ async def test_two_replicas_serve_it_and_fetch_nothing(installed: Kubernetes, s3
         [volume] = [one for one in pod["spec"]["volumes"] if "persistentVolumeClaim" in one]
         assert volume["persistentVolumeClaim"] == {"claimName": CLAIM, "readOnly": True}
     # Another one starts from what is there as well.
-    installed.kubectl("patch", "hisvc", NAME, f"--namespace={NAMESPACE}", "--type=merge", '--patch={"spec":{"replicas":3}}')
+    where = f"--namespace={NAMESPACE}"
+    installed.kubectl("scale", "hisvc", NAME, where, "--replicas=3")
     await eventually(
         "a third replica serves", START_SECONDS, lambda: status(installed).get("readyReplicas") == 3
     )

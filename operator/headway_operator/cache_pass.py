@@ -1,6 +1,6 @@
 """One pass over one ModelCache: the list of steps, nothing else, as `reconcile` is for a service.
 
-1. read      the manifest becomes a ModelCache; one that cannot be honoured becomes a condition, and that is all
+1. read      the manifest becomes a ModelCache; of one that cannot be honoured only a condition is written
 2. observe   its claim, its Jobs and their pods, and the services that use it
 3. decide    what is in force, and which children there should be (`model_cache.course`)
 4. apply     each child

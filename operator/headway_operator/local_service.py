@@ -33,8 +33,8 @@ from headway_operator.state import ServiceKey
 DEFAULT_PORT = 8000
 DEFAULT_INTERVAL_SECONDS = 2.0
 CACHE_REMEDY = (
-    "this machine keeps what it has fetched for every service by itself: write the source that the ModelCache "
-    "has in place of cache://NAME"
+    "this machine keeps what it has fetched for every service by itself: write the source of the ModelCache "
+    "in place of cache://NAME"
 )
 
 

@@ -71,7 +71,7 @@ class ModelFetchError(HeadwayRuntimeError):
 
 
 class SourceRefusedError(ModelFetchError):
-    """The source answers that there is no such model or revision, or that these credentials do not open it."""
+    """The source says that there is no such model or revision, or that the credentials do not open it."""
 
 
 class NoRoomError(ModelFetchError):

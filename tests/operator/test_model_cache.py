@@ -1,4 +1,4 @@
-"""ModelCaches: what is rendered, against golden YAML, what is done as a fetch goes on, and what is said of it.
+"""ModelCaches: what is rendered, against golden YAML, what is done as a fetch goes on, what is said of it.
 
 After a wanted change: HEADWAY_UPDATE_GOLDEN=1 pytest tests/operator/test_model_cache.py, then read the diff.
 """
@@ -25,6 +25,7 @@ from headway_operator.model_cache import Claim, Course, Fetch, ObservedCache
 from headway_operator.model_cache.content import content_key, job_hash
 from headway_operator.model_cache.course import RETRY_SECONDS
 from headway_operator.model_cache.offer import uses
+from headway_operator.model_cache.told import size_text
 from headway_operator.spec import ModelCache, parse, parse_cache
 from headway_operator.state import ChildKey
 
@@ -440,3 +441,11 @@ def test_services_are_woken_by_what_they_can_see(build: Any) -> None:
     assert model_cache.is_other_offer(manifest(status=further), done)
     assert model_cache.is_other_offer(None, done)
     assert not model_cache.is_other_offer(done, done)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (7_086_584, "7.09 MB"), (140_961_000_000, "141 GB"), (999_600_000_000, "1 TB")],
+)
+def test_sizes_have_three_digits(num_bytes: int, text: str) -> None:
+    assert size_text(num_bytes) == text

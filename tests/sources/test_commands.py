@@ -114,8 +114,9 @@ def test_a_full_disk_is_told_with_its_remedy(
     files = make_files(num_shards=1, shard_bytes=4_000_000)
     hub.add("org/name", files)
     told = f"--result-file {tmp_path}/result"
+    command = f"{sys.executable} -m headway fetch hf://org/name {told}"
     limited = subprocess.run(
-        ["bash", "-c", f"trap '' XFSZ; ulimit -f 2000; exec {sys.executable} -m headway fetch hf://org/name {told}"],
+        ["bash", "-c", f"trap '' XFSZ; ulimit -f 2000; exec {command}"],
         env={**os.environ, "HF_ENDPOINT": hub.url},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Reads the Jobs that fetch for a ModelCache: on their way, between attempts, or ended; and lines of progress.
+"""Reads the Jobs that fetch for a ModelCache, on their way, between attempts or ended; lines of progress.
 
 Pure. What an attempt left behind is its container's termination message: its result, or its last words.
 """

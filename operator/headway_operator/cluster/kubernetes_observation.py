@@ -123,7 +123,8 @@ def _events_of(pod: Json, found: Found) -> Sequence[Json]:
 def owner_uid(item: Json) -> str:
     """The uid of the InferenceService or ModelCache that controls the object, or ""."""
     owners = item["metadata"].get("ownerReferences") or ()
-    return next((str(one["uid"]) for one in owners if one["kind"] in (KIND, CACHE_KIND) and one.get("controller")), "")
+    ours = (one for one in owners if one["kind"] in (KIND, CACHE_KIND) and one.get("controller"))
+    return next((str(one["uid"]) for one in ours), "")
 
 
 def label_of(item: Json, label: str) -> str:

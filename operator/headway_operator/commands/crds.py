@@ -1,4 +1,4 @@
-"""`headway crds`: write the CRDs, the chart's copies and the reference pages, or check that all are current."""
+"""`headway crds`: write CRDs, the chart's copies and reference pages, or check that all are current."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`headway operator`: look after the InferenceServices and ModelCaches of a cluster, or of some namespaces."""
+"""`headway operator`: look after InferenceServices and ModelCaches of a cluster, or of some namespaces."""
 
 import argparse
 import asyncio
@@ -205,7 +205,7 @@ def _cache_loops(
 
 
 def _users(cache: KubernetesCache, key: ServiceKey) -> list[ServiceKey]:
-    """Services that name this ModelCache, as far as they are in memory; others see it with their next tick."""
+    """Services that name this ModelCache, as far as they are in memory; others see it by their next tick."""
     held = cache.all_in(KIND, key.namespace) or ()
     return [ServiceKey(key.namespace, one["metadata"]["name"]) for one in held if uses(one, key.name)]
 

@@ -24,7 +24,8 @@ def ready(
     is_idle = observed.replicas or not wanted_replicas(service, decision)
     if lack is None or not rendered.serves_nothing or is_idle:
         return None
-    return Condition("Ready", "False", lack.reason, f"no replica starts before its model is there: {lack.message}")
+    message = f"no replica starts before its model is there: {lack.message}"
+    return Condition("Ready", "False", lack.reason, message)
 
 
 def progressing(rendered: Rendered, lack: Lack | None) -> Condition | None:

@@ -161,7 +161,8 @@ def _under_way(cache: ModelCache, claim: Claim, fetch: Fetch) -> Condition:
         return _not_ready("CredentialsMissing", fetch.message)
     cause = "; ".join(part for part in (claim.message, fetch.message) if part)
     if claim.phase != "Bound":
-        return _not_ready("ClaimPending", f"claim {claim.name} is {claim.phase}: {cause or 'nobody says why'}")
+        why = f": {cause}" if cause else ""
+        return _not_ready("ClaimPending", f"claim {claim.name} is {claim.phase}{why}")
     return _not_ready(fetch.reason or "Fetching", cause or f"{fetch.name} waits for its pod")
 
 

@@ -44,7 +44,7 @@ def _sources(part: Any) -> Iterator[str]:
 
 
 def with_caches(service: Service, caches: Mapping[str, Manifest | None]) -> tuple[Service, Lack | None]:
-    """The service with folders in place of caches, or with what it lacks. caches: by name, None: not there."""
+    """The service with folders in place of caches, or what it lacks. caches: by name; None: not there."""
     offers = {f"{PREFIX}{name}": _offer(manifest) for name, manifest in caches.items()}
     for name, manifest in caches.items():
         if offers[f"{PREFIX}{name}"] is None:

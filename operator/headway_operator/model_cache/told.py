@@ -77,7 +77,7 @@ def _display(course: Course) -> dict[str, str]:
 def size_text(num_bytes: int) -> str:
     """Three digits and a unit, as disks are sold."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= factor:
+        if num_bytes >= 0.9995 * factor:  # what would be rounded up to it
             return f"{num_bytes / factor:.3g} {unit}"
     return f"{num_bytes} B"
 
@@ -94,7 +94,6 @@ def events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
         if kind == "Degraded" and (condition["status"] != "True" or any(one[1] == reason for one in told)):
             continue
         is_bad = kind == "Degraded" or reason not in EVERYDAY_REASONS
-        told.append(
-            ("Warning" if is_bad else "Normal", reason, f"{kind} is {condition['status']}: {condition['message']}")
-        )
+        words = f"{kind} is {condition['status']}: {condition['message']}"
+        told.append(("Warning" if is_bad else "Normal", reason, words))
     return told

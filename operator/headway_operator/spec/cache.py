@@ -1,4 +1,4 @@
-"""A manifest becomes a frozen `ModelCache`, or a `SpecError` that names the field, the value and the remedy."""
+"""A manifest becomes a frozen `ModelCache`, or a `SpecError` that names field, value and remedy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -48,7 +48,8 @@ class Model(SpecModel):
     source: Source
     """Where the weights lie: bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME[@REVISION],
     s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], pvc://CLAIM/PATH, whose claim is mounted
-    read-only, or cache://NAME, what the ModelCache of that name has fetched. Up to 1024 characters, no default."""
+    read-only, or cache://NAME, what the ModelCache of that name has fetched. Up to 1024 characters, no
+    default."""
     revision: Revision | None = None
     """Branch, tag or commit of an hf:// source, up to 255 characters; the same as @REVISION at its end. A
     commit keeps replicas that start later alike. Default: the source's own, else main."""

@@ -130,9 +130,9 @@ class ModelCacheSpec(SpecModel):
         json_schema_extra=rules((REMOTE_RULE, REMOTE_MESSAGE), (REVISION_RULE, REVISION_MESSAGE))
     )
     source: Source
-    """What is fetched: hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX or oci://REGISTRY/REPOSITORY[:TAG|@DIGEST],
-    up to 1024 characters. Another one is fetched beside the old one, which is served until it is there. No
-    default."""
+    """What is fetched: hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX or
+    oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], up to 1024 characters. Another one is fetched beside the old one,
+    which is served until it is there. No default."""
     revision: Revision | None = None
     """Branch, tag or commit of an hf:// source, up to 255 characters; the same as @REVISION at its end. A
     branch is looked up once, when it is fetched. Default: the source's own, else main."""

@@ -1,4 +1,4 @@
-"""What `headway fetch` leaves behind for who supervises it: the end in a file, how far it is on standard error.
+"""What `headway fetch` leaves for who supervises it: its end in a file, how far it is on standard error.
 
 Both are JSON, of version 1. The file fits a container's termination message, of which Kubernetes keeps 4,096
 bytes; the lines are read from the end of the container's log.
