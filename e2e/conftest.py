@@ -46,7 +46,12 @@ OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 
 LAST = "test_rights.py"
 REPORTS = [
-    ["get", "all,inferenceservices,modelcaches,pvc,endpointslices,configmaps", "--all-namespaces", "--output=wide"],
+    [
+        "get",
+        "all,inferenceservices,modelcaches,pvc,endpointslices,configmaps",
+        "--all-namespaces",
+        "--output=wide",
+    ],
     ["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"],
     ["get", "inferenceservices,modelcaches", "--all-namespaces", "--output=yaml"],
     ["describe", "pods", "--all-namespaces"],

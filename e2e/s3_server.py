@@ -63,10 +63,15 @@ class Relay:
                 client, _ = self._listener.accept()
                 self.num_connections += 1
                 server = socket.create_connection(self._target)
-                threading.Thread(target=self._pass_on, args=(client, server, False), daemon=True).start()
-                threading.Thread(target=self._pass_on, args=(server, client, True), daemon=True).start()
+                for source, target, is_slowed in ((client, server, False), (server, client, True)):
+                    threading.Thread(
+                        target=self._pass_on,
+                        args=(source, target),
+                        kwargs={"is_slowed": is_slowed},
+                        daemon=True,
+                    ).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, is_slowed: bool) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket, *, is_slowed: bool) -> None:
         with contextlib.suppress(OSError):
             while chunk := source.recv(CHUNK_BYTES):
                 target.sendall(chunk)

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,12 @@ async def test_what_keeps_a_cache_from_being_filled_is_named(
         ("keyless", "CredentialsMissing", 'secret "no-keys" not found'),
         ("nowhere", "ClaimMissing", "make it, or change spec.storage.claimName"),
     ):
-        await eventually(
-            f"{name}: {reason}", 120, lambda name=name, reason=reason: ready(installed, name)[0] == reason
-        )
+        await eventually(f"{name}: {reason}", 120, partial(has_reason, installed, name, reason))
         assert words in ready(installed, name)[1]
+
+
+def has_reason(kubernetes: Kubernetes, name: str, reason: str) -> bool:
+    return ready(kubernetes, name)[0] == reason
 
 
 async def test_what_serves_goes_on_when_another_cache_is_asked_for_that_is_not_there(

@@ -36,7 +36,10 @@ class CacheMetrics:
             registry=registry,
         )
         self._services = Gauge(
-            "headway_model_cache_services", "InferenceServices that use a ModelCache", LABELS, registry=registry
+            "headway_model_cache_services",
+            "InferenceServices that use a ModelCache",
+            LABELS,
+            registry=registry,
         )
         self._errors = Counter(
             "headway_model_cache_errors",
@@ -72,7 +75,9 @@ class CacheMetrics:
 
     def _tell(self, labels: tuple[str, str], status: Mapping[str, Any]) -> None:
         own = dict(zip(LABELS, labels, strict=True))
-        ready = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
+        ready: Mapping[str, Any] = next(
+            (one for one in status.get("conditions") or () if one["type"] == "Ready"), {}
+        )
         if ready.get("reason") == "Suspended":
             self._ready.remove_by_labels(own)
         else:

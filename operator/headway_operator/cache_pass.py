@@ -73,9 +73,7 @@ async def take_cache_pass(
         course, problems = model_cache.refused(previous, error), None
     else:
         problems = await _act(caches, outcome, course, observed)
-    status = model_cache.status(
-        course, previous, generation_of(manifest), clock(), observed, cache, problems
-    )
+    status = model_cache.status(course, previous, generation_of(manifest), clock(), observed, cache, problems)
     await _tell(caches, outcome, status)
     return outcome
 

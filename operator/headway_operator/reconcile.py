@@ -1,6 +1,6 @@
 """One pass over one service: the list of steps, nothing else. Creation, edits, restarts, ticks all take it.
 
- 1. read      the manifest becomes a Service; one that cannot be honoured becomes a condition, and that is all.
+ 1. read      the manifest becomes a Service; one that cannot be honoured becomes a condition and no more.
               Each cache that it names becomes the folder on its claim, unless nothing is there yet
  2. observe   what the cluster has
  3. scrape    what replicas and gateways measured

@@ -110,7 +110,13 @@ def test_a_cache_prints_how_far_it_is() -> None:
     version = definition["spec"]["versions"][0]
     assert version["subresources"] == {"status": {}}
     columns = [(one["name"], one.get("priority", 0)) for one in version["additionalPrinterColumns"]]
-    assert [name for name, priority in columns if not priority] == ["Ready", "Reason", "Size", "Progress", "Age"]
+    assert [name for name, priority in columns if not priority] == [
+        "Ready",
+        "Reason",
+        "Size",
+        "Progress",
+        "Age",
+    ]
     assert [name for name, priority in columns if priority] == ["Source", "Claim", "Identity"]
 
 

@@ -77,7 +77,9 @@ def manifest(spec: dict[str, Any] = SMALLEST, status: dict[str, Any] | None = No
     }
 
 
-def cache(spec: dict[str, Any] = SMALLEST, status: dict[str, Any] | None = None, **changes: Any) -> ModelCache:
+def cache(
+    spec: dict[str, Any] = SMALLEST, status: dict[str, Any] | None = None, **changes: Any
+) -> ModelCache:
     return parse_cache(manifest({**spec, **changes}, status))
 
 
@@ -206,7 +208,10 @@ def test_a_cache_is_filled_once_and_stays_so(build: Any) -> None:
     done = ObservedCache(BOUND, (fetch_of(one, "done", output=json.dumps(RESULT), ended_at=NOW),))
     found = course(one, done, build)
     status = told(one, found, done)
-    assert (condition(status), condition(status, "Degraded")) == (("True", "Fetched"), ("False", "AsExpected"))
+    assert (condition(status), condition(status, "Degraded")) == (
+        ("True", "Fetched"),
+        ("False", "AsExpected"),
+    )
     assert status["fetched"]["path"] == "s3--models--1/snapshots/0a1b"
     assert (status["fetched"]["identity"], status["fetched"]["seconds"]) == ("0a1b", 600.0)
     assert status["display"] == {"size": "140 GB", "progress": "100%"}
@@ -313,7 +318,11 @@ def test_each_reason_can_be_produced_and_has_a_remedy(build: Any) -> None:
 
 def test_causes_of_pods_are_told_as_they_are_of_services(build: Any) -> None:
     one = cache()
-    for phase, reason in (("waiting", "Unschedulable"), ("waiting", "ImagePullBackOff"), ("failed", "OOMKilled")):
+    for phase, reason in (
+        ("waiting", "Unschedulable"),
+        ("waiting", "ImagePullBackOff"),
+        ("failed", "OOMKilled"),
+    ):
         fetch = fetch_of(one, phase, reason=reason, message="words", ended_at=NOW)
         observed = ObservedCache(BOUND, (fetch,))
         status = told(one, course(one, observed, build), observed)
@@ -411,7 +420,11 @@ def test_other_content_rolls_a_service_and_an_upgrade_does_not(build: Any) -> No
     ],
 )
 def test_a_service_says_what_its_cache_lacks(
-    build: Any, status: Any, reason: str, words: str, is_stuck: bool
+    build: Any,
+    status: Any,
+    reason: str,
+    words: str,
+    is_stuck: bool,  # noqa: FBT001 - a row of a table
 ) -> None:
     if isinstance(status, tuple):
         ready = {"type": "Ready", "status": "False", "reason": status[0], "message": status[1]}

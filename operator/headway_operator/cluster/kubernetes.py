@@ -1,7 +1,8 @@
 """Services on Kubernetes: children by server-side apply, replicas through `/scale`, causes from the pods.
 
-What merely carries the labels of a child is never pruned or scaled. How children are written is the business of
-`kubernetes_children`, how the API is called that of `kubernetes_api`, what objects mean `kubernetes_observation`'s.
+What merely carries the labels of a child is never pruned or scaled. How children are written is the business
+of `kubernetes_children`, how the API is called that of `kubernetes_api`, what objects mean that of
+`kubernetes_observation`.
 
 Rights needed in the service's namespace: get, list, watch, create, patch, delete of the kinds in CHILD_KINDS
 and, unless they are to be left out, all but watch of the optional ones; patch of deployments/scale and

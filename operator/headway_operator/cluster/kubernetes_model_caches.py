@@ -20,6 +20,7 @@ from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_causes import Pod
 from headway_operator.cluster.kubernetes_children import KubernetesChildren
+from headway_operator.cluster.kubernetes_jobs import Job
 from headway_operator.cluster.kubernetes_observation import Found
 from headway_operator.errors import ClusterError
 from headway_operator.manifests.cache_claim import claim_name
@@ -86,13 +87,12 @@ class KubernetesModelCaches(KubernetesChildren):
         owners = self._owned[key] = found.owners()
         living = [one for one in found.children["Job"] if not one["metadata"].get("deletionTimestamp")]
         jobs = [(job, fetches.pods_of(job, pods)) for job in living]
-        observed = ObservedCache(
+        return ObservedCache(
             claim=await self._claim(cache, lists[OWN_KINDS.index(CLAIM)]),
             fetches=tuple([await self._fetch(cache, job, own) for job, own in jobs]),
             children=frozenset(child for child, owner in owners.items() if owner == uid),
             services=tuple(sorted(one["metadata"]["name"] for one in services if uses(one, key.name))),
         )
-        return observed
 
     async def _services(self, namespace: str) -> list[Json]:
         held = self._cache.all_in(KIND, namespace)
@@ -109,17 +109,17 @@ class KubernetesModelCaches(KubernetesChildren):
         if found is None or found["metadata"].get("deletionTimestamp"):
             return None
         uid, phase = str(found["metadata"]["uid"]), str((found.get("status") or {}).get("phase") or "Pending")
-        message = "" if phase == "Bound" else fetches.claim_words(await self._events(cache, uid))
+        message = "" if phase == "Bound" else fetches.claim_words(await self._events_of(cache, uid))
         return Claim(name, uid, phase, message)
 
-    async def _fetch(self, cache: ModelCache, job: Json, pods: list[Pod]) -> Fetch:
+    async def _fetch(self, cache: ModelCache, job: Job, pods: Sequence[Pod]) -> Fetch:
         """One Job, and how far it is or what its pod waits for, where only a question tells."""
         fetch = fetches.fetch(job, pods)
         if not pods:
             return fetch
         pod = pods[-1]["metadata"]
         if fetch.phase == "waiting" and not fetch.reason:
-            message = fetches.mount_failure(await self._events(cache, pod["uid"]))
+            message = fetches.mount_failure(await self._events_of(cache, pod["uid"]))
             return replace(fetch, reason="FailedMount", message=message) if message else fetch
         if fetch.phase != "running":
             return fetch
@@ -131,7 +131,7 @@ class KubernetesModelCaches(KubernetesChildren):
         told = fetches.progress(log or "")
         return fetch if told is None else replace(fetch, bytes=told[0], total_bytes=told[1])
 
-    async def _events(self, cache: ModelCache, uid: str) -> list[Json]:
+    async def _events_of(self, cache: ModelCache, uid: str) -> list[Json]:
         fields = f"involvedObject.uid={uid}"
         namespace = cache.key.namespace
         answer = await self._sparingly(

@@ -31,13 +31,13 @@ def _is_revision(revision: str) -> str:
 
 Revision = Annotated[
     str,
-    AfterValidator(_is_revision),
     Field(
         min_length=1,
         max_length=255,
         pattern="^[A-Za-z0-9][A-Za-z0-9_./-]*$",
         json_schema_extra=rules((REVISION_FORM_RULE, REVISION_FORM_MESSAGE)),
     ),
+    AfterValidator(_is_revision),
 ]
 
 

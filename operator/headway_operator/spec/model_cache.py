@@ -13,7 +13,7 @@ from headway_operator.spec.model import Revision, SecretRef
 from headway_operator.spec.quantity import QUANTITY_PATTERN, parse_quantity
 from headway_operator.spec.resources import Resources
 from headway_operator.spec.scheduling import LabelValue, Toleration
-from headway_operator.spec.source import REMOTE_SCHEMES, Source, Scheme, scheme_of
+from headway_operator.spec.source import REMOTE_SCHEMES, Scheme, Source, scheme_of
 
 REMOTE_RULE = "self.source.matches('^(hf|s3|oci)://')"
 REMOTE_MESSAGE = (
@@ -72,9 +72,9 @@ class Storage(SpecModel):
     claim_name: Name | None = None
     """PersistentVolumeClaim of this namespace that exists; several caches may share one. It is neither
     changed nor deleted. Default: none, a claim NAME-model-cache is made."""
-    size: (
-        Annotated[str, AfterValidator(_is_size), Field(max_length=32, pattern=QUANTITY_PATTERN)] | None
-    ) = None
+    size: Annotated[str, Field(max_length=32, pattern=QUANTITY_PATTERN), AfterValidator(_is_size)] | None = (
+        None
+    )
     """Size of the claim that is made, a quantity in bytes such as 200Gi: room for the model, and for two
     while another revision is fetched. It may be raised later where the class can do that. Default: none,
     which needs claimName."""

@@ -67,7 +67,7 @@ class ModelCacheStatus(StatusModel):
             max_length=16,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
-    ] = []
+    ] = Field(default_factory=list)
     """Ready: whether what the spec asks for is there. Degraded: whether something is wrong, whatever is
     served."""
     claim_name: str | None = None
@@ -76,7 +76,7 @@ class ModelCacheStatus(StatusModel):
     """What is there in full and served; of an earlier spec while another one is fetched."""
     progress: FetchProgress | None = None
     """How far the fetch under way is; absent without one."""
-    services: Annotated[list[str], Field(max_length=64)] = []
+    services: list[str] = Field(default_factory=list, max_length=64)
     """InferenceServices that use it, the first 64 by name."""
     display: CacheDisplay | None = None
     """What `kubectl get` prints."""

@@ -101,7 +101,7 @@ def spec_error(error: ValidationError, root: type[BaseModel] = InferenceServiceS
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        message = f"unknown field; {_nearest(first['loc'])}remove it"
+        message = f"unknown field; {_nearest(first['loc'], root)}remove it"
     elif first["type"] == "missing":
         message = "is required; write it"
     elif first["type"] != "value_error":
