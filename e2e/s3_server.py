@@ -62,22 +62,24 @@ class Relay:
             while True:
                 client, _ = self._listener.accept()
                 self.num_connections += 1
-                server = socket.create_connection(self._target)
-                for source, target, is_slowed in ((client, server, False), (server, client, True)):
-                    threading.Thread(
-                        target=self._pass_on,
-                        args=(source, target),
-                        kwargs={"is_slowed": is_slowed},
-                        daemon=True,
-                    ).start()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, *, is_slowed: bool) -> None:
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(self._target) as server:
+            up = threading.Thread(target=self._pass_on, args=(client, server), daemon=True)
+            up.start()
+            self._pass_on(server, client, is_slowed=True)
+            up.join()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, *, is_slowed: bool = False) -> None:
         with contextlib.suppress(OSError):
             while chunk := source.recv(CHUNK_BYTES):
                 target.sendall(chunk)
                 if is_slowed and (rate := self.bytes_per_second):
                     time.sleep(len(chunk) / rate)
-            target.shutdown(socket.SHUT_WR)
+        for one in (source, target):  # either end is the end of both
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -209,9 +209,9 @@ async def test_a_pass_makes_owned_children_and_ends_in_what_is_fetched(
     await end_job(api, job)
     outcome = await cache_pass()
     assert condition(outcome.status) == ("True", "Fetched")
-    found = await api.get(CACHE_KIND, key.namespace, NAME)
-    assert found is not None
-    assert found["status"]["fetched"] | {"key": "", "claimUid": "", "fetchedAt": "", "seconds": 0} == {
+    written = await api.get(CACHE_KIND, key.namespace, NAME)
+    assert written is not None
+    assert written["status"]["fetched"] | {"key": "", "claimUid": "", "fetchedAt": "", "seconds": 0} == {
         "key": "",
         "source": "hf://org/name",
         "claimName": MADE,
@@ -223,7 +223,7 @@ async def test_a_pass_makes_owned_children_and_ends_in_what_is_fetched(
         "fetchedAt": "",
         "seconds": 0,
     }
-    assert found["status"]["display"] == {"size": "5 MB", "progress": "100%"}
+    assert written["status"]["display"] == {"size": "5 MB", "progress": "100%"}
     events = {one["reason"] for one in await api.list("Event", key.namespace)}
     assert {"ClaimPending", "SourceRefused", "Fetched"} <= events
 
