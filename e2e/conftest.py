@@ -30,14 +30,14 @@ from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.errors import ClusterError
 from headway_operator.keys import AdminKeys
-from headway_operator.names import API_VERSION
+from headway_operator.names import API_VERSION, CACHE_KIND, KIND
 from headway_operator.reconcile import Carried, Outcome, World, reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import ServiceKey
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 CHART = CHECKOUT / "charts" / "headway"
-CRD = CHECKOUT / "crds" / "serving.headway.dev_inferenceservices.yaml"
+CRDS = sorted((CHECKOUT / "crds").glob("*.yaml"))
 MONITORING_KINDS = CHECKOUT / "e2e" / "manifests" / "monitoring_kinds.yaml"
 RELEASE = "headway"
 SYSTEM_NAMESPACE = "headway-system"
@@ -46,9 +46,14 @@ OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 
 LAST = "test_rights.py"
 REPORTS = [
-    ["get", "all,inferenceservices,endpointslices,configmaps", "--all-namespaces", "--output=wide"],
+    [
+        "get",
+        "all,inferenceservices,modelcaches,pvc,endpointslices,configmaps",
+        "--all-namespaces",
+        "--output=wide",
+    ],
     ["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"],
-    ["get", "inferenceservices", "--all-namespaces", "--output=yaml"],
+    ["get", "inferenceservices,modelcaches", "--all-namespaces", "--output=yaml"],
     ["describe", "pods", "--all-namespaces"],
     *(
         ["logs", f"--namespace={namespace}", f"--selector={labels}", "--tail=100", "--prefix"]
@@ -113,12 +118,13 @@ def url(installed: Kubernetes) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def api_kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An API server without a node, which has the kind InferenceService."""
+    """An API server without a node, which has our kinds."""
     with running_api_server(tmp_path_factory.mktemp("api")) as kubeconfig:
         kubectl = (build(["kubernetes"], read_settings().cache)["kubectl"], f"--kubeconfig={kubeconfig}")
+        files = [word for path in CRDS for word in ("--filename", path)]
         for arguments in (
-            ("create", "--filename", CRD),
-            ("wait", "--for=condition=Established", "--timeout=30s", "--filename", CRD),
+            ("create", *files),
+            ("wait", "--for=condition=Established", "--timeout=30s", *files),
         ):
             subprocess.run([*kubectl, *arguments], check=True, capture_output=True, timeout=60)
         yield kubeconfig
@@ -184,15 +190,17 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 async def api(kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
-    """That API server, which knows our kind."""
+    """That API server, which knows our kinds."""
     async with await KubernetesApi.connect(kubeconfig) as connected:
-        path = f"{CRD_PATH}/inferenceservices.serving.headway.dev"
-        if not await connected._call("GET", path, absent_is_none=True):
-            await connected._call("POST", CRD_PATH, body=yaml.safe_load(CRD.read_text()))
+        for definition in (yaml.safe_load(path.read_text()) for path in CRDS):
+            path = f"{CRD_PATH}/{definition['metadata']['name']}"
+            if not await connected._call("GET", path, absent_is_none=True):
+                await connected._call("POST", CRD_PATH, body=definition)
 
         async def is_served() -> bool:
             with contextlib.suppress(ClusterError):
-                await connected.list("InferenceService", "default")
+                await connected.list(KIND, "default")
+                await connected.list(CACHE_KIND, "default")
                 return True
             return False
 

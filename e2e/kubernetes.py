@@ -30,12 +30,14 @@ class Kubernetes:
     """One cluster. `context` is that of a kubeconfig, empty for its current one.
 
     `has_pod_network`: whether this process reaches pods and Services by their addresses. `uninstalls`: when
-    each `helm uninstall` began and ended, in seconds since the epoch.
+    each `helm uninstall` began and ended, in seconds since the epoch. `older_charts`: when an older chart had
+    today's operator run with the rights of its own.
     """
 
     context: str
     has_pod_network: bool
     uninstalls: Spans = field(default_factory=Spans, compare=False)
+    older_charts: Spans = field(default_factory=Spans, compare=False)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = CALL_SECONDS) -> str:
         """Run kubectl and return what it printed."""

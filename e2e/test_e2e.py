@@ -44,7 +44,10 @@ def test_chart_installs_an_operator_that_meets_the_restricted_standard(installed
     deployment = installed.get("deployment", RELEASE, SYSTEM_NAMESPACE)
     assert deployment["status"]["availableReplicas"] == 1
     kinds = installed.kubectl("api-resources", "--categories=headway", "--output=name")
-    assert kinds.split() == ["inferenceservices.serving.headway.dev"]
+    assert sorted(kinds.split()) == [
+        "inferenceservices.serving.headway.dev",
+        "modelcaches.serving.headway.dev",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ that look alike: their uids and restarts are compared, and users are served all 
 
 import json
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -63,10 +64,12 @@ def previous(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
     for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
         repository, tag = os.environ[variable].rsplit(":", 1)
         settings += [f"--set-string={value}.repository={repository}", f"--set-string={value}.tag={tag}"]
+    began = time.time()
     kubernetes.helm(
         "install", RELEASE, str(PREVIOUS), WHERE, *settings, "--wait", "--timeout=90s", seconds=120
     )
     yield kubernetes
+    kubernetes.older_charts.append((began, time.time()))
     kubernetes.kubectl("delete", "inferenceservices", "--all", IN_NAMESPACE, "--ignore-not-found")
     kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
 

@@ -45,7 +45,7 @@ from headway_operator.names import HTTP_PORT, KIND
 from headway_operator.state import ServiceKey
 
 ROOT = Path(__file__).resolve().parents[2]
-CRD = ROOT / "crds" / "serving.headway.dev_inferenceservices.yaml"
+CRDS = sorted((ROOT / "crds").glob("*.yaml"))
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 OWN_NAMESPACE = "bench-system"
 INTERVAL_SECONDS = 5.0
@@ -77,7 +77,8 @@ class Measured:
 
 async def measure(api: KubernetesApi, kubeconfig: Path, options: argparse.Namespace) -> list[Measured]:
     """One row for each number of services, on the same API server."""
-    await api._call("POST", CRD_PATH, body=yaml.safe_load(CRD.read_text()))
+    for path in CRDS:
+        await api._call("POST", CRD_PATH, body=yaml.safe_load(path.read_text()))
     await api._call("POST", "/api/v1/namespaces", body={"metadata": {"name": OWN_NAMESPACE}})
     await _until(lambda: _is_served(api))
     rows: list[Measured] = []

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated from the models in `spec`.
+"""The CustomResourceDefinitions, generated from the models in `spec`.
 
 pydantic's JSON schema is turned into a structural schema as the API server wants it: references inlined,
 optional fields left out instead of null, closed objects without `additionalProperties: false` (the API server
@@ -6,12 +6,18 @@ prunes what it does not know), defaults kept only where filling them in says not
 description. Knows nothing of files.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
 from headway_operator import names
-from headway_operator.spec import InferenceServiceSpec, InferenceServiceStatus
+from headway_operator.spec import (
+    InferenceServiceSpec,
+    InferenceServiceStatus,
+    ModelCacheSpec,
+    ModelCacheStatus,
+)
 from headway_operator.spec.base import rules
 from headway_operator.spec.service import NAME_PATTERN
 
@@ -36,54 +42,20 @@ _ADAPTER_RULE = (
 _DROPPED = ("title", "$defs", "default")
 
 
-def generate() -> Schema:
-    """The CustomResourceDefinition."""
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
-        "spec": {
-            "group": names.GROUP,
-            "names": {
-                "kind": names.KIND,
-                "listKind": f"{names.KIND}List",
-                "plural": names.PLURAL,
-                "singular": names.SINGULAR,
-                "shortNames": [names.SHORT_NAME],
-                "categories": [names.CATEGORY],
-            },
-            "scope": "Namespaced",
-            "versions": [_version()],
-        },
-    }
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One kind. columns: that `kubectl get` prints. rules: between its metadata and its spec."""
 
-
-def _version() -> Schema:
-    return {
-        "name": names.VERSION,
-        "served": True,
-        "storage": True,
-        "additionalPrinterColumns": [
-            _condition_column("Ready", "status"),
-            _condition_column("Reason", "reason"),
-            _column("Replicas", ".status.display.replicas", "Ready of wanted replicas"),
-            _column("TTFT/target", ".status.display.ttft", "Time to first token against its target"),
-            _column("TPOT/target", ".status.display.tpot", "Time per output token against its target"),
-            _column("Quality", ".status.display.quality", "The verdict of spec.quality"),
-            _column("Model", ".spec.model.source", "Where the weights lie", priority=1),
-            _column("Revision", ".status.revision.name", "The current revision", priority=1),
-            {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-        ],
-        "schema": {"openAPIV3Schema": _root_schema()},
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
-    }
+    kind: str
+    plural: str
+    singular: str
+    short_name: str
+    description: str
+    spec: type[BaseModel]
+    status: type[BaseModel]
+    columns: tuple[Schema, ...]
+    rules: tuple[tuple[str, str], ...]
+    subresources: Schema
 
 
 def _condition_column(name: str, part: str) -> Schema:
@@ -97,19 +69,105 @@ def _column(name: str, path: str, description: str, priority: int = 0) -> Schema
     return column | ({"priority": priority} if priority else {})
 
 
-def _root_schema() -> Schema:
+_AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
+
+INFERENCE_SERVICE = Definition(
+    kind=names.KIND,
+    plural=names.PLURAL,
+    singular=names.SINGULAR,
+    short_name=names.SHORT_NAME,
+    description="A large language model to serve, with the latency that it is promised to have.",
+    spec=InferenceServiceSpec,
+    status=InferenceServiceStatus,
+    columns=(
+        _condition_column("Ready", "status"),
+        _condition_column("Reason", "reason"),
+        _column("Replicas", ".status.display.replicas", "Ready of wanted replicas"),
+        _column("TTFT/target", ".status.display.ttft", "Time to first token against its target"),
+        _column("TPOT/target", ".status.display.tpot", "Time per output token against its target"),
+        _column("Quality", ".status.display.quality", "The verdict of spec.quality"),
+        _column("Model", ".spec.model.source", "Where the weights lie", priority=1),
+        _column("Revision", ".status.revision.name", "The current revision", priority=1),
+        _AGE,
+    ),
+    rules=((_NAME_RULE, _NAME_MESSAGE), (_ADAPTER_RULE, _ADAPTER_MESSAGE)),
+    subresources={
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    },
+)
+MODEL_CACHE = Definition(
+    kind=names.CACHE_KIND,
+    plural=names.CACHE_PLURAL,
+    singular=names.CACHE_SINGULAR,
+    short_name=names.CACHE_SHORT_NAME,
+    description="A model that is fetched once onto a claim, for every service that names it as cache://NAME.",
+    spec=ModelCacheSpec,
+    status=ModelCacheStatus,
+    columns=(
+        _condition_column("Ready", "status"),
+        _condition_column("Reason", "reason"),
+        _column("Size", ".status.display.size", "Size of what is fetched, or of what is to come"),
+        _column("Progress", ".status.display.progress", "How much of it is there"),
+        _column("Source", ".spec.source", "What is fetched", priority=1),
+        _column("Claim", ".status.claimName", "The claim on which it lies", priority=1),
+        _column("Identity", ".status.fetched.identity", "The commit or digest that is there", priority=1),
+        _AGE,
+    ),
+    rules=((_NAME_RULE, _NAME_MESSAGE),),
+    subresources={"status": {}},
+)
+DEFINITIONS = (INFERENCE_SERVICE, MODEL_CACHE)
+
+
+def generate(definition: Definition = INFERENCE_SERVICE) -> Schema:
+    """The CustomResourceDefinition of one kind."""
     return {
-        "description": "A large language model to serve, with the latency that it is promised to have.",
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{definition.plural}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "names": {
+                "kind": definition.kind,
+                "listKind": f"{definition.kind}List",
+                "plural": definition.plural,
+                "singular": definition.singular,
+                "shortNames": [definition.short_name],
+                "categories": [names.CATEGORY],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": list(definition.columns),
+                    "schema": {"openAPIV3Schema": _root_schema(definition)},
+                    "subresources": definition.subresources,
+                }
+            ],
+        },
+    }
+
+
+def _root_schema(definition: Definition) -> Schema:
+    return {
+        "description": definition.description,
         "type": "object",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural(InferenceServiceSpec),
-            "status": structural(InferenceServiceStatus),
+            "spec": structural(definition.spec),
+            "status": structural(definition.status),
         },
-        **rules((_NAME_RULE, _NAME_MESSAGE), (_ADAPTER_RULE, _ADAPTER_MESSAGE)),
+        **rules(*definition.rules),
     }
 
 

@@ -7,6 +7,7 @@ HeadwayOperatorError
 │   ├── FieldConflictError another field manager sets, again and again, fields that we set
 │   ├── AdmissionError     an admission webhook or policy, or a quota, refuses what we would write
 │   ├── ForbiddenError     the operator's rights do not cover the call
+│   ├── AbsentError        the API server has no such object, or no such kind
 │   └── UnavailableError   no answer in time: try again, change nothing
 │       └── ThrottledError the API server asked to wait
 ├── NotLeadingError        this operator may not write now: it does not hold the Lease
@@ -61,6 +62,10 @@ class ForbiddenError(ClusterError):
     """The operator's rights do not cover the call."""
 
     condition_reason = "Forbidden"
+
+
+class AbsentError(ClusterError):
+    """There is no such object, or no such kind."""
 
 
 class UnavailableError(ClusterError):

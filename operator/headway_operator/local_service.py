@@ -22,15 +22,20 @@ from headway_operator.cluster.secret import secret_values
 from headway_operator.errors import ClusterError, SpecError
 from headway_operator.keys import AdminKeys
 from headway_operator.loop import ServiceLoop
-from headway_operator.names import KIND
+from headway_operator.model_cache import caches_used
+from headway_operator.names import CACHE_KIND, KIND
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Outcome, World
 from headway_operator.scrape import Scraper
-from headway_operator.spec import Manifest, key_of, parse
+from headway_operator.spec import Manifest, Service, key_of, parse
 from headway_operator.state import ServiceKey
 
 DEFAULT_PORT = 8000
 DEFAULT_INTERVAL_SECONDS = 2.0
+CACHE_REMEDY = (
+    "this machine keeps what it has fetched for every service by itself: write the source of the ModelCache "
+    "in place of cache://NAME"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ def read_manifest_file(path: Path) -> ManifestFile:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError(str(path), f"is not YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
+    if CACHE_KIND in kinds:
+        raise SpecError(str(path), f"holds a {CACHE_KIND}, which a cluster needs; {CACHE_REMEDY}")
     for kind in kinds:
         if kind not in (KIND, "Secret", "ConfigMap"):
             raise SpecError(
@@ -85,7 +92,7 @@ class LocalService:
         self._interval_seconds = interval_seconds
         self._on_change = on_change
         self._file = read_manifest_file(path)
-        self.key = parse(self._file.service).key
+        self.key = _parsed(self._file.service).key
         self._generation = 1
         self._secrets = dict(self._file.secrets)
         self._config_maps = dict(self._file.config_maps)
@@ -131,7 +138,7 @@ class LocalService:
                 raise SpecError(
                     str(self._path), f"now names {key_of(file.service)}; stop and start to rename"
                 )
-            parse(file.service)
+            _parsed(file.service)
             self.file_error = ""
         except (SpecError, ClusterError) as error:
             self.file_error = str(error)
@@ -172,6 +179,14 @@ async def running_service(
         finally:
             passes.cancel()
             await asyncio.gather(passes, return_exceptions=True)
+
+
+def _parsed(manifest: Manifest) -> Service:
+    """A service that this machine can serve. Raises SpecError."""
+    service = parse(manifest)
+    if names := caches_used(service.spec):
+        raise SpecError("spec", f"names cache://{names[0]}, which a cluster needs; {CACHE_REMEDY}")
+    return service
 
 
 def _free_port(port: int) -> int:

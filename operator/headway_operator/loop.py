@@ -3,7 +3,7 @@
 A pass that fails, in whatever way, is logged and counted and the next one comes with the next tick. A service
 that is gone ends its task. While a service sleeps, its gateways are asked, with the question left open,
 whether anybody waits: a pass follows at once when somebody does. What a pass does is the business of
-`reconcile`; who wakes it is the caller's.
+`reconcile`; who wakes it is the caller's. ModelCaches are passed over likewise, by `cache_pass`.
 
 Only so many passes run at once; the others wait for their turn, first come first served. Passes that somebody
 woke have places of their own: an edit does not queue behind the ticks of a thousand services. The first
@@ -17,10 +17,11 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from headway_operator.errors import HeadwayOperatorError, NotLeadingError, ScrapeError
 from headway_operator.operator_log import about
-from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Carried, Outcome, World, reconcile
 from headway_operator.spec import Manifest, generation_of
 from headway_operator.state import ServiceKey
@@ -28,6 +29,16 @@ from headway_operator.state import ServiceKey
 logger = logging.getLogger(__name__)
 
 Fetch = Callable[[ServiceKey], Awaitable[Manifest | None]]
+TakePass = Callable[[Manifest, Carried], Awaitable[Outcome]]
+
+
+class PassMetrics(Protocol):
+    """Hears of passes."""
+
+    def queued(self) -> AbstractContextManager[None]: ...
+    def waited(self, seconds: float) -> None: ...
+    def passed(self, outcome: Outcome, seconds: float) -> None: ...
+    def failed(self, key: ServiceKey, reason: str, seconds: float) -> None: ...
 
 
 class Turns:
@@ -52,14 +63,16 @@ class ServiceLoop:
         fetch: Fetch,
         *,
         interval_seconds: float,
-        metrics: OperatorMetrics,
+        metrics: PassMetrics,
         may_act: Callable[[], bool] = lambda: True,
         on_outcome: Callable[[Outcome], None] = lambda _: None,
         turns: Turns | None = None,
+        take_pass: TakePass | None = None,
     ) -> None:
         """fetch: the service as it is now, None when it is gone. may_act: whether to write at all now.
 
         turns: of the passes of all services; None bounds them not.
+        take_pass: what a pass is, for what is no service.
         """
         self._world = world
         self._key = key
@@ -69,6 +82,7 @@ class ServiceLoop:
         self._may_act = may_act
         self._on_outcome = on_outcome
         self._turns = turns
+        self._take_pass = take_pass
         self._wake = asyncio.Event()
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._is_demanded = False
@@ -162,7 +176,8 @@ class ServiceLoop:
                 self._uid, self._carried = uid, Carried()
             self.generation = generation_of(manifest)
             with about(self._key, self.generation):
-                outcome = await reconcile(self._world, manifest, self._carried)
+                take_pass = self._take_pass or functools.partial(reconcile, self._world)
+                outcome = await take_pass(manifest, self._carried)
             self._metrics.passed(outcome, time.monotonic() - started_at)
             # Demand that did not wake the service is not asked for again before the next interval.
             was_demanded, self._is_demanded = self._is_demanded, False

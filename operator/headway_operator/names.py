@@ -14,12 +14,18 @@ SINGULAR = "inferenceservice"
 SHORT_NAME = "hisvc"
 CATEGORY = "headway"
 FIELD_MANAGER = "headway-operator"
+# What is fetched once and shared by services; in the same group and version.
+CACHE_KIND = "ModelCache"
+CACHE_PLURAL = "modelcaches"
+CACHE_SINGULAR = "modelcache"
+CACHE_SHORT_NAME = "hmc"
 
 RUNTIME_COMPONENT = "runtime"
 # Pods of a replica on several nodes, but for the one that answers requests.
 WORKER_COMPONENT = "worker"
 GATEWAY_COMPONENT = "gateway"
 EVALUATION_COMPONENT = "evaluation"
+FETCH_COMPONENT = "fetch"
 RUNTIME_CONTAINER = "runtime"
 GATEWAY_CONTAINER = "gateway"
 HTTP_PORT_NAME = "http"
@@ -29,12 +35,14 @@ SERVICE_PORT = 80
 NAME_LABEL = "app.kubernetes.io/name"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 SERVICE_LABEL = f"{GROUP}/service"
+CACHE_LABEL = f"{GROUP}/model-cache"
 COMPONENT_LABEL = f"{GROUP}/component"
 REVISION_LABEL = f"{GROUP}/revision"
 # Labels that others write: the pods of the chart, every namespace.
 OPERATOR_POD_LABELS = {NAME_LABEL: "headway-operator"}
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+CLAIM = "PersistentVolumeClaim"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 
 # Kinds that a cluster may lack, with where they are served.
@@ -66,6 +74,11 @@ class ServiceKey:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CacheKey(ServiceKey):
+    """Names one ModelCache; never equal to the service of the same name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -106,6 +119,21 @@ def evaluation(name: str, judged_hash: str) -> str:
     return f"{name}-quality-{judged_hash}"
 
 
+def fetch_job(cache_name: str, fetch_hash: str) -> str:
+    """The Job that fetches what has this hash; the name of its pod, six characters longer, still fits."""
+    return f"{cache_name}-fetch-{fetch_hash}"
+
+
+def fetch_policy(cache_name: str) -> str:
+    """The NetworkPolicy of a ModelCache's Jobs."""
+    return f"{cache_name}-fetch"
+
+
+def cache_claim(cache_name: str) -> str:
+    """The PersistentVolumeClaim that a ModelCache makes."""
+    return f"{cache_name}-model-cache"
+
+
 def admin_config_map(name: str) -> str:
     """The ConfigMap with the operator's public key."""
     return f"{name}-admin"
@@ -144,6 +172,16 @@ def component_labels(name: str, component: str) -> dict[str, str]:
 def revision_selector(name: str, template_hash: str) -> dict[str, str]:
     """Selects the pods of one revision."""
     return {**component_selector(name, RUNTIME_COMPONENT), REVISION_LABEL: template_hash}
+
+
+def cache_labels(cache_name: str) -> dict[str, str]:
+    """On every child of a ModelCache."""
+    return {NAME_LABEL: "headway", MANAGED_BY_LABEL: FIELD_MANAGER, CACHE_LABEL: cache_name}
+
+
+def fetch_selector(cache_name: str) -> dict[str, str]:
+    """Selects the pods that fetch for a ModelCache."""
+    return {CACHE_LABEL: cache_name, COMPONENT_LABEL: FETCH_COMPONENT}
 
 
 def selector_text(labels: dict[str, str]) -> str:

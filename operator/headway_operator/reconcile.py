@@ -1,6 +1,7 @@
 """One pass over one service: the list of steps, nothing else. Creation, edits, restarts, ticks all take it.
 
- 1. read      the manifest becomes a Service; one that cannot be honoured becomes a condition, and that is all
+ 1. read      the manifest becomes a Service; one that cannot be honoured becomes a condition and no more.
+              Each cache that it names becomes the folder on its claim, unless nothing is there yet
  2. observe   what the cluster has
  3. scrape    what replicas and gateways measured
  4. render    the children there should be
@@ -32,8 +33,9 @@ from headway_operator.cluster.protocol import Cluster
 from headway_operator.errors import HeadwayOperatorError, NotLeadingError, SpecError
 from headway_operator.keys import Signer
 from headway_operator.manifests import render
+from headway_operator.model_cache import caches_used, with_caches
 from headway_operator.plan import plan, wanted_replicas
-from headway_operator.quality import Gate, gated, materials, open_or_shut
+from headway_operator.quality import Gate, awaiting_model, gated, materials, open_or_shut, withheld
 from headway_operator.rollout import CanaryEvidence, Rollout, follow
 from headway_operator.scrape import Scraper
 from headway_operator.slo import Memory, decide, resume, target_of, with_end_to_end
@@ -122,12 +124,16 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     outcome = Outcome(key, manifest.get("status") or {}, earlier_problems=carried.problems)
     carried.problems = outcome.problems
     try:
-        service = parse(manifest)
+        service, lack = await _with_caches(cluster, parse(manifest))
         outcome.observed = observed = await cluster.observe(key)
         outcome.sample = sample = await world.scraper.sample(key, observed)
         rendered = render(service, cluster.site, world.keys.public_pem, observed.children)
-        outcome.gate = gate = await _judge(world, service, rendered, observed)
-        rendered = gated(service, cluster.site, rendered, gate, observed.children)
+        if lack is None:
+            outcome.gate = gate = await _judge(world, service, rendered, observed)
+            rendered = gated(service, cluster.site, rendered, gate, observed.children)
+        else:
+            outcome.gate = gate = awaiting_model(service, lack.message)
+            rendered = withheld(service, rendered, observed.children)
     except SpecError as error:
         outcome.problems.append(("read", str(error)))
         await _tell(world, outcome, conditions.refused(manifest, error, world.clock()), carried)
@@ -146,11 +152,19 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     messages = tuple(f"{step}: {message}" for step, message in outcome.problems)
     problems = conditions.Problems(messages, outcome.problem_reason or HeadwayOperatorError.condition_reason)
     status = conditions.status(
-        service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout
+        service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout, lack
     )
     await _tell(world, outcome, status, carried)
     await _checkpoint(world, service, outcome, carried)
     return outcome
+
+
+async def _with_caches(cluster: Cluster, service: Service) -> tuple[Service, conditions.Lack | None]:
+    """The service with folders in place of the caches that it names, or with what it lacks."""
+    names = caches_used(service.spec)
+    if not names:
+        return service, None
+    return with_caches(service, await cluster.model_caches(service.key.namespace, names))
 
 
 async def _judge(world: World, service: Service, rendered: Rendered, observed: Observed) -> Gate | None:

@@ -19,12 +19,14 @@ INTRODUCTION = """\
 `kubectl explain {plural}.spec` says the same as this page. The API server fills in defaults where they are
 given as a value, and refuses what breaks a range or a rule, whether the operator runs or not.
 
+{scale}`kubectl get {plural}` prints {columns}; with `--output wide` also {wide_columns}.
+
+{rules}
+"""
+SCALE = """\
 `spec.replicas`, `status.replicas` and `status.selector` are the scale subresource's:
 `kubectl scale {plural} NAME --replicas=N`.
 
-`kubectl get {plural}` prints {columns}; with `--output wide` also {wide_columns}.
-
-{rules}
 """
 HEADER = "| field | type | default | range | |\n| --- | --- | --- | --- | --- |\n"
 
@@ -43,6 +45,7 @@ def page(definition: Schema) -> str:
         category=names["categories"][0],
         plural=names["plural"],
         description=root["description"],
+        scale=SCALE.format(plural=names["plural"]) if "scale" in version["subresources"] else "",
         columns=_columns(columns, is_wide=False),
         wide_columns=_columns(columns, is_wide=True),
         rules="\n".join(f"- {_sentence(rule['message'])}" for rule in root["x-kubernetes-validations"]),

@@ -4,6 +4,8 @@
     ├── ConfigError               a flag or config value is wrong; the process does not start
     ├── ModelLoadError            the model's files are missing, damaged or of an unknown architecture
     ├── ModelFetchError           the model's files cannot be brought to this machine
+    │   ├── SourceRefusedError    its source says no: there is no such model, or no right to it
+    │   └── NoRoomError           the disk has no room for them
     ├── InvalidRequestError       the client's fault: becomes HTTP 400 with `param`
     │   ├── ContextLengthError    prompt (plus one token) can never fit
     │   └── AdapterNotFoundError  no adapter has that name (any more): HTTP 404
@@ -66,6 +68,14 @@ class ModelFetchError(HeadwayRuntimeError):
     """The model's files cannot be brought here: from where, what was answered, and the remedy."""
 
     exit_status = 3  # told apart by who supervises the process: nothing is wrong with the command line
+
+
+class SourceRefusedError(ModelFetchError):
+    """The source says that there is no such model or revision, or that the credentials do not open it."""
+
+
+class NoRoomError(ModelFetchError):
+    """The disk that the model is to lie on has no room for what is still to come."""
 
 
 class InvalidRequestError(HeadwayRuntimeError):

@@ -62,9 +62,11 @@ def test_versions_are_those_of_the_distribution() -> None:
 
 
 def test_crd_is_a_template_that_uninstall_keeps(render: Render) -> None:
-    [crd] = of_kind(render(), "CustomResourceDefinition")
-    assert crd["metadata"]["name"] == "inferenceservices.serving.headway.dev"
-    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    crds = of_kind(render(), "CustomResourceDefinition")
+    names = {one["metadata"]["name"] for one in crds}
+    assert names == {f"{kinds}.serving.headway.dev" for kinds in ("inferenceservices", "modelcaches")}
+    for crd in crds:
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
 def test_one_namespace_needs_no_cluster_wide_right(render: Render) -> None:

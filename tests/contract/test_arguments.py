@@ -296,6 +296,7 @@ GOOD_SOURCES = (
     "oci://r.example:443/a:tag@sha256:" + "0a" * 32,
     "pvc://claim-1/a/b",
     "pvc://claim.x",
+    "cache://llama-8b",
 )
 BAD_SOURCES = (
     "ftp://a/b",
@@ -321,6 +322,11 @@ BAD_SOURCES = (
     "pvc://Claim/x",
     "pvc://claim/../x",
     "pvc://claim/a/..",
+    "cache://",
+    "cache://Llama",
+    "cache://llama/sub",
+    "cache://llama-",
+    "cache://" + "a" * 38,
     "file://models",
     "file:///a?b",
 )

@@ -10,6 +10,7 @@ import yaml
 from headway import __version__, cli
 from headway_gateway.config import parse_config
 from headway_runtime.server.options import build_parser
+from headway_runtime.sources import fetch_command
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(entry.name for entry in entry_points(group=cli.GROUP))
@@ -67,7 +68,8 @@ def test_the_readme_shows_the_manifest_that_the_quickstart_serves() -> None:
 def test_every_flag_that_the_contract_names_exists(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_config(["--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out + build_parser().format_help()))
+    helps = [capsys.readouterr().out, build_parser().format_help(), fetch_command.parser().format_help()]
+    known = set(re.findall(r"--[a-z-]+", " ".join(helps)))
     named = set(re.findall(r"`(--[a-z-]+)", (ROOT / "docs" / "contract.md").read_text()))
     assert len(named) > 5
     assert named - known == set()

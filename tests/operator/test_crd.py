@@ -13,6 +13,7 @@ from headway_operator.commands import crds
 from headway_operator.spec import InferenceServiceSpec
 
 ROOT = Path(__file__).parents[2]
+BOTH_KINDS = pytest.mark.parametrize("root", crd.DEFINITIONS, indirect=True, ids=lambda one: one.kind)
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -25,12 +26,15 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 
 
 @pytest.fixture
-def root() -> dict[str, Any]:
-    version = crd.generate()["spec"]["versions"][0]
+def root(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of the kind that a test is parametrized with, else of InferenceService."""
+    definition = getattr(request, "param", crd.INFERENCE_SERVICE)
+    version = crd.generate(definition)["spec"]["versions"][0]
     schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     return schema
 
 
+@BOTH_KINDS
 def test_every_node_is_structural(root: dict[str, Any]) -> None:
     for path, node in nodes(root):
         assert not {"$ref", "$defs", "title", "allOf", "oneOf", "not", "const"} & set(node), path
@@ -44,13 +48,15 @@ def test_every_node_is_structural(root: dict[str, Any]) -> None:
             assert node["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
 
 
+@BOTH_KINDS
 def test_every_rule_has_a_message_that_names_a_remedy(root: dict[str, Any]) -> None:
     rules = [(path, rule) for path, node in nodes(root) for rule in node.get("x-kubernetes-validations", [])]
-    assert len(rules) >= 9
+    assert len(rules) >= 8
     for path, rule in rules:
         assert re.search(r"lower|raise|set|change|must", rule["message"]), path
 
 
+@BOTH_KINDS
 def test_text_under_a_rule_is_bounded(root: dict[str, Any]) -> None:
     """The API server prices a rule by the longest text it may have to read."""
     for path, node in nodes(root):
@@ -97,24 +103,43 @@ def test_subresources_names_and_columns() -> None:
     assert [name for name, priority in columns if priority] == ["Model", "Revision"]
 
 
+def test_a_cache_prints_how_far_it_is() -> None:
+    definition = crd.generate(crd.MODEL_CACHE)
+    assert definition["spec"]["names"]["shortNames"] == ["hmc"]
+    assert definition["spec"]["names"]["categories"] == ["headway"]
+    version = definition["spec"]["versions"][0]
+    assert version["subresources"] == {"status": {}}
+    columns = [(one["name"], one.get("priority", 0)) for one in version["additionalPrinterColumns"]]
+    assert [name for name, priority in columns if not priority] == [
+        "Ready",
+        "Reason",
+        "Size",
+        "Progress",
+        "Age",
+    ]
+    assert [name for name, priority in columns if priority] == ["Source", "Claim", "Identity"]
+
+
 def test_the_committed_files_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert crds.main(["--check"]) == 0
 
 
 def test_check_fails_on_drift_and_on_absence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = {"--directory": "crds", "--chart-file": "crd.yaml", "--reference-file": "reference.md"}
-    places = [word for flag, name in files.items() for word in (flag, str(tmp_path / name))]
+    flags = ("--directory", "--chart-directory", "--reference-directory")
+    places = [word for flag in flags for word in (flag, str(tmp_path))]
     assert crds.main(["--check", *places]) == 1
     assert crds.main(places) == 0
     assert crds.main(["--check", *places]) == 0
-    (tmp_path / "crd.yaml").write_text("changed by hand")
+    (tmp_path / "crd-modelcaches.yaml").write_text("changed by hand")
     capsys.readouterr()
     assert crds.main(["--check", *places]) == 1
     assert "run `headway crds`" in capsys.readouterr().err
 
 
-def test_the_chart_keeps_its_copy_at_uninstall() -> None:
-    plain, chart = yaml.safe_load(crds.plain_text()), yaml.safe_load(crds.chart_text())
+@pytest.mark.parametrize("definition", crd.DEFINITIONS, ids=lambda one: one.kind)
+def test_the_chart_keeps_its_copy_at_uninstall(definition: crd.Definition) -> None:
+    plain = yaml.safe_load(crds.plain_text(definition))
+    chart = yaml.safe_load(crds.chart_text(definition))
     assert chart["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert chart == plain

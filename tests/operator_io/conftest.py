@@ -158,6 +158,7 @@ class MemoryCluster:
     site: Site
     children: dict[ChildKey, dict[str, Any]] = field(default_factory=dict)
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    caches: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     replicas: dict[str, int] = field(default_factory=dict)
     costs: dict[str, int] = field(default_factory=dict)
@@ -194,6 +195,10 @@ class MemoryCluster:
             url="http://demo",
             evaluations=tuple(self.evaluations.values()),
         )
+
+    async def model_caches(self, namespace: str, names: Sequence[str]) -> Mapping[str, Any]:
+        self.call("model_caches", " ".join(names))
+        return {name: self.caches.get(name) for name in names}
 
     async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
         self.call("digests", *files)

@@ -16,7 +16,7 @@ from headway_operator.cluster.kubernetes_observation import Found, observed
 from headway_operator.cluster.local_exit import explain_exit
 from headway_operator.manifests import render
 from headway_operator.names import KIND, component_labels
-from headway_operator.quality import Gate
+from headway_operator.quality import Gate, awaiting_model
 from headway_operator.rollout import Record, Rollout
 from headway_operator.rollout.record import Failure, Pin
 from headway_operator.spec import Service, parse
@@ -82,12 +82,15 @@ def told(
     problems: conditions.Problems | None = None,
     rendered: Rendered | None = None,
     rollout: Rollout | None = None,
+    lack: conditions.Lack | None = None,
 ) -> Facts:
     """Each condition with its reason."""
     one = one or service()
     rendered = rendered or render(one, SITE, "PEM", frozenset())
     failed = problems or conditions.Problems()
-    status = conditions.status(one, rendered, watched, Sample(NOW), decision, NOW, failed, gate, rollout)
+    status = conditions.status(
+        one, rendered, watched, Sample(NOW), decision, NOW, failed, gate, rollout, lack
+    )
     return {(condition["type"], condition["reason"]) for condition in status["conditions"]}
 
 
@@ -237,8 +240,20 @@ def local_processes() -> Iterator[Facts]:
         yield told(Observed(replicas=(crashed,)))
 
 
+def lacks() -> Iterator[Facts]:
+    """Without the model that the spec asks for, with and without an older one that serves."""
+    own = render(service(), SITE, "PEM", frozenset())
+    serving, nothing_yet = replace(own, withheld="demo-new"), replace(own, withheld=own.revision.name)
+    judged = service(quality={}, quantization="int8")
+    for name in ("Missing", "Fetching", "Failed"):
+        lack = conditions.Lack(f"ModelCache{name}", "words", is_stuck=name != "Fetching")
+        yield told(Observed(), rendered=nothing_yet, lack=lack)
+        yield told(own_replicas(2), rendered=serving, lack=lack, gate=awaiting_model(judged, "words"))
+
+
 PRODUCERS = (
     *(recorded_pods, uncreated_pods, lives, decisions, gates, rests, rollouts, failures, local_processes),
+    lacks,
 )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from headway_operator.cluster.kubernetes_answers import error_of, retry_after_seconds
 from headway_operator.errors import (
+    AbsentError,
     AdmissionError,
     ClusterError,
     ConflictError,
@@ -47,7 +48,7 @@ def status(message: str, **more: Any) -> bytes:
         (409, status("the object has been modified"), ConflictError),
         (422, status("spec.replicas: Invalid value"), ClusterError),
         (502, b"<html>bad gateway", UnavailableError),
-        (404, b'"text"', ClusterError),
+        (404, b'"text"', AbsentError),
     ],
 )
 def test_a_refusal_is_an_error_of_its_kind(code: int, raw: bytes, want: type[ClusterError]) -> None:

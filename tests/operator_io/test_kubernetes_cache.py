@@ -9,8 +9,8 @@ import pytest
 from headway_operator.cluster import kubernetes_cache
 from headway_operator.cluster.kubernetes_cache import KubernetesCache, is_news
 from headway_operator.cluster.kubernetes_trim import trim
-from headway_operator.errors import ClusterError, ForbiddenError, UnavailableError
-from headway_operator.names import KIND, SERVICE_LABEL, ServiceKey
+from headway_operator.errors import AbsentError, ClusterError, ForbiddenError, UnavailableError
+from headway_operator.names import CACHE_KIND, CACHE_LABEL, CLAIM, KIND, SERVICE_LABEL, CacheKey, ServiceKey
 
 KEY = ServiceKey("team", "demo")
 Json = dict[str, Any]
@@ -175,6 +175,52 @@ async def test_a_kind_that_may_not_be_watched_is_left_to_be_asked_for(
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_kind_without_a_definition_is_asked_for_again_and_said_once(
+    eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_cache, "ABSENT_RETRY_SECONDS", 0.001)
+    one = Kept()
+    one.api.fault = AbsentError("404: page not found")
+    task = asyncio.create_task(one.cache.run())
+    await eventually(lambda: one.api.lists > 3)
+    assert caplog.text.count("its definition is not installed") == 1
+    one.api.fault = None
+    await eventually(lambda: one.names() == [])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_a_model_cache_owns_is_told_apart_from_a_services(
+    kept: Kept, eventually: Callable[..., Any]
+) -> None:
+    await eventually(kept.names)
+    fetching = pod("f", 21)
+    fetching["metadata"]["labels"] = {CACHE_LABEL: "demo"}
+    await kept.bring("ADDED", fetching)
+    key = CacheKey("team", "demo")
+    await eventually(lambda: kept.names(key) == ["f"])
+    assert kept.names() == ["a", "b"]
+    assert kept.changes[-1] == ("f", key, True)
+    assert key != KEY
+
+
+def test_of_a_cache_that_is_written_or_gone_services_hear() -> None:
+    """What the operator writes itself comes back by no watch: it was put in by hand."""
+    told: list[tuple[ServiceKey, bool]] = []
+    api: Any = ToldApi()
+    one = KubernetesCache(
+        api, (), {CACHE_KIND: ""}, lambda kind, key, old, new: told.append((key, old is None))
+    )
+    one._held[CACHE_KIND, ""].is_current = True
+    key = CacheKey("team", "demo")
+    one.put({"kind": CACHE_KIND, **pod("demo", 3)})
+    one.put({"kind": CACHE_KIND, **pod("demo", 4, phase="x")})
+    one.put({"kind": CACHE_KIND, **pod("demo", 4, phase="x")})
+    one._take(CACHE_KIND, "", "DELETED", pod("demo", 5))
+    assert told == [(key, True), (key, False), (key, True)]
+    assert one.names(CACHE_KIND) == []
+
+
 async def test_waiting_for_a_cache_has_an_end() -> None:
     one = Kept()  # which nobody runs
     async with asyncio.timeout(10):
@@ -210,6 +256,9 @@ def test_what_an_operator_writes_itself_is_no_news() -> None:
     assert not is_news("Pod", old, {**old, "metadata": {"generation": 1, "annotations": {"cost": "1"}}})
     assert not is_news("Deployment", old, {**old, "status": {"replicas": 2}})
     assert not is_news("Deployment", None, old)
+    assert is_news(CLAIM, old, {**old, "status": {"phase": "Bound"}})
+    assert not is_news(CACHE_KIND, old, {**old, "status": {"fetched": {}}})
+    assert is_news(CACHE_KIND, None, old)
 
 
 class OfNamespacesApi(ToldApi):

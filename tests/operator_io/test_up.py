@@ -219,6 +219,16 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
             "spec.slo.ttftMilliseconds",
             id="out-of-range",
         ),
+        pytest.param(
+            yaml.safe_dump_all([{"kind": "ModelCache"}, manifest()]),
+            "holds a ModelCache, which a cluster needs; this machine keeps what it has fetched",
+            id="a-cache",
+        ),
+        pytest.param(
+            yaml.safe_dump(manifest(model={"source": "cache://llama"})),
+            "names cache://llama, which a cluster needs; this machine keeps what it has fetched",
+            id="from-a-cache",
+        ),
         pytest.param(yaml.safe_dump(manifest(modle={})), "spec.modle: unknown field", id="misspelt"),
         pytest.param(
             yaml.safe_dump(manifest(tensorParallelSize=65)), "spec.tensorParallelSize", id="too-many"

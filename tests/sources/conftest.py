@@ -277,8 +277,11 @@ class Watcher:
     """Counts what is told."""
 
     def __init__(self) -> None:
-        self.expected = self.arrived_bytes = self.files = 0
+        self.expected = self.arrived_bytes = self.there_bytes = self.files = 0
         self._lock = threading.Lock()
+
+    def there(self, num_bytes: int) -> None:
+        self.there_bytes += num_bytes
 
     def expect(self, num_bytes: int, num_files: int) -> None:
         self.expected += num_bytes

@@ -113,18 +113,67 @@ def test_a_full_disk_is_told_with_its_remedy(
     """By a limit on the size of files, which is as good as a full disk to who writes."""
     files = make_files(num_shards=1, shard_bytes=4_000_000)
     hub.add("org/name", files)
+    told = f"--result-file {tmp_path}/result"
+    command = f"{sys.executable} -m headway fetch hf://org/name {told}"
     limited = subprocess.run(
-        ["bash", "-c", f"trap '' XFSZ; ulimit -f 2000; exec {sys.executable} -m headway fetch hf://org/name"],
+        ["bash", "-c", f"trap '' XFSZ; ulimit -f 2000; exec {command}"],
         env={**os.environ, "HF_ENDPOINT": hub.url},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert limited.returncode == 3
+    assert json.loads((tmp_path / "result").read_text())["error"] == "NoRoomError"
     assert "cannot be written (File too large); free some of it, or choose another folder" in limited.stderr
     done = headway("fetch", "hf://org/name")
     assert done.returncode == 0, done.stderr
     holds(Path(done.stdout.strip()), files)
+
+
+def test_who_supervises_a_fetch_is_told_how_it_goes(
+    hub: Any, headway: Any, make_files: Any, tmp_path: Path
+) -> None:
+    files = make_files()
+    hub.add("org/name", files)
+    result, folder = tmp_path / "result", tmp_path / "claim"
+    arguments = ("--download-dir", str(folder), "--result-file", str(result), "--progress-seconds", "1e-9")
+
+    def fetched() -> list[dict[str, int]]:
+        done = headway("fetch", "hf://org/name", *arguments)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(result.read_text())
+        assert (told["folder"], told["identity"]) == (done.stdout.strip(), hub.revisions["main"])
+        assert told["bytes"] == sum(path.stat().st_size for path in Path(told["folder"]).iterdir())
+        lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+        assert lines[-1] == {"bytes": told["bytes"], "total_bytes": told["bytes"]}
+        return lines
+
+    assert fetched()[0]["bytes"] < 10**6
+    # One file is lost: what is there counts as there.
+    (lost, *_) = [path for path in folder.glob("*/blobs/*") if path.stat().st_size > 10**6]
+    lost.unlink()
+    assert min(one["total_bytes"] for one in fetched()[-2:]) > 8 * 10**6
+
+    hub.private.add("org/secret")
+    refused = headway("fetch", "hf://org/secret", *arguments, HF_TOKEN="hf_wrong")
+    assert refused.returncode == 3
+    told = json.loads(result.read_text())
+    assert told["error"] == "SourceRefusedError"
+    assert "the token of HF_TOKEN does not open it" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--progress-seconds", "0"], "want seconds above 0"),
+        (["--result-file", "/no/such/folder/result"], "its folder is not there"),
+        (["--adapter", "--revision", "v1"], "write the adapter as hf://ORG/NAME@REVISION"),
+    ],
+)
+def test_flags_that_cannot_be_used_are_named(headway: Any, flags: list[str], complaint: str) -> None:
+    done = headway("fetch", "hf://org/name", *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaint in done.stderr
 
 
 def test_two_at_once_fetch_once(hub: Any, start: Any, make_files: Any, fault: Any) -> None:

@@ -50,12 +50,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* What the operator may do where services live; what for stands beside each rule. */}}
 {{- define "headway.serviceRules" -}}
-# The services themselves are read; only their status is written.
+# The services and caches themselves are read; only their status is written.
 - apiGroups: [serving.headway.dev]
-  resources: [inferenceservices]
+  resources: [inferenceservices, modelcaches]
   verbs: [get, list, watch]
 - apiGroups: [serving.headway.dev]
-  resources: [inferenceservices/status]
+  resources: [inferenceservices/status, modelcaches/status]
   verbs: [patch]
 # The children of a service, by server-side apply, and replicas through the scale subresource alone.
 - apiGroups: [apps]
@@ -73,6 +73,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   verbs: [get, list, watch, create, patch]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch]
+# Claims of caches, which go with them likewise.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch]
 # What stands around their pods.
 - apiGroups: [policy]
@@ -99,6 +103,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch]
+# How far a fetch is.
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
 # Whether somebody else's autoscaler works on the same replicas.
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
@@ -107,7 +115,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
-# Decisions as events on the service; of pods, which probe failed.
+# Decisions as events on the service; of pods, which probe failed, of claims, why they wait.
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create, patch]

@@ -1,8 +1,8 @@
 """Services on Kubernetes: children by server-side apply, replicas through `/scale`, causes from the pods.
 
-A child is written only where it does not exist yet or its owner is this very service; anything else under its
-name is left alone and reported, and what merely carries the labels of a child is never pruned or scaled. How
-the API is called is `kubernetes_api`'s business, what objects mean `kubernetes_observation`'s.
+What merely carries the labels of a child is never pruned or scaled. How children are written is the business
+of `kubernetes_children`, how the API is called that of `kubernetes_api`, what objects mean that of
+`kubernetes_observation`.
 
 Rights needed in the service's namespace: get, list, watch, create, patch, delete of the kinds in CHILD_KINDS
 and, unless they are to be left out, all but watch of the optional ones; patch of deployments/scale and
@@ -18,19 +18,19 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from headway_operator.cluster import kubernetes_causes as causes
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
-from headway_operator.cluster.kubernetes_applied import AppliedChildren
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
+from headway_operator.cluster.kubernetes_children import KubernetesChildren
 from headway_operator.cluster.kubernetes_discovery import Discovery
-from headway_operator.cluster.kubernetes_events import EventRecorder
-from headway_operator.cluster.kubernetes_fields import FieldKeeper
 from headway_operator.cluster.kubernetes_observation import Found, observed, owner_uid
-from headway_operator.errors import ClusterError, ConflictError, ForbiddenError
+from headway_operator.errors import ClusterError, ForbiddenError
 from headway_operator.names import (
     API_VERSION,
+    CACHE_KIND,
+    CLAIM,
     DELETION_COST_ANNOTATION,
     FIELD_MANAGER,
     HTTP_PORT,
@@ -56,8 +56,9 @@ SCALER = "HorizontalPodAutoscaler"
 # What a pass reads, and by which labels: kept in memory where it can be.
 CACHED_KINDS = {
     KIND: "",
+    CACHE_KIND: "",
     SCALER: "",
-    **dict.fromkeys((*CHILD_KINDS, "Pod"), selector_text({MANAGED_BY_LABEL: FIELD_MANAGER})),
+    **dict.fromkeys((*CHILD_KINDS, CLAIM, "Pod"), selector_text({MANAGED_BY_LABEL: FIELD_MANAGER})),
 }
 ADMIN_FOLDER = "/etc/headway/admin"
 MEMORY_FILE = "memory.json"
@@ -66,7 +67,7 @@ APPLIED_FILE = "applied.json"
 MAX_PODS_WITH_EVENTS = 3
 
 
-class KubernetesCluster:
+class KubernetesCluster(KubernetesChildren):
     """`Cluster` on one API server, for all services of the operator."""
 
     def __init__(
@@ -83,9 +84,7 @@ class KubernetesCluster:
         cache: KubernetesCache | None = None,
     ) -> None:
         """cache: what is read from memory. Without one, and for kinds that it lacks, the API is asked."""
-        self._api = api
-        self._cache = cache or KubernetesCache(api, (), {})
-        self._clock = clock
+        super().__init__(api, KIND, cache or KubernetesCache(api, (), {}), clock)
         self._site = Site(
             kind="kubernetes",
             runtime_image=runtime_image,
@@ -99,35 +98,12 @@ class KubernetesCluster:
             allows_unrestricted=allows_unrestricted,
         )
         self._discovery = Discovery(api, clock)
-        self._events = EventRecorder(api)
-        self._fields = FieldKeeper(api, clock)
-        self._uids: dict[ServiceKey, str] = {}
-        self._owned: dict[ServiceKey, dict[ChildKey, str]] = {}  # child -> uid of its owner, as last observed
-        self._applied = AppliedChildren(self._cache, clock)
         self._unseen_kinds: set[str] = set()
 
     @property
     def site(self) -> Site:
         """What pods are rendered with, and which optional kinds there are now."""
         return replace(self._site, optional_kinds=self._discovery.kinds)
-
-    def forget(self, key: ServiceKey) -> None:
-        """Drop what is remembered of a service that is gone."""
-        self._uids.pop(key, None)
-        self._owned.pop(key, None)
-        self._applied.forget(key)
-        self._events.forget(key)
-        self._fields.forget(key)
-
-    async def fetch(self, key: ServiceKey) -> Manifest | None:
-        """The InferenceService itself as it is now, status included; None when it is gone."""
-        is_known, found = self._cache.get(KIND, key.namespace, key.name)
-        if not is_known:
-            found = await self._api.get(KIND, key.namespace, key.name)
-        if found is not None:
-            # Deleted and made again between two passes, it is another one: the old checkpoint is not its own.
-            self._uids[key] = found["metadata"]["uid"]
-        return found
 
     async def observe(self, key: ServiceKey) -> Observed:
         """The children, the pods and the autoscalers; all of it or a ClusterError."""
@@ -136,19 +112,15 @@ class KubernetesCluster:
         await self._discovery.refresh()
         optional = sorted(self._discovery.kinds)
         *lists, all_pods, scalers = await asyncio.gather(
-            *(self._of_service(kind, key, labels) for kind in CHILD_KINDS),
+            *(self._of_owner(kind, key, labels) for kind in CHILD_KINDS),
             *(self._discovery.children(kind, key.namespace, labels) for kind in optional),
-            self._of_service("Pod", key, labels),
+            self._of_owner("Pod", key, labels),
             self._scalers(key.namespace),
         )
         found = Found(dict(zip((*CHILD_KINDS, *optional), lists, strict=True)), all_pods, scalers)
         self._owned[key] = found.owners()
         suspects = [pod for pod in found.engine_pods() if causes.needs_events(pod)]
         return observed(key, uid, replace(found, events=await self._events_of(suspects)))
-
-    async def _of_service(self, kind: str, key: ServiceKey, labels: str) -> list[Json]:
-        held = self._cache.objects(kind, key)
-        return await self._api.list(kind, key.namespace, labels) if held is None else held
 
     async def _scalers(self, namespace: str) -> list[Json]:
         held = self._cache.all_in(SCALER, namespace)
@@ -183,6 +155,14 @@ class KubernetesCluster:
             logger.warning("without a right to list, %s: %s", loss, error)
             return []
 
+    async def model_caches(self, namespace: str, names: Sequence[str]) -> Mapping[str, Manifest | None]:
+        """From memory where that is current; the API is asked for the others."""
+        found = {name: self._cache.get(CACHE_KIND, namespace, name) for name in names}
+        return {
+            name: item if is_known else await self._api.get(CACHE_KIND, namespace, name)
+            for name, (is_known, item) in found.items()
+        }
+
     async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
         """Of keys in ConfigMaps; what lies on a claim or in a pod cannot be seen from here."""
         places = {file: config_map_key(file) for file in files}
@@ -195,27 +175,6 @@ class KubernetesCluster:
         }
         return {file: digest for file, digest in digests.items() if digest is not None}
 
-    async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
-        """Server-side apply one child. ConflictError when an object of that name belongs to someone else,
-        FieldConflictError when someone else sets the same fields again and again.
-        """
-        child = ChildKey(manifest["kind"], manifest["metadata"]["name"])
-        existing = self._owned.get(key, {})
-        if child in existing and self._applied.is_as_applied(key, child, manifest):
-            return
-        uid = owner_uid(manifest)
-        if existing.get(child) != uid:
-            # Not known to be ours: whatever lies under this name may only be written if it is nothing yet.
-            found = await self._api.get(child.kind, key.namespace, child.name)
-            if found is not None and owner_uid(found) != uid:
-                raise ConflictError(
-                    f"{child.kind} {child.name!r} exists and is not owned by this {KIND}; "
-                    "delete it, or give the service another name"
-                )
-        written = await self._fields.apply(key, child, manifest)
-        self._applied.remember(key, child, manifest, written)
-        self._owned.setdefault(key, {})[child] = uid
-
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         """Set the replicas of a revision's object through its scale subresource."""
         body, owned = {"spec": {"replicas": replicas}}, self._owned.get(key, {})
@@ -223,31 +182,10 @@ class KubernetesCluster:
         if await self._api.patch(kind, key.namespace, revision, body, "scale") is None:
             raise ClusterError(f"cannot scale {revision!r}: there is no such {kind}")
 
-    async def prune(self, key: ServiceKey, child: ChildKey) -> None:
-        """Delete one child of ours."""
-        await self._api.delete(child.kind, key.namespace, child.name)
-        self._applied.forget(key, child)
-
     async def set_deletion_cost(self, key: ServiceKey, replica: str, cost: int) -> None:
         """Annotate the pod; one that has gone needs none."""
         body = {"metadata": {"annotations": {DELETION_COST_ANNOTATION: str(cost)}}}
         await self._api.patch("Pod", key.namespace, replica, body)
-
-    async def write_status(self, key: ServiceKey, status: Mapping[str, Any]) -> None:
-        """Server-side apply the status, so that what is no longer said goes away."""
-        metadata = {"name": key.name, "namespace": key.namespace}
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(status)}
-        written = await self._api.apply(body, force=True, subresource="status")
-        self._uids[key] = written["metadata"]["uid"]
-        self._cache.put(written)
-
-    async def emit(
-        self, key: ServiceKey, kind: Literal["Normal", "Warning"], reason: str, message: str
-    ) -> None:
-        """Record an event on the service; too many in a short time are left out."""
-        uid = await self._uid(key)
-        if not await self._events.record(key, uid, kind, reason, message, self._clock()):
-            logger.debug("%s: event left out, too many lately: %s %s", key, reason, message)
 
     async def load_memory(self, key: ServiceKey) -> Mapping[str, Any] | None:
         """The checkpoint in the ConfigMap NAME-memory; with it, what was applied of this service."""
@@ -285,14 +223,6 @@ class KubernetesCluster:
             },
         }
         await self.apply(key, manifest)
-
-    async def _uid(self, key: ServiceKey) -> str:
-        if key not in self._uids:
-            found = await self._api.get(KIND, key.namespace, key.name)
-            if found is None:
-                raise ClusterError(f"{KIND} {key} is gone")
-            self._uids[key] = found["metadata"]["uid"]
-        return self._uids[key]
 
 
 def _digest_of(config_map: Json | None, key: str) -> str | None:

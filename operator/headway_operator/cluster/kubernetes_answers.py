@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway_operator.errors import (
+    AbsentError,
     AdmissionError,
     ClusterError,
     ConflictError,
@@ -34,6 +35,8 @@ def error_of(what: str, status: int, raw: bytes) -> ClusterError:
         return AdmissionError(text)
     if status in (401, 403):
         return ForbiddenError(text)
+    if status == 404:
+        return AbsentError(text)
     return UnavailableError(text) if status in RETRIED_LATER else ClusterError(text)
 
 

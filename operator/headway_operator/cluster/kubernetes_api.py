@@ -23,7 +23,16 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from headway_operator.cluster.kubernetes_answers import error_of, retry_after_seconds
 from headway_operator.errors import ClusterError, NotLeadingError, ThrottledError, UnavailableError
-from headway_operator.names import API_VERSION, FIELD_MANAGER, KIND, OPTIONAL_KINDS, PLURAL
+from headway_operator.names import (
+    API_VERSION,
+    CACHE_KIND,
+    CACHE_PLURAL,
+    CLAIM,
+    FIELD_MANAGER,
+    KIND,
+    OPTIONAL_KINDS,
+    PLURAL,
+)
 
 TIMEOUT_SECONDS = 10.0
 PLURALS = {
@@ -44,7 +53,9 @@ PLURALS = {
     "PrometheusRule": "prometheusrules",
     "LeaderWorkerSet": "leaderworkersets",
     "Lease": "leases",
+    CLAIM: "persistentvolumeclaims",
     KIND: PLURAL,
+    CACHE_KIND: CACHE_PLURAL,
 }
 API_VERSIONS = {
     "Deployment": "apps/v1",
@@ -57,6 +68,7 @@ API_VERSIONS = {
     **OPTIONAL_KINDS,
     "Lease": "coordination.k8s.io/v1",
     KIND: API_VERSION,
+    CACHE_KIND: API_VERSION,
 }
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -71,6 +83,7 @@ WATCH_SECONDS = (240, 360)
 INACTIVITY_SECONDS = 150.0
 WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=INACTIVITY_SECONDS)
 Json = dict[str, Any]
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 # method, HTTP status (0 when there was no answer), seconds.
 OnCall = Callable[[str, int, float], None]
 
@@ -156,6 +169,13 @@ class KubernetesApi:
         query = {name: selector for name, selector in selectors.items() if selector}
         answer = await self._call("GET", path_of(kind, namespace), query=query)
         return list((answer or {}).get("items") or ())
+
+    async def log_tail(self, namespace: str, pod: str, container: str, lines: int) -> str:
+        """The last lines that a container of a pod has said; "" when the pod is gone."""
+        query = {"container": container, "tailLines": str(lines)}
+        path = path_of("Pod", namespace, pod, "log")
+        raw = await self._ask("GET", path, query=query, accept="*/*", absent_is_none=True)
+        return "" if raw is None else raw.decode(errors="replace")
 
     async def served_kinds(self, api_version: str) -> frozenset[str]:
         """The kinds that the server has now in one version of an API group; none where it lacks that."""
@@ -275,7 +295,7 @@ class KubernetesApi:
 
     async def _call(
         self,
-        method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"],
+        method: Method,
         path: str,
         *,
         query: Mapping[str, str] | None = None,
@@ -284,6 +304,34 @@ class KubernetesApi:
         accept: str = JSON,
         absent_is_none: bool = False,
     ) -> Json | None:
+        raw = await self._ask(
+            method,
+            path,
+            query=query,
+            body=body,
+            content_type=content_type,
+            accept=accept,
+            absent_is_none=absent_is_none,
+        )
+        if raw is None:
+            return None
+        try:
+            answer = msgspec.json.decode(raw)
+        except msgspec.DecodeError as error:
+            raise UnavailableError(f"{method} {path}: answered no JSON: {error}") from error
+        return answer if isinstance(answer, dict) else None
+
+    async def _ask(
+        self,
+        method: Method,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+        absent_is_none: bool = False,
+    ) -> bytes | None:
         if self._client is None:
             raise RuntimeError("KubernetesApi is used outside its `async with` block")
         what = f"{method} {path}"
@@ -314,11 +362,7 @@ class KubernetesApi:
             if wait := retry_after_seconds(status, response.headers):
                 self._throttled_until = time.monotonic() + wait
             raise error_of(what, status, raw)
-        try:
-            answer = msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
-            raise UnavailableError(f"{what}: answered no JSON: {error}") from error
-        return answer if isinstance(answer, dict) else None
+        return raw
 
     def _check_guard(self, method: str, what: str) -> None:
         if method != "GET" and not self._may_write():

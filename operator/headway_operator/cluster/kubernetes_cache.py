@@ -20,8 +20,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_trim import METADATA_KINDS, trim
-from headway_operator.errors import ClusterError, ForbiddenError
-from headway_operator.names import KIND, SERVICE_LABEL, ServiceKey
+from headway_operator.errors import AbsentError, ClusterError, ForbiddenError
+from headway_operator.names import (
+    CACHE_KIND,
+    CACHE_LABEL,
+    CLAIM,
+    KIND,
+    SERVICE_LABEL,
+    CacheKey,
+    ServiceKey,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +37,28 @@ FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 5.0
 # A right that is not there may be given later; until then the kind is read by the caller.
 FORBIDDEN_RETRY_SECONDS = 600.0
+# A kind of which there is no definition: the chart that brings it may be upgraded any time.
+ABSENT_RETRY_SECONDS = 60.0
 # A watch that has ended is begun again at its last version within this time, and is current all the while.
 GRACE_SECONDS = 15.0
 # Between two watches, also when the API server ends each at once.
 RECONNECT_SECONDS = 0.1
 EXPIRED = 410
+# Kinds of ours, whose changes are about themselves.
+OWN_KINDS: dict[str, type[ServiceKey]] = {KIND: ServiceKey, CACHE_KIND: CacheKey}
+# Kinds whose status is news to those who own them.
+TOLD_BY_STATUS = ("Pod", "Job", CLAIM)
 
 Name = tuple[str, str]  # namespace, name
 
 
 class _Kind:
-    """All objects of one kind, by name and by the service whose label they carry."""
+    """All objects of one kind, by name and by the service or cache whose label they carry."""
 
     def __init__(self) -> None:
         self.is_current = False
         self.objects: dict[Name, Json] = {}
-        self.by_service: defaultdict[ServiceKey, dict[str, Json]] = defaultdict(dict)
+        self.by_owner: defaultdict[ServiceKey, dict[str, Json]] = defaultdict(dict)
 
     def put(self, item: Json) -> bool:
         """Take it in unless a newer one is there; whether it was."""
@@ -52,20 +66,20 @@ class _Kind:
         name = (metadata["namespace"], metadata["name"])
         if (known := self.objects.get(name)) is not None and _version(known) >= _version(item):
             return False
-        if known is not None and _service_of(known) != _service_of(item):
+        if known is not None and _owner_of(known) != _owner_of(item):
             self.remove(name)
         self.objects[name] = item
-        if (key := _service_of(item)) is not None:
-            self.by_service[key][metadata["name"]] = item
+        if (key := _owner_of(item)) is not None:
+            self.by_owner[key][metadata["name"]] = item
         return True
 
     def remove(self, name: Name) -> None:
         """Forget it."""
         item = self.objects.pop(name, None)
-        if item is not None and (key := _service_of(item)) is not None:
-            self.by_service[key].pop(name[1], None)
-            if not self.by_service[key]:
-                del self.by_service[key]
+        if item is not None and (key := _owner_of(item)) is not None:
+            self.by_owner[key].pop(name[1], None)
+            if not self.by_owner[key]:
+                del self.by_owner[key]
 
     def replace(self, items: Iterable[Json]) -> None:
         """Hold exactly these, but for newer ones of the same names."""
@@ -101,9 +115,9 @@ class KubernetesCache:
         self._tried = {watch: asyncio.Event() for watch in watches}
 
     def objects(self, kind: str, key: ServiceKey) -> list[Json] | None:
-        """Those with the label of this service; None while the kind is not current."""
+        """Those with the label of this service or cache; None while the kind is not current."""
         held = self._of(kind, key.namespace)
-        return None if held is None else list(held.by_service.get(key, {}).values())
+        return None if held is None else list(held.by_owner.get(key, {}).values())
 
     def all_in(self, kind: str, namespace: str) -> list[Json] | None:
         """All of a kind in a namespace; None while it is not current."""
@@ -112,6 +126,10 @@ class KubernetesCache:
             return None
         return [item for (where, _), item in held.objects.items() if where == namespace]
 
+    def names(self, kind: str) -> list[Name]:
+        """Namespace and name of all of a kind that are known, wherever they are."""
+        return [name for (one, _), held in self._held.items() if one == kind for name in held.objects]
+
     def get(self, kind: str, namespace: str, name: str) -> tuple[bool, Json | None]:
         """Whether the kind is current, and the object if there is one."""
         held = self._of(kind, namespace)
@@ -119,9 +137,12 @@ class KubernetesCache:
 
     def put(self, item: Json) -> None:
         """What the API server answered to a write."""
-        held = self._of(str(item.get("kind", "")), item["metadata"]["namespace"])
-        if held is not None:
-            held.put(trim(item["kind"], item))
+        kind, metadata = str(item.get("kind", "")), item["metadata"]
+        if (held := self._of(kind, metadata["namespace"])) is None:
+            return
+        new, old = trim(kind, item), held.objects.get((metadata["namespace"], metadata["name"]))
+        if held.put(new):
+            self._tell(kind, old, new)
 
     def current_kinds(self) -> set[str]:
         """Kinds that are answered from memory now, wherever they are."""
@@ -163,6 +184,10 @@ class KubernetesCache:
             except ForbiddenError as error:
                 wait = FORBIDDEN_RETRY_SECONDS
                 logger.warning("%s is asked for pass by pass, which is slow: %s", kind, error)
+            except AbsentError as error:
+                wait = ABSENT_RETRY_SECONDS
+                level = logging.DEBUG if self._tried[watch].is_set() else logging.WARNING
+                logger.log(level, "%s is not known here, as its definition is not installed: %s", kind, error)
             except ClusterError as error:
                 logger.warning("%s cannot be watched; it is tried again in %g s: %s", kind, wait, error)
             except Exception:
@@ -183,7 +208,7 @@ class KubernetesCache:
             if (old := before.get(name)) is not item:
                 self._tell(kind, old, item)
         for name in sorted(before.keys() - held.objects.keys()):
-            self._tell(kind, before[name], before[name])
+            self._tell(kind, self._of_gone(kind, before[name]), before[name])
         return version
 
     async def _follow(self, kind: str, namespace: str, version: str) -> None:
@@ -221,32 +246,41 @@ class KubernetesCache:
         old = held.objects.get(name)
         if event == "DELETED":
             held.remove(name)
-            self._tell(kind, old, item)
+            self._tell(kind, self._of_gone(kind, old), item)
         elif held.put(item):
             self._tell(kind, old, item)
 
+    def _of_gone(self, kind: str, old: Json | None) -> Json | None:
+        """What an object that is gone is said to have been: a cache nothing, so that services hear of it."""
+        return None if kind == CACHE_KIND else old
+
     def _tell(self, kind: str, old: Json | None, new: Json) -> None:
         metadata = new["metadata"]
-        key = ServiceKey(metadata["namespace"], metadata["name"]) if kind == KIND else _service_of(new)
+        key = _owner_of(new)
+        if kind in OWN_KINDS:
+            key = OWN_KINDS[kind](metadata["namespace"], metadata["name"])
         if key is not None:
             self._on_change(kind, key, old, new)
 
 
 def is_news(kind: str, old: Json | None, new: Json) -> bool:
-    """Whether a change is a reason for a pass: of the spec, or of what pods and Jobs do.
+    """Whether a change is a reason for a pass: of the spec, or of what pods, Jobs and claims do.
 
     What an operator writes itself, a status or a child, is none.
     """
     if old is None or old["metadata"].get("deletionTimestamp") != new["metadata"].get("deletionTimestamp"):
-        return kind in (KIND, "Pod", "Job")
-    if kind == KIND:
+        return kind in (*OWN_KINDS, *TOLD_BY_STATUS)
+    if kind in OWN_KINDS:
         return bool(old["metadata"].get("generation") != new["metadata"].get("generation"))
-    return kind in ("Pod", "Job") and old.get("status") != new.get("status")
+    return kind in TOLD_BY_STATUS and old.get("status") != new.get("status")
 
 
-def _service_of(item: Json) -> ServiceKey | None:
+def _owner_of(item: Json) -> ServiceKey | None:
     metadata = item["metadata"]
-    name = (metadata.get("labels") or {}).get(SERVICE_LABEL)
+    labels = metadata.get("labels") or {}
+    if (cache := labels.get(CACHE_LABEL)) is not None:
+        return CacheKey(metadata["namespace"], cache)
+    name = labels.get(SERVICE_LABEL)
     return None if name is None else ServiceKey(metadata["namespace"], name)
 
 

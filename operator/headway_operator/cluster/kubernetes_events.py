@@ -45,8 +45,10 @@ class _Bucket:
 class EventRecorder:
     """Writes core/v1 Events."""
 
-    def __init__(self, api: KubernetesApi) -> None:
+    def __init__(self, api: KubernetesApi, owner_kind: str = KIND) -> None:
+        """owner_kind: of the objects that events are about."""
         self._api = api
+        self._owner_kind = owner_kind
         self._counts: dict[tuple[str, str], int] = {}
         self._buckets: dict[ServiceKey, _Bucket] = {}
         self._similar: dict[ServiceKey, dict[tuple[str, str], dict[str, float]]] = {}
@@ -80,7 +82,9 @@ class EventRecorder:
         if count is not None and await self._count(key.namespace, name, count + 1, text, time):
             return True
         try:
-            await self._api.create(_event(key, uid, name, kind, reason, text, time))
+            made = _event(key, uid, name, kind, reason, text, time)
+            made["involvedObject"]["kind"] = self._owner_kind
+            await self._api.create(made)
             self._remember(key.namespace, name, 1)
         except ConflictError:  # written before this process began: its count is in what a patch returns
             found = await self._api.patch("Event", key.namespace, name, {"lastTimestamp": time})

@@ -23,12 +23,12 @@ def evaluation(job: Job, pods: Iterable[Pod]) -> Evaluation:
         key=lambda pod: (str(pod["metadata"]["creationTimestamp"]), str(pod["metadata"]["name"])),
     )
     newest = own[-1] if own else None
-    ended = _condition(job, "Complete") or _condition(job, "Failed")
+    ended = condition_of(job, "Complete") or condition_of(job, "Failed")
     if ended is None:
         return _on_its_way(name, newest)
     if ended.get("reason") == DEADLINE_REASON:
         return Evaluation(name, "timed_out", str(ended.get("message", "")))
-    terminated = {} if newest is None else _terminated(newest)
+    terminated = {} if newest is None else terminated_of(newest)
     if newest is not None and not terminated and not newest["metadata"].get("deletionTimestamp"):
         # The pods were read a moment before the Jobs: what this one leaves behind is seen by the next pass.
         return _on_its_way(name, newest)
@@ -61,12 +61,14 @@ def _words(job: Job, ended: Mapping[str, Any], terminated: Mapping[str, Any], ou
     return f"{cause}{tries}" + (f"; last line: {last}" if last else "")
 
 
-def _terminated(pod: Pod) -> Mapping[str, Any]:
+def terminated_of(pod: Pod) -> Mapping[str, Any]:
+    """How the container of an attempt ended; empty while it has not."""
     statuses = pod.get("status", {}).get("containerStatuses") or ()
     states = (one.get("state", {}) for one in statuses if one.get("name") == RUNTIME_CONTAINER)
     return next((state["terminated"] for state in states if "terminated" in state), {})
 
 
-def _condition(job: Job, kind: str) -> Mapping[str, Any] | None:
+def condition_of(job: Job, kind: str) -> Mapping[str, Any] | None:
+    """The condition of that type, where it is true."""
     conditions = job.get("status", {}).get("conditions") or ()
     return next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)

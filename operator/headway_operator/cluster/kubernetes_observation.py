@@ -11,6 +11,7 @@ from headway_operator.cluster import kubernetes_causes as causes
 from headway_operator.cluster import kubernetes_jobs as jobs
 from headway_operator.cluster import kubernetes_pods as pods
 from headway_operator.names import (
+    CACHE_KIND,
     COMPONENT_LABEL,
     GATEWAY_COMPONENT,
     GROUP_INDEX_LABEL,
@@ -120,9 +121,10 @@ def _events_of(pod: Json, found: Found) -> Sequence[Json]:
 
 
 def owner_uid(item: Json) -> str:
-    """The uid of the InferenceService that controls the object, or ""."""
+    """The uid of the InferenceService or ModelCache that controls the object, or ""."""
     owners = item["metadata"].get("ownerReferences") or ()
-    return next((str(one["uid"]) for one in owners if one["kind"] == KIND and one.get("controller")), "")
+    ours = (one for one in owners if one["kind"] in (KIND, CACHE_KIND) and one.get("controller"))
+    return next((str(one["uid"]) for one in ours), "")
 
 
 def label_of(item: Json, label: str) -> str:

@@ -7,7 +7,7 @@ they are a tenth of it. Who reads a further field adds it here.
 from collections.abc import Mapping
 from typing import Any
 
-from headway_operator.names import API_VERSION, DELETION_COST_ANNOTATION, KIND
+from headway_operator.names import API_VERSION, CACHE_KIND, DELETION_COST_ANNOTATION, KIND
 
 Json = dict[str, Any]
 # Of these only owner and name matter; they are asked for as bare metadata.
@@ -27,10 +27,10 @@ CONTAINER = ("name", "resources")
 def trim(kind: str, item: Mapping[str, Any]) -> Json:
     """The object without what nobody reads."""
     metadata = item["metadata"]
-    if kind == KIND:
+    if kind in (KIND, CACHE_KIND):
         whole = {name: value for name, value in metadata.items() if name != "managedFields"}
         # In a list, items need not say what they are.
-        return {"apiVersion": API_VERSION, "kind": KIND, **item, "metadata": whole}
+        return {"apiVersion": API_VERSION, "kind": kind, **item, "metadata": whole}
     kept: Json = {"metadata": _only(metadata, METADATA)}
     if kind in METADATA_KINDS:
         return kept

@@ -160,6 +160,10 @@ class LocalCluster:
             evaluations=self._jobs.evaluations,
         )
 
+    async def model_caches(self, namespace: str, names: Sequence[str]) -> Mapping[str, Manifest | None]:
+        """There are none: this machine keeps what it has fetched for every service by itself."""
+        return dict.fromkeys(names)
+
     async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
         """Of keys in the ConfigMaps beside the service, and of files of this machine."""
         found = {name: file_digest(name, self._config_maps) for name in files}

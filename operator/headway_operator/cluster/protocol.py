@@ -16,6 +16,9 @@ class Cluster(Protocol):
     async def observe(self, key: ServiceKey) -> Observed:
         """Read the service's children as they are now."""
 
+    async def model_caches(self, namespace: str, names: Sequence[str]) -> Mapping[str, Manifest | None]:
+        """The ModelCaches of these names as they are now, status included; None for one that is not there."""
+
     async def digests(self, key: ServiceKey, files: Sequence[str]) -> Mapping[str, str]:
         """A digest of each file that `spec.quality` names; "" where it cannot be seen from here.
 

@@ -1,8 +1,9 @@
-"""`headway operator`: look after every InferenceService of a cluster, or of some namespaces."""
+"""`headway operator`: look after InferenceServices and ModelCaches of a cluster, or of some namespaces."""
 
 import argparse
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -13,18 +14,23 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
+from headway_operator.cache_metrics import CacheMetrics
+from headway_operator.cache_pass import take_cache_pass
 from headway_operator.cluster.kubernetes import CACHED_KINDS, KubernetesCluster
 from headway_operator.cluster.kubernetes_account import owners
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_cache import KubernetesCache, is_news
 from headway_operator.cluster.kubernetes_keys import follow_keys, load_or_create_keys
 from headway_operator.cluster.kubernetes_lease import Lease
+from headway_operator.cluster.kubernetes_model_caches import KubernetesModelCaches
 from headway_operator.errors import HeadwayOperatorError
 from headway_operator.handlers import watch
 from headway_operator.health import Health, serving
 from headway_operator.keys import KeyRing
 from headway_operator.loop import ServiceLoop, ServiceLoops, Turns
-from headway_operator.names import KIND
+from headway_operator.model_cache import is_other_offer
+from headway_operator.model_cache.offer import uses
+from headway_operator.names import CACHE_KIND, KIND, CacheKey
 from headway_operator.operator_log import configure
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import World
@@ -85,14 +91,21 @@ async def run(options: argparse.Namespace) -> None:
         scraper = await stack.enter_async_context(Scraper(keys, time.time, may_write=lambda: lease.is_held))
         world = World(cluster, scraper, keys, time.time)
         loops = _loops(world, cluster, lease, metrics, options.interval_seconds)
+        cache_loops = _cache_loops(world, cluster, cache, guarded, lease, metrics, options.interval_seconds)
         metrics.watch(lambda: lease.is_held, lambda: len(loops))
 
         is_watching = False
 
         def changed(kind: str, key: ServiceKey, old: Json | None, new: Json) -> None:
             # Before that, the first list of services is still to come, and brings all of them.
-            if is_watching and is_news(kind, old, new) and (kind == KIND or key in loops):
-                loops.wake(key)
+            if not is_watching:
+                return
+            if kind == CACHE_KIND and is_other_offer(old, new):
+                for user in _users(cache, key):
+                    loops.wake(user)
+            known = cache_loops if isinstance(key, CacheKey) else loops
+            if is_news(kind, old, new) and (kind in (KIND, CACHE_KIND) or key in known):
+                known.wake(key)
 
         seen: dict[ServiceKey, Version] = {}
 
@@ -108,7 +121,8 @@ async def run(options: argparse.Namespace) -> None:
 
         def health() -> Health:
             limit = max(MIN_LIVENESS_SECONDS, MISSED_INTERVALS * options.interval_seconds)
-            return Health(lease.is_held, len(loops), loops.oldest_pass_seconds(), limit, resync.lag_seconds())
+            oldest = max(loops.oldest_pass_seconds(), cache_loops.oldest_pass_seconds())
+            return Health(lease.is_held, len(loops), oldest, limit, resync.lag_seconds())
 
         await stack.enter_async_context(
             serving(
@@ -121,7 +135,13 @@ async def run(options: argparse.Namespace) -> None:
         )
         await cache.tried(CACHE_SECONDS)
         is_watching = True
-        await watch(namespaces, loops.wake, loops.close, seen)
+        for name in cache.names(CACHE_KIND):
+            cache_loops.wake(CacheKey(*name))
+
+        async def stop() -> None:
+            await asyncio.gather(loops.close(), cache_loops.close())
+
+        await watch(namespaces, loops.wake, stop, seen)
 
 
 def _loops(
@@ -150,6 +170,44 @@ def _loops(
         metrics.forget(key)
 
     return ServiceLoops(make, gone)
+
+
+def _cache_loops(
+    world: World,
+    cluster: KubernetesCluster,
+    cache: KubernetesCache,
+    api: KubernetesApi,
+    lease: Lease,
+    metrics: OperatorMetrics,
+    interval_seconds: float,
+) -> ServiceLoops:
+    """Of ModelCaches. api: as services are written with."""
+    caches = KubernetesModelCaches(api, lambda: cluster.site, cache)
+    turns, told = Turns(WOKEN_PASSES, CLOCKED_PASSES), CacheMetrics(metrics)
+
+    def make(key: ServiceKey) -> ServiceLoop:
+        return ServiceLoop(
+            world,
+            key,
+            caches.fetch,
+            interval_seconds=interval_seconds,
+            metrics=told,
+            may_act=lambda: lease.is_held,
+            turns=turns,
+            take_pass=functools.partial(take_cache_pass, caches, time.time),
+        )
+
+    def gone(key: ServiceKey) -> None:
+        caches.forget(key)
+        told.forget(key)
+
+    return ServiceLoops(make, gone)
+
+
+def _users(cache: KubernetesCache, key: ServiceKey) -> list[ServiceKey]:
+    """Services that name this ModelCache, as far as they are in memory; others see it by their next tick."""
+    held = cache.all_in(KIND, key.namespace) or ()
+    return [ServiceKey(key.namespace, one["metadata"]["name"]) for one in held if uses(one, key.name)]
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ _BAD_NEWS = {
 # Not ready for an everyday cause.
 _EVERYDAY = (
     *("ReplicasStarting", "NoReplicas", "GatewayNotReady", "ScaledToZero", "FixedReplicas"),
-    "VerifyingQuality",
+    *("VerifyingQuality", "ModelCacheFetching"),
     "Suspended",
 )
 # Worth an event although it is neither good nor bad news yet.

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway_operator import names
+from headway_operator.conditions import lack as lacks
 from headway_operator.conditions import rest, rollouts, rules, slo_rules
 from headway_operator.conditions.condition import Condition, written
+from headway_operator.conditions.lack import Lack
 from headway_operator.conditions.problems import NO_PROBLEMS, Problems
 from headway_operator.conditions.startup import startup
 from headway_operator.errors import SpecError
@@ -16,7 +18,7 @@ from headway_operator.quality.judgement import as_status
 from headway_operator.rollout import Rollout
 from headway_operator.rollout import as_status as rollout_status
 from headway_operator.spec import Manifest, Service, generation_of
-from headway_operator.state import Attainment, Decision, Limits, Observed, Rendered, Sample
+from headway_operator.state import Attainment, Decision, Limits, Observed, Rendered, RevisionPin, Sample
 from headway_operator.times import seconds, timestamp
 
 # Numbers that move with every request are written this often; everything else at once.
@@ -33,6 +35,7 @@ _QUALITY_WORDS = {
     "VerdictLost": "verifying",
     "Verifying": "verifying",
     "ScaledToZero": "waiting",
+    "AwaitingModel": "waiting",
     "Suspended": "waiting",
 }
 
@@ -47,11 +50,12 @@ def status(
     problems: Problems = NO_PROBLEMS,
     gate: Gate | None = None,
     rollout: Rollout | None = None,
+    lack: Lack | None = None,
 ) -> dict[str, Any]:
     """The whole status; `service.status` is the previous one, from which transition times are kept.
 
     problems: what failed in this pass; it shows in the condition Degraded. gate: None where the
-    service asks for no judgement.
+    service asks for no judgement. lack: why what the spec asks for cannot be started, if it cannot.
     """
     rollout = Rollout() if rollout is None else rollout
     wanted = wanted_replicas(service, decision)
@@ -59,15 +63,18 @@ def status(
     revision = rendered.revision
     before = {one["type"]: one for one in service.status.get("conditions") or ()}
     conditions = [
-        rest.ready(service, observed, decision) or rules.ready(service, observed, decision, rendered, gate),
+        rest.ready(service, observed, decision)
+        or lacks.ready(service, observed, decision, rendered, lack)
+        or rules.ready(service, observed, decision, rendered, gate),
         rest.progressing(service, observed, decision)
         or rollouts.progressing(service, rendered, observed, wanted, rollout)
+        or lacks.progressing(rendered, lack)
         or rules.progressing(service, rendered, observed, decision, gate),
         slo_rules.slo_met(decision),
         slo_rules.slo_feasible(decision, before.get("SLOFeasible", {}), service.generation),
         slo_rules.scaling_active(decision),
-        rules.model_available(service, observed, decision),
-        _degraded(rules.degraded(observed, decision, gate, problems), rollout),
+        lacks.model_available(lack) or rules.model_available(service, observed, decision),
+        _degraded(rules.degraded(observed, decision, gate, problems), rollout, lack),
         None if gate is None else rules.quality_verified(gate),
     ]
     limits = _applied_limits(sample, decision)
@@ -96,14 +103,7 @@ def status(
             "tpotMilliseconds": _latency(decision.tpot, percentile),
             **_end_to_end(decision, percentile),
         },
-        "revision": {
-            "name": revision.name,
-            "hash": revision.hash,
-            "runtimeImage": revision.runtime_image,
-            "gatewayImage": revision.gateway_image,
-            "gatewayHash": revision.gateway_hash,
-            "specHash": revision.spec_hash,
-        },
+        **({} if lack is not None and rendered.serves_nothing else {"revision": _pin(revision)}),
         "rollout": rollout_status(rollout.record),
         **({"startup": starts} if starts else {}),
         **({"recommendation": decision.advice} if decision.advice else {}),
@@ -183,9 +183,22 @@ def _lasting(written_status: Mapping[str, Any]) -> dict[str, Any]:
     return lasting
 
 
-def _degraded(otherwise: Condition, rollout: Rollout) -> Condition:
+def _degraded(otherwise: Condition, rollout: Rollout, lack: Lack | None) -> Condition:
     """What is wrong now comes before what was given up."""
-    return otherwise if otherwise.status == "True" else rollouts.degraded(rollout) or otherwise
+    if otherwise.status == "True":
+        return otherwise
+    return lacks.degraded(lack) or rollouts.degraded(rollout) or otherwise
+
+
+def _pin(revision: RevisionPin) -> dict[str, str]:
+    return {
+        "name": revision.name,
+        "hash": revision.hash,
+        "runtimeImage": revision.runtime_image,
+        "gatewayImage": revision.gateway_image,
+        "gatewayHash": revision.gateway_hash,
+        "specHash": revision.spec_hash,
+    }
 
 
 def _quality(gate: Gate, rendered: Rendered) -> dict[str, Any]:

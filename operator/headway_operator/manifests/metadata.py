@@ -2,20 +2,20 @@
 
 from typing import Any
 
-from headway_operator.names import API_VERSION, KIND
-from headway_operator.spec import Service
+from headway_operator.names import API_VERSION
+from headway_operator.spec import ModelCache, Service
 
 
-def metadata(service: Service, name: str, labels: dict[str, str]) -> dict[str, Any]:
+def metadata(owner: Service | ModelCache, name: str, labels: dict[str, str]) -> dict[str, Any]:
     """Metadata of a child. Without a uid (local world) there is no owner to refer to."""
-    result: dict[str, Any] = {"name": name, "namespace": service.key.namespace, "labels": labels}
-    if service.uid:
+    result: dict[str, Any] = {"name": name, "namespace": owner.key.namespace, "labels": labels}
+    if owner.uid:
         result["ownerReferences"] = [
             {
                 "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": service.name,
-                "uid": service.uid,
+                "kind": owner.kind,
+                "name": owner.name,
+                "uid": owner.uid,
                 "controller": True,
             }
         ]

@@ -51,12 +51,16 @@ def volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     ]
     schemes = _schemes_of_secret(spec)
     if spec.model.credentials_secret_ref is not None and "oci" in schemes:
-        items = [{"key": DOCKER_LOGIN_KEY, "path": "config.json"}]
-        secret: dict[str, Any] = {"secretName": spec.model.credentials_secret_ref.name, "items": items}
-        if schemes[0] != "oci":
-            secret["optional"] = True
-        result.append({"name": LOGIN_VOLUME, "secret": secret})
+        secret = spec.model.credentials_secret_ref.name
+        result.append(login_volume(secret, is_optional=schemes[0] != "oci"))
     return result
+
+
+def login_volume(secret: str, *, is_optional: bool = False) -> dict[str, Any]:
+    """A docker login, as LOGIN_FOLDER is to have it."""
+    items = [{"key": DOCKER_LOGIN_KEY, "path": "config.json"}]
+    source: dict[str, Any] = {"secretName": secret, "items": items}
+    return {"name": LOGIN_VOLUME, "secret": {**source, "optional": True} if is_optional else source}
 
 
 def volume_mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
@@ -75,9 +79,13 @@ def environment(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     """
     if spec.model.credentials_secret_ref is None:
         return []
-    secret = spec.model.credentials_secret_ref.name
+    return secret_variables(spec.model.credentials_secret_ref.name, _schemes_of_secret(spec))
+
+
+def secret_variables(secret: str, schemes: list[Scheme]) -> list[dict[str, Any]]:
+    """What of a Secret opens sources of these kinds, the first of which it must."""
     found: list[dict[str, Any]] = []
-    for index, scheme in enumerate(_schemes_of_secret(spec)):
+    for index, scheme in enumerate(schemes):
         if scheme == "oci":
             found.append({"name": "DOCKER_CONFIG", "value": LOGIN_FOLDER})
         for name, is_optional in SECRET_VARIABLES.get(scheme, {}).items():

@@ -10,11 +10,12 @@ A cluster whose network knows no policies takes the object and does nothing.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from headway_operator import names
 from headway_operator.manifests.metadata import metadata
-from headway_operator.spec import InferenceServiceSpec, Service
+from headway_operator.spec import Service
 from headway_operator.spec.fields import sources_of
 from headway_operator.spec.source import REMOTE_SCHEMES, scheme_of
 from headway_operator.state import Manifest, Site
@@ -31,7 +32,7 @@ def network_policy(service: Service, site: Site) -> Manifest | None:
         return None
     components = [names.RUNTIME_COMPONENT, names.EVALUATION_COMPONENT]
     ingress = [{"from": _callers(service, site), "ports": [_port(names.HTTP_PORT)]}]
-    egress = _egress(service.spec)
+    egress = egress_of(sources_of(service.spec))
     if service.spec.nodes_per_replica > 1:
         components.append(names.WORKER_COMPONENT)
         peers = {"podSelector": _of_components(service, names.RUNTIME_COMPONENT, names.WORKER_COMPONENT)}
@@ -73,8 +74,9 @@ def _callers(service: Service, site: Site) -> list[dict[str, Any]]:
     return callers
 
 
-def _egress(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
-    remote = [source for source in sources_of(spec) if scheme_of(source) in REMOTE_SCHEMES]
+def egress_of(sources: Iterable[str]) -> list[dict[str, Any]]:
+    """What fetching these may reach; nothing where none is fetched."""
+    remote = [source for source in sources if scheme_of(source) in REMOTE_SCHEMES]
     if not remote:
         return []
     if any(scheme_of(source) == "s3" for source in remote):

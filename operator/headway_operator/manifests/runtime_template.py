@@ -66,11 +66,14 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
             ],
         },
     }
-    if spec.template is None:
-        return ours
-    _check(spec.template)
+    return ours if spec.template is None else with_template(ours, spec.template, site)
+
+
+def with_template(ours: dict[str, Any], template: dict[str, Any], site: Site) -> dict[str, Any]:
+    """The user's template over ours, whose labels stay. Raises SpecError."""
+    _check(template)
     try:
-        merged = merge(ours, spec.template)
+        merged = merge(ours, template)
     except ValueError as error:
         raise SpecError("spec.template", str(error)) from error
     containers = merged["spec"].get("containers") or []
@@ -78,7 +81,8 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
         raise SpecError("spec.template.spec.containers", "deletes the container `runtime`; keep it")
     if site.kind == "kubernetes" and not site.allows_unrestricted:
         _refuse_faults(merged)
-    merged["metadata"]["labels"] = {**merged["metadata"].get("labels", {}), **labels}
+    labels = {**merged["metadata"].get("labels", {}), **ours["metadata"]["labels"]}
+    merged["metadata"]["labels"] = labels
     return merged
 
 

@@ -4,8 +4,17 @@
 what is kept of it in status, `gate` decides, `withhold` holds a revision back.
 """
 
-from headway_operator.quality.gate import Gate, materials, open_or_shut
+from headway_operator.quality.gate import Gate, awaiting_model, materials, open_or_shut
 from headway_operator.quality.judgement import Check, Judgement
-from headway_operator.quality.withhold import gated
+from headway_operator.quality.withhold import gated, withheld
 
-__all__ = ["Check", "Gate", "Judgement", "gated", "materials", "open_or_shut"]
+__all__ = [
+    "Check",
+    "Gate",
+    "Judgement",
+    "awaiting_model",
+    "gated",
+    "materials",
+    "open_or_shut",
+    "withheld",
+]

@@ -113,6 +113,13 @@ def open_or_shut(
     return Gate("Unknown", "Verifying", f"{job} begins", hash_, job, begins=True, history=history)
 
 
+def awaiting_model(service: Service, message: str) -> Gate | None:
+    """While the model is not there, nothing is judged and nothing is forgotten. message: why it is not."""
+    if service.spec.quality is None:
+        return None
+    return Gate("Unknown", "AwaitingModel", message, history=recorded(service.status))
+
+
 def _judged(judgement: Judgement, job: str, history: tuple[Judgement, ...], *, is_news: bool) -> Gate:
     others = tuple(one for one in history if one.hash != judgement.hash)
     return Gate(

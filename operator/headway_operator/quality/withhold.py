@@ -11,7 +11,7 @@ from headway_operator.manifests.evaluation_job import evaluation_job
 from headway_operator.manifests.render import pin_of
 from headway_operator.quality.gate import Gate
 from headway_operator.spec import Service
-from headway_operator.state import ChildKey, Rendered, Site
+from headway_operator.state import ChildKey, Rendered, RevisionPin, Site
 
 
 def gated(
@@ -25,14 +25,17 @@ def gated(
     if gate.begins:
         job = evaluation_job(service, site, rendered.revision.runtime_image, gate.job)
         rendered = replace(rendered, manifests=(*rendered.manifests, job))
-    serving = pin_of(service.status)
-    if serving is not None and not names.revision_children(serving.name) & existing:
-        serving = None
-    candidate = rendered.revision
+    serving, candidate = _serving(service, existing), rendered.revision
     # Without a pin, what is there was let through before the status was lost.
     is_served = bool(names.revision_children(candidate.name) & existing)
     if gate.is_open or (is_served and (serving is None or serving.name == candidate.name)):
         return rendered
+    return withheld(service, rendered, existing)
+
+
+def withheld(service: Service, rendered: Rendered, existing: frozenset[ChildKey]) -> Rendered:
+    """The children without the revision that is rendered; what serves, if anything does, in its place."""
+    serving, candidate = _serving(service, existing), rendered.revision
     left_out = set(names.revision_children(candidate.name))
     keep = rendered.keep - left_out
     gateway = ChildKey("Deployment", names.gateway(service.name))
@@ -52,3 +55,9 @@ def gated(
         keep=keep,
         withheld=candidate.name,
     )
+
+
+def _serving(service: Service, existing: frozenset[ChildKey]) -> RevisionPin | None:
+    """The revision that status names, if it is there."""
+    pin = pin_of(service.status)
+    return pin if pin is not None and names.revision_children(pin.name) & existing else None

@@ -4,8 +4,11 @@
 manifest into a `Service` or a `SpecError`, `quantity` reads Kubernetes quantities. Knows nothing of clusters.
 """
 
+from headway_operator.spec.cache import ModelCache, parse_cache
 from headway_operator.spec.fields import InferenceServiceSpec, KVOffload
 from headway_operator.spec.lora import Lora
+from headway_operator.spec.model_cache import ModelCacheSpec
+from headway_operator.spec.model_cache_status import ModelCacheStatus
 from headway_operator.spec.quantity import parse_quantity
 from headway_operator.spec.resources import GPU_RESOURCE
 from headway_operator.spec.service import Manifest, Service, generation_of, key_of, parse
@@ -19,10 +22,14 @@ __all__ = [
     "KVOffload",
     "Lora",
     "Manifest",
+    "ModelCache",
+    "ModelCacheSpec",
+    "ModelCacheStatus",
     "Service",
     "Speculative",
     "generation_of",
     "key_of",
     "parse",
+    "parse_cache",
     "parse_quantity",
 ]

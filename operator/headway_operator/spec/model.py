@@ -31,13 +31,13 @@ def _is_revision(revision: str) -> str:
 
 Revision = Annotated[
     str,
-    AfterValidator(_is_revision),
     Field(
         min_length=1,
         max_length=255,
         pattern="^[A-Za-z0-9][A-Za-z0-9_./-]*$",
         json_schema_extra=rules((REVISION_FORM_RULE, REVISION_FORM_MESSAGE)),
     ),
+    AfterValidator(_is_revision),
 ]
 
 
@@ -47,8 +47,9 @@ class Model(SpecModel):
     model_config = ConfigDict(json_schema_extra=rules((REVISION_RULE, REVISION_MESSAGE)))
     source: Source
     """Where the weights lie: bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME[@REVISION],
-    s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY[:TAG|@DIGEST] or pvc://CLAIM/PATH, whose claim is mounted
-    read-only. Up to 1024 characters, no default."""
+    s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], pvc://CLAIM/PATH, whose claim is mounted
+    read-only, or cache://NAME, what the ModelCache of that name has fetched. Up to 1024 characters, no
+    default."""
     revision: Revision | None = None
     """Branch, tag or commit of an hf:// source, up to 255 characters; the same as @REVISION at its end. A
     commit keeps replicas that start later alike. Default: the source's own, else main."""

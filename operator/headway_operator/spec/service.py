@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,6 +30,7 @@ _DEFAULT_NAMESPACE = "default"
 class Service:
     """One InferenceService as read: what is asked (`spec`) and what was last written about it (`status`)."""
 
+    kind: ClassVar[str] = KIND
     key: ServiceKey
     uid: str
     generation: int
@@ -66,16 +67,11 @@ def parse(manifest: Manifest) -> Service:
         if manifest.get(field) != want:
             raise SpecError(field, f"{manifest.get(field)!r} is not served here; write {want}")
     key = key_of(manifest)
-    if not re.fullmatch(NAME_PATTERN, key.name) or len(key.name) > MAX_NAME_LENGTH:
-        raise SpecError(
-            "metadata.name",
-            f"{key.name!r} must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', "
-            "starting with a letter and not ending with '-'",
-        )
+    check_name(key)
     try:
         spec = InferenceServiceSpec.model_validate(manifest.get("spec") or {})
     except ValidationError as error:
-        raise _spec_error(error) from error
+        raise spec_error(error) from error
     _check_gpus(spec)
     _check_gpu(spec)
     _check_offload(spec)
@@ -89,12 +85,23 @@ def parse(manifest: Manifest) -> Service:
     )
 
 
-def _spec_error(error: ValidationError) -> SpecError:
+def check_name(key: ServiceKey) -> None:
+    """SpecError for a name that children could not carry in their own."""
+    if not re.fullmatch(NAME_PATTERN, key.name) or len(key.name) > MAX_NAME_LENGTH:
+        raise SpecError(
+            "metadata.name",
+            f"{key.name!r} must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', "
+            "starting with a letter and not ending with '-'",
+        )
+
+
+def spec_error(error: ValidationError, root: type[BaseModel] = InferenceServiceSpec) -> SpecError:
+    """What pydantic says, in the words of this tree. root: of the spec that was read."""
     first, *others = error.errors(include_url=False)
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        message = f"unknown field; {_nearest(first['loc'])}remove it"
+        message = f"unknown field; {_nearest(first['loc'], root)}remove it"
     elif first["type"] == "missing":
         message = "is required; write it"
     elif first["type"] != "value_error":
@@ -103,9 +110,9 @@ def _spec_error(error: ValidationError) -> SpecError:
     return SpecError(f"spec{path}", message + more)
 
 
-def _nearest(location: tuple[int | str, ...]) -> str:
+def _nearest(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
     """A question after the field that the last name of `location` was meant to be, if one is near."""
-    model: Any = InferenceServiceSpec
+    model: Any = root
     for part in location[:-1]:
         field = next((one for one in model.model_fields.values() if one.alias == part), None)
         inner = [] if field is None else [field.annotation, *get_args(field.annotation)]

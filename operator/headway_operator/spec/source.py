@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from headway_operator.spec.base import rules
 
-Scheme = Literal["bundled", "file", "hf", "s3", "oci", "pvc"]
+Scheme = Literal["bundled", "file", "hf", "s3", "oci", "pvc", "cache"]
 # Sources that a replica fetches, with credentials where they are private.
 REMOTE_SCHEMES = ("hf", "s3", "oci")
 
@@ -30,14 +30,15 @@ _FORMS = (
     f"s3://[A-Za-z0-9][A-Za-z0-9_.-]{{1,61}}[A-Za-z0-9](/{_TEXT}*)?",
     f"oci://{_REGISTRY}/{_REPOSITORY}(/{_REPOSITORY})*{_REFERENCE}",
     f"pvc://[a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?(/{_TEXT}*)?",
+    "cache://[a-z]([-a-z0-9]{0,35}[a-z0-9])?",
 )
 SOURCE_PATTERN = f"^({'|'.join(_FORMS)})$"
 # What has one of the forms and names nothing all the same: repositories that the Hub does not have, ways up.
 EXCEPT_PATTERN = "^hf://(.*(--|[.][.])|[^@]*([.]git|[.-])(@|$))|^pvc://(.*/)?[.][.](/|$)"
 SOURCE_MESSAGE = (
     "source must be bundled://NAME, file:///FOLDER, an absolute path, hf://ORG/NAME or "
-    "hf://ORG/NAME@REVISION, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG or @sha256:DIGEST, or "
-    "pvc://CLAIM/PATH; for example bundled://headway-tiny"
+    "hf://ORG/NAME@REVISION, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG or @sha256:DIGEST, "
+    "pvc://CLAIM/PATH or cache://NAME; for example bundled://headway-tiny"
 )
 
 

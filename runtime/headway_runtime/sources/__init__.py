@@ -6,13 +6,14 @@ library that speaks to a network: the HTTP process resolves too.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headway_runtime.errors import ConfigError
 from headway_runtime.sources.reference import (
     BucketModel,
     BundledModel,
+    CachedModel,
     ClaimModel,
     FolderModel,
     HubModel,
@@ -36,13 +37,15 @@ def resolve(
     download_dir: str | None = None,
     lifeline_fd: int | None = None,
     headers_only: bool = False,
+    on_progress: Callable[[int, int], None] = lambda there, wanted: None,
 ) -> Path:
     """The folder of `source`, which holds at least a config.json; fetched where it has to be.
 
     revision, download_dir: the flags of these names. lifeline_fd: a pipe at whose end nobody waits for it any
-    more. headers_only: of a remote model's weights, only the headers have to be there. ConfigError for a
-    source that names none, ModelFetchError for one that cannot be had, ModelLoadError for a model that this
-    engine does not have.
+    more. headers_only: of a remote model's weights, only the headers have to be there.
+    on_progress: hears, while something is fetched, of the bytes that are there and of all that are wanted.
+    ConfigError for a source that names none, ModelFetchError for one that cannot be had, ModelLoadError for a
+    model that this engine does not have.
     """
     reference = parse(source, revision)
     match reference:
@@ -56,11 +59,30 @@ def resolve(
                 "spec.model.source of an InferenceService, whose pods mount it, or give the "
                 "folder where this machine has the volume"
             )
+        case CachedModel():
+            raise ConfigError(
+                f"model source {source!r}: a ModelCache can be read by pods alone; write it as "
+                "spec.model.source of an InferenceService, or give the source that the ModelCache has"
+            )
         case HubModel() | BucketModel() | RegistryModel():
-            return _remote(source, reference, revision, download_dir, lifeline_fd, headers_only=headers_only)
+            return _remote(
+                source,
+                reference,
+                revision,
+                download_dir,
+                lifeline_fd,
+                headers_only=headers_only,
+                on_progress=on_progress,
+            )
 
 
-def resolve_adapter(source: str, *, download_dir: str | None = None, lifeline_fd: int | None = None) -> Path:
+def resolve_adapter(
+    source: str,
+    *,
+    download_dir: str | None = None,
+    lifeline_fd: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda there, wanted: None,
+) -> Path:
     """The folder of a LoRA adapter, likewise; a revision is written into the source."""
     reference = parse(source)
     match reference:
@@ -81,8 +103,21 @@ def resolve_adapter(source: str, *, download_dir: str | None = None, lifeline_fd
                 "into spec.lora.adapters of an InferenceService, whose pods mount it, or give the "
                 "folder where this machine has the volume"
             )
+        case CachedModel():
+            raise ConfigError(
+                f"adapter source {source!r}: a ModelCache can be read by pods alone; write it into "
+                "spec.lora.adapters of an InferenceService, or give the source that the ModelCache has"
+            )
         case HubModel() | BucketModel() | RegistryModel():
-            return _remote(source, reference, None, download_dir, lifeline_fd, is_adapter=True)
+            return _remote(
+                source,
+                reference,
+                None,
+                download_dir,
+                lifeline_fd,
+                is_adapter=True,
+                on_progress=on_progress,
+            )
 
 
 def bundled_names() -> list[str]:
@@ -105,6 +140,7 @@ def _remote(
     *,
     is_adapter: bool = False,
     headers_only: bool = False,
+    on_progress: Callable[[int, int], None] = lambda there, wanted: None,
 ) -> Path:
     # Only now: a folder of this machine needs none of it.
     from headway_runtime.sources.cache_folders import store_of
@@ -117,7 +153,8 @@ def _remote(
     identity = reference.pinned or (store.known(reference.ref) if offline else None)
     if identity is not None and (folder := store.complete(identity)) is not None:
         return folder
-    return fetch_apart(Task(source, revision, download_dir, offline, lifeline_fd, is_adapter, headers_only))
+    task = Task(source, revision, download_dir, offline, lifeline_fd, is_adapter, headers_only)
+    return fetch_apart(task, on_progress)
 
 
 def _checked(source: str, folder: Path) -> Path:

@@ -29,7 +29,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError as StreamBroken
 
-from headway_runtime.errors import ModelFetchError
+from headway_runtime.errors import ModelFetchError, SourceRefusedError
 from headway_runtime.sources.checksums import Checksum
 from headway_runtime.sources.reference import BucketModel
 from headway_runtime.sources.remote import (
@@ -205,7 +205,9 @@ class Bucket:
             )
         else:
             message = f"{self._endpoint} answers {status} {code} ({said})"
-        raise ModelFetchError(f"{model}: {message}") from error
+        # What was there a moment ago may be there again.
+        kind = ModelFetchError if status == 412 or code == "NoSuchKey" else SourceRefusedError
+        raise kind(f"{model}: {message}") from error
 
 
 def _hex(base64_text: str) -> str:

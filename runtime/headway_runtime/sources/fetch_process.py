@@ -51,6 +51,10 @@ class Teller(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.tell(event="log", level=record.levelno, text=record.getMessage())
 
+    def there(self, num_bytes: int) -> None:
+        if num_bytes:
+            self.tell(event="there", bytes=num_bytes)
+
     def expect(self, num_bytes: int, num_files: int) -> None:
         self.tell(event="expect", bytes=num_bytes, files=num_files)
 

@@ -8,11 +8,18 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from headway_runtime.errors import ConfigError, HeadwayRuntimeError, ModelFetchError, ModelLoadError
+from headway_runtime.errors import (
+    ConfigError,
+    HeadwayRuntimeError,
+    ModelFetchError,
+    ModelLoadError,
+    NoRoomError,
+    SourceRefusedError,
+)
 from headway_runtime.load_progress import LoadProgress, Words
 from headway_runtime.sources.fetch_task import Task, encoded
 
@@ -20,11 +27,14 @@ logger = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "headway_runtime.sources.fetch_process")
 ERRORS: dict[str, type[HeadwayRuntimeError]] = {
-    one.__name__: one for one in (ConfigError, ModelFetchError, ModelLoadError)
+    one.__name__: one
+    for one in (ConfigError, ModelFetchError, ModelLoadError, NoRoomError, SourceRefusedError)
 }
+# Hears of the bytes that are there, and of all that are known to be wanted.
+OnProgress = Callable[[int, int], None]
 
 
-def fetch_apart(task: Task) -> Path:
+def fetch_apart(task: Task, on_progress: OnProgress = lambda there, wanted: None) -> Path:
     """The folder of the model.
 
     Raises what the fetching process met, and ModelFetchError if it ended without.
@@ -37,7 +47,7 @@ def fetch_apart(task: Task) -> Path:
     assert process.stdout is not None
     with process.stdin, process.stdout:
         try:
-            return _hear(process.stdout, task.source)
+            return _hear(process.stdout, task.source, on_progress)
         except BaseException:
             # Also at a signal: nobody waits for it any longer.
             process.kill()
@@ -46,10 +56,15 @@ def fetch_apart(task: Task) -> Path:
             process.wait()
 
 
-def _hear(lines: Iterable[bytes], source: str) -> Path:
+def _hear(lines: Iterable[bytes], source: str, on_progress: OnProgress) -> Path:
     progress: LoadProgress | None = None
+    there = wanted = 0
     for line in lines:
         event: dict[str, Any] = json.loads(line)
+        if event["event"] in ("there", "expect", "bytes"):
+            there += 0 if event["event"] == "expect" else event["bytes"]
+            wanted += 0 if event["event"] == "bytes" else event["bytes"]
+            on_progress(there, wanted)
         match event["event"]:
             case "log":
                 logger.log(event["level"], "%s", event["text"])

@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-from headway_runtime.errors import ModelFetchError
+from headway_runtime.errors import ModelFetchError, SourceRefusedError
 from headway_runtime.sources.checksums import Checksum
 from headway_runtime.sources.http_answers import (
     TIMEOUT,
@@ -141,4 +141,4 @@ class Hub:
             ) from error
         else:
             message = f"{self._endpoint} answers {status}: {error.server_message or error}"
-        raise ModelFetchError(f"{model}: {message}") from error
+        raise SourceRefusedError(f"{model}: {message}") from error

@@ -13,7 +13,7 @@ from headway_runtime.errors import ConfigError
 
 FORMS = (
     "bundled://NAME, file:///FOLDER or the path of a folder, hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, "
-    "oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], pvc://CLAIM/PATH"
+    "oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], pvc://CLAIM/PATH, cache://NAME"
 )
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -26,6 +26,7 @@ _REGISTRY = re.compile(
     re.ASCII,
 )
 _CLAIM = re.compile(rf"([a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)(?:/({_TEXT}))?")
+_CACHE = re.compile(r"[a-z]([-a-z0-9]{0,35}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,15 @@ class ClaimModel:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """What a ModelCache of the cluster holds, which only a pod can see."""
+
+    name: str
+
+
 RemoteModel = HubModel | BucketModel | RegistryModel
-Reference = BundledModel | FolderModel | RemoteModel | ClaimModel
+Reference = BundledModel | FolderModel | RemoteModel | ClaimModel | CachedModel
 
 
 def parse(source: str, revision: str | None = None) -> Reference:
@@ -142,6 +150,8 @@ def parse(source: str, revision: str | None = None) -> Reference:
             return _registry(source, rest)
         case "pvc":
             return _claim(source, rest)
+        case "cache":
+            return _cache(source, rest)
     raise ConfigError(f"model source {source!r}: scheme {scheme!r} is not supported; use {FORMS}")
 
 
@@ -187,6 +197,12 @@ def _claim(source: str, rest: str) -> ClaimModel:
     if match is None or ".." in path.split("/"):
         raise ConfigError(f"model source {source!r}: want pvc://CLAIM/PATH, the path inside the volume")
     return ClaimModel(match[1], path)
+
+
+def _cache(source: str, rest: str) -> CachedModel:
+    if not _CACHE.fullmatch(rest):
+        raise ConfigError(f"model source {source!r}: want cache://NAME, the name of a ModelCache")
+    return CachedModel(rest)
 
 
 def _file_path(source: str) -> Path:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import httpx2
 
-from headway_runtime.errors import ModelFetchError
+from headway_runtime.errors import ModelFetchError, SourceRefusedError
 from headway_runtime.sources.checksums import Checksum
 from headway_runtime.sources.http_answers import (
     TIMEOUT,
@@ -208,7 +208,7 @@ class Registry:
             message = f"a layer that its manifest names is not at {self._host}; push it again"
         else:
             message = f"{self._host} answers {status}"
-        raise ModelFetchError(f"{model}: {message}")
+        raise SourceRefusedError(f"{model}: {message}")
 
 
 def _is_archive(media_type: str, annotations: dict[str, Any], *, has_path: bool) -> bool:

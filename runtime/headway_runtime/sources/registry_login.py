@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 
-from headway_runtime.errors import ModelFetchError
+from headway_runtime.errors import ModelFetchError, SourceRefusedError
 from headway_runtime.sources.http_answers import is_transient, retry_after, unreachable
 from headway_runtime.sources.remote import TransientError
 
@@ -104,7 +104,7 @@ class Login:
         except (ValueError, AttributeError):
             token = None
         if not token:
-            raise ModelFetchError(
+            raise SourceRefusedError(
                 f"oci://{self._host}/{self._repository}: its token service answers {response.status_code} to "
                 f"{self.description}; give a login that may pull it: `docker login {self._host}` (or podman, "
                 "oras), or DOCKER_CONFIG with a config.json"

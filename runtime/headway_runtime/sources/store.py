@@ -14,6 +14,7 @@ disk. So what other tools fetched into the Hub's cache is used, and they use wha
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway_runtime.errors import ModelFetchError
+from headway_runtime.errors import ModelFetchError, NoRoomError
 from headway_runtime.sources.remote import RemoteFile
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ OWN_FOLDER = ".headway"
 MANIFEST_VERSION = 1
 LOCK_POLL_SECONDS = 0.1
 WAITING_LOG_SECONDS = 30.0
+# What the system says where a disk, a quota or a file may not grow.
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise ModelFetchError(f"{path}: cannot be written ({error.strerror}); {self.remedy}") from error
+            kind = NoRoomError if error.errno in FULL else ModelFetchError
+            raise kind(f"{path}: cannot be written ({error.strerror}); {self.remedy}") from error
 
     @contextlib.contextmanager
     def lock(self, what: str) -> Iterator[None]:

@@ -23,7 +23,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Protocol
 
-from headway_runtime.errors import ModelFetchError
+from headway_runtime.errors import ModelFetchError, NoRoomError
 from headway_runtime.sources.checksums import Digest, digest_for
 from headway_runtime.sources.patience import Patience
 from headway_runtime.sources.remote import Remote, RemoteFile, TransientError
@@ -41,6 +41,7 @@ NUM_WRONG = 2
 class Watcher(Protocol):
     """Who is told how it goes. From any thread."""
 
+    def there(self, num_bytes: int) -> None: ...
     def expect(self, num_bytes: int, num_files: int) -> None: ...
     def arrived(self, num_bytes: int) -> None: ...
     def file_done(self) -> None: ...
@@ -63,6 +64,8 @@ class Transfer:
     def bring(self, files: Sequence[RemoteFile], what: str) -> None:
         """Have all of them in the store. ModelFetchError for the first that cannot be had."""
         by_key = {file.key: file for file in files if not self._store.is_checked(file)}
+        there = {file.key: file.num_bytes for file in files if file.key not in by_key}
+        self._watcher.there(sum(there.values()))
         self._watcher.expect(sum(file.num_bytes for file in by_key.values()), len(by_key))
         if not by_key:
             return
@@ -84,7 +87,7 @@ class Transfer:
         wanted -= sum(_size(self._store.blob(file.key)) for file in files)
         free = shutil.disk_usage(self._store.path).free
         if wanted > free:
-            raise ModelFetchError(
+            raise NoRoomError(
                 f"{what}: {wanted / 1e9:.2f} GB are still to come, but {str(self._store.path)!r} has "
                 f"{free / 1e9:.2f} GB free; {self._store.remedy}"
             )
@@ -202,7 +205,7 @@ class Transfer:
                 yield
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise ModelFetchError(
+                    raise NoRoomError(
                         f"{path}: the disk is full ({error.strerror}); {self._store.remedy}. "
                         "What has come is kept: start again to go on"
                     ) from error
