@@ -93,18 +93,18 @@ def step_bytes(model: ModelConfig, placement: Placement, step: Step) -> StepByte
     attention = base + _attention(model, placement, step, tile)
     is_torch = not placement.has_kernels
     masks = (tokens * step.context * b * _num_masks(model)) if is_torch else 0
-    feed_forward = base + _feed_forward(model, placement, step)
+    feed_forward = base + _feed_forward(model, placement, step, tile)
     return StepBytes(
         tokens,
         attention + masks,
-        feed_forward + masks + tile,
+        feed_forward + masks,
         masks + _sampling(model, placement, step),
         _kept(model, placement, step),
     )
 
 
 def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) -> int:
-    """tile: what products take while they turn codes into numbers."""
+    """tile: what products take while they turn codes into numbers, of all rows together."""
     b, tokens, hidden = placement.number_bytes, step.num_tokens, model.hidden_size
     query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     if placement.has_kernels:
@@ -118,9 +118,9 @@ def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) 
     plain = b * tokens * (hidden + 2 * query + kv) + workspace
     if not step.has_integer_inputs:
         return plain
-    before = b * (hidden + query + kv) + _integer_input_bytes(placement, hidden, query + kv)
-    after = b * (2 * hidden + 2 * query + kv) + _integer_input_bytes(placement, query, hidden)
-    return max(plain, tokens * before + tile, tokens * after + tile)
+    before = b * (hidden + query + kv) + _integer_input_bytes(placement, hidden, query + kv, tile // tokens)
+    after = b * (2 * hidden + 2 * query + kv) + _integer_input_bytes(placement, query, hidden, tile // tokens)
+    return max(plain, tokens * before, tokens * after)
 
 
 def _product_numbers(model: ModelConfig, step: Step) -> int:
@@ -151,41 +151,44 @@ def _torch_workspace(model: ModelConfig, placement: Placement, step: Step) -> in
     return max(chunk, step.decoded_context * (kv * per_number + b))
 
 
-def _feed_forward(model: ModelConfig, placement: Placement, step: Step) -> int:
+def _feed_forward(model: ModelConfig, placement: Placement, step: Step, tile: int) -> int:
     b, hidden, tokens = placement.number_bytes, model.hidden_size, step.num_tokens
     largest = 0
     if not all(layer.has_experts for layer in model.layers):
         rows = min(tokens, CPU_MLP_ROWS) if placement.is_cpu else tokens
-        middle = _middle_bytes(placement, step, hidden, model.intermediate_size)
+        middle = _middle_bytes(placement, step, hidden, model.intermediate_size, tile // rows)
         largest = b * (2 * tokens * hidden + rows * hidden) + rows * middle
     if model.experts is not None:
         size, used = model.experts.size, model.experts.num_used
-        middle = _middle_bytes(placement, step, hidden, size)
+        middle = _middle_bytes(placement, step, hidden, size, tile // tokens)
         own = b * tokens * (3 * hidden + 2 * used * hidden) + tokens * middle
         largest = max(largest, own + tokens * model.experts.num_experts * FLOAT32_BYTES)
     return largest
 
 
-def _middle_bytes(placement: Placement, step: Step, hidden: int, size: int) -> int:
-    """Of one row of an MLP: its first product with its gate, then its second one."""
+def _middle_bytes(placement: Placement, step: Step, hidden: int, size: int, tile: int) -> int:
+    """Of one row of an MLP: its first product with its gate, then its second one. tile: a row's part."""
     b = placement.number_bytes
-    plain = b * max(3 * size, size + hidden)
+    plain = b * max(3 * size, size + hidden) + tile
     if not step.has_integer_inputs:
         return plain
-    first = 2 * b * size + _integer_input_bytes(placement, hidden, 2 * size)
-    second = b * (size + hidden) + _integer_input_bytes(placement, size, hidden)
-    return max(plain, first, second)
+    first = 2 * b * size + _integer_input_bytes(placement, hidden, 2 * size, tile)
+    second = b * (size + hidden) + _integer_input_bytes(placement, size, hidden, tile)
+    return max(plain - tile, first, second)
 
 
-def _integer_input_bytes(placement: Placement, inputs: int, outputs: int) -> int:
-    """Of one row of a product whose input is quantized, beside its result in the model's dtype."""
+def _integer_input_bytes(placement: Placement, inputs: int, outputs: int, tile: int) -> int:
+    """Of one row of a product whose input is quantized, beside its result in the model's dtype.
+
+    tile: a row's part of what the product takes while it turns codes into numbers.
+    """
     if placement.has_integer_products or not placement.is_cpu:
-        return inputs + ROW_SCALING_BYTES
+        return inputs + ROW_SCALING_BYTES + tile
     b = placement.number_bytes
     # Of float32, numbers are the same ones in the model's dtype, and the input is its own copy.
     copy, rounded = (0, 0) if b == FLOAT32_BYTES else (FLOAT32_BYTES * inputs, b * inputs)
     whole = FLOAT32_BYTES * inputs
-    return max(copy + whole - b * outputs, whole + rounded, whole + FLOAT32_BYTES * outputs)
+    return max(copy + whole - b * outputs, whole + rounded + tile, whole + FLOAT32_BYTES * outputs)
 
 
 def _sampling(model: ModelConfig, placement: Placement, step: Step) -> int:
