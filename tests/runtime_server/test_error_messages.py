@@ -43,8 +43,11 @@ USAGE = {"include_usage": True}
             "invalid_value",
         ),
         (
-            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-            "stream_options.continuous_usage_stats=True is only allowed with include_usage=true",
+            {
+                "stream": True,
+                "stream_options": {"include_usage": False, "continuous_usage_stats": True},
+            },
+            "stream_options.continuous_usage_stats=True asks for usage, which include_usage=false declines",
             "invalid_value",
         ),
         (
@@ -180,7 +183,7 @@ STOPS = "send a string of 1 to 256 characters, or a list of at most 16 strings o
         ),
         (
             {"top_p": float("inf")},
-            "top_p=inf is not a finite number; send a finite number above 0, at most 1",
+            "top_p=inf is not a finite number; send a finite number from 0 to 1",
             "invalid_value",
         ),
         (

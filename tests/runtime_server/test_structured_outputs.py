@@ -91,6 +91,7 @@ def test_endless_grammar_is_400_and_nobody_else_waits_for_it(
     (error,) = caught
     assert (error.param, error.code) == ("response_format", "invalid_grammar")
     assert "not compiled within 1 s" in error.message
+    assert "response_format='{" in error.message, "with its value"
     assert rejected(impatient) == before + n
     impatient.sample_until(lambda sample: sample["gauges"]["running"] == sample["gauges"]["waiting"] == 0)
 
@@ -98,4 +99,5 @@ def test_endless_grammar_is_400_and_nobody_else_waits_for_it(
 def test_engine_names_the_field_when_allowed_tokens_leave_nothing(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(client, extra_body={"structured_outputs": {"regex": "[0-9]"}, "allowed_token_ids": [5]})
-    assert caught.value.param == "allowed_token_ids"
+    assert (caught.value.param, caught.value.code) == ("allowed_token_ids", "invalid_value")
+    assert "allowed_token_ids=[5] cannot be enforced" in caught.value.message
