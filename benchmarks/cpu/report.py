@@ -3,11 +3,12 @@
 import statistics
 from typing import Any
 
-from benchmarks.cpu.servers import LEVERS
+from benchmarks.cpu.servers import LEVERS, SIXTEEN_BITS
 
 BATCHES = (1, 4, 16, 64)
 RATES = ("tokens_per_second", "decode_tokens_per_second")
-# Of decoding alone: at one sequence, prompts are a sixth of the time.
+# Of decoding alone, since prompts are a sixth of the time at one sequence, and over the same weights in
+# bfloat16's own 16 bits: by default they are kept in 12, without loss.
 DECODING_GOALS = {("headway, int4 weights", 1): 2.0, ("headway, int8 weights", 1): 1.2}
 # Of both rates; what is less by so little is no slower.
 NEVER_SLOWER = ("headway, int4 weights", "headway, int8 weights", "headway, fp8 weights")
@@ -61,17 +62,26 @@ def _lever_table(levers: dict[str, Any], ours: dict[str, Any] | None) -> list[st
             del cells[7]
         lines.append(_row(cells))
     goals = [
-        (f"decoding over plain, {name}, {batch} at once", name, batch, RATES[1], wanted)
+        (
+            f"decoding over 16-bit weights, {name}, {batch} at once",
+            name,
+            SIXTEEN_BITS,
+            batch,
+            RATES[1],
+            wanted,
+        )
         for (name, batch), wanted in DECODING_GOALS.items()
     ]
     for what, rate in zip(("answers", "decoding"), RATES, strict=True):
         goals += [
-            (f"{what} over plain, {name}, 16 at once", name, 16, rate, LEAST_SPEED) for name in NEVER_SLOWER
+            (f"{what} over plain, {name}, 16 at once", name, "headway", 16, rate, LEAST_SPEED)
+            for name in NEVER_SLOWER
         ]
+    known = {**levers, "headway": ours}
     verdicts = [
         _goal(label, ratio, wanted)
-        for label, name, batch, rate, wanted in goals
-        if (ratio := _ratio(levers.get(name), ours, batch, rate)) is not None
+        for label, name, base, batch, rate, wanted in goals
+        if (ratio := _ratio(known.get(name), known.get(base), batch, rate)) is not None
     ]
     return [*lines, "", *verdicts] if verdicts else lines
 

@@ -62,9 +62,12 @@ def vllm_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
 # Headway with one lever pulled: what it adds to the command. A draft model, which needs a model that it can
 # guess for, is measured by `benchmarks.cpu.speculation`.
 ADAPTER = "ADAPTER"
+SIXTEEN_BITS = "headway, 16-bit weights"
 LEVERS = {
     "headway, fp8 weights": ("--quantization", "fp8"),
+    # Beside those whose goals are ratios to it.
     "headway, int8 weights": ("--quantization", "int8"),
+    SIXTEEN_BITS: ("--weight-compression", "none"),
     "headway, int4 weights": ("--quantization", "int4"),
     "headway, fp8 KV": ("--kv-cache-dtype", "fp8"),
     "headway, int8 KV": ("--kv-cache-dtype", "int8"),
