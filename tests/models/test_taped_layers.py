@@ -1,5 +1,7 @@
 """Decode steps as tapes: numbers as kernel by kernel, to the last bit, and only where that is sure."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -221,3 +223,21 @@ def test_another_cache_gets_tapes_of_its_own(
     answers(first, random_prompts(10, [30, 12]), counts)
     second.engine._runner._model._taped = first.engine._runner._model._taped
     assert answers(second, prompts, counts) == want
+
+
+SERVED_WITHOUT_PYTORCHS_COMPILER = """
+import sys
+from headway_runtime import Engine, SamplingParams
+
+with Engine("bundled://headway-tiny", max_model_len=512) as engine:
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.7, logprobs=1)
+    engine.generate(["Once upon a time"] * 3, params, use_tqdm=False)
+assert "headway_runtime.kernels.cpu.tape" in sys.modules
+assert "torch._dynamo" not in sys.modules, "imported while requests wait: a second, and 100 MB"
+"""
+
+
+def test_a_first_answer_does_not_wait_for_pytorchs_compiler() -> None:
+    command = [sys.executable, "-c", SERVED_WITHOUT_PYTORCHS_COMPILER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

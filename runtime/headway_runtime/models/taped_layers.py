@@ -217,6 +217,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped
         self._memory = memory
         self.foreign: str | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # PyTorch would import its compiler for it: 900 modules, a second in the midst of an answer.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
