@@ -7,8 +7,8 @@ cache folder (the first run downloads gigabytes and builds llama.cpp), and gives
 at 1, 4, 16 and 64 requests at once. vLLM and Headway are asked over HTTP; llama.cpp and transformers are
 called in their own processes, without the cost of a server. Those two that serve are visited in turns,
 twice each, and between their turns Headway with each of its levers; the kinds of weights are visited once
-more. Before and after each visit the machine itself is measured: it is not equally fast all the time. A peer that fails is a row that says so.
-Only ratios within one run mean anything.
+more. Before and after each visit the machine itself is measured: it is not equally fast all the time. A peer
+that fails is a row that says so. Only ratios within one run mean anything.
 """
 
 import argparse
