@@ -18,8 +18,10 @@ PAGE_START = """\
 
 Written by `make bench-cpu BENCH_CPU="--markdown benchmarks/cpu/results.md"`. vLLM and Headway are measured
 over HTTP at the client, in turns, since a machine is not equally fast all the time; llama.cpp and
-transformers inside their processes, once. The speed in bare products is what oneDNN's prepacked layers alone
-would give one sequence at that moment. Only ratios within this run mean anything.
+transformers inside their processes, once, which spares them HTTP: all prompts of a job are decoded as one
+batch, while llama-cpp-python's own server answers one request after the other. The speed in bare products is
+what oneDNN's prepacked layers alone would give one sequence at that moment. Only ratios within this run mean
+anything.
 
 """
 

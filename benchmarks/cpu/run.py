@@ -6,9 +6,9 @@ Makes a random Llama of 349M parameters, installs each peer in an environment of
 cache folder (the first run downloads gigabytes and builds llama.cpp), and gives each 128 tokens in, 64 out,
 at 1, 4, 16 and 64 requests at once. vLLM and Headway are asked over HTTP; llama.cpp and transformers are
 called in their own processes, without the cost of a server. Those two that serve are visited in turns,
-twice each, and between their turns Headway with each of its levers, once; before and after each visit the
-machine itself is measured: it is not equally fast all the time. A peer that fails is a row that says so.
-Only ratios within one run mean anything.
+twice each, and between their turns Headway with each of its levers; the kinds of weights are visited once
+more. Before and after each visit the machine itself is measured: it is not equally fast all the time. A peer
+that fails is a row that says so. Only ratios within one run mean anything.
 """
 
 import argparse
@@ -39,7 +39,9 @@ ONE_ROUND = ("transformers generate", "transformers continuous")
 TERMINATED_STATUS = 143
 MACHINE_TIMEOUT_SECONDS = 120.0
 NAMES = (*SERVED, *IN_PROCESS)
-VISITS = ("headway", "vllm", *LEVERS, "headway", "vllm", *IN_PROCESS)
+# Those with goals of their own; a machine that is slow for a minute must not decide.
+TWICE = tuple(name for name in LEVERS if name.endswith("weights"))
+VISITS = ("headway", "vllm", *LEVERS, "headway", "vllm", *TWICE, *IN_PROCESS)
 
 
 def measure_machine(folder: Path) -> dict[str, float]:

@@ -328,7 +328,7 @@ class Decision:
     cause: stable CamelCase reason. blocker: what keeps it from doing more, or "".
     evidence: the numbers behind it; `recommended_replicas` is the candidate, before what forbids it.
     end_to_end: reported and judged; nothing is moved for it. advice: what would help where no live knob does,
-    or "".
+    or "". sick: which replicas alone break the promise, or "".
     """
 
     at: float
@@ -342,6 +342,7 @@ class Decision:
     evidence: Mapping[str, float]
     end_to_end: Attainment = NOT_PROMISED
     advice: str = ""
+    sick: str = ""
 
 
 @dataclass(frozen=True, slots=True)

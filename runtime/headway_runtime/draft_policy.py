@@ -9,7 +9,8 @@ lengths are chosen that bring most tokens per second:
 
 over the sequences, with rows = sequences + all guesses. Before a draft model guesses for a sequence it
 computes what it lacks of it, its prompt mostly: what that takes for a sequence is charged to each token, over
-the tokens that answers have on average.
+the tokens that answers have on average. The first time says nothing of later ones (kernels are compiled, the
+draft reads its weights for the first time), and would keep the second from ever being tried: it is left out.
 
 A guess is worth its row if a^k is above some bound, the same for all sequences, so a few bounds are tried.
 At small batches a step waits for memory and rows are nearly free; at large ones they cost as much as tokens
@@ -17,9 +18,8 @@ do, and the best is to guess nothing at all.
 
 Learning needs both kinds of steps. Where guesses pay, every PLAIN_STEPS-th step is without, so that it stays
 known what such a step costs. Where they do not, two tokens each are guessed now and then: after FIRST_PROBE
-steps, then after twice as many, and so on, because what the first guesses cost says little (kernels are
-compiled, the draft reads its weights for the first time), and later ones seldom say anything new; and not
-before what catching up takes is a hundredth of the time since the last try.
+steps, then after twice as many, and so on, because what the first guesses cost says little, and later ones
+seldom say anything new; and not before what catching up takes is a hundredth of the time since the last try.
 
 Owns no tokens, no clock and no torch. The idea of choosing lengths by a cost model and acceptance is that of
 SmartSpec (arXiv 2406.14066).
@@ -27,7 +27,7 @@ SmartSpec (arXiv 2406.14066).
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 PLAIN_STEPS = 64
@@ -39,7 +39,7 @@ LEAST_GAIN = 1.03
 BOUNDS = (0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07)
 FIRST_ACCEPTANCE = 0.6
 OWN_WEIGHT = 0.15
-# What one more answer counts for in the averages of their lengths, and of what catching up takes.
+# What one more answer counts for in the average of their lengths.
 ANSWER_WEIGHT = 0.05
 # Share of the time that catching up for mere tries may take.
 MOST_LOST = 0.01
@@ -65,9 +65,11 @@ class DraftPolicy:
         self._common = FIRST_ACCEPTANCE
         self._step_costs = _Costs()
         self._draft_costs = _Costs()
-        # Averages: tokens of an answer; seconds in which the draft catches up with a sequence.
+        # Tokens of an answer, on average.
         self._answer_tokens: float | None = None
-        self._catch_up_seconds: float | None = None
+        # Seconds in which the draft caught up with a sequence, but for the very first time.
+        self._catch_ups: deque[float] = deque(maxlen=NUM_COSTS)
+        self._has_caught_up = False
         self._num_steps = 0
         self._probe_steps = FIRST_PROBE
         self._is_paying = False
@@ -101,7 +103,9 @@ class DraftPolicy:
 
     def observe_catch_up(self, num_sequences: int, seconds: float) -> None:
         """What the draft model took to compute the tokens that it lacked of so many sequences."""
-        self._catch_up_seconds = _averaged(self._catch_up_seconds, seconds / num_sequences)
+        if self._has_caught_up:
+            self._catch_ups.append(seconds / num_sequences)
+        self._has_caught_up = True
 
     def observe_answer(self, num_tokens: int) -> None:
         """An answer that has ended."""
@@ -120,6 +124,11 @@ class DraftPolicy:
         """What a step without guesses takes, as far as is known."""
         return self._step_costs.at(num_sequences)
 
+    @property
+    def _catch_up_seconds(self) -> float:
+        """0 where it is not known yet."""
+        return _typical(self._catch_ups) if self._catch_ups else 0.0
+
     def _steps_to_probe(self, num_sequences: int) -> float:
         """How many steps without guesses there must be before the next try."""
         plain = self._step_costs.at(num_sequences)
@@ -136,6 +145,7 @@ class DraftPolicy:
             # Nothing is known yet: one step without guesses is the measure of all that follow.
             return nothing
         best, best_value = nothing, LEAST_GAIN * number / plain
+        seconds_to_catch_up = self._catch_up_seconds
         for bound in BOUNDS:
             lengths = [_length(rate, bound, most) for rate in rates]
             longest = max(lengths)
@@ -147,7 +157,7 @@ class DraftPolicy:
             )
             step = self._step_costs.at(number + sum(lengths)) or plain
             draft = self._draft_costs.at(sum(length > 0 for length in lengths)) or 0.0
-            catch_up = tokens * (self._catch_up_seconds or 0.0) / (self._answer_tokens or math.inf)
+            catch_up = tokens * seconds_to_catch_up / (self._answer_tokens or math.inf)
             value = tokens / (max(step, plain) + longest * draft + catch_up)
             if value > best_value:
                 best, best_value = lengths, value
@@ -161,6 +171,11 @@ def _length(rate: float, bound: float, most: int) -> int:
 
 def _averaged(average: float | None, value: float) -> float:
     return value if average is None else average + ANSWER_WEIGHT * (value - average)
+
+
+def _typical(latest: Collection[float]) -> float:
+    """The median; of fewer than LEAST_COSTS, the lowest."""
+    return sorted(latest)[len(latest) // 2 if len(latest) >= LEAST_COSTS else 0]
 
 
 class _Costs:
@@ -180,7 +195,7 @@ class _Costs:
             latest = self._latest[place] = deque(maxlen=NUM_COSTS)
             self._sizes = sorted(self._latest)
         latest.append(seconds)
-        self._seconds[place] = sorted(latest)[len(latest) // 2 if len(latest) >= LEAST_COSTS else 0]
+        self._seconds[place] = _typical(latest)
 
     def at(self, size: int) -> float | None:
         """None where nothing is known. Beyond the largest known size, as much as there: it must be tried."""

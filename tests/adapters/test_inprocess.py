@@ -19,6 +19,7 @@ from headway_runtime.errors import (
     InvalidRequestError,
     ModelLoadError,
 )
+from headway_runtime.layers import cpu_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,38 @@ def test_a_request_loads_its_adapter_and_each_prompt_has_its_own(engine: Engine,
     (again,) = engine.generate(PROMPTS[2], PARAMS, lora_request=LoRARequest("one", 1), use_tqdm=False)
     assert again.outputs[0].token_ids == want(bundled, engine, "one", PROMPTS[2])
     assert engine.list_adapters() == ["one", "two"]
+
+
+@pytest.mark.skipif(not cpu_kernels._are_available(), reason="this machine has no CPU kernels of our own")
+def test_decode_steps_with_adapters_are_tapes_too(
+    bundled: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headway_runtime.kernels.cpu.tape import Tape
+
+    runs: list[int] = []
+    run = Tape.run
+
+    def counted(tape: Tape) -> None:
+        runs.append(tape.num_calls)
+        run(tape)
+
+    monkeypatch.setattr(Tape, "run", counted)
+    one, two = (LoRARequest(name, lora_path=str(bundled.adapters[name])) for name in ("one", "two"))
+
+    def answers(**keywords: Any) -> list[tuple[int, ...]]:
+        with Engine("bundled://headway-tiny", dtype="bfloat16", enable_lora=True, **keywords) as engine:
+            return [
+                output.outputs[0].token_ids
+                for requests in ([one, None, two], [one, None, two], [two, one, one])
+                for output in engine.generate(PROMPTS, PARAMS, lora_request=requests, use_tqdm=False)
+            ]
+
+    plain = answers(enforce_eager=True)
+    assert not runs
+    assert answers() == plain
+    assert len({*plain}) > 4
+    # Of 33 decode steps, the first two of each kind are noted.
+    assert len(runs) >= 33 - 2 * 3
 
 
 async def test_streams_and_chats_have_adapters_too(engine: Engine, bundled: Checkpoint) -> None:

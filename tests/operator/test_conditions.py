@@ -282,6 +282,14 @@ def test_a_step_that_failed_degrades(world: World) -> None:
     )
 
 
+def test_a_replica_that_alone_breaks_the_promise_degrades_what_serves(world: World) -> None:
+    words = "b in 40 of 40 requests of the last 90 s misses the TTFT target while the other one keeps it"
+    world.decision = replace(STEADY, ttft=VIOLATED, blocker="SickReplica", sick=words)
+    status = world.status()
+    assert get(status, "Degraded") == ("True", "SickReplica", words)
+    assert get(status, "Ready")[0] == "True"
+
+
 def test_a_model_that_cannot_be_loaded_is_not_available(world: World) -> None:
     message = "exited with status 2; last line: headway serve: /models/x: no config.json"
     crashed = world.replica("a", phase="failed", reason="CrashLoopBackOff", message=message)

@@ -75,7 +75,6 @@ def test_an_object_filled_in_by_default_is_what_the_model_would_fill_in(root: di
         "minReplicas": 1,
         "maxReplicas": 4,
         "stabilizationSeconds": 300,
-        "idleSeconds": 600,
     }
     assert defaults["batching"]["maxNumSeqs"] == {"min": 1, "max": 64}
 

@@ -384,7 +384,7 @@ def test_a_restart_forgets_that_fewer_would_do_and_nothing_else(scene: Scene) ->
     _, memory = scene.decide()
     assert memory.watched_since == NOW
     restored = Memory.from_dict(memory.to_dict(), NOW)
-    assert restored == replace(memory, watched_since=None)
+    assert restored == replace(memory, watched_since=None, marks=())
 
 
 def test_another_version_of_memory_is_a_fresh_one() -> None:

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from headway_operator.slo import Memory, decide
+from headway_operator.slo.baselines import of_replica
+from headway_operator.slo.build import Build
 from headway_operator.slo.capacity import Factors, Workload
+from headway_operator.slo.marks import with_mark
 from headway_operator.slo.step_fit import StepFit, StepModel
 from headway_operator.slo.window import Slice
 from headway_operator.state import (
@@ -43,6 +46,7 @@ class Fleet:
         self.waiting = 0
         self.replicas = {f"r{number}": build.replica(f"r{number}") for number in range(ready)}
         self.lost: set[str] = set()
+        self.own: dict[str, dict[str, Any]] = {}
         self.gateway_lost = False
         self.other_scaler = ""
         self.memory = Memory(
@@ -102,7 +106,7 @@ class Fleet:
         samples = {
             name: None
             if name in self.lost
-            else self.build.sample(now, targets=self.target.targets, **self.gauges)
+            else self.build.sample(now, targets=self.target.targets, **self.gauges, **self.own.get(name, {}))
             for name in ready
         }
         gateway = GatewaySample("g", now, self.waiting, 20.0 if self.waiting else 0.0, 0, {})
@@ -172,7 +176,40 @@ def test_a_target_that_prefill_alone_misses_is_infeasible_and_says_what_would_he
     decision, _ = fleet.decide()
     assert (decision.replicas, decision.blocker) == (4, "TargetInfeasible")
     assert "prefill alone takes" in decision.message
-    assert "fp8 weights or twice the tensorParallelSize" in decision.message
+    assert "so more replicas would not help: no lever of the model is known to help" in decision.message
+
+
+@pytest.mark.parametrize("misses_alone", ["one", "all"])
+def test_a_sick_replica_costs_neither_trust_nor_limits_nor_replicas(fleet: Fleet, misses_alone: str) -> None:
+    fleet.violated("ttft")
+    fleet.per_second = 8.0
+    zero = of_replica(fleet.build.sample(NOW, targets=fleet.target.targets))
+    fleet.memory = replace(
+        fleet.memory,
+        marks=with_mark((), dict.fromkeys(fleet.replicas, zero), NOW - 90),
+        limits_changed_at=NOW - 60,
+    )
+    for name in fleet.replicas:
+        is_bad = misses_alone == "all" or name == "r0"
+        fleet.own[name] = {"counters": {"ttft_met": 5, "ttft_missed": 40} if is_bad else {"ttft_met": 200}}
+    decision, memory = fleet.decide()
+    assert decision.replicas == 4
+    if misses_alone == "one":
+        assert (decision.limits, decision.blocker) == (BEST, "SickReplica")
+        assert decision.sick.startswith("r0 in 40 of 45 requests")
+        assert (memory.kappa, memory.trims, memory.factors) == (1.0, (1.0, 1.0), Factors())
+    else:
+        assert not decision.sick
+        assert memory.kappa < 1.0
+
+
+def test_advice_is_about_what_replicas_are(fleet: Fleet) -> None:
+    fleet.violated("ttft")
+    gpu = Build(quantization="none", tensor_parallel_size=2, has_gpu=True)
+    fleet.target = replace(fleet.target, targets=Targets(100.0, 26.0), build=gpu)
+    fleet.memory = replace(fleet.memory, targets=fleet.target.targets)
+    decision, _ = fleet.decide()
+    assert "fp8 weights or tensorParallelSize 4 would be predicted at" in decision.advice
 
 
 def test_a_target_that_one_sequence_misses_is_infeasible_before_anybody_misses_it(fleet: Fleet) -> None:
@@ -395,4 +432,5 @@ def test_a_decision_does_not_depend_on_what_the_clock_says_besides_its_argument(
 
 def test_what_was_learnt_survives_a_checkpoint(fleet: Fleet) -> None:
     _, memory = fleet.decide()
-    assert Memory.from_dict(memory.to_dict(), NOW) == replace(memory, watched_since=None, idle_since=None)
+    forgotten = replace(memory, watched_since=None, idle_since=None, marks=())
+    assert Memory.from_dict(memory.to_dict(), NOW) == forgotten

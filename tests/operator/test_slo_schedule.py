@@ -105,7 +105,7 @@ def observed(replicas: int) -> Observed:
 
 
 def test_the_decision_follows_and_says_why(build: Any) -> None:
-    target = build.target(schedule=(entry(),), start_seconds=90.0, min_replicas=0, idle_seconds=60.0)
+    target = build.target(schedule=(entry(),), start_seconds=90.0, min_replicas=0, may_sleep=True)
     memory = Memory(began_at=1.0, replicas=0)
     asleep, memory = decide(target, memory, Sample(0.0), observed(0), at("2026-11-23 07:58"))
     assert (asleep.replicas, asleep.cause) == (0, "Asleep")

@@ -19,7 +19,7 @@ class Life:
 
     def __init__(self, build: Any, **target: Any) -> None:
         self.build = build
-        self.target = build.target(min_replicas=0, idle_seconds=60.0, **target)
+        self.target = build.target(min_replicas=0, may_sleep=True, **{"idle_seconds": 60.0, **target})
         self.memory = Memory(began_at=START)
         self.now = START
         self.replicas = 0
@@ -141,7 +141,7 @@ def test_another_scaler_decides_alone(life: Life) -> None:
 def test_a_suspended_service_comes_back_with_as_many_replicas_as_it_had(life: Life) -> None:
     life.step()
     life.replicas, life.memory = 3, replace(life.memory, replicas=3)
-    life.target = replace(life.target, min_replicas=1, idle_seconds=None, is_suspended=True)
+    life.target = replace(life.target, min_replicas=1, may_sleep=False, is_suspended=True)
     decision = life.step()
     assert (decision.replicas, decision.cause, decision.blocker) == (0, "Suspended", "Suspended")
     life.step(50)
@@ -171,10 +171,31 @@ def test_of_an_earlier_checkpoint_what_a_suspension_set_aside_is_read() -> None:
 
 
 def test_only_an_autoscaled_service_without_a_least_number_may_sleep(build: Any) -> None:
-    def idle(**spec: Any) -> float | None:
-        return target_of(parse(build.manifest(spec)).spec).idle_seconds
+    def told(**spec: Any) -> tuple[bool, float | None]:
+        target = target_of(parse(build.manifest(spec)).spec)
+        return target.may_sleep, target.idle_seconds
 
-    assert idle(scaling={"minReplicas": 0, "idleSeconds": 90}) == 90.0
-    assert idle(scaling={"minReplicas": 0}) == 600.0
-    assert idle() is None
-    assert idle(scaling={"minReplicas": 0}, replicas=1) is None
+    assert told(scaling={"minReplicas": 0, "idleSeconds": 90}) == (True, 90.0)
+    assert told(scaling={"minReplicas": 0}) == (True, None)
+    assert told()[0] is False
+    assert told(scaling={"minReplicas": 0}, replicas=1)[0] is False
+
+
+@pytest.mark.parametrize(
+    ("starts", "wanted"), [([], 600), ([30.0], 600), ([40.0, 200.0, 200.0], 1000), ([200.0] * 3, 1000)]
+)
+def test_unless_told_it_sleeps_the_later_the_longer_its_way_back(
+    build: Any, starts: list[float], wanted: int
+) -> None:
+    life = Life(build, idle_seconds=None)
+    life.memory = replace(life.memory, starts=tuple((START - one, one) for one in starts))
+    life.waiting = 1
+    life.step(2)
+    life.waiting = 0
+    decision = life.step(2)
+    since = life.now
+    while decision.replicas and life.now < since + 2000:
+        decision = life.step()
+    assert decision.cause == "Idle"
+    # Idle since the first pass that saw nobody, which was one before `since`.
+    assert life.now - since == wanted - INTERVAL_SECONDS

@@ -155,3 +155,39 @@ def test_whatever_happens_the_invariants_hold_and_calm_returns(build: Any, seed:
     calm = fleet.run(600, 0.5)
     assert calm[-1].replicas == fleet.target.min_replicas
     assert calm[-1].ttft.verdict == "met"
+
+
+def test_a_replica_that_is_slow_alone_is_named_and_nothing_is_moved_for_it(build: Any) -> None:
+    target = build.target(min_replicas=4, max_replicas=8, initial=Limits(16, 2048), percentile=99)
+    fleet = build.fleet(target)
+    fleet.run(150, 8)
+    before = fleet.decisions[-1]
+    assert before.replicas == 4
+    assert not before.sick
+    slow = fleet.replicas[0]
+    slow.slowness = 15.0
+    after = fleet.run(300, 8)
+    assert {(d.replicas, d.limits) for d in after} == {(4, before.limits)}
+    assert after[-1].ttft.verdict == "violated"
+    assert after[-1].blocker == "SickReplica"
+    assert after[-1].sick.startswith(f"{slow.name} in ")
+    assert "the other 3 keep it with room for the whole load" in after[-1].sick
+    assert "delete the pod" in after[-1].message
+    # Mended, it is no longer named.
+    slow.slowness = 1.0
+    assert not fleet.run(400, 8)[-1].sick
+
+
+def test_where_the_others_have_no_room_replicas_are_added_whoever_is_slow(build: Any) -> None:
+    fleet = build.fleet(build.target(min_replicas=2, max_replicas=8, initial=Limits(4, 512)))
+    fleet.run(60, 2)
+    fleet.replicas[0].slowness = 15.0
+    assert max(d.replicas for d in fleet.run(200, 14)) > 2
+
+
+def test_where_all_are_slow_nobody_is_sick(build: Any) -> None:
+    fleet = build.fleet(build.target(min_replicas=4, max_replicas=8, initial=Limits(16, 2048)))
+    fleet.run(60, 8)
+    for one in fleet.replicas:
+        one.slowness = 15.0
+    assert not any(d.sick for d in fleet.run(120, 8))

@@ -162,6 +162,8 @@ def decisions() -> Iterator[Facts]:
         *("PendingPastDeadline", "SamplesMissing", "TargetInfeasible", "Unschedulable"),
     ):
         yield told(own_replicas(2), replace(STEADY, blocker=blocker, ttft=VIOLATED))
+    sick = replace(STEADY, blocker="SickReplica", sick="words", ttft=VIOLATED)
+    yield told(own_replicas(2), sick)
 
 
 def gates() -> Iterator[Facts]:

@@ -121,6 +121,8 @@ def degraded(
     if losses := recent_losses(observed, decision.at):
         lost = f"{len(losses)} replicas lost: {losses[0].name}: {losses[0].message}"
         return Condition("Degraded", "True", losses[0].reason, lost)
+    if decision.sick:
+        return Condition("Degraded", "True", "SickReplica", decision.sick)
     if decision.blocker == "SamplesMissing":
         return Condition("Degraded", "True", "SamplesMissing", decision.message)
     return Condition("Degraded", "False", "AsExpected", "nothing is wrong")

@@ -24,8 +24,10 @@ from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.feasibility import infeasible
 from headway_operator.slo.history import with_decision
+from headway_operator.slo.marks import with_mark
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.schedule import scheduled
+from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
 from headway_operator.slo.sizing import (
     KAPPA_CUT,
@@ -76,6 +78,7 @@ def decide(
         tpot=reported[1],
         evidence=_numbers(situation, recommendation),
         advice=situation.infeasible if situation.sizing is not None else "",
+        sick=situation.sick,
     )
     return decision, with_decision(_remembered(situation, choice), decision)
 
@@ -92,13 +95,15 @@ def _situation(
     ttft, tpot = evidence.attainments(target, happened, now_load, now, since)
     reported = evidence.attainments(target, happened, now_load, now)
     found = sizing(target, memory, happened, now_load, now)
+    ahead = expected(memory, now)
+    ill = sick(target, memory, sample, found, ahead, (ttft, tpot), now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
     if found is not None:
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do.
             memory = replace(memory, recommended=())
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
-        is_quiet = not now_load.late and not counted.unsampled
+        is_quiet = not now_load.late and not counted.unsampled and not ill
         if is_quiet:
             factors = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)
             memory = replace(memory, factors=factors)
@@ -116,10 +121,11 @@ def _situation(
         last_tpot_milliseconds=reported[1].p_milliseconds,
         other_scaler=observed.other_scaler,
         now=now,
-        forecast=expected(memory, now),
+        forecast=ahead,
         lead_seconds=lead_seconds(memory),
         sizing=found,
         infeasible=infeasible(target, found, now_load, ttft, tpot),
+        sick=ill,
     )
     return situation, reported
 
@@ -140,7 +146,8 @@ def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observ
         memory.slices, before, sample, observed, target.targets, memory.began_at, changed_at
     )
     since = now if memory.watched_since is None else memory.watched_since
-    memory = replace(memory, slices=slices, baselines=baselines, watched_since=since)
+    marks = with_mark(memory.marks, baselines, now)
+    memory = replace(memory, slices=slices, baselines=baselines, watched_since=since, marks=marks)
     return with_learning(memory, before, observed, now)
 
 
@@ -161,7 +168,7 @@ def _with_trust(situation: Situation) -> Memory:
     seconds = 0.0 if memory.kappa_at is None else now - memory.kappa_at
     memory = replace(memory, kappa_at=now)
     found = situation.sizing
-    if found is None or situation.infeasible:
+    if found is None or situation.infeasible or situation.sick:
         return memory
     counted = situation.supply
     is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
@@ -252,7 +259,7 @@ def _held(
         if not blocker and situation.sizing is not None and situation.supply.pending:
             blocker = "ReplicaPending"
         cause = blocker or "Watching"
-        why = situation.infeasible or _BLOCKER_WORDS.get(cause, cause)
+        why = situation.infeasible or situation.sick or _BLOCKER_WORDS.get(cause, cause)
         if cause == "ReplicaPending" and situation.supply.pending_reason:
             why = f"{why} ({situation.supply.pending_reason})"
         return hold(situation, cause, f"{words}; {why}", blocker)

@@ -86,7 +86,7 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
         num_sampled=len(replicas),
         running=sum(one.running for one in replicas),
         waiting=sum(one.waiting for one in queues),
-        late=sum(_late(one.waiting, one.oldest_waiting_seconds, target) for one in queues),
+        late=sum(num_late(one.waiting, one.oldest_waiting_seconds, target) for one in queues),
         oldest_waiting_seconds=max(
             (one.oldest_waiting_seconds for one in queues if one.waiting), default=0.0
         ),
@@ -157,7 +157,7 @@ def _with_late(counts: histogram.Counts, now_load: Load, milliseconds: float | N
     return histogram.total((counts, {histogram.bucket_of(waited): now_load.late}))
 
 
-def _late(waiting: int, oldest_seconds: float, target: Target) -> int:
+def num_late(waiting: int, oldest_seconds: float, target: Target) -> int:
     """How many of `waiting` are older than the TTFT target, ages spread evenly up to the oldest."""
     milliseconds = target.targets.ttft_milliseconds
     if milliseconds is None or waiting == 0 or oldest_seconds * 1000.0 <= milliseconds:

@@ -4,22 +4,17 @@ A request that comes to an idle replica sees the least latency that there is: th
 sequence's. Where even that misses a target, more replicas miss it as well; the model's own levers are advice.
 """
 
-from headway_operator.slo.capacity import Latencies
+from headway_operator.slo.advice import Latency, advice
 from headway_operator.slo.evidence import Load
 from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.target import Target
 from headway_operator.state import Attainment
 
-# What a lever leaves of a step's time: half of the weights' and sequences' with half the bytes, and as much
-# with two GPUs, less what they tell each other. A prediction, to be measured before it is believed.
-FP8_SHARE = 0.6
-TENSOR_PARALLEL_SHARE = 0.55
-
 
 def infeasible(target: Target, found: Sizing | None, load: Load, ttft: Attainment, tpot: Attainment) -> str:
     """Why no number of replicas would do, with advice; "" where one may."""
     if found is not None:
-        return _by_model(target, found.capacity.idle, ttft, tpot)
+        return _by_model(target, found, ttft, tpot)
     is_missed = ttft.verdict == "violated" and (load.late > 0 or load.ttft_missed > 0)
     is_tpot_missed = tpot.verdict == "violated" and load.tpot_missed > 0
     is_queued = load.late > 0 or load.queue_milliseconds > load.prefill_milliseconds
@@ -35,20 +30,20 @@ def infeasible(target: Target, found: Sizing | None, load: Load, ttft: Attainmen
     return ""
 
 
-def _by_model(target: Target, idle: Latencies, ttft: Attainment, tpot: Attainment) -> str:
-    wanted = target.targets
+def _by_model(target: Target, found: Sizing, ttft: Attainment, tpot: Attainment) -> str:
+    wanted, idle = target.targets, found.capacity.idle
     if wanted.tpot_milliseconds is not None and idle.tpot > wanted.tpot_milliseconds:
-        return _advice("a step with one sequence", idle.tpot, wanted.tpot_milliseconds)
+        return _words(target, found, "tpot", "a step with one sequence", wanted.tpot_milliseconds)
     is_missed = ttft.verdict == "violated"
     if is_missed and wanted.ttft_milliseconds is not None and idle.ttft > wanted.ttft_milliseconds:
-        return _advice("prefill alone", idle.ttft, wanted.ttft_milliseconds)
+        return _words(target, found, "ttft", "prefill alone", wanted.ttft_milliseconds)
     return ""
 
 
-def _advice(what: str, milliseconds: float, target_milliseconds: float) -> str:
-    fp8, parallel = FP8_SHARE * milliseconds, TENSOR_PARALLEL_SHARE * milliseconds
+def _words(target: Target, found: Sizing, latency: Latency, what: str, wanted: float) -> str:
+    milliseconds = getattr(found.capacity.idle, latency)
+    helps = advice(target.build, found.replica, found.capacity.limits, latency, wanted)
     return (
-        f"{what} takes {milliseconds:.0f} ms at idle against a target of {target_milliseconds:.0f} ms, so "
-        "more replicas would not help: fp8 weights or twice the tensorParallelSize would be predicted at "
-        f"{fp8:.0f} / {parallel:.0f} ms"
+        f"{what} takes {milliseconds:.0f} ms at idle against a target of {wanted:.0f} ms, so "
+        f"more replicas would not help: {helps}"
     )

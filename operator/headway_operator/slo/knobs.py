@@ -55,6 +55,8 @@ class Move:
 
 def move(situation: Situation) -> Move | None:
     """The move that the symptoms call for, and the model; None when there is none to make."""
+    if situation.sick:
+        return None
     if situation.sizing is not None:
         return _towards_best(situation, situation.sizing)
     if not situation.is_violated or situation.is_settling:

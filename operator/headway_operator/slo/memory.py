@@ -7,6 +7,7 @@ from typing import Any
 from headway_operator.slo.baselines import NO_TARGETS, Baseline
 from headway_operator.slo.capacity import Factors, Workload
 from headway_operator.slo.forecast import Course
+from headway_operator.slo.marks import Mark
 from headway_operator.slo.step_fit import StepFit
 from headway_operator.slo.window import Slice
 from headway_operator.state import Limits, Targets
@@ -30,7 +31,7 @@ class Memory:
     service was suspended; None while it is not.
     fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
     kappa_at, last cut at kappa_cut_at. trims: of max_num_seqs and max_num_batched_tokens, over the model's.
-    decisions: the last ones, as `history` writes them.
+    decisions: the last ones, as `history` writes them. marks: not of the checkpoint.
     """
 
     began_at: float = 0.0
@@ -61,6 +62,7 @@ class Memory:
     kappa_cut_at: float | None = None
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[Mapping[str, Any], ...] = ()
+    marks: tuple[Mark, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

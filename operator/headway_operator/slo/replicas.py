@@ -41,6 +41,7 @@ SHORT_PATIENCE_SECONDS = 6.0
 # Without a model: what one replica fewer may be predicted to use of the cap on running sequences.
 MOST_CAP_USE = 0.7
 HEADROOM_WINDOW_SECONDS = 20.0
+SICK = "SickReplica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def _after_dead_band(situation: Situation, found: Sizing, number: int) -> int:
 
 def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:
     desired, now = situation.supply.desired, situation.now
-    if situation.is_violated:
+    if situation.is_violated and not situation.sick:
         patience = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
         since = situation.memory.violated_since
         if situation.supply.pending or since is None or now - since < patience:
@@ -137,6 +138,8 @@ def more(situation: Situation, wanted: int) -> Raise:
             return Raise(desired, "Settling")
     if barred:
         return Raise(desired, barred)
+    if situation.sick and wanted <= desired and not supply.overdue:
+        return Raise(desired, SICK)
     # A replica past its deadline is as good as none, and is asked for once more elsewhere.
     wanted += supply.overdue if situation.sizing is not None else 0
     most = desired + min(MOST_ADDED, max(FEW_ADDED if situation.sizing else 1, desired))

@@ -52,7 +52,7 @@ def scheduled(target: Target, now: float) -> Target:
         target,
         min_replicas=lowest,
         max_replicas=highest,
-        idle_seconds=None if lowest else target.idle_seconds,
+        may_sleep=target.may_sleep and not lowest,
         because="; ".join(("", *told)),
     )
 

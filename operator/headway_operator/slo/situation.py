@@ -53,6 +53,7 @@ class Situation:
     last_ttft_milliseconds, last_tpot_milliseconds: measured at the percentile over the last minutes, whatever
     changed meanwhile. sizing: what a replica is worth; None while that is not known. forecast: of the load.
     lead_seconds: until replicas asked for now are ready. infeasible: why no number of them would do, or "".
+    sick: which replicas alone break the promise, or "".
     """
 
     target: Target
@@ -71,6 +72,7 @@ class Situation:
     lead_seconds: float
     sizing: Sizing | None = None
     infeasible: str = ""
+    sick: str = ""
 
     @property
     def is_violated(self) -> bool:

@@ -1,8 +1,10 @@
 """No replicas at all: when a service falls asleep, what wakes it, and how many come back after a suspension.
 
 A service sleeps while `scaling.minReplicas` is 0 and nobody has asked it for anything for
-`scaling.idleSeconds`. Who asks then is held by the gateway, whose queue is what wakes it. Nothing sleeps
-behind a gateway that could not wake it, and nothing is taken for idle that was not seen.
+`scaling.idleSeconds`; where that is not said, for ten minutes or five times what a replica takes to start,
+whichever is longer: the longer the way back, the surer it must be that nobody comes. Who asks then is held by
+the gateway, whose queue is what wakes it. Nothing sleeps behind a gateway that could not wake it, and nothing
+is taken for idle that was not seen.
 """
 
 from dataclasses import replace
@@ -11,6 +13,17 @@ from headway_operator.slo import replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.situation import Situation
+from headway_operator.slo.target import Target
+
+LEAST_IDLE_SECONDS = 600.0
+IDLE_STARTS = 5.0
+
+
+def idle_seconds(target: Target, lead_seconds: float) -> float:
+    """For how long nobody must have asked. lead_seconds: until a replica asked for now is ready."""
+    if target.idle_seconds is not None:
+        return target.idle_seconds
+    return max(LEAST_IDLE_SECONDS, IDLE_STARTS * lead_seconds)
 
 
 def with_idleness(situation: Situation) -> Memory:
@@ -18,7 +31,7 @@ def with_idleness(situation: Situation) -> Memory:
     counted, load = situation.supply, situation.load
     is_busy = load.running or load.waiting or load.in_flight or load.received
     is_unsure = counted.unsampled or not counted.is_gateway_sampled or not counted.ready
-    if situation.target.idle_seconds is None or is_busy or is_unsure:
+    if not situation.target.may_sleep or is_busy or is_unsure:
         return replace(situation.memory, idle_since=None)
     since = situation.memory.idle_since
     return replace(situation.memory, idle_since=situation.now if since is None else since)
@@ -26,7 +39,7 @@ def with_idleness(situation: Situation) -> Memory:
 
 def wake(situation: Situation) -> Choice:
     """No replica is wanted so far."""
-    if situation.target.idle_seconds is None or situation.other_scaler:
+    if not situation.target.may_sleep or situation.other_scaler:
         who = "another scaler" if situation.other_scaler else "spec.replicas"
         return hold(situation, "ScaledToZero", f"{who} asks for 0 replicas")
     waiting = situation.load.waiting
@@ -39,10 +52,10 @@ def wake(situation: Situation) -> Choice:
 
 def is_idle(situation: Situation) -> bool:
     """Whether nobody has asked for anything for long enough."""
-    since, wait = situation.memory.idle_since, situation.target.idle_seconds
-    if since is None or wait is None or situation.other_scaler:
+    since = situation.memory.idle_since
+    if since is None or not situation.target.may_sleep or situation.other_scaler:
         return False
-    return situation.now - since >= wait
+    return situation.now - since >= idle_seconds(situation.target, situation.lead_seconds)
 
 
 def fall_asleep(situation: Situation) -> Choice:

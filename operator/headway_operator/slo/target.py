@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from headway_operator.slo.build import UNKNOWN, Build, build_of
 from headway_operator.slo.window import LONGEST_SECONDS
 from headway_operator.spec import InferenceServiceSpec
 from headway_operator.spec.schedule import ScheduleEntry
@@ -15,9 +16,11 @@ class Target:
     window_seconds: how far back requests are judged at most.
     fixed_replicas: None while autoscaled. lowest, highest: ends of the envelope of the batch limits.
     initial: limits at start. stabilization_seconds: how long fewer replicas must have been enough.
-    idle_seconds: how long nobody must have asked before there need be no replica; None: there always is one.
+    may_sleep: whether there need be no replica while nobody asks. idle_seconds: for how long nobody must have
+    asked; None: as long as start-up times call for (`sleep`).
     schedule, start_seconds: other bounds at other times, and what a replica takes to start, for which they
-    hold early (`schedule`). because: the entries that today's bounds come from, in words, or "".
+    hold early (`schedule`). because: the entries that today's bounds come from, in words, or "". build: what
+    replicas are.
     """
 
     targets: Targets
@@ -31,10 +34,12 @@ class Target:
     highest: Limits
     initial: Limits
     is_suspended: bool = False
+    may_sleep: bool = False
     idle_seconds: float | None = None
     schedule: tuple[ScheduleEntry, ...] = ()
     start_seconds: float = 0.0
     because: str = ""
+    build: Build = UNKNOWN
 
     def bound_replicas(self, replicas: int) -> int:
         """The nearest allowed number of replicas."""
@@ -72,11 +77,9 @@ def target_of(spec: InferenceServiceSpec, start_seconds: float = 0.0) -> Target:
         highest=Limits(batching.max_num_seqs.max, batching.max_num_batched_tokens.max),
         initial=Limits(*batching.initial),
         is_suspended=spec.suspend,
-        idle_seconds=float(scaling.idle_seconds) if _may_sleep(spec) else None,
+        may_sleep=spec.replicas is None and scaling.min_replicas == 0,
+        idle_seconds=None if scaling.idle_seconds is None else float(scaling.idle_seconds),
         schedule=tuple(scaling.schedule),
         start_seconds=start_seconds,
+        build=build_of(spec),
     )
-
-
-def _may_sleep(spec: InferenceServiceSpec) -> bool:
-    return spec.replicas is None and spec.scaling.min_replicas == 0

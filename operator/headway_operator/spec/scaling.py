@@ -45,9 +45,10 @@ class Scaling(SpecModel):
     stabilization_seconds: Annotated[int, Field(ge=10, le=3600)] = 300
     """How long, in seconds, fewer replicas must have been enough before one is removed (10 to 3600).
     Default 300."""
-    idle_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
+    idle_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = None
     """How long, in seconds, no request must have come before the last replicas are removed (10 to 86400);
-    used while minReplicas is 0. Default 600."""
+    used while minReplicas is 0. Default: ten minutes, or five times what a replica takes to start where that
+    is longer."""
     schedule: list[ScheduleEntry] = Field(default_factory=list, max_length=16)
     """Other bounds at known times, such as more replicas before the office opens; at most 16 entries. Where
     several hold at once, the largest of each bound counts. Default: none."""

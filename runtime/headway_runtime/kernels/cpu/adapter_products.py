@@ -1,13 +1,14 @@
 """What adapters add to a product: for tiles of a few rows of one adapter, x @ A.T, and of that @ B.T.
 
-A task is a tile: first the products with A, a few of its rows at a time, whose sums stay in float32; then, a
-strip of outputs at a time, what each part's B adds to them. So a step's adapters are shared out over the
-threads, each adapter's weights are read once for up to four rows, and one call serves all of them, however
-many there are. A lies as it is; B in strips of outputs, one input after the other.
+Two kernels, one after the other: the products with A, a few of its rows at a time, whose sums stay in
+float32; then, a strip of outputs at a time, what each part's B adds to them. A task is a tile, or, where
+there are fewer than threads, a chunk of its rows of A and of its strips. So each adapter's weights are read
+once for up to four rows, and two calls serve all adapters, however many there are. A lies as it is; B in
+strips of outputs, one input after the other.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,6 +29,8 @@ SLOT_NUMBERS = 2
 PART_NUMBERS = 3
 # Below so many numbers of weights and rows, threads cost more than they save.
 LEAST_NUMBERS = 1 << 15
+# So many tasks for each thread, where tiles are fewer.
+TASKS_PER_THREAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,10 @@ class PackedDelta:
 
 
 class AdapterProducts:
-    """The kernel for one merged product, and the table of the adapters that it has weights of."""
+    """The kernels for one merged product, and the table of the adapters that it has weights of."""
 
     __slots__ = (
         "_dtype",
-        "_kernel",
         "_most",
         "_num_inputs",
         "_num_outputs",
@@ -57,6 +59,8 @@ class AdapterProducts:
         "_slots",
         "_strip",
         "_table",
+        "_times_a",
+        "_times_b",
     )
 
     def __init__(
@@ -78,8 +82,9 @@ class AdapterProducts:
         self._slots: dict[int, PackedDelta] = {}
         # The most rows that any of them has in A.
         self._most = 0
-        name = "adapter_products"
-        self._kernel = Kernel(name, _text(name, elements(dtype), width, vectors))
+        stored = elements(dtype)
+        self._times_a = Kernel("adapter_times_a", _times_a_text("adapter_times_a", stored, width))
+        self._times_b = Kernel("adapter_times_b", _times_b_text("adapter_times_b", stored, width, vectors))
 
     def packed(self, matrices: Sequence[tuple[Tensor, Tensor] | None]) -> PackedDelta:
         """matrices: A [rank, inputs] and B [outputs, rank] of each part."""
@@ -132,66 +137,115 @@ class AdapterProducts:
             return
         scratch = torch.empty(num_tiles * TILE_ROWS * most, dtype=torch.float32)
         work = num_tiles * most * (self._num_inputs + self._num_outputs)
-        self._kernel.run(
-            1 if num_tiles == 1 or work < LEAST_NUMBERS else torch.get_num_threads(),
-            num_tiles,
-            tiles.data_ptr(),
-            self._table.data_ptr(),
-            self._table.shape[1] * 8,
-            x.data_ptr(),
-            out.data_ptr(),
-            self._num_inputs,
-            self._num_outputs,
-            len(self._sizes),
-            self._parts.data_ptr(),
-            scratch.data_ptr(),
-            most,
+        num_threads = 1 if work < LEAST_NUMBERS else torch.get_num_threads()
+        num_chunks = -(-TASKS_PER_THREAD * num_threads // num_tiles) if num_tiles < num_threads else 1
+        shared = (
+            *(num_tiles * num_chunks, num_chunks, tiles.data_ptr()),
+            *(self._table.data_ptr(), self._table.shape[1] * 8, scratch.data_ptr(), most),
         )
+        self._times_a.run(num_threads, *shared, x.data_ptr(), self._num_inputs)
+        parts = (len(self._sizes), self._parts.data_ptr())
+        self._times_b.run(num_threads, *shared, out.data_ptr(), self._num_outputs, *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Of one task: the rows of x or out, those of the scratch memory, the adapter's slot, and which chunk."""
+
+    rows: list[ir.Value]
+    middles: list[ir.Value]
+    slot: ir.Value
+    chunk: ir.Value
+    num_chunks: ir.Value
+
+    def span(self, emitter: Emitter, count: ir.Value, step: int = 1) -> tuple[ir.Value, ir.Value]:
+        """Where this chunk of `count` things begins and ends; both multiples of step, or the end of all."""
+        builder, integer = emitter.builder, emitter.integer
+        at_once = builder.mul(self.num_chunks, integer(step))
+        rounded = builder.sub(builder.add(count, at_once), integer(1))
+        size = builder.mul(builder.sdiv(rounded, at_once), integer(step))
+        start = emitter.smaller_integer(builder.mul(self.chunk, size), count)
+        return start, emitter.smaller_integer(builder.add(start, size), count)
+
+
+def _of_each_task(emitter: Emitter, stored: Elements, body: Callable[[_Task], None]) -> None:
+    """body: makes the code for a task, once for each number of rows that a tile may have."""
+    builder, integer = emitter.builder, emitter.integer
+    num_tasks, num_chunks, tiles, table, slot_bytes, scratch, most, numbers, row_size = (
+        emitter.argument(index) for index in range(1, 10)
+    )
+    row_bytes = builder.mul(row_size, integer(stored.num_bytes))
+    middle_row_bytes = builder.mul(most, integer(FLOAT32.num_bytes))
+    with emitter.tasks(emitter.argument_address(0), num_tasks) as task:
+        place, chunk = builder.sdiv(task, num_chunks), builder.srem(task, num_chunks)
+        tile = emitter.offset(tiles, (place, TILE_NUMBERS * 8))
+        slot_number, count = (emitter.load_integer(tile, integer(index)) for index in range(2))
+        slot = builder.add(table, builder.mul(slot_number, slot_bytes))
+        own_middle = builder.add(
+            scratch, builder.mul(builder.mul(place, integer(TILE_ROWS)), middle_row_bytes)
+        )
+        for number in range(1, TILE_ROWS + 1):
+            with builder.if_then(builder.icmp_signed("==", count, integer(number))):
+                places = [emitter.load_integer(tile, integer(2 + row)) for row in range(number)]
+                rows = [builder.add(numbers, builder.mul(one, row_bytes)) for one in places]
+                middles = [
+                    builder.add(own_middle, builder.mul(integer(row), middle_row_bytes))
+                    for row in range(number)
+                ]
+                body(_Task(rows, middles, slot, chunk, num_chunks))
 
 
 @cache
-def _text(name: str, stored: Elements, width: int, vectors: int) -> str:
+def _times_a_text(name: str, stored: Elements, width: int) -> str:
     emitter = Emitter(name, width)
     builder, integer = emitter.builder, emitter.integer
-    num_tiles, tiles, table, slot_bytes, x, out, inputs, outputs, num_parts, parts, scratch, most = (
-        emitter.argument(index) for index in range(1, 13)
-    )
-    row_bytes, out_row_bytes = (builder.mul(size, integer(stored.num_bytes)) for size in (inputs, outputs))
-    middle_row_bytes = builder.mul(most, integer(FLOAT32.num_bytes))
-    strip_bytes = vectors * width * stored.num_bytes
+    inputs = emitter.argument(9)
+    row_bytes = builder.mul(inputs, integer(stored.num_bytes))
 
-    def times_a(rows: list[ir.Value], middles: list[ir.Value], slot: ir.Value) -> None:
-        a, num_ranks = (emitter.load_integer(slot, integer(index)) for index in range(SLOT_NUMBERS))
-        with emitter.loop(num_ranks, step=RANKS_AT_ONCE) as rank:
+    def times_a(task: _Task) -> None:
+        a, num_ranks = (emitter.load_integer(task.slot, integer(index)) for index in range(SLOT_NUMBERS))
+        start, end = task.span(emitter, num_ranks, RANKS_AT_ONCE)
+        with emitter.loop(end, start=start, step=RANKS_AT_ONCE) as rank:
             weights = [
                 builder.add(a, builder.mul(builder.add(rank, integer(one)), row_bytes))
                 for one in range(RANKS_AT_ONCE)
             ]
-            sums = [[emitter.variable(emitter.splat(0.0)) for _ in weights] for _ in rows]
+            sums = [[emitter.variable(emitter.splat(0.0)) for _ in weights] for _ in task.rows]
             with emitter.loop(inputs, step=width) as at:
                 loaded = [emitter.load(weight, at, stored) for weight in weights]
-                for row, row_sums in zip(rows, sums, strict=True):
+                for row, row_sums in zip(task.rows, sums, strict=True):
                     numbers = emitter.load(row, at, stored)
                     for weight, total in zip(loaded, row_sums, strict=True):
                         total.set(emitter.multiply_add(numbers, weight, total.get()))
-            for middle, row_sums in zip(middles, sums, strict=True):
+            for middle, row_sums in zip(task.middles, sums, strict=True):
                 place = emitter.offset(middle, (rank, FLOAT32.num_bytes))
                 for one, total in enumerate(row_sums):
                     target = emitter.offset(place, (integer(one), FLOAT32.num_bytes))
                     emitter.store_number(emitter.sum_of_lanes(total.get()), target)
 
-    def add_times_b(targets: list[ir.Value], middles: list[ir.Value], slot: ir.Value) -> None:
+    _of_each_task(emitter, stored, times_a)
+    return emitter.finish()
+
+
+@cache
+def _times_b_text(name: str, stored: Elements, width: int, vectors: int) -> str:
+    emitter = Emitter(name, width)
+    builder, integer = emitter.builder, emitter.integer
+    num_parts, parts = (emitter.argument(index) for index in (10, 11))
+    strip_bytes = vectors * width * stored.num_bytes
+
+    def add_times_b(task: _Task) -> None:
         with emitter.loop(num_parts) as part:
-            own = emitter.offset(slot, (integer(SLOT_NUMBERS), 8), (part, PART_NUMBERS * 8))
+            own = emitter.offset(task.slot, (integer(SLOT_NUMBERS), 8), (part, PART_NUMBERS * 8))
             b, rank, first_rank = (emitter.load_integer(own, integer(index)) for index in range(PART_NUMBERS))
             place = emitter.offset(parts, (part, 2 * 8))
             first_output, num_strips = (emitter.load_integer(place, integer(index)) for index in range(2))
-            with emitter.loop(
-                builder.select(builder.icmp_signed(">", rank, integer(0)), num_strips, integer(0))
-            ) as strip:
+            has_any = builder.icmp_signed(">", rank, integer(0))
+            start, end = task.span(emitter, builder.select(has_any, num_strips, integer(0)))
+            with emitter.loop(end, start=start) as strip:
                 column = builder.add(first_output, builder.mul(strip, integer(vectors * width)))
                 weights = builder.add(b, builder.mul(strip, builder.mul(rank, integer(strip_bytes))))
-                places = [emitter.offset(target, (column, stored.num_bytes)) for target in targets]
+                places = [emitter.offset(target, (column, stored.num_bytes)) for target in task.rows]
                 sums = [
                     [emitter.variable(emitter.load(one, index * width, stored)) for index in range(vectors)]
                     for one in places
@@ -199,7 +253,7 @@ def _text(name: str, stored: Elements, width: int, vectors: int) -> str:
                 with emitter.loop(rank) as at:
                     row_of_b = emitter.offset(weights, (at, strip_bytes))
                     loaded = [emitter.load(row_of_b, index * width, stored) for index in range(vectors)]
-                    for middle, row_sums in zip(middles, sums, strict=True):
+                    for middle, row_sums in zip(task.middles, sums, strict=True):
                         number = emitter.load_number(middle, builder.add(first_rank, at))
                         for weight, total in zip(loaded, row_sums, strict=True):
                             total.set(emitter.multiply_add(number, weight, total.get()))
@@ -207,22 +261,5 @@ def _text(name: str, stored: Elements, width: int, vectors: int) -> str:
                     for index, total in enumerate(row_sums):
                         emitter.store(total.get(), one, index * width, stored)
 
-    with emitter.tasks(emitter.argument_address(0), num_tiles) as task:
-        tile = emitter.offset(tiles, (task, TILE_NUMBERS * 8))
-        slot_number, count = (emitter.load_integer(tile, integer(index)) for index in range(2))
-        slot = builder.add(table, builder.mul(slot_number, slot_bytes))
-        own_middle = builder.add(
-            scratch, builder.mul(builder.mul(task, integer(TILE_ROWS)), middle_row_bytes)
-        )
-        for number in range(1, TILE_ROWS + 1):
-            with builder.if_then(builder.icmp_signed("==", count, integer(number))):
-                places = [emitter.load_integer(tile, integer(2 + row)) for row in range(number)]
-                rows = [builder.add(x, builder.mul(place, row_bytes)) for place in places]
-                targets = [builder.add(out, builder.mul(place, out_row_bytes)) for place in places]
-                middles = [
-                    builder.add(own_middle, builder.mul(integer(row), middle_row_bytes))
-                    for row in range(number)
-                ]
-                times_a(rows, middles, slot)
-                add_times_b(targets, middles, slot)
+    _of_each_task(emitter, stored, add_times_b)
     return emitter.finish()
