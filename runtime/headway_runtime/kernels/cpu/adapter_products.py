@@ -137,8 +137,10 @@ class AdapterProducts:
             return
         scratch = torch.empty(num_tiles * TILE_ROWS * most, dtype=torch.float32)
         work = num_tiles * most * (self._num_inputs + self._num_outputs)
-        num_threads = 1 if work < LEAST_NUMBERS else torch.get_num_threads()
-        num_chunks = -(-TASKS_PER_THREAD * num_threads // num_tiles) if num_tiles < num_threads else 1
+        most_threads = 1 if work < LEAST_NUMBERS else torch.get_num_threads()
+        num_chunks = -(-TASKS_PER_THREAD * most_threads // num_tiles) if num_tiles < most_threads else 1
+        # Waking threads twice for a lone tile costs more than it brings; those of a tape are awake.
+        num_threads = 1 if num_tiles == 1 else most_threads
         shared = (
             *(num_tiles * num_chunks, num_chunks, tiles.data_ptr()),
             *(self._table.data_ptr(), self._table.shape[1] * 8, scratch.data_ptr(), most),
