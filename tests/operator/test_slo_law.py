@@ -187,7 +187,7 @@ def test_a_sick_replica_costs_neither_trust_nor_limits_nor_replicas(fleet: Fleet
     fleet.memory = replace(
         fleet.memory,
         marks=with_mark((), dict.fromkeys(fleet.replicas, zero), NOW - 90),
-        limits_changed_at=NOW - 60,
+        limits_changed_at=NOW - 120,
     )
     for name in fleet.replicas:
         is_bad = misses_alone == "all" or name == "r0"

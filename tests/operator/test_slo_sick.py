@@ -27,6 +27,7 @@ class Case:
         self.changes: dict[str, dict[str, Any]] = {}
         self.judged = (VIOLATED, NOT_PROMISED)
         self.seconds = 90.0
+        self.since = 0.0
 
     def baseline(self, name: str, counters: dict[str, int], **changes: Any) -> Baseline:
         return of_replica(self.sample(name, counters, **changes))
@@ -49,7 +50,7 @@ class Case:
         )
         samples = {name: self.sample(name, counters[name], **self.changes.get(name, {})) for name in counters}
         memory = Memory(marks=mark, baselines={name: of_replica(one) for name, one in samples.items()})
-        return sick(self.target, memory, Sample(NOW, samples), None, EXPECTED, self.judged, NOW)
+        return sick(self.target, memory, Sample(NOW, samples), None, EXPECTED, self.judged, self.since, NOW)
 
 
 def test_who_misses_alone_is_named_with_its_numbers(build: Any) -> None:
@@ -106,6 +107,12 @@ def test_a_mark_too_young_or_too_old_says_nothing(build: Any, seconds: float) ->
     assert not case.found()
 
 
+def test_what_was_counted_before_the_last_change_says_nothing(build: Any) -> None:
+    case = Case(build, a=(5, 15), b=(60, 1))
+    case.since = NOW - 80.0
+    assert not case.found()
+
+
 def test_a_restart_counts_from_zero_and_other_targets_do_not_count(build: Any) -> None:
     case = Case(build, a=(5, 15), b=(60, 1))
     case.changes["a"] = {"instance": "another"}
@@ -120,6 +127,6 @@ def test_two_marks_a_minute_apart_are_kept(build: Any) -> None:
     for second in range(0, 301, 5):
         kept = marks.with_mark(kept, baselines, NOW + second)
         assert len(kept) <= marks.NUM_MARKS
-        oldest = marks.usable(kept, NOW + second)
+        oldest = marks.usable(kept, NOW + second, 0.0)
         assert (oldest is None) == (second < 30)
         assert oldest is None or 30 <= NOW + second - oldest.at <= 120

@@ -96,7 +96,7 @@ def _situation(
     reported = evidence.attainments(target, happened, now_load, now)
     found = sizing(target, memory, happened, now_load, now)
     ahead = expected(memory, now)
-    ill = sick(target, memory, sample, found, ahead, (ttft, tpot), now)
+    ill = sick(target, memory, sample, found, ahead, (ttft, tpot), since, now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
     if found is not None:
         if memory.workload is None:

@@ -39,9 +39,11 @@ def with_mark(marks: tuple[Mark, ...], baselines: Mapping[str, Baseline], now: f
     return (*marks, Mark(now, counted))[-NUM_MARKS:]
 
 
-def usable(marks: tuple[Mark, ...], now: float) -> Mark | None:
-    """The oldest that is neither too old nor too young to judge by."""
-    return next((one for one in marks if LEAST_SECONDS <= now - one.at <= LONGEST_SECONDS), None)
+def usable(marks: tuple[Mark, ...], now: float, since: float) -> Mark | None:
+    """The oldest from after `since` that is neither too old nor too young to judge by."""
+    return next(
+        (one for one in marks if one.at >= since and LEAST_SECONDS <= now - one.at <= LONGEST_SECONDS), None
+    )
 
 
 def counted_since(mark: Mark, name: str, now: Baseline, targets: Targets) -> dict[str, float] | None:

@@ -3,9 +3,10 @@
 A throttled device, a noisy neighbour or a hung engine is not mended by more replicas, and smaller limits
 would slow those that are well. So nothing is moved for such misses, and who it is gets told.
 
-Each replica is judged by its own exact counters since a mark of one to two minutes ago, with what has waited
-there for too long. Sick is one whose count is a violation, where such are at most MOST_SHARE of all (or one),
-the others together keep the objective, on LEAST_OTHERS requests or more, and could take the whole load.
+Each replica is judged by its own exact counters since a mark of one to two minutes ago, and after the last
+change, with what has waited there for too long. Sick is one whose count is a violation, where such are at
+most MOST_SHARE of all (or one), the others together keep the objective, on LEAST_OTHERS requests or more, and
+could take the whole load.
 """
 
 from collections.abc import Mapping
@@ -35,10 +36,14 @@ def sick(
     found: Sizing | None,
     expected: Forecast,
     judged: tuple[Attainment, Attainment],
+    since: float,
     now: float,
 ) -> str:
-    """Which replicas, what they miss and what to do, in a sentence; "" where none is sick."""
-    mark = marks.usable(memory.marks, now)
+    """Which replicas, what they miss and what to do, in a sentence; "" where none is sick.
+
+    judged: TTFT and TPOT of all, on evidence after `since`, when something was last changed.
+    """
+    mark = marks.usable(memory.marks, now, since)
     broken = [name for name, one in zip(("ttft", "tpot"), judged, strict=True) if one.verdict == "violated"]
     if not broken or mark is None:
         return ""
