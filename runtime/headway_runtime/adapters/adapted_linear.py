@@ -173,7 +173,11 @@ class AdapterBank:
 
     def situation(self) -> tuple[Hashable, object]:
         """Of the step: two that are alike in the first use the same weights for the same rows."""
-        return None if self.rows is None else (self._version, self.rows.slots), self.rows
+        if self.rows is None:
+            return None, None
+        # Made now, by PyTorch's operators: met among a layer's kernels, these would keep it from a tape.
+        self.rows.piece(0, self.rows.num_rows)
+        return (self._version, self.rows.slots), self.rows
 
     def adapted(self, base: "AnyLinear", parts: tuple[LinearPart, ...]) -> AdaptedLinear:
         linear = AdaptedLinear(base, parts, self, self.dtype)

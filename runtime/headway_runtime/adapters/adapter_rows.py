@@ -50,6 +50,10 @@ class AdapterRows:
         self._pieces: dict[tuple[int, int], Piece | None] = {}
 
     @property
+    def num_rows(self) -> int:
+        return len(self._slots)
+
+    @property
     def slots(self) -> bytes:
         """Of each row, as bytes: what two steps are compared by."""
         return self._slots.tobytes()

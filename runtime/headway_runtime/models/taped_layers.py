@@ -47,7 +47,7 @@ _LOOK = frozenset(
         *(torch.ops.aten.view, torch.ops.aten._unsafe_view, torch.ops.aten.slice, torch.ops.aten.select),
         *(torch.ops.aten.split, torch.ops.aten.unsqueeze, torch.ops.aten.squeeze, torch.ops.aten.transpose),
         *(torch.ops.aten.t, torch.ops.aten.expand, torch.ops.aten.alias, torch.ops.aten.as_strided),
-        *(torch.ops.aten.permute, torch.ops.aten.detach, torch.ops.aten.lift_fresh),
+        *(torch.ops.aten.permute, torch.ops.aten.detach),
     )
 )
 
