@@ -60,16 +60,22 @@ def test_a_peer_that_failed_is_a_row_that_says_so_and_no_goal() -> None:
 
 
 def test_levers_are_rows_over_our_own_plain_weights() -> None:
+    sixteen_bits = peer(28.0, 4.0)
+    sixteen_bits["batches"]["1"]["decode_tokens_per_second"] = 20.0
     page = table(
         results(
             headway=peer(30.0, 4.0),
-            **{"headway, int4 weights": peer(75.0, 9.0), "headway, int8 weights": peer(24.0, 5.0)},
+            **{
+                "headway, int4 weights": peer(75.0, 9.0),
+                "headway, 16-bit weights": sixteen_bits,
+                "headway, int8 weights": peer(24.0, 5.0),
+            },
         )
     )
     plain, _, levers = page.partition("| lever |")
     assert "int4" not in plain
     assert "| headway, int4 weights | 9.0 | 75 (2.50x; 1.00x) |" in levers
-    assert "- decoding over plain, headway, int4 weights, 1 at once: 1.00 (goal 2: missed)" in levers
+    assert "- decoding over 16-bit weights, headway, int4 weights, 1 at once: 2.25 (goal 2: met)" in levers
     assert "- decoding over plain, headway, int8 weights, 16 at once: 1.00 (goal 0.97: met)" in levers
     assert "- answers over plain, headway, int8 weights, 16 at once: 0.80 (goal 0.97: missed)" in levers
     assert len({line.count("|") for line in levers.splitlines() if "headway, " in line and "|" in line}) == 1
