@@ -66,10 +66,12 @@ class DraftModel:
         self._plain: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         # Of the latest call: passes that say what a pass costs, and their time. The first one does not where
         # it had to catch up: that is time of its own.
-        self.num_passes = 0
-        self.pass_seconds = 0.0
-        self.num_caught_up = 0
-        self.catch_up_seconds = 0.0
+        self.forget_times()
+
+    def forget_times(self) -> None:
+        """Nothing is guessed in this step."""
+        self.num_passes, self.num_caught_up = 0, 0
+        self.pass_seconds, self.catch_up_seconds = 0.0, 0.0
 
     def open_graphs(self, make: Callable[[Model, KVCache], "DecodeGraphs | None"]) -> None:
         """Record passes. make: of a model over its cache."""
@@ -79,9 +81,9 @@ class DraftModel:
         """Up to `num_drafts` guesses for each chunk, a decode."""
         guesses: list[list[int]] = [[] for _ in chunks]
         live = self._catching_up(chunks)
+        self.forget_times()
         self.num_caught_up = sum(one.num_tokens > DRAFT_TOKENS for _, one in live)
         tells = not self.num_caught_up
-        self.num_passes, self.pass_seconds, self.catch_up_seconds = 0, 0.0, 0.0
         while live:
             started_at = time.monotonic()
             num_ahead = self._run_ahead(live, chunks, guesses) if tells else 0

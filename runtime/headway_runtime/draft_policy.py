@@ -179,7 +179,11 @@ def _typical(latest: Collection[float]) -> float:
 
 
 class _Costs:
-    """Seconds by size, learnt where they were seen, and read between those places on a straight line."""
+    """Seconds by size, learnt where they were seen, and read between those places on a straight line.
+
+    A size that was hardly seen yet is taken for no more than in proportion to the next smaller one: what it
+    took the first time (kernels are compiled) would else be what keeps it from being tried again.
+    """
 
     def __init__(self) -> None:
         self._latest: dict[int, deque[float]] = {}
@@ -207,6 +211,15 @@ class _Costs:
         if low is None or high is None or low == high:
             nearest = high if low is None else low
             assert nearest is not None
-            return self._seconds[nearest]
+            return self._believed(nearest)
         share = (size - low) / (high - low)
-        return self._seconds[low] + share * (self._seconds[high] - self._seconds[low])
+        start, end = self._believed(low), self._believed(high)
+        return start + share * (end - start)
+
+    def _believed(self, place: int) -> float:
+        seconds = self._seconds[place]
+        smaller = self._sizes.index(place) - 1
+        if smaller < 0 or len(self._latest[place]) >= LEAST_COSTS:
+            return seconds
+        before = self._sizes[smaller]
+        return min(seconds, self._seconds[before] * place / before)

@@ -111,6 +111,8 @@ class Speculator:
         """Guesses by the index of their chunk, as many as the request can take."""
         self.seconds = 0.0
         if not batch.num_drafts:
+            if self._draft_model is not None:
+                self._draft_model.forget_times()
             return {}
         started_at = time.monotonic()
         wanted = [(index, chunk) for index, chunk in enumerate(batch.chunks) if chunk.num_drafts]
