@@ -19,7 +19,6 @@ from headway_runtime.errors import (
     InvalidRequestError,
     ModelLoadError,
 )
-from headway_runtime.layers import cpu_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,20 +51,7 @@ def test_a_request_loads_its_adapter_and_each_prompt_has_its_own(engine: Engine,
     assert engine.list_adapters() == ["one", "two"]
 
 
-@pytest.mark.skipif(not cpu_kernels._are_available(), reason="this machine has no CPU kernels of our own")
-def test_decode_steps_with_adapters_are_tapes_too(
-    bundled: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headway_runtime.kernels.cpu.tape import Tape
-
-    runs: list[int] = []
-    run = Tape.run
-
-    def counted(tape: Tape) -> None:
-        runs.append(tape.num_calls)
-        run(tape)
-
-    monkeypatch.setattr(Tape, "run", counted)
+def test_decode_steps_with_adapters_are_tapes_too(bundled: Checkpoint, tape_runs: list[int]) -> None:
     one, two = (LoRARequest(name, lora_path=str(bundled.adapters[name])) for name in ("one", "two"))
 
     def answers(**keywords: Any) -> list[tuple[int, ...]]:
@@ -77,11 +63,11 @@ def test_decode_steps_with_adapters_are_tapes_too(
             ]
 
     plain = answers(enforce_eager=True)
-    assert not runs
+    assert not tape_runs
     assert answers() == plain
     assert len({*plain}) > 4
     # Of 44 decode steps, the first two of each kind are noted.
-    assert len(runs) >= 44 - 2 * 4
+    assert len(tape_runs) >= 44 - 2 * 4
 
 
 async def test_streams_and_chats_have_adapters_too(engine: Engine, bundled: Checkpoint) -> None:
