@@ -4,13 +4,17 @@ The server, its two processes and everything between them are real. The engine a
 tokens, over and over, one per step, so that a test knows what must come; the first token of a prompt may ask
 for a fault instead. The log-probability of a prompt's token number n is -n/4. A prompt that has come before
 with the same cache salt is cached but for its last token. HEADWAY_FAKE_STEP_SECONDS paces it.
+HEADWAY_FAKE_GARBAGE_FILE names a file that says how many objects the garbage collector has found in the HTTP
+process, collection by collection.
 """
 
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -209,7 +213,15 @@ def make_fake(options: EngineOptions, metrics: EngineMetrics, mark: Callable[[st
 def main(argv: list[str]) -> int:
     if argv[0] == "--engine":
         return run(msgspec.json.decode(argv[1], type=Launch), make_fake)
+    if path := os.environ.get("HEADWAY_FAKE_GARBAGE_FILE"):
+        gc.callbacks.append(partial(note_garbage, path))
     return serve(parse_options(argv), time.monotonic(), [sys.executable, __file__, "--engine"])
+
+
+def note_garbage(path: str, phase: str, found: dict[str, int]) -> None:
+    if phase == "stop":
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{found['collected']}\n")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ async def rounds_until_passed(turnstile: Turnstile, rounds: Rounds, *, way_is_ma
     return passed[0] - before
 
 
-async def test_who_is_in_line_makes_way_for_a_while_and_then_as_long_for_nobody() -> None:
+async def test_who_is_in_line_makes_way_for_a_while_and_then_as_long_not() -> None:
     now = 100.0
     turnstile, rounds = Turnstile(per_turn=1, clock=lambda: now), Rounds()
     turnstile.make_way()
@@ -143,3 +143,27 @@ async def test_who_is_in_line_makes_way_for_a_while_and_then_as_long_for_nobody(
     now += LONGEST_WAY_SECONDS
     turnstile.make_way()
     assert await rounds_until_passed(turnstile, rounds, way_is_made=True) >= 10
+
+
+async def test_after_the_way_one_passes_in_each_round_while_others_come() -> None:
+    now = 100.0
+    turnstile, rounds = Turnstile(per_turn=4, clock=lambda: now), Rounds()
+    passed: list[int] = []
+
+    def passage() -> bool:
+        passed.append(rounds.number)
+        return True
+
+    turnstile.make_way()
+    for _ in range(30):
+        turnstile.run(passage)
+    now += LONGEST_WAY_SECONDS
+    for _ in range(12):
+        turnstile.make_way()
+        await asyncio.sleep(0)
+    assert 10 <= len(passed) <= 12
+    assert len({*passed}) == len(passed), "two in one round"
+    async with asyncio.timeout(10):
+        while len(passed) < 30:  # noqa: ASYNC110 - the rounds are what is counted
+            await asyncio.sleep(0)
+    assert passed.count(passed[-3]) == 4, "nobody comes any more"

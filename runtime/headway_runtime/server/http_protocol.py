@@ -16,6 +16,7 @@ response has not begun or is to end) sends the ASGI message as usual.
 """
 
 import asyncio
+import weakref
 from typing import Any
 
 import httptools
@@ -40,19 +41,25 @@ PLACELESS_SECONDS = 1.0
 
 
 class ChunkWriter:
-    """Writes chunks of one response at once."""
+    """Writes chunks of one response at once.
 
-    __slots__ = ("_cycle",)
+    The response knows it through its scope and is not known back but weakly: each circle of references would
+    keep all that a request has made until the garbage collector finds it, which holds up every stream.
+    """
+
+    __slots__ = ("_cycle", "_transport")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+        self._cycle = weakref.ref(cycle)
+        self._transport = cycle.transport
 
     @property
     def is_open(self) -> bool:
         """Whether `write` may be called: the response has begun and not ended, and the client reads it."""
-        cycle = self._cycle
+        cycle = self._cycle()
         return bool(
-            cycle.chunked_encoding
+            cycle is not None
+            and cycle.chunked_encoding
             and cycle.response_started
             and not cycle.flow.write_paused
             and not cycle.response_complete
@@ -61,7 +68,7 @@ class ChunkWriter:
 
     def write(self, body: bytes) -> None:
         """Write `body`, which must not be empty, as one chunk."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class ServerProtocol(HttpToolsProtocol):

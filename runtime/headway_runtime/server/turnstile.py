@@ -7,7 +7,8 @@ tokens takes a third of that. Here they wait in line, and between one handful an
 goes round.
 
 In one round the loop accepts a single connection. Were a request begun in each, a probe's connection would
-wait until all that came before it have begun. So those in line make way while connections come.
+wait until all that came before it have begun. So those in line make way while connections come: at first
+nobody passes, then one in each round.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ Passage = Callable[[], bool]
 
 # A connection accepted in one round asks for something in the next.
 ROUNDS_OF_WAY = 2
-# How long those in line make way at a stretch, and how long they do not after that.
+# How long nobody passes at a stretch, and how long one does in each round after that.
 LONGEST_WAY_SECONDS = 0.025
 
 
@@ -55,13 +56,12 @@ class Turnstile:
             self._num_passed -= 1
 
     def make_way(self) -> None:
-        """Let nobody pass in this round and the next: something else is to be done first."""
+        """Let nobody or hardly anybody pass in this round and the next: something else is to be done first."""
         now = self._clock()
         if now >= self._way_ends_at + LONGEST_WAY_SECONDS:
             self._way_ends_at = now + LONGEST_WAY_SECONDS
-        if now < self._way_ends_at:
-            self._rounds_of_way = ROUNDS_OF_WAY
-            self._start_turning()
+        self._rounds_of_way = ROUNDS_OF_WAY
+        self._start_turning()
 
     def _start_turning(self) -> None:
         if not self._is_turning:
@@ -84,9 +84,10 @@ class Turnstile:
         asyncio.get_running_loop().call_soon(self._turn)
         self._num_passed = 0
         self._rounds_of_way = max(0, self._rounds_of_way - 1)
+        allowed = self._per_turn
         if self._rounds_of_way:
-            return
-        while self._line and self._num_passed < self._per_turn:
+            allowed = 0 if self._clock() < self._way_ends_at else 1
+        while self._line and self._num_passed < allowed:
             self._num_passed += self._line.popleft()()
 
 
