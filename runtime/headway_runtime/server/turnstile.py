@@ -56,7 +56,7 @@ class Turnstile:
             self._num_passed -= 1
 
     def make_way(self) -> None:
-        """Let nobody or hardly anybody pass in this round and the next: something else is to be done first."""
+        """Let hardly anybody pass in this round and the next: something else is to be done first."""
         now = self._clock()
         if now >= self._way_ends_at + LONGEST_WAY_SECONDS:
             self._way_ends_at = now + LONGEST_WAY_SECONDS
