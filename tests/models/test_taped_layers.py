@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 from headway_runtime.layers import cpu_kernels
 from headway_runtime.layers.cpu_kernels import noted, rms_norm, tape
 from headway_runtime.models import taped_layers
@@ -94,6 +95,34 @@ def test_quantized_weights_and_caches_are_taped_too(
     num_runs = len(runs)
     assert taped == answers(start_engine(folder, enforce_eager=True, **changes), prompts, counts)
     assert num_runs >= 15
+
+
+@pytest.mark.parametrize("shape", ["llama", "gemma3"])
+@pytest.mark.parametrize("guesses", [2, 4])
+def test_steps_that_check_guesses_are_taped_too(
+    shape: str,
+    guesses: int,
+    checkpoint: Callable[..., Any],
+    start_engine: Callable[..., Any],
+    random_prompts: Callable[..., list[list[int]]],
+    runs: list[int],
+) -> None:
+    """A prompt that repeats itself is guessed for, another hardly: both kinds of rows are in most steps."""
+    folder = checkpoint(shape, "bfloat16").folder
+    (piece, other) = random_prompts(11, [7, 25])
+    prompts, counts = [piece * 6, other, piece * 4], [150, 150, 100]
+    changes: dict[str, Any] = {
+        "speculative": SpeculativeConfig("ngram", prompt_lookup_min=1, adaptive=False),
+        "envelope": Envelope(16, 256, guesses),
+        "limits": Limits(16, 256, guesses),
+    }
+    driver = start_engine(folder, **changes)
+    taped = answers(driver, prompts, counts)
+    num_runs = len(runs)
+    assert driver.metrics.snapshot().drafts.num_tokens >= 40
+    assert taped == answers(start_engine(folder, enforce_eager=True, **changes), prompts, counts)
+    assert taped == answers(start_engine(folder), prompts, counts), "guesses change no number"
+    assert num_runs >= 20
 
 
 def test_what_each_call_leaves_the_next_one_finds() -> None:

@@ -1,8 +1,8 @@
 """Decode steps through a model's layers as a tape of kernel calls (see kernels/cpu/tape.py).
 
-A step of a few sequences with one token each makes the same calls each time, as long as what it reads and
-writes lies where it lay before. So there are tensors for what changes, which each step fills; and what layers
-allocate while they are noted comes from memory that only tapes use.
+A step of a few sequences that decode, one token each or some guesses more, makes the same calls each time,
+as long as what it reads and writes lies where it lay before. So there are tensors for what changes, which
+each step fills; and what layers allocate while they are noted comes from memory that only tapes use.
 
 Nothing needs to be known of the layers: an operator of PyTorch's own among the kernels, which a tape would
 leave out, is noticed while they are noted, and that model has no tapes.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway_runtime.layers.attention import AttentionInputs, Decodes, KVCache
+from headway_runtime.layers.attention import AttentionInputs, Decodes, DecodesAgain, KVCache
 from headway_runtime.layers.cpu_kernels import noted, tape
 
 if TYPE_CHECKING:
@@ -27,13 +27,17 @@ logger = logging.getLogger(__name__)
 
 # What Python takes is little of a step of more.
 MOST_ROWS = 64
-# By rows, threads and situation. A tape is some 200 bytes for each call.
+# Of attention, for all rows: decodes, then guesses.
+MOST_CALLS = 2
+# By rows of each kind, threads and situation. A tape is some 200 bytes for each call.
 MOST_STEPS = 512
 # Memory that layers write to: a layer's lies beside that of the layer before, which it reads, and takes the
 # place of the one before that.
 NUM_TURNS = 2
 LEAST_CHUNK_BYTES = 1 << 20
 ALIGNMENT = 64
+
+_DECODING = (Decodes, DecodesAgain)
 
 Rotations = list[tuple[Tensor, Tensor]]
 # Of the step at hand: what its calls depend on beside its tokens, and who owns what that is about.
@@ -82,10 +86,10 @@ class TapedLayers:
         self, hidden: Tensor, rotations: Rotations, cache: KVCache, inputs: AttentionInputs
     ) -> Tensor | None:
         """What the layers make of `hidden`; None for steps that are no tape, or not yet: nothing is done."""
-        call = inputs.calls[0] if len(inputs.calls) == 1 else None
         if (
             not self._is_possible
-            or not isinstance(call, Decodes)
+            or not all(isinstance(call, _DECODING) for call in inputs.calls)
+            or len(inputs.calls) > MOST_CALLS
             or cache.kernels is None
             or inputs.num_padding
             or not 0 < len(hidden) <= MOST_ROWS
@@ -95,7 +99,8 @@ class TapedLayers:
             self._cache, self._inputs = cache, None
             self._steps.clear()
         circumstances, owner = self._situation()
-        key = (len(hidden), torch.get_num_threads(), circumstances)
+        ends = tuple(call.end for call in inputs.calls)
+        key = (ends, inputs.num_decodes, torch.get_num_threads(), circumstances)
         if key not in self._steps:
             # Noting takes as long as some steps; what occurs once is not worth it.
             if len(self._steps) == MOST_STEPS:
@@ -105,22 +110,23 @@ class TapedLayers:
         if self._inputs is None:
             num_blocks = -(-self._num_positions // cache.shape.block_size)
             self._inputs = _Inputs.made(hidden, rotations, num_blocks)
-        self._inputs.fill(hidden, rotations, call)
+        self._inputs.fill(hidden, rotations, inputs)
         own_hidden = self._inputs.hidden[: len(hidden)]
         step = self._steps[key]
         if step is not None:
             step.tape.run()
             return own_hidden + step.delta
-        delta, step = self._noted(own_hidden, self._inputs, cache, call, owner)
+        delta, step = self._noted(own_hidden, self._inputs.attention(inputs), cache, owner)
         self._steps[key] = step
         self._is_possible = step is not None
         return own_hidden + delta
 
     def _noted(
-        self, hidden: Tensor, inputs: "_Inputs", cache: KVCache, call: Decodes, owner: object
+        self, hidden: Tensor, attention: AttentionInputs, cache: KVCache, owner: object
     ) -> tuple[Tensor, "_Step | None"]:
         """The last layer's delta, and the tape, if all that was computed is on it."""
-        rotations, attention = inputs.rotations_of(len(hidden)), inputs.attention(len(hidden), call)
+        assert self._inputs is not None
+        rotations = self._inputs.rotations_of(len(hidden))
 
         def compute() -> Tensor:
             delta: Tensor | None = None
@@ -135,7 +141,7 @@ class TapedLayers:
         if watch.foreign is not None:
             logger.info("decode steps run kernel by kernel: among kernels there is %s", watch.foreign)
             return delta, None
-        owners = (inputs, self._memory.chunks, cache, self._layers, owner)
+        owners = (self._inputs, self._memory.chunks, cache, self._layers, owner)
         return delta, _Step(tape(calls, owners), delta)
 
 
@@ -146,6 +152,7 @@ class _Inputs:
     hidden: Tensor
     rotations: Rotations
     positions: Tensor
+    slots: Tensor
     tables: Tensor
 
     @classmethod
@@ -157,26 +164,36 @@ class _Inputs:
             room(hidden),
             [(room(cosine), room(sine)) for cosine, sine in rotations],
             torch.empty(MOST_ROWS, dtype=torch.int64),
+            torch.empty(MOST_ROWS, dtype=torch.int64),
             torch.zeros((MOST_ROWS, num_blocks), dtype=torch.int64),
         )
 
     def rotations_of(self, num_rows: int) -> Rotations:
         return [(cosine[:num_rows], sine[:num_rows]) for cosine, sine in self.rotations]
 
-    def attention(self, num_rows: int, call: Decodes) -> AttentionInputs:
-        positions = self.positions[:num_rows]
-        # Kernels mask by positions, and store decodes' keys by tables.
-        own = Decodes(0, num_rows, self.tables[:num_rows], positions, call.masks)
-        return AttentionInputs(positions, None, (own,), num_rows)
+    def attention(self, given: AttentionInputs) -> AttentionInputs:
+        """The same calls, about these tensors."""
+        calls: list[Decodes | DecodesAgain] = []
+        for call in given.calls:
+            assert isinstance(call, _DECODING)
+            rows = slice(call.start, call.end)
+            own = (call.start, call.end, self.tables[rows], self.positions[rows])
+            # Kernels mask by positions.
+            calls.append(Decodes(*own, call.masks) if isinstance(call, Decodes) else DecodesAgain(*own))
+        return AttentionInputs(self.slots[: len(given.slots)], None, calls, given.num_decodes)
 
-    def fill(self, hidden: Tensor, rotations: Rotations, call: Decodes) -> None:
+    def fill(self, hidden: Tensor, rotations: Rotations, given: AttentionInputs) -> None:
         num_rows = len(hidden)
         self.hidden[:num_rows].copy_(hidden)
-        for own, given in zip(self.rotations, rotations, strict=True):
-            for to, of in zip(own, given, strict=True):
+        for own, new in zip(self.rotations, rotations, strict=True):
+            for to, of in zip(own, new, strict=True):
                 to[:num_rows].copy_(of)
-        self.positions[:num_rows].copy_(call.positions)
-        self.tables[:num_rows, : call.tables.shape[1]].copy_(call.tables)
+        self.slots[:num_rows].copy_(given.slots)
+        for call in given.calls:
+            assert isinstance(call, _DECODING)
+            rows = slice(call.start, call.end)
+            self.positions[rows].copy_(call.positions)
+            self.tables[rows, : call.tables.shape[1]].copy_(call.tables)
 
 
 @dataclass(frozen=True, slots=True)
