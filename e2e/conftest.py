@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import inspect
-import os
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
@@ -16,15 +15,16 @@ import yaml
 from e2e.api_server import running_api_server
 from e2e.cluster.binaries import build
 from e2e.cluster.lifecycle import log_tails
-from e2e.cluster.session import (
-    CONTEXT_VARIABLE,
-    HOST_MOUNTS_VARIABLE,
-    OPERATOR_IMAGE_VARIABLE,
-    RUNTIME_IMAGE_VARIABLE,
-)
 from e2e.cluster.settings import read_settings
 from e2e.fault_proxy import FaultProxy
-from e2e.kubernetes import Kubernetes, Object
+from e2e.installation import (
+    CHECKOUT,
+    SYSTEM_NAMESPACE,
+    has_cluster,
+    installed_chart,
+    the_cluster,
+)
+from e2e.kubernetes import Kubernetes
 from e2e.observed_service import NAME, NAMESPACE
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
@@ -35,13 +35,7 @@ from headway_operator.reconcile import Carried, Outcome, World, reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import ServiceKey
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-CHART = CHECKOUT / "charts" / "headway"
 CRDS = sorted((CHECKOUT / "crds").glob("*.yaml"))
-MONITORING_KINDS = CHECKOUT / "e2e" / "manifests" / "monitoring_kinds.yaml"
-RELEASE = "headway"
-SYSTEM_NAMESPACE = "headway-system"
-WHERE = f"--namespace={SYSTEM_NAMESPACE}"
 OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 
 LAST = "test_rights.py"
@@ -74,39 +68,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kubernetes() -> Kubernetes:
     """The cluster of `python -m e2e.cluster run`, or the one that HEADWAY_E2E_CONTEXT names."""
-    if not os.environ.get(OPERATOR_IMAGE_VARIABLE):
+    if not has_cluster():
         pytest.exit(
             "the cluster tests run as `python -m e2e.cluster run -- python -m pytest e2e` (make e2e)", 2
         )
-    return Kubernetes(
-        context=os.environ.get(CONTEXT_VARIABLE, ""), has_pod_network=HOST_MOUNTS_VARIABLE in os.environ
-    )
+    return the_cluster()
 
 
 @pytest.fixture(scope="module")
 def installed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
-    """The chart, installed by helm into a namespace that admits only restricted pods.
-
-    The service's namespace does too, unless its replicas mount the runtime from the host.
-    """
-    if kubernetes.has_pod_network:
-        kubernetes.kubectl("apply", f"--filename={MONITORING_KINDS}")
-    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
-    kubernetes.apply(
-        namespace(SYSTEM_NAMESPACE, restricted),
-        namespace(NAMESPACE, {} if kubernetes.has_pod_network else restricted),
-    )
-    settings = ["--set=intervalSeconds=2"]
-    if kubernetes.has_pod_network:
-        settings.append("--set=allowUnrestrictedTemplates=true")
-    for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
-        repository, tag = os.environ[variable].rsplit(":", 1)
-        settings += [f"--set-string={value}.repository={repository}", f"--set-string={value}.tag={tag}"]
-    kubernetes.helm("install", RELEASE, str(CHART), WHERE, *settings, "--wait", "--timeout=90s", seconds=120)
-    yield kubernetes
-    kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
-    kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
-    kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
+    """The chart, installed by helm."""
+    with installed_chart(kubernetes, "intervalSeconds=2") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +108,6 @@ async def bare_api(api_kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
     """Calls to that server, with every right."""
     async with await KubernetesApi.connect(api_kubeconfig) as connected:
         yield connected
-
-
-def namespace(name: str, labels: dict[str, str]) -> Object:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 @pytest.hookimpl(wrapper=True)

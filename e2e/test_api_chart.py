@@ -11,7 +11,7 @@ import yaml
 
 from e2e.cluster.binaries import build
 from e2e.cluster.settings import read_settings
-from e2e.conftest import CHART, SYSTEM_NAMESPACE, namespace
+from e2e.installation import CHART, SYSTEM_NAMESPACE, namespace
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.errors import ClusterError

@@ -9,7 +9,8 @@ import yaml
 
 from e2e.cluster.binaries import build
 from e2e.cluster.settings import read_settings
-from e2e.conftest import CHART, SYSTEM_NAMESPACE, eventually
+from e2e.conftest import eventually
+from e2e.installation import CHART, SYSTEM_NAMESPACE
 from e2e.operator_process import running_operator
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.names import API_VERSION

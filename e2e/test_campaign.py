@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from e2e.conftest import OPERATOR_PODS, WHERE
+from e2e.conftest import OPERATOR_PODS
+from e2e.installation import WHERE
 from e2e.kubernetes import Kubernetes, eventually
 from e2e.load import Load, ttft_milliseconds
 from e2e.observed_service import (

@@ -12,7 +12,7 @@ import pytest
 
 from e2e.cluster import lifecycle, processes
 from e2e.cluster.settings import read_settings
-from e2e.conftest import OPERATOR_PODS, SYSTEM_NAMESPACE
+from e2e.conftest import OPERATOR_PODS
 from e2e.disruption import (
     becomes_ready,
     fixed_service,
@@ -26,6 +26,7 @@ from e2e.disruption import (
     times,
     under_load,
 )
+from e2e.installation import SYSTEM_NAMESPACE
 from e2e.kubernetes import Kubernetes, Object, eventually
 from e2e.load import Load
 from e2e.observed_service import runtime_pods, status

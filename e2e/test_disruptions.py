@@ -12,7 +12,7 @@ from functools import partial
 import aiohttp
 import pytest
 
-from e2e.conftest import OPERATOR_PODS, SYSTEM_NAMESPACE, WHERE
+from e2e.conftest import OPERATOR_PODS
 from e2e.disruption import (
     becomes_ready,
     fixed_service,
@@ -25,6 +25,7 @@ from e2e.disruption import (
     times,
     under_load,
 )
+from e2e.installation import SYSTEM_NAMESPACE, WHERE
 from e2e.kubernetes import CallFailedError, Kubernetes, Object, eventually
 from e2e.observed_service import NAME, NAMESPACE, runtime_pods
 from headway_operator.cluster.secret import secret_values

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from e2e.conftest import CHART, OPERATOR_PODS, RELEASE, SYSTEM_NAMESPACE, WHERE
+from e2e.conftest import OPERATOR_PODS
+from e2e.installation import CHART, RELEASE, SYSTEM_NAMESPACE, WHERE
 from e2e.kubernetes import CallFailedError, Kubernetes, Object, eventually
 from e2e.load import Load, Outcome, ttft_milliseconds
 from e2e.observed_service import (

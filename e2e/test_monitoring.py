@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from e2e.conftest import CHART, SYSTEM_NAMESPACE
 from e2e.disruption import becomes_ready, fixed_service, patch, under_load
+from e2e.installation import CHART, SYSTEM_NAMESPACE
 from e2e.kubernetes import Kubernetes, eventually
 from e2e.observed_service import NAME, NAMESPACE, SERVICE_LABEL, condition
 from e2e.prometheus import Prometheus, running_prometheus

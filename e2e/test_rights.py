@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from e2e.cluster.settings import read_settings
-from e2e.conftest import CHART, LAST, RELEASE, SYSTEM_NAMESPACE
+from e2e.conftest import LAST
+from e2e.installation import CHART, RELEASE, SYSTEM_NAMESPACE
 from e2e.kubernetes import Kubernetes
 from headway_operator.manifests.role import gateway_role
 from headway_operator.spec import parse

@@ -14,16 +14,7 @@ import pytest
 from e2e.cluster import lifecycle
 from e2e.cluster.session import OPERATOR_IMAGE_VARIABLE, RUNTIME_IMAGE_VARIABLE
 from e2e.cluster.settings import read_settings
-from e2e.conftest import (
-    CHART,
-    CHECKOUT,
-    MONITORING_KINDS,
-    OPERATOR_PODS,
-    RELEASE,
-    SYSTEM_NAMESPACE,
-    WHERE,
-    namespace,
-)
+from e2e.conftest import OPERATOR_PODS
 from e2e.disruption import (
     IN_NAMESPACE,
     becomes_ready,
@@ -35,6 +26,7 @@ from e2e.disruption import (
     record,
     under_load,
 )
+from e2e.installation import CHART, CHECKOUT, MONITORING_KINDS, RELEASE, SYSTEM_NAMESPACE, WHERE, namespace
 from e2e.kubernetes import CallFailedError, Kubernetes, eventually
 from e2e.observed_service import CHILD_KINDS, NAME, NAMESPACE, SERVICE_LABEL, runtime_pods, status
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-
-    from conftest import StartServer
 
 NUM_REQUESTS = 400
 
 
-def test_requests_leave_no_garbage(start_server: StartServer, tmp_path: Path) -> None:
+def test_requests_leave_no_garbage(start_server: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "garbage"
     server = start_server(environment={"HEADWAY_FAKE_GARBAGE_FILE": str(file)})
 

@@ -92,12 +92,16 @@ def on_waiting(known: Known, parameters: Behavior) -> Controller[Memory]:
     """`keda-waiting-5` and `keda-waiting-1`."""
 
     def desired(memory: Memory, observed: Observed, replicas: int) -> int:
-        ratio = memory.polled / (parameters.target * max(1, replicas))
-        if abs(ratio - 1) <= TOLERANCE:
-            return replicas
-        return math.ceil(memory.polled / parameters.target)
+        return by_waiting(memory.polled, replicas, parameters.target)
 
     return _controller(f"keda-waiting-{parameters.target:g}", known, parameters, desired)
+
+
+def by_waiting(waiting: int, replicas: int, target: float) -> int:
+    """The replicas that so many waiting requests ask for, `target` for each."""
+    if abs(waiting / (target * max(1, replicas)) - 1) <= TOLERANCE:
+        return replicas
+    return math.ceil(waiting / target)
 
 
 def by_pods(values: dict[str, float], num_pods: int, replicas: int, target: float) -> int:
