@@ -36,7 +36,7 @@ def the_cluster() -> Kubernetes:
 
 @contextlib.contextmanager
 def installed_chart(kubernetes: Kubernetes, *values: str) -> Iterator[Kubernetes]:
-    """The chart in a namespace that admits only restricted pods. values: of the chart, as --set has them.
+    """The chart in a namespace that admits only restricted pods. values: of the chart, NAME=JSON.
 
     The service's namespace does too, unless its replicas mount the runtime from the host.
     """
@@ -47,7 +47,7 @@ def installed_chart(kubernetes: Kubernetes, *values: str) -> Iterator[Kubernetes
         namespace(SYSTEM_NAMESPACE, restricted),
         namespace(NAMESPACE, {} if kubernetes.has_pod_network else restricted),
     )
-    settings = [f"--set={value}" for value in values]
+    settings = [f"--set-json={value}" for value in values]
     if kubernetes.has_pod_network:
         settings.append("--set=allowUnrestrictedTemplates=true")
     for value, variable in (("image", OPERATOR_IMAGE_VARIABLE), ("runtimeImage", RUNTIME_IMAGE_VARIABLE)):
