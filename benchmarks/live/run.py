@@ -127,7 +127,7 @@ class Bench:
     async def _load(self, url: str, trace_file: Path, *flags: str) -> dict[str, Any]:
         """One point of `headway bench`, a process of its own."""
         output = self._folder / "bench.json"
-        slo = f"--slo=ttft:{self._setting.ttft:g} tpot:{self._setting.tpot:g}".split()
+        slo = ["--slo", f"ttft:{self._setting.ttft}", f"tpot:{self._setting.tpot}"]
         command = [
             *(sys.executable, "-m", "headway", "bench", f"--base-url={url}", f"--model={NAME}"),
             *("--endpoint=completions", f"--trace={trace_file}", "--ignore-eos", "--quiet"),
