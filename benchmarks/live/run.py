@@ -79,7 +79,7 @@ class Bench:
             users = CALIBRATION_USERS_PER_PLACE * self._setting.max_num_seqs
             flags = [f"--concurrency={users}", f"--duration-seconds={CALIBRATION_SECONDS:g}"]
             point = await self._load(url, trace_file, *flags)
-            return float(point["summary"]["requests_per_second"])
+            return float(point["summary"]["completed_per_second"])
 
     async def replay(self, policy: str, number: int, replicas: int, trace_file: Path, seconds: float) -> Run:
         """One run. replicas: that a fixed number, or the formula, begins with."""
