@@ -211,8 +211,8 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
         status = "no exit"
     if status != 0:
         problems.append(f"after SIGTERM the server ended with {status}, not 0")
-    if "Traceback" in server.log:
-        problems.append("the log shows a traceback:\n" + server.log[server.log.index("Traceback") :][:2000])
+    if shown := tracebacks(server.log):
+        problems.append("the log shows a traceback:\n" + shown[:2000])
     memory = _memory(samples)
     if took >= WARM_AFTER_SECONDS:
         problems += [
@@ -307,6 +307,12 @@ def _memory(samples: list[dict[str, int]]) -> dict[str, Memory]:
         )
         for name in sorted(names)
     }
+
+
+def tracebacks(log: str) -> str:
+    """The log from the first traceback on; "" without one. The word may be in what a client has asked for."""
+    _, found, rest = f"\n{log}".partition("\nTraceback ")
+    return found.lstrip() + rest if found else ""
 
 
 def report(outcome: Outcome) -> str:

@@ -20,3 +20,11 @@ def test_a_fault_is_seen_and_named() -> None:
         outcome = asyncio.run(run.soak(server, seconds=1.0, seed=21, num_users=2))
     assert any("401" in problem for problem in outcome.problems)
     assert "PROBLEM" in run.report(outcome)
+
+
+def test_a_traceback_in_a_log_is_told_from_the_word() -> None:
+    asked = 'INFO headway.access {"path":"/v1/models/Traceback"}\n'
+    assert run.tracebacks(asked) == ""
+    shown = "Traceback (most recent call last):\n  File x\nValueError: no\n"
+    assert run.tracebacks(asked + shown) == shown
+    assert run.tracebacks(shown) == shown
