@@ -37,7 +37,7 @@ def outcome_of(point: Mapping[str, Any], ttft_target: float, tpot_target: float)
     in_ttft = [value is not None and value <= ttft_target for value in ttfts]
     # An answer of one token has no time between tokens.
     in_tpot = [
-        one["failure"] is None and (value or 0.0) <= tpot_target
+        not one["failure"] and (value or 0.0) <= tpot_target
         for one, value in zip(requests, tpots, strict=True)
     ]
     both = [first and later for first, later in zip(in_ttft, in_tpot, strict=True)]
@@ -46,7 +46,7 @@ def outcome_of(point: Mapping[str, Any], ttft_target: float, tpot_target: float)
         windows.setdefault(int(one["due"] / 1000 // WINDOW_SECONDS), []).append(kept)
     return Outcome(
         len(requests),
-        sum(one["failure"] is not None for one in requests),
+        sum(bool(one["failure"]) for one in requests),
         _share(both),
         _share(in_ttft),
         _share(in_tpot),
@@ -58,14 +58,14 @@ def outcome_of(point: Mapping[str, Any], ttft_target: float, tpot_target: float)
 
 def _ttft(request: Mapping[str, Any]) -> float | None:
     """From when it was due, so that a client that is late does not hide a wait; None without a token."""
-    if request["failure"] is not None or not request["event_times"]:
+    if request["failure"] or not request["event_times"]:
         return None
     return float(request["event_times"][0] - request["due"])
 
 
 def _tpot(request: Mapping[str, Any]) -> float | None:
     times, tokens = request["event_times"], sum(request["event_tokens"])
-    if request["failure"] is not None or tokens < 2 or len(times) < 2:
+    if request["failure"] or tokens < 2 or len(times) < 2:
         return None
     return float((times[-1] - times[0]) / (tokens - 1))
 

@@ -15,6 +15,8 @@ from benchmarks.live.outcome import outcome_of
 from benchmarks.live.policies import FIXED, HEADWAY, WAITING, WaitingScaler, manifest, rounded_mean, scaling
 from benchmarks.live.watch import Moment, Watch
 
+from headway_bench import report as bench_report
+from headway_bench.record import Record
 from headway_bench.traces import read_trace
 from headway_operator.spec import parse
 from headway_simulator.baselines.horizontal import SYNC_SECONDS
@@ -60,14 +62,15 @@ def test_an_excerpt_without_requests_is_refused(tmp_path: Path, seconds: tuple[f
 
 
 def request(due: float, first: float | None, per_token: float = 10.0, tokens: int = 11) -> dict[str, Any]:
+    """As `headway bench` writes it; times in milliseconds, `first` None for one that fails."""
     times = [] if first is None else [due + first, due + first + per_token * (tokens - 1)]
-    return {
-        "is_warmup": False,
-        "due": due,
-        "event_times": times,
-        "event_tokens": [1, tokens - 1] if times else [],
-        "failure": None if times else "status",
-    }
+    record = Record(
+        0, 0, is_warmup=False, due_at=due / 1000, input_tokens_wanted=9, output_tokens_wanted=tokens
+    )
+    record.token_times.extend(one / 1000 for one in times)
+    record.token_counts.extend([1, tokens - 1] if times else [])
+    record.failure = "" if times else "status"
+    return bench_report._request(record, 0.0)
 
 
 def test_who_fails_or_is_late_has_missed() -> None:
