@@ -44,6 +44,8 @@ ANSWER_WEIGHT = 0.05
 # Share of the time that catching up for mere tries may take.
 MOST_LOST = 0.01
 COMMON_WEIGHT = 0.02
+# What is assumed of the first sequences counts for as much as so many guesses that were seen.
+ASSUMED_GUESSES = 8
 # A cost is the median of so many latest ones; of fewer than LEAST_COSTS, the lowest.
 NUM_COSTS = 9
 LEAST_COSTS = 3
@@ -63,6 +65,7 @@ class DraftPolicy:
     def __init__(self, *, is_adaptive: bool = True) -> None:
         self._is_adaptive = is_adaptive
         self._common = FIRST_ACCEPTANCE
+        self._num_guesses = ASSUMED_GUESSES
         self._step_costs = _Costs()
         self._draft_costs = _Costs()
         # Tokens of an answer, on average.
@@ -118,7 +121,9 @@ class DraftPolicy:
         for index in range(min(num_accepted + 1, num_drafted)):
             came_true = float(index < num_accepted)
             acceptance.rate += OWN_WEIGHT * (came_true - acceptance.rate)
-            self._common += COMMON_WEIGHT * (came_true - self._common)
+            # At first the mean of all, then of the latest.
+            self._num_guesses += 1
+            self._common += max(COMMON_WEIGHT, 1 / self._num_guesses) * (came_true - self._common)
 
     def plain_seconds(self, num_sequences: int) -> float | None:
         """What a step without guesses takes, as far as is known."""

@@ -231,3 +231,18 @@ def test_one_slow_step_does_not_decide() -> None:
 
 def test_nobody_decoding_is_no_work() -> None:
     assert DraftPolicy().lengths([], 4) == []
+
+
+def test_a_dozen_wrong_guesses_are_enough_to_doubt_the_rest() -> None:
+    """At first each one counts for more than what was assumed, so that new sequences are not tried in vain."""
+    policy = DraftPolicy()
+    for size, seconds in ((16, 0.020), (32, 0.028)):
+        for _ in range(9):
+            policy.observe_step(size, seconds)
+    assert any(policy.lengths([Acceptance() for _ in range(16)], 1)), "what is assumed is worth a try"
+    for _ in range(12):
+        policy.observe_guesses(Acceptance(), 1, 0)
+    assert not any(policy.lengths([Acceptance() for _ in range(16)], 1))
+    for _ in range(60):
+        policy.observe_guesses(Acceptance(), 1, 1)
+    assert any(policy.lengths([Acceptance() for _ in range(16)], 1)), "and it is not for ever"
