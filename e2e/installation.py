@@ -54,10 +54,12 @@ def installed_chart(kubernetes: Kubernetes, *values: str) -> Iterator[Kubernetes
         repository, tag = os.environ[variable].rsplit(":", 1)
         settings += [f"--set-string={value}.repository={repository}", f"--set-string={value}.tag={tag}"]
     kubernetes.helm("install", RELEASE, str(CHART), WHERE, *settings, "--wait", "--timeout=90s", seconds=120)
-    yield kubernetes
-    kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
-    kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
-    kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
+    try:
+        yield kubernetes
+    finally:
+        kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
+        kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
+        kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
 
 
 def namespace(name: str, labels: dict[str, str]) -> Object:

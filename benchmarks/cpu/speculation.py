@@ -129,7 +129,10 @@ def run(batches: list[int], rounds: int) -> list[dict[str, Any]]:
                         for chat, one in zip(chats, told, strict=True)
                     ]
                 answers = {}
-                for name, engine in engines.items():
+                # Whoever comes last finds another machine than whoever comes first: each does in its turn.
+                names = list(engines)
+                for name in [*names[number % len(names) :], *names[: number % len(names)]]:
+                    engine = engines[name]
                     started_at = time.perf_counter()
                     outputs = engine.chat(chats, params, use_tqdm=False)
                     seconds = time.perf_counter() - started_at

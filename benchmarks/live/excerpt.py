@@ -31,13 +31,9 @@ class Shape:
     longest_prompt: int
     seed: int
 
-    @property
-    def real_seconds(self) -> float:
-        return self.seconds / self.speed
 
-
-def excerpt(shape: Shape) -> Trace:
-    """As it was recorded, in time of this machine."""
+def excerpt(shape: Shape, factor: float = 1.0) -> Trace:
+    """As it was recorded, in time of this machine, with `factor` times as many requests."""
     if shape.trace is None:
         course = Course("diurnal", WAVE_RATE, shape.seconds, factor=WAVE_FACTOR, period_seconds=shape.seconds)
         found = generated(course, Lengths(None), shape.seed)
@@ -48,6 +44,9 @@ def excerpt(shape: Shape) -> Trace:
         found = part_of(whole, shape.start_seconds, shape.start_seconds + shape.seconds)
     if not found.arrivals:
         raise SystemExit(f"no request arrives in the {shape.seconds:g} s from {shape.start_seconds:g} on")
+
+    # In time of the trace: copies of a request are moved by its seconds.
+    found = scaled_rate(found, factor, shape.seed)
 
     def scaled(tokens: int, most: int) -> int:
         return max(1, min(most, round(tokens * shape.length_scale)))
@@ -63,11 +62,6 @@ def excerpt(shape: Shape) -> Trace:
         for one in found.arrivals
     )
     return replace(found, arrivals=arrivals, duration_seconds=found.duration_seconds / shape.speed)
-
-
-def with_rate(trace: Trace, requests_per_second: float, seed: int) -> Trace:
-    """The same course with that mean."""
-    return scaled_rate(trace, requests_per_second / trace.requests_per_second, seed)
 
 
 def write(trace: Trace, path: Path) -> None:

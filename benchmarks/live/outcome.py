@@ -64,10 +64,10 @@ def _ttft(request: Mapping[str, Any]) -> float | None:
 
 
 def _tpot(request: Mapping[str, Any]) -> float | None:
-    times, tokens = request["event_times"], sum(request["event_tokens"])
-    if request["failure"] or tokens < 2 or len(times) < 2:
+    times, counts = request["event_times"], request["event_tokens"]
+    if request["failure"] or len(times) < 2:
         return None
-    return float((times[-1] - times[0]) / (tokens - 1))
+    return float((times[-1] - times[0]) / max(1, sum(counts[1:])))
 
 
 def _share(values: Sequence[bool]) -> float:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     *("who decides", "round", "requests", "failed", "both kept", "TTFT kept", "TPOT kept", "worst 15 s"),
-    *("P95 TTFT ms", "P95 TPOT ms", "pod-seconds", "mean pods", "most", "reversals"),
+    *("P95 TTFT ms", "P95 TPOT ms", "seconds", "pod-seconds", "mean pods", "most", "reversals"),
 )
 _LEGEND = """\
 *both kept*: the share of all requests that were due which got their first token within the target and the
 others within theirs on average; one that failed has missed. TTFT counts from when a request was due. *worst
-15 s*: the same share of the requests that were due in the worst 15 seconds of the replay. *pod-seconds*: of
-all replicas, starting and ending ones too, until the last answer. *reversals*: how often the number asked for
-turned.
+15 s*: the same share of the requests that were due in the worst 15 seconds of the replay. *seconds*: until
+the last answer. *pod-seconds*: of all replicas, starting and ending ones too, in the time of the trace.
+*reversals*: how often the number asked for turned.
 """
 
 
@@ -62,8 +62,8 @@ def render(results: Mapping[str, Any]) -> str:
         "# The controller on a real cluster",
         "",
         "Written by `make bench-live`: one excerpt against real pods of the bundled model under Headway,",
-        "with a fixed number of replicas that costs as much, and under the formula of an HPA on requests",
-        "that wait.",
+        "with the fixed number of replicas that comes nearest in cost, and under the formula of an HPA on",
+        "requests that wait.",
         "",
         *(f"- {line}" for line in (*results["conditions"], *_settings(results))),
         "",
@@ -110,7 +110,8 @@ def _row(run: Mapping[str, Any]) -> str:
     cells = [
         *(name, str(run["round"]), f"{one['num_requests']:,}", str(one["num_failed"])),
         *(f"{one[key]:.1%}" for key in ("joint", "ttft", "tpot", "worst")),
-        *(f"{one['p95_ttft']:.0f}", f"{one['p95_tpot']:.1f}", f"{run['pod_seconds']:.0f}"),
+        *(f"{one['p95_ttft']:.0f}", f"{one['p95_tpot']:.1f}", f"{run['seconds']:.0f}"),
+        f"{run['pod_seconds']:.0f}",
         *(f"{run['mean_replicas']:.2f}", str(run["most_replicas"]), str(run["reversals"])),
     ]
     return "| " + " | ".join(cells) + " |"

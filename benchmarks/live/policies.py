@@ -17,6 +17,7 @@ from e2e.host_runtime import with_host_runtime
 from e2e.kubernetes import Object
 from e2e.observed_service import MANIFEST, NAME, NAMESPACE
 
+from headway_operator.errors import ClusterError
 from headway_simulator.baselines.horizontal import SYNC_SECONDS, Memory, behave, by_waiting
 
 HEADWAY, FIXED, WAITING = "Headway", "fixed", "HPA on waiting requests"
@@ -108,10 +109,12 @@ async def scaling(
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
         for number in range(1, 1 << 30):
-            num_waiting, replicas = await read()
-            chosen = scaler.decide(num_waiting, replicas, (loop.time() - begun_at) * speed)
-            if chosen != replicas:
-                await write(chosen)
+            # What cannot be read or written changes nothing, as with an HPA, and comes again with the next.
+            with contextlib.suppress(ClusterError, TimeoutError):
+                num_waiting, replicas = await read()
+                chosen = scaler.decide(num_waiting, replicas, (loop.time() - begun_at) * speed)
+                if chosen != replicas:
+                    await write(chosen)
             await asyncio.sleep(max(0.0, begun_at + number * SYNC_SECONDS / speed - loop.time()))
 
     task = asyncio.create_task(repeat())
@@ -125,5 +128,5 @@ async def scaling(
 
 
 def rounded_mean(pod_seconds: float, seconds: float, most: int) -> int:
-    """A fixed number that costs about as much."""
+    """The whole number nearest to the mean."""
     return max(1, min(most, math.floor(pod_seconds / seconds + 0.5)))

@@ -10,8 +10,10 @@ and the trace made as dense as a share of what all of them can.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,7 +24,7 @@ from typing import Any
 
 import aiohttp
 from benchmarks.live import page
-from benchmarks.live.excerpt import Shape, excerpt, with_rate, write
+from benchmarks.live.excerpt import Shape, excerpt, write
 from benchmarks.live.outcome import Outcome, outcome_of
 from benchmarks.live.policies import (
     FIXED,
@@ -34,7 +36,7 @@ from benchmarks.live.policies import (
     rounded_mean,
     scaling,
 )
-from benchmarks.live.watch import Moment, Watch, watching
+from benchmarks.live.watch import Moment, watching
 from e2e.installation import has_cluster, installed_chart, the_cluster
 from e2e.kubernetes import Kubernetes, eventually
 from e2e.observed_service import NAME, NAMESPACE, RUNTIME_PODS, condition, runtime_pods, status
@@ -47,18 +49,21 @@ CALIBRATION_USERS_PER_PLACE = 2
 READY_SECONDS = 180.0
 GONE_SECONDS = 120.0
 METRICS_PORT = 8000
+PAGE_SECONDS = 2.0
+NO_PAGE = (aiohttp.ClientError, TimeoutError, AssertionError, subprocess.TimeoutExpired)
 WAITING_METRICS = ("headway_requests_waiting", "headway_gateway_waiting")
 GATEWAY_PODS = RUNTIME_PODS.replace("component=runtime", "component=gateway")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One replay. changes: lines of what was decided, with its second."""
+    """One replay. seconds: until the last answer. changes: lines of what was decided, with its second."""
 
     policy: str
     round: int
     replicas_at_first: int
     outcome: Outcome
+    seconds: float
     pod_seconds: float
     mean_replicas: float
     most_replicas: int
@@ -87,24 +92,22 @@ class Bench:
             url = await self._serve(stack, policy, replicas)
             watch = await stack.enter_async_context(watching(self._api))
             if policy == WAITING:
-                session = await stack.enter_async_context(aiohttp.ClientSession())
+                limit = aiohttp.ClientTimeout(total=PAGE_SECONDS)
+                session = await stack.enter_async_context(aiohttp.ClientSession(timeout=limit))
                 scaler = WaitingScaler(self._setting.waiting, self._setting.most_replicas)
                 read, speed = self._reader(session), self._setting.speed
                 await stack.enter_async_context(scaling(scaler, speed, read, self._write_scale))
             begun_at = asyncio.get_running_loop().time()
             point = await self._load(url, trace_file)
             took = asyncio.get_running_loop().time() - begun_at
-        return self._judged(policy, number, replicas, watch, point, max(took, seconds))
-
-    def _judged(
-        self, policy: str, number: int, replicas: int, watch: Watch, point: dict[str, Any], seconds: float
-    ) -> Run:
         found = outcome_of(point, self._setting.ttft, self._setting.tpot)
+        # All pay for the same time, that of the trace, however far behind they are at its end.
         pod_seconds = watch.pod_seconds(0.0, seconds)
         changes = [_told(one) for one in watch.changes()]
         most = max(one.pods for one in watch.moments)
         mean = pod_seconds / seconds
-        return Run(policy, number, replicas, found, pod_seconds, mean, most, watch.reversals(), changes)
+        reversals = watch.reversals()
+        return Run(policy, number, replicas, found, took, pod_seconds, mean, most, reversals, changes)
 
     async def _serve(self, stack: AsyncExitStack, policy: str, replicas: int) -> str:
         """Until the stack is unwound; its URL."""
@@ -143,7 +146,7 @@ class Bench:
         """Reads the pages of all pods, and how many replicas the service asks for."""
 
         async def page_of(pod: dict[str, Any]) -> str:
-            name, address = pod["metadata"]["name"], pod["status"].get("podIP")
+            name, address = pod["metadata"]["name"], pod["status"]["podIP"]
             if not self._kubernetes.has_pod_network:
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:{METRICS_PORT}/proxy/metrics"
                 return await asyncio.to_thread(self._kubernetes.raw, path)
@@ -154,10 +157,10 @@ class Bench:
             waiting = 0.0
             for labels in (RUNTIME_PODS, GATEWAY_PODS):
                 for pod in await self._api.list("Pod", NAMESPACE, labels):
-                    try:
-                        waiting += waiting_on(await page_of(pod))
-                    except (aiohttp.ClientError, AssertionError):
-                        continue  # it starts or ends: the formula goes without, as Prometheus would
+                    # One that starts or ends has none: the formula goes without, as Prometheus would.
+                    if pod["status"].get("podIP"):
+                        with contextlib.suppress(*NO_PAGE):
+                            waiting += waiting_on(await page_of(pod))
             service = await self._api.get(KIND, NAMESPACE, NAME) or {}
             return round(waiting), int(service["spec"]["replicas"])
 
@@ -183,42 +186,52 @@ def waiting_on(metrics: str) -> float:
     )
 
 
-async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All runs, and what must be known to read them."""
+async def measure(
+    options: argparse.Namespace, folder: Path, save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """All runs, and what must be known to read them. save: gets what there is after each run."""
     setting, shape = setting_of(options), shape_of(options)
     kubernetes = the_cluster()
-    runs: list[Run] = []
-    trace = excerpt(shape)
-    trace_file = folder / "trace.jsonl"
+    trace, trace_file = excerpt(shape), folder / "trace.jsonl"
     write(trace, trace_file)
-    interval = max(1.0, round(options.interval_seconds / setting.speed, 1))
+    interval = max(1.0, round(options.interval_seconds / setting.speed, 2))
+    results: dict[str, Any] = {
+        "trace": trace.name if shape.trace is None else shape.trace.name,
+        "shape": {**asdict(shape), "trace": None if shape.trace is None else shape.trace.name},
+        "setting": asdict(setting),
+        "load": options.load,
+        "interval_seconds": interval,
+        "runs": [],
+    }
     with installed_chart(kubernetes, f"intervalSeconds={interval:g}"):
         async with await KubernetesApi.connect(context=kubernetes.context or None) as api:
             bench = Bench(kubernetes, api, setting, folder)
             capacity = options.capacity or await bench.capacity(trace_file)
             rate = options.load * setting.most_replicas * capacity
             _say(f"one replica: {capacity:.1f} requests/s; the excerpt gets {rate:.1f} on average")
-            trace = with_rate(trace, rate, shape.seed)
+            results |= {"capacity": capacity, "requests_per_second": rate}
+            trace = excerpt(shape, rate / trace.requests_per_second)
             write(trace, trace_file)
             fixed = options.fixed
-            for number in range(1, options.rounds + 1):
-                for policy in (HEADWAY, FIXED, WAITING):
-                    replicas = fixed if policy == FIXED else 1
-                    run = await bench.replay(policy, number, replicas, trace_file, shape.real_seconds)
-                    runs.append(run)
-                    _say(page.line_of(run))
-                    if policy == HEADWAY and not options.fixed:
-                        fixed = rounded_mean(run.mean_replicas, 1.0, setting.most_replicas)
-    return {
-        "trace": trace.name if shape.trace is None else shape.trace.name,
-        "shape": {**asdict(shape), "trace": None if shape.trace is None else shape.trace.name},
-        "setting": asdict(setting),
-        "capacity": capacity,
-        "requests_per_second": rate,
-        "load": options.load,
-        "interval_seconds": interval,
-        "runs": [asdict(run) for run in runs],
-    }
+            for policy, number in turns(options.rounds):
+                replicas = fixed if policy == FIXED else 1
+                run = await bench.replay(policy, number, replicas, trace_file, trace.duration_seconds)
+                results["runs"].append(asdict(run))
+                save(results)
+                _say(page.line_of(run))
+                if policy == HEADWAY and not fixed:
+                    fixed = rounded_mean(run.mean_replicas, 1.0, setting.most_replicas)
+    return results
+
+
+def turns(rounds: int) -> list[tuple[str, int]]:
+    """Who when: Headway first, as its mean is the fixed number, and then each round begins with another."""
+    order = (HEADWAY, FIXED, WAITING)
+    return [
+        (order[(place + number - 1) % len(order)], number)
+        for number in range(1, rounds + 1)
+        for place in range(len(order))
+    ]
 
 
 def setting_of(options: argparse.Namespace) -> Setting:
@@ -290,15 +303,17 @@ def main(argv: list[str]) -> int:
             "run it as `python -m e2e.cluster run -- python -m benchmarks.live.run` (make bench-live)"
         )
     load_before = os.getloadavg()[0]
+
+    def save(results: dict[str, Any]) -> None:
+        results["conditions"] = page.conditions(load_before)
+        if options.json is not None:
+            options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        if options.output is not None:
+            options.output.write_text(page.render(results), encoding="utf-8")
+
     with tempfile.TemporaryDirectory() as name:
-        results = asyncio.run(measure(options, Path(name)))
-    results["conditions"] = page.conditions(load_before)
-    text = page.render(results)
-    print(text)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if options.output is not None:
-        options.output.write_text(text, encoding="utf-8")
+        results = asyncio.run(measure(options, Path(name), save))
+    print(page.render(results))
     return 0
 
 

@@ -81,6 +81,8 @@ async def watching(api: KubernetesApi) -> AsyncIterator[Watch]:
     task = asyncio.create_task(look())
     try:
         yield watch
+        if task.done():
+            task.result()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from benchmarks.soak.traffic import Seen, User
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+# Of a group of exceptions, too.
+TRACEBACK = re.compile(r"^[ +|]*(Exception Group )?Traceback \(most recent", re.MULTILINE)
 AUDIENCE = "soak/soak"
 START_TIMEOUT_SECONDS = 120.0
 END_TIMEOUT_SECONDS = 90.0
@@ -311,8 +314,8 @@ def _memory(samples: list[dict[str, int]]) -> dict[str, Memory]:
 
 def tracebacks(log: str) -> str:
     """The log from the first traceback on; "" without one. The word may be in what a client has asked for."""
-    _, found, rest = f"\n{log}".partition("\nTraceback ")
-    return found.lstrip() + rest if found else ""
+    found = TRACEBACK.search(log)
+    return log[found.start() :] if found else ""
 
 
 def report(outcome: Outcome) -> str:

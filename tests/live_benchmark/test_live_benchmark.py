@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from benchmarks.live import page, run
-from benchmarks.live.excerpt import Shape, excerpt, with_rate, write
+from benchmarks.live.excerpt import Shape, excerpt, write
 from benchmarks.live.outcome import outcome_of
 from benchmarks.live.policies import FIXED, HEADWAY, WAITING, WaitingScaler, manifest, rounded_mean, scaling
 from benchmarks.live.watch import Moment, Watch
@@ -18,6 +18,7 @@ from benchmarks.live.watch import Moment, Watch
 from headway_bench import report as bench_report
 from headway_bench.record import Record
 from headway_bench.traces import read_trace
+from headway_operator.errors import UnavailableError
 from headway_operator.spec import parse
 from headway_simulator.baselines.horizontal import SYNC_SECONDS
 
@@ -31,8 +32,10 @@ def test_the_wave_is_what_it_says() -> None:
     middle = sum(50 <= one.at_seconds < 100 for one in trace.arrivals)
     assert middle > 1.3 * (len(trace.arrivals) - middle) / 2
     assert max(one.prompt_tokens for one in trace.arrivals) <= 500
-    again = with_rate(trace, 7.0, 3)
-    assert again.requests_per_second == pytest.approx(7.0, rel=0.1)
+    again = excerpt(SHAPE, 2.5)
+    assert len(again.arrivals) == pytest.approx(2.5 * len(trace.arrivals), rel=0.02)
+    middle = sum(50 <= one.at_seconds < 100 for one in again.arrivals)
+    assert middle > 1.3 * (len(again.arrivals) - middle) / 2, "copies stay near, in time of the trace"
 
 
 def test_an_excerpt_of_a_trace_is_cut_sped_up_and_shortened(tmp_path: Path) -> None:
@@ -162,10 +165,40 @@ def test_a_fixed_number_costs_about_as_much() -> None:
     assert [rounded_mean(seconds, 100, 4) for seconds in (40, 149, 150, 900)] == [1, 1, 2, 4]
 
 
+async def test_a_sync_that_nothing_can_be_read_in_changes_nothing_and_the_next_one_comes() -> None:
+    written, num_reads = [], 0
+
+    async def read() -> tuple[int, int]:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads < 3:
+            raise UnavailableError("GET pods: no answer") if num_reads == 1 else TimeoutError
+        return 4, 1
+
+    async def write_scale(number: int) -> None:
+        written.append(number)
+
+    async with scaling(WaitingScaler(1.0, 8), SYNC_SECONDS / 0.01, read, write_scale):
+        async with asyncio.timeout(10):
+            while not written:  # noqa: ASYNC110 - what it does is what is looked at
+                await asyncio.sleep(0.005)
+    assert written[0] == 4
+
+
+def test_each_round_begins_with_another() -> None:
+    found = run.turns(3)
+    assert found[:3] == [(HEADWAY, 1), (FIXED, 1), (WAITING, 1)]
+    assert [policy for policy, _ in found[::3]] == [HEADWAY, FIXED, WAITING]
+    assert all(
+        sorted(policy for policy, one in found if one == number) == sorted([HEADWAY, FIXED, WAITING])
+        for number in (1, 2, 3)
+    )
+
+
 def test_the_page_names_every_run() -> None:
     outcome = outcome_of({"requests": [request(0, 50.0), request(1, 900.0)]}, 500, 60)
     runs = [
-        run.Run(policy, 1, 2, outcome, 300.0, 2.0, 3, 1, ["    0 s: 1 wanted"])
+        run.Run(policy, 1, 2, outcome, 151.0, 300.0, 2.0, 3, 1, ["    0 s: 1 wanted"])
         for policy in (HEADWAY, FIXED, WAITING)
     ]
     results = {

@@ -234,7 +234,7 @@ def test_nobody_decoding_is_no_work() -> None:
 
 
 def test_a_dozen_wrong_guesses_are_enough_to_doubt_the_rest() -> None:
-    """At first each one counts for more than what was assumed, so that new sequences are not tried in vain."""
+    """At first each counts for more than what was assumed: new sequences are not tried in vain."""
     policy = DraftPolicy()
     for size, seconds in ((16, 0.020), (32, 0.028)):
         for _ in range(9):

@@ -28,3 +28,4 @@ def test_a_traceback_in_a_log_is_told_from_the_word() -> None:
     shown = "Traceback (most recent call last):\n  File x\nValueError: no\n"
     assert run.tracebacks(asked + shown) == shown
     assert run.tracebacks(shown) == shown
+    assert run.tracebacks("x\n  + Exception Group Traceback (most recent call last):\n").startswith("  + Exc")

@@ -74,7 +74,7 @@ class TapedLayers:
 
     def __init__(self, layers: Sequence[Layer], num_positions: int, situation: Situation) -> None:
         self._layers, self._num_positions, self._situation = layers, num_positions, situation
-        # The latest last. Of those that occurred once, nothing is noted yet.
+        # The latest used last. Of those that occurred once, nothing is noted yet.
         self._steps: dict[Hashable, _Step | None] = {}
         self._memory = _Memory()
         self._inputs: _Inputs | None = None
@@ -112,7 +112,8 @@ class TapedLayers:
             self._inputs = _Inputs.made(hidden, rotations, num_blocks)
         self._inputs.fill(hidden, rotations, inputs)
         own_hidden = self._inputs.hidden[: len(hidden)]
-        step = self._steps[key]
+        # The latest used lies last.
+        step = self._steps[key] = self._steps.pop(key)
         if step is not None:
             step.tape.run()
             return own_hidden + step.delta

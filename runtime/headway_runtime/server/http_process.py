@@ -44,9 +44,10 @@ logger = logging.getLogger(__name__)
 # How long answers that only have to be written may still take, and how long the engine process may.
 LAST_WRITES_SECONDS = 2.0
 ENGINE_END_SECONDS = 5.0
-# Python's own but for the last, a tenth as often: looking through all that 256 streams hold stands still for
-# 10 to 50 ms, and finds nothing. What a request makes refers to itself nowhere and goes with it.
-GARBAGE_THRESHOLDS = (700, 10, 100)
+# Rounds of the garbage collector between two that look through everything, ten times Python's own: through
+# all that 256 streams hold they take 10 to 50 ms, and find nothing. What a request makes refers to itself
+# nowhere and goes with it.
+ROUNDS_OF_GARBAGE = 100
 # How long an engine that is ready may take to say so to another HTTP process.
 HELLO_SECONDS = 0.5
 
@@ -163,7 +164,7 @@ async def _serve(front: _Front) -> int:
     front.watch(ending, asyncio.get_running_loop())
     # What the start has made stays; only what requests make is worth looking through for garbage.
     gc.freeze()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.set_threshold(*gc.get_threshold()[:2], ROUNDS_OF_GARBAGE)
     gc.enable()
     if not front.alone:
         # Connections may wait in the socket already, and the engine may long be ready: then its answer is
