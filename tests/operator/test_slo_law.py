@@ -389,6 +389,17 @@ def test_the_highest_recommendation_looked_back_on_holds(build: Any) -> None:
     assert "would not have over the last 300 s" in decision.message
 
 
+def test_nothing_is_removed_at_once_when_a_model_has_been_learnt(build: Any) -> None:
+    """What symptoms have just asked for is not taken away by the first word of the model."""
+    fleet = quiet(build, recommended=8)
+    fleet.memory = replace(fleet.memory, workload=None)
+    decision, memory = fleet.decide()
+    assert (decision.replicas, decision.cause) == (6, "Stabilizing")
+    assert max(number for _, number in memory.recommended) == 6, (
+        "and the 8 of the time without one is forgotten"
+    )
+
+
 def test_nothing_is_removed_for_the_window_after_a_restart(build: Any) -> None:
     fleet = quiet(build)
     fleet.memory = replace(Memory.from_dict(fleet.memory.to_dict(), NOW), slices=())

@@ -100,8 +100,9 @@ def _situation(
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
     if found is not None:
         if memory.workload is None:
-            # What was recommended without a model says nothing of what a replica can do.
-            memory = replace(memory, recommended=())
+            # What was recommended without a model says nothing of what a replica can do; yet what there is
+            # goes no sooner than if it had been recommended now.
+            memory = replace(memory, recommended=((now, counted.desired),))
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
         is_quiet = not now_load.late and not counted.unsampled and not ill
         if is_quiet:
