@@ -1,6 +1,6 @@
 """What guessing tokens ahead brings on a CPU, by who guesses and by how many sequences decode at once.
 
-    python -m benchmarks.cpu.speculation [--batch 1 4 16] [--rounds 5] [--output FILE]
+    python -m benchmarks.cpu.speculation [--batch 1 4 16] [--rounds 4 4 9] [--output FILE]
 
 Speculation needs a model that answers sensibly and a draft that is really cheaper. Both come from the
 bundled pair: the model is `headway-tiny` made 60 times as heavy without changing a single logit. Its MLPs are
@@ -8,7 +8,8 @@ widened by random units whose outputs weigh nothing, and layers are added that a
 multiplied in a step is that of a model of 0.3 billion parameters. The draft is `headway-tiny-draft` as it is.
 
 Engines without guesses, with the draft and with prompt lookup are loaded side by side and take turns on the
-same chats; a round's speed-up is over the round without guesses beside it. Guessing is adaptive unless named.
+same chats; a round's speed-up is over the round without guesses beside it, and an interval of their median
+says how well it is known. Guessing is adaptive unless named.
 The page ends with the goal: nowhere may guessing that adapts lose with many sequences at once.
 """
 
@@ -28,6 +29,8 @@ from typing import Any
 
 from benchmarks.cpu.environments import cache_folder
 
+from headway_bench.percentiles import Estimate, describe
+
 TARGET, DRAFT = "bundled://headway-tiny", "bundled://headway-tiny-draft"
 WIDTH = 16_384
 NUM_LAYERS = 24
@@ -39,6 +42,7 @@ METHODS: dict[str, dict[str, object] | None] = {
     "draft model, always 6": {"model": DRAFT, "num_speculative_tokens": NUM_GUESSES, "adaptive": False},
     "ngram": {"method": "ngram", "num_speculative_tokens": NUM_GUESSES},
 }
+CONFIDENCE = 0.95
 # Of the engine without guesses, with so many sequences at once or more, for whoever adapts.
 GOAL_SPEEDUP, GOAL_BATCH = 0.97, 16
 # New answers, and answers that repeat what the conversation has said before.
@@ -90,8 +94,8 @@ def make_heavy(folder: Path) -> None:
     done.touch()
 
 
-def run(batches: list[int], rounds: int) -> list[dict[str, Any]]:
-    """One row per workload, number at once and method."""
+def run(rounds: dict[int, int]) -> list[dict[str, Any]]:
+    """One row per workload, number at once and method. rounds: of each number at once."""
     from bundled_model.corpus import sample_tasks
     from headway_runtime.inprocess import Engine
     from headway_runtime.sampling_params import SamplingParams
@@ -106,7 +110,7 @@ def run(batches: list[int], rounds: int) -> list[dict[str, Any]]:
                 Engine(
                     str(folder),
                     max_model_len=MAX_MODEL_LEN,
-                    max_num_seqs=max(batches),
+                    max_num_seqs=max(rounds),
                     # What an engine finds of its own answers was not computed as a prompt's.
                     enable_prefix_caching=False,
                     speculative_config=config,
@@ -114,11 +118,11 @@ def run(batches: list[int], rounds: int) -> list[dict[str, Any]]:
             )
             for name, config in METHODS.items()
         }
-        for (workload, temperature), batch in itertools.product(WORKLOADS, batches):
+        for (workload, temperature), batch in itertools.product(WORKLOADS, rounds):
             num_other = 0
             rates: dict[str, list[float]] = {name: [] for name in engines}
             before = {name: engine.metrics().drafts for name, engine in engines.items()}
-            for number in range(rounds + 1):
+            for number in range(rounds[batch] + 1):
                 # With a seed, an answer is the same whoever guesses.
                 params = SamplingParams(temperature=temperature, seed=number, max_tokens=160)
                 chats = [tasks[(number * batch + index) % len(tasks)] for index in range(batch)]
@@ -161,12 +165,22 @@ def run(batches: list[int], rounds: int) -> list[dict[str, Any]]:
                         "adapts": (METHODS[name] or {"adaptive": False}).get("adaptive", True),
                         "tokens_per_second": statistics.median(rates[name]),
                         "speedup": statistics.median(ratios),
+                        "interval": ends(ratios),
                         "guessed": num_guessed,
                         "accepted": num_true / num_guessed if num_guessed else None,
                     }
                 )
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows
+
+
+def ends(ratios: list[float]) -> tuple[float, float] | None:
+    """Of the interval that holds the true median with CONFIDENCE; None of too few rounds to have one."""
+    found = describe(ratios, (50,), CONFIDENCE)
+    match found and found.percentiles[50]:
+        case Estimate(low=float(low), high=float(high)):
+            return low, high
+    return None
 
 
 def render(rows: list[dict[str, Any]], conditions: list[str]) -> str:
@@ -200,12 +214,20 @@ def verdicts(rows: list[dict[str, Any]]) -> list[str]:
     """The goal beside what was measured; none where nothing was measured with that many at once."""
     return [
         f"- {row['method']}, {row['workload']}, temperature {row['temperature']:g}, "
-        f"{row['at once']} at once: {row['speedup']:.2f} "
-        "of the speed without guesses "
+        f"{row['at once']} at once: {row['speedup']:.3f} "
+        f"of the speed without guesses{_between(row['interval'])} "
         f"(goal {GOAL_SPEEDUP:g}: {'met' if row['speedup'] >= GOAL_SPEEDUP else 'missed'})"
         for row in rows
         if row["adapts"] and row["at once"] >= GOAL_BATCH
     ]
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return (
+        ""
+        if interval is None
+        else f", {interval[0]:.3f} to {interval[1]:.3f} with {CONFIDENCE:.0%} confidence"
+    )
 
 
 def processor_name() -> str:
@@ -222,19 +244,26 @@ def main() -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description="Measure speculation on a CPU.", allow_abbrev=False)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--rounds", type=int, nargs="+", default=[4, 4, 9], help="one number, or one for each --batch"
+    )
     parser.add_argument("--output", type=Path, help="write the page here as well")
     options = parser.parse_args()
+    rounds = options.rounds * len(options.batch) if len(options.rounds) == 1 else options.rounds
+    if len(rounds) != len(options.batch):
+        parser.error(
+            f"--rounds has {len(rounds)} numbers and --batch {len(options.batch)}: give one, or one for each"
+        )
     load_before = os.getloadavg()[0]
-    rows = run(options.batch, options.rounds)
+    rows = run(dict(zip(options.batch, rounds, strict=True)))
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10, check=False
     ).stdout.strip()
-    batches = " ".join(map(str, options.batch))
+    batches, of_each = (" ".join(map(str, one)) for one in (options.batch, rounds))
     page = render(
         rows,
         [
-            f"Written by `python -m benchmarks.cpu.speculation --batch {batches} --rounds {options.rounds}`.",
+            f"Written by `python -m benchmarks.cpu.speculation --batch {batches} --rounds {of_each}`.",
             f"Commit {commit}, {processor_name()}, {len(os.sched_getaffinity(0))} CPUs.",
             f"Load average: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after.",
         ],
