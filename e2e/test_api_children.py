@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from e2e.api_objects import created_dry
 from e2e.cluster.binaries import build
 from e2e.cluster.settings import read_settings
 from e2e.conftest import CRD_PATH, FACT_SECONDS, eventually
-from e2e.test_operator_api import _created_dry
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.cluster.kubernetes_discovery import ASK_AGAIN_SECONDS
@@ -296,7 +296,7 @@ def placed(**scheduling: Any) -> Json:
 async def test_the_api_server_holds_placement_to_its_rules(
     bare_api: KubernetesApi, fields: Json, complaint: str | None
 ) -> None:
-    create = _created_dry(bare_api, {"model": {"source": "bundled://headway-tiny"}, "replicas": 1} | fields)
+    create = created_dry(bare_api, {"model": {"source": "bundled://headway-tiny"}, "replicas": 1} | fields)
     if complaint is None:
         await create
         return
@@ -305,7 +305,7 @@ async def test_the_api_server_holds_placement_to_its_rules(
 
 
 async def test_defaults_are_filled_in_by_the_api_server(bare_api: KubernetesApi) -> None:
-    made = await _created_dry(bare_api, {"model": {"source": "/a"}, "replicas": 1, "gpu": {}, **placed()})
+    made = await created_dry(bare_api, {"model": {"source": "/a"}, "replicas": 1, "gpu": {}, **placed()})
     spec = made["spec"]
     assert spec["networkPolicy"] == {"enabled": True}
     assert spec["disruptionBudget"] == {"enabled": True, "maxUnavailable": 1}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e import test_operator_api as base
+from e2e import api_objects as base
 from e2e.conftest import CRD_PATH, eventually
 from e2e.test_api_children import Clock
 from e2e.test_rollout_api import Play, play, ready, told, unschedulable

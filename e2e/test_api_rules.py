@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from e2e.test_operator_api import _created_dry
+from e2e.api_objects import created_dry
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.errors import ClusterError
 
@@ -104,7 +104,7 @@ async def test_the_api_server_holds_the_rules(
     bare_api: KubernetesApi, fields: Json, complaint: str | None
 ) -> None:
     spec = {"model": {"source": "bundled://headway-tiny"}, "replicas": 1} | fields
-    create = _created_dry(bare_api, {name: value for name, value in spec.items() if value is not None})
+    create = created_dry(bare_api, {name: value for name, value in spec.items() if value is not None})
     if complaint is None:
         await create
         return

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e import test_operator_api as base
+from e2e import api_objects as base
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.errors import ClusterError
@@ -240,7 +240,7 @@ async def test_the_api_server_holds_rollouts_to_their_rules(
     api: KubernetesApi, spec: Json, complaint: str | None
 ) -> None:
     whole = {"model": {"source": "bundled://headway-tiny"}, "slo": {"ttftMilliseconds": 300}} | spec
-    create: Callable[..., Awaitable[Any]] = base._created_dry
+    create: Callable[..., Awaitable[Any]] = base.created_dry
     if complaint is None:
         await create(api, whole)
         return

@@ -1,4 +1,4 @@
-"""What a Job and its pods are read as; against a real API server it is in `e2e/test_operator_api.py`."""
+"""What a Job and its pods are read as; against a real API server it is in `e2e/test_quality_api.py`."""
 
 from typing import Any
 
