@@ -1,9 +1,9 @@
 """Words that an answer must not hold, as sequences of tokens whose last one must not follow the others.
 
-As vLLM defines them (`SamplingParams.update_from_tokenizer`): a word is encoded as it stands and with a space
-before it, as it comes within a text; the second form counts where it is another first token and as many of
-them. Only tokens of the answer count, and only these sequences: a word that the model spells by other tokens
-is not seen.
+A word is encoded as it stands and with a space before it, as it comes within a text. vLLM
+(`SamplingParams.update_from_tokenizer`) leaves the second form out where it has another number of tokens, so
+that a word with a token of its own within texts comes all the same; here it counts. Only tokens of the answer
+count, and only these sequences: a word that the model spells by other tokens is not seen.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -28,7 +28,8 @@ def bad_word_tokens(words: Collection[str], encode: Encode) -> tuple[tuple[int, 
             )
         spaced = tuple(encode(f" {word.lstrip()}"))
         found.append(bare)
-        if len(spaced) == len(bare) and spaced[0] != bare[0]:
+        # A space alone and then the bare word is forbidden with the bare word.
+        if spaced[-len(bare) :] != bare:
             found.append(spaced)
     return tuple(dict.fromkeys(found))
 

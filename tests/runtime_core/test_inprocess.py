@@ -113,6 +113,16 @@ def test_a_stop_string_ends_an_answer_and_is_its_reason(engine: Engine, *, inclu
     assert len(got.logprobs) == len(got.token_ids) < 20
 
 
+def test_a_bad_word_does_not_come_as_the_token_that_it_is_within_texts(engine: Engine) -> None:
+    """Bare it has two tokens, after a space one."""
+    (free,) = generate(engine, "The capital of France is")
+    assert free.outputs[0].text.startswith(" Paris")
+    for word in ("Paris", " Paris"):
+        params = SamplingParams(temperature=0, max_tokens=8, bad_words=[word])
+        (kept,) = generate(engine, "The capital of France is", params)
+        assert "Paris" not in kept.outputs[0].text
+
+
 def test_logprobs_are_one_per_token_and_add_up(engine: Engine) -> None:
     params = SamplingParams(temperature=0, max_tokens=6, logprobs=3, prompt_logprobs=1)
     output = generate(engine, "Once upon a time", params)[0]
