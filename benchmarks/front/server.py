@@ -140,10 +140,12 @@ class MeteredEngine:
         number = self._num_steps
         self._num_steps += 1
         tokens = (self._token_ids[number % NUM_STEP_TOKENS],)
-        self._times[number % MOST_STEPS] = time.monotonic_ns()
-        return Outputs([self._advance(sequence, tokens) for sequence in list(self._running.values())])
+        nanoseconds = time.monotonic_ns()
+        self._times[number % MOST_STEPS] = nanoseconds
+        now = nanoseconds / 1e9
+        return Outputs([self._advance(sequence, tokens, now) for sequence in list(self._running.values())])
 
-    def _advance(self, sequence: _Sequence, tokens: tuple[int, ...]) -> RequestOutput:
+    def _advance(self, sequence: _Sequence, tokens: tuple[int, ...], now: float) -> RequestOutput:
         sequence.num_left -= 1
         request_id = sequence.request.request_id
         is_new, sequence.is_new = sequence.is_new, False
@@ -151,7 +153,8 @@ class MeteredEngine:
         if sequence.num_left == 0:
             reason = FinishReason.LENGTH
             del self._running[request_id]
-        return RequestOutput(request_id, tokens, reason, queue_seconds=0.0 if is_new else None)
+        queue_seconds = 0.0 if is_new else None
+        return RequestOutput(request_id, tokens, reason, computed_at=now, queue_seconds=queue_seconds)
 
 
 def make_metered(

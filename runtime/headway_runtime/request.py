@@ -33,17 +33,29 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarPart:
+    """A JSON schema that a larger grammar was made of. param: the request's field that it came from; owner:
+    whose it is, in a message."""
+
+    param: str
+    owner: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """What a whole answer must match. source: a JSON schema, a regular expression, a JSON list of choices,
     or a grammar's text, by its kind; empty for json_object.
 
-    param: the request's field that it came from, to be named if it turns out to be of no use.
+    param: the request's field that it came from, to be named if it turns out to be of no use; unless that is
+    because of one of the parts.
     InvalidRequestError for a kind that there is not.
     """
 
     kind: GrammarKind
     source: str = ""
     param: str = "structured_outputs"
+    parts: tuple[GrammarPart, ...] = ()
 
     def __post_init__(self) -> None:
         kinds = get_args(GrammarKind)
@@ -147,6 +159,8 @@ class RequestOutput:
     first token; prompt_logprobs has one entry per prompt token, None for the first one, if they were asked
     for.
 
+    computed_at: when its tokens were, `time.monotonic()`, which all processes of a machine share; 0.0 without
+        tokens.
     error: why it ended with FinishReason.ERROR. error_param: the field of the request that is at fault, which
         makes it the client's error; None if it is not.
     """
@@ -155,6 +169,7 @@ class RequestOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    computed_at: float = 0.0
     num_cached_tokens: int = 0
     queue_seconds: float | None = None
     prefill_seconds: float | None = None

@@ -139,6 +139,7 @@ class StepAccounts:
             tuple(one.token_id for one in samples if one.token_id is not None),
             progress.finish_reason,
             tuple(one.logprobs for one in samples if one.logprobs is not None),
+            computed_at=now,
             num_cached_tokens=num_cached_tokens,
             queue_seconds=queue_seconds,
             prefill_seconds=prefill_seconds,

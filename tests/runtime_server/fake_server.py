@@ -174,6 +174,7 @@ class FakeEngine:
             (token_id,),
             reason,
             logprobs,
+            computed_at=now,
             num_cached_tokens=num_cached,
             prompt_logprobs=_prompt_logprobs(request) if is_first else None,
         )

@@ -20,6 +20,8 @@ from headway_runtime.server.engine_client import EngineClient, EngineDied
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+# When tokens were, as the engine says.
+COMPUTED_AT = 12.5
 READY = messages.Ready(512, 8192, "cpu", "bfloat16", {})
 
 
@@ -72,7 +74,7 @@ def request(name: str) -> Request:
 
 
 def tokens(**token_ids: int) -> messages.Outputs:
-    return messages.Outputs(list(token_ids), list(token_ids.values()), [])
+    return messages.Outputs(list(token_ids), list(token_ids.values()), COMPUTED_AT, [])
 
 
 async def settle(pair: Pair) -> None:
@@ -89,7 +91,8 @@ async def test_single_tokens_are_handed_over_without_waking_the_reader(pair: Pai
     stream = pair.client.submit([request("a"), request("b")])
     taken: list[tuple[str, int]] = []
 
-    def take(request_id: str, token_id: int) -> bool:
+    def take(request_id: str, token_id: int, computed_at: float) -> bool:
+        assert computed_at == COMPUTED_AT
         taken.append((request_id, token_id))
         return True
 
@@ -101,7 +104,7 @@ async def test_single_tokens_are_handed_over_without_waking_the_reader(pair: Pai
     assert taken == [("a", 1), ("b", 2), ("a", 4)]
     assert not reading.done()
     last = RequestOutput("a", (5,), FinishReason.STOP)
-    await pair.engine.send(messages.Outputs(["b"], [6], [last]))
+    await pair.engine.send(messages.Outputs(["b"], [6], COMPUTED_AT, [last]))
     async with asyncio.timeout(10):
         assert await reading == [last]
     assert taken[3:] == [("b", 6)]
@@ -111,7 +114,7 @@ async def test_a_token_that_is_not_taken_comes_as_an_event_and_nothing_overtakes
     stream = pair.client.submit([request("a")])
     offered: list[int] = []
 
-    def refuse(_: str, token_id: int) -> bool:
+    def refuse(_: str, token_id: int, computed_at: float) -> bool:
         offered.append(token_id)
         return False
 
@@ -135,10 +138,10 @@ async def test_what_one_reader_raises_costs_the_others_nothing(pair: Pair) -> No
     first, second = pair.client.submit([request("a")]), pair.client.submit([request("b")])
     taken: list[int] = []
 
-    def fail(_: str, __: int) -> bool:
+    def fail(_: str, __: int, ___: float) -> bool:
         raise ValueError("a fault in one stream")
 
-    def take(_: str, token_id: int) -> bool:
+    def take(_: str, token_id: int, computed_at: float) -> bool:
         taken.append(token_id)
         return True
 
@@ -204,7 +207,7 @@ def test_an_output_with_anything_besides_one_token_is_sent_whole() -> None:
     }
     fields = {field.name for field in dataclasses.fields(RequestOutput)}
     # What is wrong comes with a finish reason only.
-    for name in sorted(fields - {"request_id", "error", "error_param"}):
+    for name in sorted(fields - {"request_id", "computed_at", "error", "error_param"}):
         changed = dataclasses.replace(plain, **{name: some.get(name, 1)})
         assert not messages.is_one_token(changed), name
     assert not messages.is_one_token(RequestOutput("a", ()))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from headway_runtime.request import RequestOutput
 from headway_runtime.server.log import AccessEntry
@@ -81,6 +84,32 @@ def test_the_usage_chunk_of_a_chat_says_it_through_the_openai_client(client: ope
     check(usage.model_extra["headway"])
 
 
+def test_times_of_requests_are_those_of_the_engines_histograms(real_server: RunningServer) -> None:
+    """However many tokens come at once to a process that is busy with 24 answers."""
+
+    def sums() -> dict[str, float]:
+        page = httpx.get(f"{real_server.url}/metrics").text
+        samples = (one for family in text_string_to_metric_families(page) for one in family.samples)
+        return {
+            one.name: one.value for one in samples if one.name.endswith(("_seconds_sum", "_seconds_count"))
+        }
+
+    before = sums()
+    with ThreadPoolExecutor(24) as threads:
+        bodies = [{**BODY, "prompt": f"{number} abc", "return_timings": True} for number in range(24)]
+        said = [one.json()["usage"]["headway"] for one in threads.map(partial(post, real_server), bodies)]
+    grown = {name: value - before[name] for name, value in sums().items()}
+    for ours, histogram in (
+        ("queue", "headway_queue_time_seconds"),
+        ("prefill", "headway_prefill_time_seconds"),
+        ("first_decode", "headway_first_decode_time_seconds"),
+        ("tpot", "headway_time_per_output_token_seconds"),
+    ):
+        assert grown[f"{histogram}_count"] == len(said)
+        seconds = sum(one[f"{ours}_milliseconds"] for one in said) / 1000.0
+        assert grown[f"{histogram}_sum"] == pytest.approx(seconds, abs=1e-5 * len(said)), ours
+
+
 def test_one_token_has_no_gap_between_tokens(real_server: RunningServer) -> None:
     usage = post(real_server, {**BODY, "max_tokens": 1, "return_timings": True}).json()["usage"]
     assert usage["headway"].keys() == PARTS - BETWEEN_TOKENS
@@ -89,19 +118,16 @@ def test_one_token_has_no_gap_between_tokens(real_server: RunningServer) -> None
 def test_gaps_between_tokens_are_those_of_all_answers_and_shared_by_tokens_that_come_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [10.0]
-    monkeypatch.setattr("headway_runtime.server.request_times.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headway_runtime.server.request_times.time.monotonic", lambda: 99.0)
     log = AccessEntry("id", "POST", "/", 200)
     times = RequestTimes(9.0, log)
     for request_id in ("a", "b"):
-        times.first_token(RequestOutput(request_id, (1,), queue_seconds=0.25, prefill_seconds=0.5))
-    now[0] = 10.1
-    times.later_tokens("a", 1)
-    now[0] = 10.4
-    times.later_tokens("a", 3)  # guesses that came true: 3 gaps of 0.1 s
-    times.later_tokens("a", 0)
-    now[0] = 11.0
-    times.later_tokens("b", 1)
+        first = RequestOutput(request_id, (1,), computed_at=10.0, queue_seconds=0.25, prefill_seconds=0.5)
+        times.first_token(first)
+    times.later_tokens("a", 1, 10.1)
+    times.later_tokens("a", 3, 10.4)  # guesses that came true: 3 gaps of 0.1 s
+    times.later_tokens("a", 0, 0.0)
+    times.later_tokens("b", 1, 11.0)
     times.ended("a", 5, "stop")
     times.ended("b", 2, "stop")
     said = times.as_usage()

@@ -50,7 +50,7 @@ StreamEvent = RequestOutput | messages.Refused | EngineDied
 
 
 # Takes the next token of a request at once. False: not now; it comes as an event instead.
-TakeToken = Callable[[str, int], bool]
+TakeToken = Callable[[str, int, float], bool]
 
 
 class RequestStream:
@@ -307,7 +307,7 @@ class EngineClient:
     def _dispatch(self, message: messages.FromEngine) -> None:
         match message:
             case messages.Outputs():
-                self._deliver_tokens(message.request_ids, message.token_ids)
+                self._deliver_tokens(message.request_ids, message.token_ids, message.computed_at)
                 for output in message.outputs:
                     self._deliver(output.request_id, output, is_last=output.finish_reason is not None)
             case messages.Refused():
@@ -327,7 +327,7 @@ class EngineClient:
             case messages.Pong():
                 pass  # it has been counted like every message
 
-    def _deliver_tokens(self, request_ids: list[str], token_ids: list[int]) -> None:
+    def _deliver_tokens(self, request_ids: list[str], token_ids: list[int], computed_at: float) -> None:
         """One token for each of these requests. The hot path: there are thousands of them a second."""
         streams = self._streams
         for request_id, token_id in zip(request_ids, token_ids, strict=True):
@@ -337,12 +337,12 @@ class EngineClient:
             take_token = stream.take_token
             if take_token is not None:
                 try:
-                    if take_token(request_id, token_id):
+                    if take_token(request_id, token_id, computed_at):
                         continue
                 except Exception as error:  # noqa: BLE001 - a stream's fault must not cost the others their tokens
                     stream.fail(error)
                     continue
-            stream.push(RequestOutput(request_id, (token_id,)))
+            stream.push(RequestOutput(request_id, (token_id,), computed_at=computed_at))
 
     def _end_streams(self, event: EngineDied) -> None:
         streams, self._streams = self._streams, {}

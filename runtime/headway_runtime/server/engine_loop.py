@@ -296,6 +296,8 @@ class EngineLoop:
         """To each front what is for its requests, in one message."""
         owners = self._owners
         by_front: dict[bytes, messages.Outputs] = {}
+        # One step's are all of one moment.
+        computed_at = next((one.computed_at for one in outputs if messages.is_one_token(one)), 0.0)
         for output in outputs:
             request_id = output.request_id
             is_last = output.finish_reason is not None
@@ -304,7 +306,7 @@ class EngineLoop:
                 continue  # it was aborted or finished, and nobody waits for more
             message = by_front.get(front)
             if message is None:
-                message = by_front[front] = messages.Outputs([], [], [])
+                message = by_front[front] = messages.Outputs([], [], computed_at, [])
             if messages.is_one_token(output):
                 message.request_ids.append(request_id)
                 message.token_ids.append(output.token_ids[0])

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.responses import Response
 
 from headway_runtime.choice import Choice, Delta
-from headway_runtime.request import FinishReason, RequestOutput, SamplingParams
+from headway_runtime.request import FinishReason, Grammar, RequestOutput, SamplingParams
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.choices import whole_choices
 from headway_runtime.server.engine_client import EngineClient, EngineDied, RequestStream, StreamEvent
@@ -184,14 +184,14 @@ class _Run:
             if problem is not None:
                 raise problem
 
-    def _take_token(self, request_id: str, token_id: int) -> bool:
+    def _take_token(self, request_id: str, token_id: int, computed_at: float) -> bool:
         """Write one token's chunk right away: the way that almost every token of a stream takes."""
         choice, writer = self._choices[request_id], self._writer
         if choice.finish_reason is not None:
             return True  # came while a stop string was being told to the engine
         if writer is None or not choice.is_first_byte_written or not writer.is_open:
             return False
-        delta = self._feed(choice, RequestOutput(request_id, (token_id,)))
+        delta = self._feed(choice, RequestOutput(request_id, (token_id,), computed_at=computed_at))
         if delta.text or delta.entries or delta.finish_reason is not None or delta.details:
             chunk = self._generation.answer.chunk(choice.index, delta, is_first=False)
             if not chunk:
@@ -249,7 +249,7 @@ class _Run:
         if output.queue_seconds is not None:
             self._times.first_token(output)
         else:
-            self._times.later_tokens(output.request_id, len(output.token_ids))
+            self._times.later_tokens(output.request_id, len(output.token_ids), output.computed_at)
         if delta.finish_reason is not None:
             self._num_open -= 1
             if choice.is_stopped_by_text:
@@ -318,8 +318,9 @@ def _error_of(event: StreamEvent, sampling: SamplingParams) -> HttpError:
             return HttpError(500, event.message, code=event.code)
         case RequestOutput(error_param=str(param)):
             # Seen only in the engine: a grammar that cannot be compiled, or followed any further.
-            is_grammar = sampling.grammar is not None and sampling.grammar.param == param
-            code: HttpCode = "invalid_grammar" if is_grammar else "invalid_value"
+            grammar = sampling.grammar
+            fields = set() if grammar is None else {grammar.param, *(part.param for part in grammar.parts)}
+            code: HttpCode = "invalid_grammar" if param in fields else "invalid_value"
             message = f"{param}{_as_sent(param, sampling)} cannot be enforced: {event.error}; correct it"
             return HttpError(400, message, param=param, code=code)
         case RequestOutput():
@@ -328,8 +329,12 @@ def _error_of(event: StreamEvent, sampling: SamplingParams) -> HttpError:
 
 def _as_sent(param: str, sampling: SamplingParams) -> str:
     """What the request has of a field that cannot be enforced, as it follows the name in a message."""
-    if sampling.grammar is not None and sampling.grammar.param == param:
-        return as_sent(sampling.grammar)
+    if sampling.grammar is not None:
+        if sampling.grammar.param == param:
+            return as_sent(sampling.grammar)
+        for part in sampling.grammar.parts:
+            if part.param == param:
+                return f"{as_sent(Grammar('json_schema', part.source, param))} of {part.owner}"
     if param == "allowed_token_ids":
         return f"={shown(sorted(sampling.allowed_token_ids or ()))}"
     # Of words the tokens are left.

@@ -208,16 +208,18 @@ class Outputs(msgspec.Struct, tag="outputs", frozen=True):
     """Everything that one step brought for one front.
 
     request_ids, token_ids: of all requests that got one token and nothing else (see `is_one_token`), as
-    these are the many. outputs: the others. No request is in both.
+    these are the many; computed_at: when they were, as in a RequestOutput. outputs: the others. No request is
+    in both.
     """
 
     request_ids: list[str]
     token_ids: list[int]
+    computed_at: float
     outputs: list[RequestOutput]
 
 
 def is_one_token(output: RequestOutput) -> bool:
-    """Whether request_id and token_ids say all that there is to say. (Errors come with a finish reason.)"""
+    """Whether its id, its token and when that was computed are all. (Errors come with a finish reason.)"""
     return (
         output.finish_reason is None
         and len(output.token_ids) == 1

@@ -1,7 +1,9 @@
 """Where the time of one HTTP request went, as its access line and its `usage` say it.
 
-What the engine alone knows (waiting, prefill) comes with the first token; the rest is measured where the
-client's bytes are written. Of several choices the slowest counts. Knows no JSON and no metric.
+When tokens were computed the engine says, with each of them, and waiting and prefill with the first: so these
+times are those of the engine's histograms, however late a busy process gets to read them. What begins or ends
+with the client's bytes is measured where these are written. Of several choices the slowest counts. Knows no
+JSON and no metric.
 """
 
 import math
@@ -20,11 +22,11 @@ class RequestTimes:
     def __init__(self, received_at: float, log: AccessEntry) -> None:
         self._received_at = received_at
         self._log = log
-        # By engine request id: from receipt to the first token computed, and when that token came here.
+        # By engine request id: from receipt to the first token computed, and when that was.
         self._computed_seconds: dict[str, float] = {}
         self._first_at: dict[str, float] = {}
-        # When its last token came, and the seconds between tokens of all of them; k tokens that come together
-        # are k times a k-th of their gap.
+        # When its last token was computed, and the seconds between tokens of all of them; k tokens that come
+        # together are k times a k-th of their gap.
         self._last_at: dict[str, float] = {}
         self._gaps = array("d")
 
@@ -36,17 +38,15 @@ class RequestTimes:
         if output.prefill_seconds is not None:
             log.prefill_milliseconds = _slowest(log.prefill_milliseconds, output.prefill_seconds)
             self._computed_seconds[output.request_id] = output.queue_seconds + output.prefill_seconds
-        now = time.monotonic()
-        self._first_at[output.request_id] = self._last_at[output.request_id] = now
+        self._first_at[output.request_id] = self._last_at[output.request_id] = output.computed_at
 
-    def later_tokens(self, request_id: str, num_tokens: int) -> None:
+    def later_tokens(self, request_id: str, num_tokens: int, computed_at: float) -> None:
         """An output after the first."""
         last_at = self._last_at.get(request_id)
         if last_at is None or num_tokens == 0:
             return
-        now = time.monotonic()
-        self._last_at[request_id] = now
-        seconds = now - last_at
+        self._last_at[request_id] = computed_at
+        seconds = computed_at - last_at
         if last_at == self._first_at[request_id]:
             self._log.first_decode_milliseconds = _slowest(self._log.first_decode_milliseconds, seconds)
         if num_tokens == 1:
@@ -59,7 +59,7 @@ class RequestTimes:
         log = self._log
         first_at = self._first_at.get(request_id)
         if first_at is not None and num_generated > 1:
-            seconds = (time.monotonic() - first_at) / (num_generated - 1)
+            seconds = (self._last_at[request_id] - first_at) / (num_generated - 1)
             log.tpot_milliseconds = _slowest(log.tpot_milliseconds, seconds)
         log.outcome = finish_reason
         log.finish_reasons = [*(log.finish_reasons or ()), finish_reason]
