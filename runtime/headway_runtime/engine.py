@@ -333,15 +333,13 @@ class EngineCore:
         outputs = []
         for one in unusable:
             self.metrics.rejected(RejectReason.INVALID)
-            grammar = one.request.sampling.grammar
-            assert grammar is not None
             outputs.append(
                 RequestOutput(
                     one.request.request_id,
                     (),
                     FinishReason.ERROR,
                     error=one.message,
-                    error_param=grammar.param,
+                    error_param=one.param,
                 )
             )
         self._release_adapters(outputs)

@@ -1,7 +1,8 @@
 """A request's grammar in the words of llguidance, the library that compiles and follows grammars.
 
-Used by every process that meets a grammar, so it imports nothing heavy: llguidance itself only when the first
-grammar comes. Knows no tokens; see `grammar_compiler.py` for what a model's vocabulary is needed for.
+Imports nothing heavy: llguidance itself only when the first grammar comes. Knows no tokens; see
+`grammar_compiler.py` for what a model's vocabulary is needed for. What the library does with a text from
+outside may take for ever, or all memory: only a process that is watched may let it (`grammar_trial.py`).
 
 - JSON may have white space between its parts as those have it who write JSON for people: one space, or one
   line break and an indentation. A model that falls into a loop of spaces comes out of it again.
@@ -20,8 +21,6 @@ from headway_runtime.request import Grammar
 MAX_INDENTATION = 32
 # Longer texts are refused; compiling takes memory in proportion.
 MAX_SOURCE_CHARACTERS = 1 << 20
-# Up to here the library's first look takes milliseconds; what is longer is looked at off the event loop.
-MAX_CHEAP_CHARACTERS = 1 << 13
 MAX_MESSAGE_CHARACTERS = 1000
 # The library's options of a schema, under this keyword of it.
 OPTIONS_KEYWORD = "x-guidance"
@@ -34,32 +33,30 @@ _REGEX_SYMBOLS = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be compiled; the message is for the client."""
+    """A grammar that cannot be compiled; the message is for the client. part: index of the one at fault."""
+
+    def __init__(self, message: str, part: int | None = None) -> None:
+        super().__init__(message)
+        self.part = part
 
 
-def validate(grammar: Grammar) -> str | None:
-    """What is wrong with a grammar, as far as that is quickly seen; None if it may be right.
+def faulty_part(grammar: Grammar) -> tuple[int, str] | None:
+    """The first part that is at fault, and why; None if each alone may be right.
 
-    Takes milliseconds. Long texts are left to the compiler, and so is what depends on the vocabulary.
+    May take for ever: some schemas of a few bytes do.
     """
-    if len(grammar.source) > MAX_SOURCE_CHARACTERS:
-        return _too_long(grammar)
-    if len(grammar.source) > MAX_CHEAP_CHARACTERS:
-        return None
-    try:
-        text = library_text(grammar)
-    except GrammarError as error:
-        return str(error)
     from llguidance import LLMatcher
 
-    # The library warns in the same way as it fails; a warning is no reason to refuse.
-    is_error, complaints = LLMatcher.validate_grammar_with_warnings(text)
-    return shorten(complaints[0]) if is_error else None
-
-
-def load_library() -> None:
-    """Import llguidance, which takes tens of milliseconds, before somebody waits for it."""
-    validate(Grammar("json_object"))
+    for index, part in enumerate(grammar.parts):
+        try:
+            text = library_text(Grammar("json_schema", part.source))
+        except GrammarError as error:
+            return index, str(error)
+        # The library warns in the same way as it fails; a warning is no reason to refuse.
+        is_error, complaints = LLMatcher.validate_grammar_with_warnings(text)
+        if is_error:
+            return index, shorten(complaints[0])
+    return None
 
 
 def library_text(grammar: Grammar) -> str:

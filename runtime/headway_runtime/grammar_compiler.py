@@ -41,7 +41,7 @@ NUM_KEPT_PROCESSES = 1
 # A process of its own imports a few things and reads the whole vocabulary.
 PROCESS_START_SECONDS = 60.0
 
-Key = tuple[GrammarKind, str]
+Key = tuple[GrammarKind, str, tuple[str, ...]]
 
 
 class GrammarTimeoutError(GrammarError):
@@ -73,7 +73,7 @@ class GrammarCompiler:
 
     def submit(self, grammar: Grammar) -> "Future[LLMatcher]":
         """The grammar's matcher, to be copied; the future fails with GrammarError. Equal ones share it."""
-        key = (grammar.kind, grammar.source)
+        key = _key_of(grammar)
         found = self._kept.get(key)
         if found is not None and not (found.done() and _is_passing(found)):
             self._kept.move_to_end(key)
@@ -87,7 +87,7 @@ class GrammarCompiler:
 
     def cancel(self, grammar: Grammar) -> None:
         """Nobody waits for this grammar any more: do not begin with it, if that is not done yet."""
-        key = (grammar.kind, grammar.source)
+        key = _key_of(grammar)
         future = self._kept.get(key)
         if future is not None and future.cancel():
             del self._kept[key]
@@ -110,13 +110,13 @@ class GrammarCompiler:
         try:
             self.eos_token_ids = trial.eos_token_ids()
             tokenizer = self._load_tokenizer()
-            problem = trial.problem_of(grammar, self._timeout_seconds)
+            problem, part = trial.problem_of(grammar, self._timeout_seconds)
         except BaseException:
             trial.close()
             raise
         self._give_back(trial)
         if problem is not None:
-            raise GrammarError(problem)
+            raise GrammarError(problem, part)
         matcher = compile_grammar(grammar, tokenizer)
         # What the first mask takes is shared by all copies.
         matcher.compute_bitmask()
@@ -155,6 +155,10 @@ class GrammarCompiler:
             return self._tokenizer
 
 
+def _key_of(grammar: Grammar) -> Key:
+    return grammar.kind, grammar.source, tuple(part.source for part in grammar.parts)
+
+
 def _is_passing(future: "Future[LLMatcher]") -> bool:
     """Whether what came of it may be different the next time."""
     return future.cancelled() or isinstance(future.exception(), GrammarTimeoutError)
@@ -190,14 +194,18 @@ class _Trial:
             self._eos_token_ids = frozenset(self._read_start()["eos_token_ids"])
         return self._eos_token_ids
 
-    def problem_of(self, grammar: Grammar, timeout_seconds: float) -> str | None:
-        """What is wrong with the grammar. GrammarError if the process cannot tell; it is of no use then."""
+    def problem_of(self, grammar: Grammar, timeout_seconds: float) -> tuple[str | None, int | None]:
+        """What is wrong with the grammar, and the index of the part that is at fault, if one alone is.
+
+        GrammarError if the process cannot tell; it is of no use then.
+        """
         self.eos_token_ids()
         if not self._is_ready:
             self._read_start()
             self._is_ready = True
         try:
-            _pipe(self._process.stdin).write(json.dumps([grammar.kind, grammar.source]) + "\n")
+            asked = [grammar.kind, grammar.source, [part.source for part in grammar.parts]]
+            _pipe(self._process.stdin).write(json.dumps(asked) + "\n")
             _pipe(self._process.stdin).flush()
             answer = self._read(timeout_seconds)
         except (OSError, EOFError, ValueError):
@@ -206,8 +214,7 @@ class _Trial:
             raise GrammarTimeoutError(
                 f"the grammar was not compiled within {timeout_seconds:g} s; send a simpler one"
             )
-        problem: str | None = answer["error"]
-        return problem
+        return answer["error"], answer["part"]
 
     def _read_start(self) -> dict[str, Any]:
         """The next of the lines that it writes before it is asked."""

@@ -25,10 +25,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A request whose grammar could not be compiled, and why."""
+    """A request whose grammar could not be compiled, why, and the request's field that is at fault."""
 
     request: Request
     message: str
+    param: str
 
 
 class GrammarQueue:
@@ -88,7 +89,8 @@ class GrammarQueue:
             if not isinstance(error, GrammarError):
                 logger.error("compiling a grammar failed: %s: %s", type(error).__name__, error)
                 error = GrammarError(f"the grammar cannot be compiled ({type(error).__name__})")
-            unusable.append(Unusable(request, str(error)))
+            at_fault = grammar if error.part is None else grammar.parts[error.part]
+            unusable.append(Unusable(request, str(error), at_fault.param))
         return ready, unusable
 
     def wait(self, timeout_seconds: float) -> None:

@@ -5,8 +5,9 @@ grammar is compiled here first; only one that comes through in time is compiled 
 
     python -m headway_runtime.grammar_trial MODEL_FOLDER VOCAB_SIZE
 
-Reads one grammar as JSON per line and answers each with one line: what is wrong with it, or null. Before, one
-line names the model's end-of-sequence tokens, and one says that it is ready. Ends when its input does.
+Reads one grammar as JSON per line and answers each with one line: what is wrong with it, or null, and with
+which part of it, if one of them is at fault on its own. Before, one line names the model's end-of-sequence
+tokens, and one says that it is ready. Ends when its input does.
 """
 
 import json
@@ -16,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway_runtime.grammar import GrammarError, library_text, shorten
-from headway_runtime.request import Grammar
+from headway_runtime.grammar import GrammarError, faulty_part, library_text, shorten
+from headway_runtime.request import Grammar, GrammarPart
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -45,8 +46,12 @@ def main(argv: list[str]) -> int:
     _limit_memory()
     _answer({"error": None})
     for line in sys.stdin:
-        kind, source = json.loads(line)
-        _answer({"error": problem_of(Grammar(kind, source), tokenizer)})
+        kind, source, parts = json.loads(line)
+        grammar = Grammar(kind, source, parts=tuple(GrammarPart("", "", part) for part in parts))
+        problem, part = problem_of(grammar, tokenizer), None
+        if problem is not None and (found := faulty_part(grammar)) is not None:
+            part, problem = found
+        _answer({"error": problem, "part": part})
     return 0
 
 

@@ -85,13 +85,18 @@ def schema_text(schema: Mapping[str, Any], *, strict: bool, layout: Mapping[str,
     return json_texts.dumps({**schema, OPTIONS_KEYWORD: options} if options else schema)
 
 
+def own_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A client's schema without what would be the library's options in it: those are ours to choose."""
+    return {name: value for name, value in schema.items() if name != OPTIONS_KEYWORD}
+
+
 def _schema_as_text(schema: Mapping[str, Any] | str, layout: Mapping[str, Any]) -> str:
-    if layout and isinstance(schema, str):
+    if isinstance(schema, str) and (layout or OPTIONS_KEYWORD in schema):
         # What is no schema at all is left for the compiler to refuse.
         with contextlib.suppress(ValueError, RecursionError):
             read = json_texts.loads(schema)
             schema = read if isinstance(read, dict) else schema
-    return schema if isinstance(schema, str) else schema_text(dict(schema), strict=True, layout=layout)
+    return schema if isinstance(schema, str) else schema_text(own_schema(schema), strict=True, layout=layout)
 
 
 def _wrong(field: str, fault: str) -> InvalidRequestError:

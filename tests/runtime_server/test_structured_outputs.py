@@ -5,13 +5,19 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2 as httpx
 import openai
+import psutil
 import pytest
 
 ENDLESS = {"type": "integer", "multipleOf": 100000007}
+# A few hundred characters whose patterns, all of which a text must match, have 2 to the 24th states together.
+INTERSECTED = {
+    "allOf": [{"type": "string", "pattern": f".*[{chr(97 + one)}].{{{one + 5}}}"} for one in range(24)]
+}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "endless", "schema": ENDLESS}}
 
 
@@ -94,6 +100,60 @@ def test_endless_grammar_is_400_and_nobody_else_waits_for_it(
     assert "response_format='{" in error.message, "with its value"
     assert rejected(impatient) == before + n
     impatient.sample_until(lambda sample: sample["gauges"]["running"] == sample["gauges"]["waiting"] == 0)
+
+
+def asked_by(field: str, number: int) -> tuple[str, dict[str, Any]]:
+    """A path and a body in which INTERSECTED is asked for by that field; another one for each number."""
+    schema = {**INTERSECTED, "title": str(number)}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+    tool = {"name": "f", "parameters": {"properties": {"a": schema}}}
+    return {
+        "response_format": (
+            "/v1/chat/completions",
+            {**chat, "response_format": {**FORMAT, "json_schema": {"name": "a", "schema": schema}}},
+        ),
+        "structured_outputs.json": (
+            "/v1/completions",
+            {"model": "tiny", "prompt": "a", "structured_outputs": {"json": schema}},
+        ),
+        "tools": (
+            "/v1/chat/completions",
+            {**chat, "tool_choice": "required", "tools": [{"type": "function", "function": tool}]},
+        ),
+        "text.format": (
+            "/v1/responses",
+            {
+                "model": "tiny",
+                "input": "a",
+                "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
+            },
+        ),
+    }[field]
+
+
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs.json", "tools", "text.format"])
+def test_a_schema_that_takes_all_time_and_memory_is_given_up_and_costs_nobody_else(
+    client: openai.OpenAI, impatient: Any, field: str
+) -> None:
+    """The HTTP process never has the library look at it: that could be neither stopped nor limited."""
+    front = psutil.Process(impatient.process.pid)
+    resident = front.memory_info().rss
+    with ThreadPoolExecutor(5) as threads:
+        refused = []
+        for path, body in (asked_by(field, number) for number in range(5)):
+            refused.append(threads.submit(httpx.post, f"{impatient.url}{path}", json=body, timeout=60))
+        num_served = 0
+        while not all(one.done() for one in refused):
+            complete(client, max_tokens=1, prompt=f"{num_served % 10}" * 400)
+            num_served += 1
+    assert num_served > 1
+    for one in refused:
+        error = one.result().json()["error"]
+        assert (one.result().status_code, error["param"], error["code"]) == (400, field, "invalid_grammar")
+    busy = sum(front.cpu_times()[:2])
+    complete(client, max_tokens=1)
+    assert sum(front.cpu_times()[:2]) - busy < 0.5, "nothing goes on after the answer"
+    assert front.memory_info().rss - resident < 64 * 2**20
 
 
 def test_engine_names_the_field_when_allowed_tokens_leave_nothing(client: openai.OpenAI) -> None:

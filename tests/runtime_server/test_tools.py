@@ -347,7 +347,6 @@ def test_a_message_can_be_continued(dump: openai.OpenAI) -> None:
 
 BOTH_ENDS = {"continue_final_message": True, "add_generation_prompt": True}
 TWO_FORMS = {"tool_choice": "required", "extra_body": {"structured_outputs": {"regex": "a"}}}
-HOPELESS = {"name": "f", "strict": True, "parameters": {"not": {}}}
 
 
 @pytest.mark.parametrize(
@@ -365,7 +364,6 @@ HOPELESS = {"name": "f", "strict": True, "parameters": {"not": {}}}
         ({"extra_body": BOTH_ENDS}, "continue_final_message"),
         ({"extra_body": {"continue_final_message": True}}, "continue_final_message"),
         (TWO_FORMS, "structured_outputs"),
-        ({"tool_choice": "required", "tools": [{"type": "function", "function": HOPELESS}]}, "tools"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
@@ -374,26 +372,6 @@ def test_what_cannot_be_is_refused_by_name(
     with pytest.raises(openai.BadRequestError) as caught:
         ask(hermes, "x", **options)
     assert (caught.value.param or "").startswith(want_param), caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("choice", "strict"),
-    [("required", True), ("auto", True), (None, True), ("by name", True), ("by name", False)],
-)
-def test_a_tool_whose_parameters_cannot_be_enforced_is_named(
-    hermes: openai.OpenAI, choice: str | None, *, strict: bool
-) -> None:
-    # What no schema can be, strict or not; or what only strictness forbids.
-    schema = HOPELESS["parameters"] if strict else {"properties": {"a": {"pattern": "("}}}
-    lost = {"name": "lost", "strict": strict, "parameters": schema}
-    tools = [WEATHER, {"type": "function", "function": lost}]
-    options: dict[str, Any] = {} if choice is None else {"tool_choice": choice}
-    if choice == "by name":
-        options = {"tool_choice": {"type": "function", "function": {"name": "lost"}}}
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(hermes, "x", tools=tools, **options)
-    assert (caught.value.param, caught.value.code) == ("tools[1].function.parameters", "invalid_grammar")
-    assert "of tool 'lost' cannot be enforced" in caught.value.message
 
 
 def test_a_model_of_unknown_calls_cannot_choose_to_make_any(fake_server: Any) -> None:

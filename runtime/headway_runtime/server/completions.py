@@ -21,9 +21,6 @@ from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat, prep
 from headway_runtime.server.protocol import CompletionBody, GenerationBody
 from headway_runtime.server.responses import AnswerFormat, AnswerHead, CompletionFormat
 from headway_runtime.server.serving import Serving, body_of, context_of, json_response, tenant_of
-from headway_runtime.server.structured_fields import check_grammar
-from headway_runtime.server.tool_fields import ToolFields
-from headway_runtime.server.tool_grammar import check_tools
 from headway_runtime.server.tracing import NOTES_KEY, notes_of
 from headway_runtime.server.wrong_paths import no_such_path
 
@@ -87,16 +84,6 @@ async def read_request(
         raise
 
 
-def check_form(body: GenerationBody, prepared: Prepared) -> None:
-    """InvalidRequestError if the answer's form cannot be enforced. May take milliseconds."""
-    grammar = prepared.requests[0].sampling.grammar
-    if grammar is None:
-        return
-    if grammar.param == "tools" and isinstance(body, ToolFields):
-        check_tools(body)
-    check_grammar(grammar)
-
-
 def answer_of(
     serving: Serving,
     request: Request,
@@ -144,7 +131,6 @@ def _read_chat(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[ChatBody, Prep
     body = parse_body(raw, ChatBody)
     desk.served_name(body.model)
     prepared = prepare_chat(body, desk.model_for(body.model), arrival)
-    check_form(body, prepared)
     return without_spent(body), prepared
 
 
@@ -152,7 +138,6 @@ def _read_completion(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[Completi
     body = parse_body(raw, CompletionBody)
     desk.served_name(body.model)
     prepared = prepare_completion(body, desk.model_for(body.model), arrival)
-    check_form(body, prepared)
     return without_spent(body), prepared
 
 

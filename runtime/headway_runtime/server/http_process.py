@@ -23,7 +23,6 @@ import uvicorn
 import uvloop
 
 from headway_runtime.errors import EngineDeadError
-from headway_runtime.grammar import load_library
 from headway_runtime.server.app import build_app
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.engine_handle import EngineHandle
@@ -174,8 +173,6 @@ async def _serve(front: _Front) -> int:
     tasks = [
         asyncio.create_task(_announce(client, front)),
         asyncio.create_task(serving.watch.run()),
-        # While the engine starts there is nothing else to do.
-        asyncio.create_task(serving.compute_in_thread(load_library)),
     ]
     if tls is not None and options.tls is not None and options.tls.refresh:
         tasks.append(asyncio.create_task(keep_fresh(tls, options.tls)))

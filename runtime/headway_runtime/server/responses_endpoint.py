@@ -9,7 +9,7 @@ from headway_runtime.request import Request as EngineRequest
 from headway_runtime.server.body import parse_body
 from headway_runtime.server.call_rules import call_rules
 from headway_runtime.server.chat_protocol import ChatBody
-from headway_runtime.server.completions import answer_of, check_form, head_of, read_request
+from headway_runtime.server.completions import answer_of, head_of, read_request
 from headway_runtime.server.desk import Desk, without_spent
 from headway_runtime.server.http_errors import HttpError
 from headway_runtime.server.prompts import Arrival, Prepared, prepare_chat
@@ -56,7 +56,6 @@ def _read(desk: Desk, raw: bytes, arrival: Arrival) -> tuple[tuple[ChatBody, Res
     try:
         chat = chat_of(body)
         prepared = prepare_chat(chat, desk.model_for(body.model), arrival)
-        check_form(chat, prepared)
     except InvalidRequestError as error:
         raise in_own_words(error) from error
     # The answer repeats most of the body, but not the input.
@@ -80,5 +79,6 @@ def _in_own_words(request: EngineRequest) -> EngineRequest:
     grammar = request.sampling.grammar
     if grammar is None:
         return request
-    named = replace(grammar, param=origin_of(grammar.param))
+    parts = tuple(replace(part, param=origin_of(part.param)) for part in grammar.parts)
+    named = replace(grammar, param=origin_of(grammar.param), parts=parts)
     return replace(request, sampling=replace(request.sampling, grammar=named))

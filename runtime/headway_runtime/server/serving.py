@@ -39,8 +39,6 @@ from headway_runtime.server.tracing import start_tracing
 
 # Smaller bodies are parsed and tokenized at once: that takes less time than a change of threads.
 INLINE_BODY_BYTES = 4 * 2**10
-# What may prescribe an answer's form, which takes milliseconds to check.
-SLOW_WORDS = (b'"tools"', b'"response_format"', b'"structured_outputs"', b'"format"')
 # Larger ones keep the interpreter's lock so long that streams wait for them, even in a thread.
 THREAD_BODY_BYTES = 256 * 2**10
 NUM_TOKENIZER_THREADS = 4
@@ -261,7 +259,7 @@ class Serving:
         raw: bytes,
         *arguments: *Arguments,
     ) -> Result:
-        if len(raw) <= INLINE_BODY_BYTES and not any(word in raw for word in SLOW_WORDS):
+        if len(raw) <= INLINE_BODY_BYTES:
             return read(self, raw, *arguments)
         if len(raw) <= THREAD_BODY_BYTES:
             return await self.compute_in_thread(partial(read, self, raw, *arguments))

@@ -1,7 +1,7 @@
 """The fields of a body that prescribe the form of its answer, and the grammar that they come to.
 
 `response_format` is OpenAI's, `structured_outputs` vLLM's. Whether a grammar can be compiled is its library's
-to say: `check_grammar` asks it.
+to say, which only the engine asks, in a process that is watched (`grammar_trial.py`).
 """
 
 import contextlib
@@ -11,12 +11,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from headway_runtime.errors import InvalidRequestError
-from headway_runtime.grammar import OPTIONS_KEYWORD, validate
+from headway_runtime.grammar import OPTIONS_KEYWORD
 from headway_runtime.request import Grammar
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.body import FIRST_FAULT, FieldError, JsonObject, StrictBody
-from headway_runtime.structured_outputs import StructuredOutputsParams, schema_text
+from headway_runtime.structured_outputs import StructuredOutputsParams, own_schema, schema_text
 
 MAX_CHOICES_LISTED = 4096
 NO_STRUCTURAL_TAG = "use tools for calls, or a grammar in structured_outputs"
@@ -150,20 +149,8 @@ def grammar_of(body: StructuredFields) -> Grammar | None:
         return None
     if asked.json_schema is None or asked.json_schema.wanted is None:
         return Grammar("json_object", param=param)
-    source = schema_text(asked.json_schema.wanted, strict=bool(asked.json_schema.strict))
+    source = schema_text(own_schema(asked.json_schema.wanted), strict=bool(asked.json_schema.strict))
     return Grammar("json_schema", source, param)
-
-
-def check_grammar(grammar: Grammar) -> None:
-    """May take milliseconds. InvalidRequestError in the library's words for what it cannot compile."""
-    problem = validate(grammar)
-    if problem is not None:
-        param = grammar.param
-        raise InvalidRequestError(
-            f"{param}{as_sent(grammar)} cannot be enforced: {problem}; correct it",
-            param=param,
-            code="invalid_grammar",
-        )
 
 
 def as_sent(grammar: Grammar) -> str:

@@ -14,7 +14,7 @@ from headway_runtime.server.chat_protocol import ChatBody
 from headway_runtime.server.structured_fields import grammar_of
 from headway_runtime.server.tool_calls.hermes import BEGIN_TAG, END_TAG
 from headway_runtime.server.tool_calls.llama3_json import PYTHON_TAG
-from headway_runtime.server.tool_grammar import ANY_ARGUMENTS, arguments_schema, call_schema
+from headway_runtime.server.tool_grammar import ANY_ARGUMENTS, arguments_schema, call_schema, tool_parts
 from headway_runtime.structured_outputs import schema_text
 from headway_runtime.tokenizer import Vocabulary
 
@@ -66,7 +66,7 @@ def auto_call_grammar(body: ChatBody, call_format: str, vocabulary: Vocabulary) 
         schema = json.loads(form.source) if form.source else ANY_ARGUMENTS
         rules += f"answer: %json {schema_text(schema, strict=True, layout=READABLE_JSON)}\n"
     param = "tools" if body.has_strict_tools else "response_format"
-    return Grammar("lark", "%llguidance {}\n" + rules, param)
+    return Grammar("lark", "%llguidance {}\n" + rules, param, tool_parts(body))
 
 
 def _hermes(body: ChatBody, vocabulary: Vocabulary, *, has_form: bool) -> str:

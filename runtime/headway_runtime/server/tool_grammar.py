@@ -9,12 +9,10 @@ are put.
 from collections.abc import Sequence
 from typing import Any
 
-from headway_runtime.errors import InvalidRequestError
-from headway_runtime.grammar import COMPACT_JSON, validate
-from headway_runtime.request import Grammar
-from headway_runtime.sampling_params import shown
+from headway_runtime.grammar import COMPACT_JSON
+from headway_runtime.request import Grammar, GrammarPart
 from headway_runtime.server.tool_fields import Tool, ToolFields
-from headway_runtime.structured_outputs import schema_text
+from headway_runtime.structured_outputs import own_schema, schema_text
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
@@ -40,34 +38,24 @@ def forced_call_grammar(body: ToolFields) -> Grammar | None:
             schema["maxItems"] = 1
     is_strict = any(tool.function.strict for tool in tools)
     source = schema_text(schema, strict=is_strict, layout=COMPACT_JSON)
-    return Grammar("json_schema", source, param="tools")
+    return Grammar("json_schema", source, "tools", tool_parts(body))
 
 
-def check_tools(body: ToolFields) -> None:
-    """InvalidRequestError that names the tool whose parameters cannot be enforced. May take milliseconds.
-
-    Of the grammar of all tools together, nobody could say which of them is at fault.
-    """
+def tool_parts(body: ToolFields) -> tuple[GrammarPart, ...]:
+    """The parameters that calls are held to, so that what is at fault can be told from the others."""
     all_strict = body.tool_choice == "required" and body.has_strict_tools
+    parts = []
     for index, tool in enumerate(body.tools or ()):
         function, strict = tool.function, all_strict or bool(tool.function.strict)
-        is_held_to = function.name == body.named_tool if body.named_tool else body.must_call or strict
-        if not is_held_to:
-            continue
-        problem = validate(Grammar("json_schema", schema_text(arguments_schema(tool), strict=strict)))
-        if problem is not None:
-            param = f"tools[{index}].function.parameters"
-            raise InvalidRequestError(
-                f"{param}={shown(function.parameters)} of tool {function.name!r} cannot be enforced: "
-                f"{problem}; correct it",
-                param=param,
-                code="invalid_grammar",
-            )
+        if function.name == body.named_tool if body.named_tool else body.must_call or strict:
+            param, owner = f"tools[{index}].function.parameters", f"tool {function.name!r}"
+            parts.append(GrammarPart(param, owner, schema_text(arguments_schema(tool), strict=strict)))
+    return tuple(parts)
 
 
 def arguments_schema(tool: Tool, index: int | None = None) -> dict[str, Any]:
     """What a tool's arguments must match. index: it stands in the definitions, as that tool's."""
-    schema = {**ANY_ARGUMENTS, **(tool.function.parameters or {})}
+    schema = {**ANY_ARGUMENTS, **own_schema(tool.function.parameters or {})}
     return schema if index is None else _moved(schema, f"#/$defs/tool_{index}")
 
 
