@@ -42,12 +42,14 @@ class RejectReason(StrEnum):
     INVALID = "invalid"  # any other fault of the client's in the body
     UNAUTHORIZED = "unauthorized"  # no API key, or a wrong one
     MODEL_NOT_FOUND = "model_not_found"  # no such model here
-    TOO_LARGE = "too_large"  # the body is too long, or came too slowly
+    TOO_LARGE = "too_large"  # the body or the headers are too long, or came too slowly
+    CONNECTIONS = "connections"  # as many are open as may be
+    UNAVAILABLE = "unavailable"  # the engine starts, stands still or has ended
 
 
 # The server's own fault: these are TTFT misses, and `rejected` in a sample. The rest are answered 4xx and
 # would only mislead whoever scales by these numbers.
-OVERLOAD_REASONS = frozenset({RejectReason.QUEUE_FULL})
+OVERLOAD_REASONS = frozenset({RejectReason.QUEUE_FULL, RejectReason.CONNECTIONS, RejectReason.UNAVAILABLE})
 
 
 @dataclass(frozen=True, slots=True)

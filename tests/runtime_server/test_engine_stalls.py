@@ -54,6 +54,11 @@ def test_an_engine_that_hangs_fails_health_until_it_answers_again(start_server: 
         assert httpx.post(f"{server.url}/v1/completions", json=SHORT, timeout=30).status_code == 200
         # Nothing was lost: the stream that it was in the middle of ends as it would have.
         assert [line for line in lines if line][-1] == "data: [DONE]"
+    page = httpx.get(f"{server.url}/metrics").text
+    assert 'headway_requests_rejected_total{reason="unavailable"} 1.0' in page, (
+        "what came meanwhile is counted"
+    )
+    assert "headway_requests_received_total 3.0" in page
 
 
 def test_a_server_whose_engine_hangs_can_still_be_ended(start_server: StartServer) -> None:

@@ -76,7 +76,13 @@ class Crowd:
 
     def _connect(self, config: uvicorn.Config) -> tuple[ServerProtocol, WritingTransport]:
         protocol = ServerProtocol(
-            config, ServerState(), {}, options=HttpOptions(), places=self._places, turnstile=self._turnstile
+            config,
+            ServerState(),
+            {},
+            options=HttpOptions(),
+            places=self._places,
+            turnstile=self._turnstile,
+            report_refused=lambda _: None,
         )
         transport = WritingTransport()
         protocol.connection_made(transport)

@@ -105,12 +105,15 @@ def test_endless_grammar_is_400_and_nobody_else_waits_for_it(
 def asked_by(field: str, number: int) -> tuple[str, dict[str, Any]]:
     """A path and a body in which INTERSECTED is asked for by that field; another one for each number."""
     schema = {**INTERSECTED, "title": str(number)}
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+    chat: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
     tool = {"name": "f", "parameters": {"properties": {"a": schema}}}
-    return {
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
         "response_format": (
             "/v1/chat/completions",
-            {**chat, "response_format": {**FORMAT, "json_schema": {"name": "a", "schema": schema}}},
+            {
+                **chat,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+            },
         ),
         "structured_outputs.json": (
             "/v1/completions",
@@ -128,7 +131,8 @@ def asked_by(field: str, number: int) -> tuple[str, dict[str, Any]]:
                 "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
             },
         ),
-    }[field]
+    }
+    return bodies[field]
 
 
 @pytest.mark.parametrize("field", ["response_format", "structured_outputs.json", "tools", "text.format"])

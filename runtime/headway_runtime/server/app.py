@@ -10,7 +10,6 @@ from starlette.requests import ClientDisconnect
 
 from headway import __version__
 from headway_runtime.errors import HeadwayRuntimeError
-from headway_runtime.metrics import RejectReason
 from headway_runtime.server.adapter_routes import adapter_routes
 from headway_runtime.server.admin import admin_routes, cache_routes
 from headway_runtime.server.completions import completion_routes
@@ -19,6 +18,7 @@ from headway_runtime.server.edge import Edge
 from headway_runtime.server.http_errors import HttpError, http_error_of
 from headway_runtime.server.metrics_page import render_metrics
 from headway_runtime.server.openapi import openapi_json
+from headway_runtime.server.reject_reasons import asks_for_model, reason_of
 from headway_runtime.server.responses_endpoint import responses_routes
 from headway_runtime.server.serving import Serving, json_response
 from headway_runtime.server.tokenize_routes import tokenize_routes
@@ -116,8 +116,8 @@ def _let_pages_in(app: FastAPI, cors: CorsOptions) -> None:
 def _add_error_handlers(app: FastAPI, serving: Serving) -> None:
     async def known(request: Request, error: Any) -> Response:
         answer = http_error_of(error)
-        reason = _reason_of(answer)
-        if reason is not None and request.method == "POST" and request.url.path.startswith("/v1/"):
+        reason = reason_of(answer)
+        if reason is not None and asks_for_model(request.method, request.url.path):
             serving.client.report_refused(reason)
         return answer.response()
 
@@ -138,19 +138,3 @@ def _add_error_handlers(app: FastAPI, serving: Serving) -> None:
     app.add_exception_handler(ClientDisconnect, client_gone)
     # Starlette raises it again after this answer, so that it is logged with its traceback.
     app.add_exception_handler(Exception, unexpected)
-
-
-def _reason_of(error: HttpError) -> RejectReason | None:
-    """Why a request that asked for the model was rejected, where nobody has counted it yet.
-
-    The engine counts what it refuses, and who reads a body counts what is wrong in it.
-    """
-    match error:
-        case HttpError(status=401):
-            return RejectReason.UNAUTHORIZED
-        case HttpError(code="model_not_found"):
-            return RejectReason.MODEL_NOT_FOUND
-        case HttpError(status=408 | 413):
-            return RejectReason.TOO_LARGE
-        case _:
-            return None

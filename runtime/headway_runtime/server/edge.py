@@ -26,7 +26,6 @@ CONTEXT_KEY = "headway.request"
 LONGEST_WAIT_MILLISECONDS = 600_000.0
 # That are begun in one round of the event loop, half a millisecond each.
 REQUESTS_PER_TURN = 4
-# Work for the model; everything else is probes, scrapes and administration.
 MODEL_PATHS = ("/v1/", "/tokenize", "/detokenize")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
@@ -61,7 +60,7 @@ class Edge:
         context = _context(scope, arrived_at)
         scope[CONTEXT_KEY] = context
         log, lifecycle = context.log, self._lifecycle
-        is_model_work = scope["path"].startswith(MODEL_PATHS)
+        counts = is_model_work(scope["path"])
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -72,19 +71,24 @@ class Edge:
                 message["headers"] = headers
             await send(message)
 
-        if is_model_work:
+        if counts:
             lifecycle.request_begins()
         try:
-            if is_model_work:
+            if counts:
                 await self._turnstile.enter()
             await self._app(_as_get(scope), receive, send_with_headers)
         finally:
-            if is_model_work:
+            if counts:
                 lifecycle.request_ends()
             log.e2e_milliseconds = round((time.monotonic() - context.received_at) * 1000.0, 3)
-            log_access(log, quiet=not is_model_work)
-            if self._tracer is not None and is_model_work:
+            log_access(log, quiet=not counts)
+            if self._tracer is not None and counts:
                 self._tracer.request_ended(scope, context.received_at, log)
+
+
+def is_model_work(path: str) -> bool:
+    """Work for the model; everything else is probes, scrapes and administration."""
+    return path.startswith(MODEL_PATHS)
 
 
 def request_id_from(given: bytes | None) -> str:

@@ -141,6 +141,7 @@ async def _serve(front: _Front) -> int:
         options=options.http,
         places=_places(options.http.max_connections),
         turnstile=Turnstile(REQUESTS_PER_TURN),
+        report_refused=client.report_refused,
     )
     tls = None if options.tls is None else tls_context(options.tls)
     server = _Server(

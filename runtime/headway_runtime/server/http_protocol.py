@@ -17,6 +17,7 @@ response has not begun or is to end) sends the ASGI message as usual.
 
 import asyncio
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -24,10 +25,13 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from headway_runtime.server.edge import CONTEXT_KEY, RequestContext, request_id_from
+from headway_runtime.metrics import RejectReason
+from headway_runtime.server.edge import CONTEXT_KEY, RequestContext, is_model_work, request_id_from
 from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.http_options import HttpOptions
+from headway_runtime.server.log import AccessEntry, log_access
 from headway_runtime.server.places import Places
+from headway_runtime.server.reject_reasons import asks_for_model, reason_of
 from headway_runtime.server.turnstile import Turnstile
 
 WRITER_KEY = "headway.chunk_writer"
@@ -84,8 +88,12 @@ class ServerProtocol(HttpToolsProtocol):
         options: HttpOptions,
         places: Places,
         turnstile: Turnstile,
+        report_refused: Callable[[RejectReason], None],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._report_refused = report_refused
+        # Of the request whose headers are being read.
+        self.url = b""
         self._options = options
         self._places = places
         self._turnstile = turnstile
@@ -202,6 +210,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._num_raw_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+        self.url = b""
         self.scope["extensions"] = {WRITER_KEY: ChunkWriter(self.cycle)}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
@@ -290,8 +299,10 @@ class ServerProtocol(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
-        body = error.body()
-        headers = {**error.headers, "x-request-id": self._request_id()}
+        body, request_id = error.body(), self._request_id()
+        if cycle is None or cycle.response_complete:
+            self._note_refusal(error, request_id)
+        headers = {**error.headers, "x-request-id": request_id}
         lines = [
             STATUS_LINE[error.status],
             b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body),
@@ -303,6 +314,17 @@ class ServerProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():  # TLS has no half of a connection to close
             self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _note_refusal(self, error: HttpError, request_id: str) -> None:
+        """Count and log a request that no application has seen, as far as its head has come."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        method = self.parser.get_method().decode("latin-1") if path else ""
+        client = self.client[0] if self.client else None
+        entry = AccessEntry(request_id, method, path, error.status, client=client)
+        log_access(entry, quiet=not is_model_work(path))
+        reason = reason_of(error)
+        if reason is not None and asks_for_model(method, path):
+            self._report_refused(reason)
 
     def _request_id(self) -> str:
         """Of the request that is worked on or has come in part; a new one if it has not said any."""
