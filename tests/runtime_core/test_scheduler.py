@@ -72,11 +72,13 @@ class Driver:
         self.num_preemptions = 0
         self.now = 0.0
 
-    def add(self, request_id: str, num_prompt: int, max_tokens: int) -> None:
+    def add(self, request_id: str, num_prompt: int, max_tokens: int, priority: int = 0) -> None:
         prompt = tuple(range(num_prompt))
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         # A salt of its own: the runner knows whose each slot is, so nothing may be shared here.
-        self.scheduler.add(Request(request_id, prompt, sampling, self.now, cache_salt=request_id))
+        self.scheduler.add(
+            Request(request_id, prompt, sampling, self.now, priority=priority, cache_salt=request_id)
+        )
         self.tokens[request_id] = []
 
     def step(self) -> Schedule:
@@ -175,6 +177,35 @@ def test_preemption_takes_the_sequence_with_least_computed_tokens() -> None:
     assert preempted[0].num_computed == 0
     driver.run()
     assert driver.tokens["short"] == want_tokens("short", 8, 20)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third", "victim"),
+    [
+        # Prompt tokens and priority. On the first in rank rests that nothing waits for ever.
+        ((4, 0), (12, 0), (16, 0), "second"),
+        ((4, 0), (12, 0), (16, 1), "third"),
+        ((4, 0), (16, 2), (12, 1), "second"),
+        ((16, 0), (12, 0), (12, 0), "third"),
+    ],
+    ids=["first in rank", "worse priority", "worst priority", "equal but later"],
+)
+def test_preemption_spares_the_first_in_rank_and_goes_by_priority_before_tokens(
+    first: tuple[int, int], second: tuple[int, int], third: tuple[int, int], victim: str
+) -> None:
+    driver = Driver(num_blocks=14, max_model_len=40)
+    sizes = {"first": first, "second": second, "third": third}
+    for name, (num_prompt, priority) in sizes.items():
+        driver.add(name, num_prompt, 20, priority)
+    driver.step()
+    driver.step()
+    assert driver.scheduler.num_running == 3
+    preempted: list[Sequence] = []
+    while not preempted:
+        preempted = driver.step().preempted
+    assert [one.request.request_id for one in preempted] == [victim]
+    driver.run()
+    assert all(driver.tokens[name] == want_tokens(name, size, 20) for name, (size, _) in sizes.items())
 
 
 def test_preempted_sequence_resumes_before_the_waiting() -> None:

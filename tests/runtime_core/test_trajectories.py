@@ -393,7 +393,9 @@ class JudgedScheduler(Scheduler):
     judge: Callable[[Schedule], None]
 
     def schedule(self, now: float) -> Schedule:
+        first = min(self.running, key=lambda one: one.rank, default=None)
         schedule = super().schedule(now)
+        assert first not in schedule.preempted, "the first in rank has lost its blocks"
         self.check_integrity()
         self.judge(schedule)
         return schedule

@@ -19,16 +19,24 @@ BLOCK_SIZE = 4
 class World:
     """A scheduler whose steps take a second and whose model always says 1."""
 
-    def __init__(self, limits: Limits, *, num_blocks: int = 400, long_prefill_share: float = 0.5) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        num_blocks: int = 400,
+        max_model_len: int = 400,
+        long_prefill_share: float = 0.5,
+    ) -> None:
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            max_model_len=400,
+            max_model_len=max_model_len,
             limits=limits,
             long_prefill_share=long_prefill_share,
             priority_ageing_seconds=AGEING_SECONDS,
         )
         self.now = 0.0
+        self.num_preempted = 0
         self.first_token_at: dict[str, float] = {}
 
     def add(
@@ -40,7 +48,9 @@ class World:
         self.scheduler.add(Request(name, prompt, sampling, self.now, priority=priority, cache_salt=salt))
 
     def step(self) -> Batch:
-        batch = self.scheduler.schedule(self.now).batch
+        schedule = self.scheduler.schedule(self.now)
+        batch = schedule.batch
+        self.num_preempted += len(schedule.preempted)
         self.scheduler.check_integrity()
         self.now += 1.0
         result = StepResult(tuple(Sample(1) if chunk.samples else None for chunk in batch.chunks))
@@ -132,3 +142,26 @@ def test_lower_limits_drain_and_nobody_is_lost() -> None:
     assert num_running[0] > 2
     assert len(world.first_token_at) == 16
     assert world.scheduler.num_running == world.scheduler.pool.num_used == 0
+
+
+def test_nobody_waits_for_ever_where_blocks_run_out_all_the_time() -> None:
+    """Answers outgrow the blocks, so that somebody loses them in most steps; each ends in its turn.
+
+    The first in rank goes on in every step. So each waits no longer than all before it take one by one: here
+    16 tokens each, one of them with the prompt, of which the whole cache holds two and a half at a time.
+    """
+    world = World(Limits(max_num_seqs=8, max_num_batched_tokens=64), num_blocks=15, max_model_len=24)
+    names = [str(number) for number in range(40)]
+    for name in names:
+        world.add(name, 8, max_tokens=16)
+    ended_at: dict[str, float] = {}
+    while len(ended_at) < len(names):
+        world.step()
+        live = {name for name in names if name in world.scheduler}
+        for name in names:
+            if name not in live:
+                ended_at.setdefault(name, world.now)
+        assert world.now < 16 * len(names)
+    assert world.num_preempted > 20
+    for position, name in enumerate(names):
+        assert ended_at[name] <= 16 * (position + 1), name
