@@ -32,6 +32,9 @@ START_TIMEOUT_SECONDS = 60.0
 NUM_STREAMS = 256
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROBE_SECONDS = 0.05
+# Of one HTTP process: tokens a second, what is added to each token at P99, and the slowest answer of /health
+# at every rate up to that.
+GOAL_TOKENS, GOAL_P99_MILLISECONDS, GOAL_HEALTH_MILLISECONDS = 20_000, 20.0, 50.0
 LONG_PROMPT_CHARACTERS = 100_000
 
 
@@ -274,6 +277,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("/health P99 ms", "health_p99_milliseconds", ".1f"),
     ("worst ms", "health_worst_milliseconds", ".1f"),
 )
+_JUDGED = ("tokens_per_second", "p99_milliseconds", "health_worst_milliseconds")
 _LEGEND = """\
 *tokens/s*: delivered in the steady middle of the run, after its first second and before its last streams are
 left to end. *P50, P99*: from the moment the engine's step had the token to the moment the client's thread had
@@ -319,7 +323,29 @@ def render(reports: dict[str, list[dict[str, float]]], conditions: str) -> str:
     left_out = [row.name for row in ROWS if row.name not in reports]
     if left_out:
         legend.append(f"Rows left out of this run: {'; '.join(left_out)}.\n")
-    return "\n".join([*lines, "", _LEGEND + "".join(legend)])
+    return "\n".join([*lines, "", *verdicts(reports), "", _LEGEND + "".join(legend)])
+
+
+def verdicts(reports: dict[str, list[dict[str, float]]]) -> list[str]:
+    """The goals beside what one process did at each rate that it was asked for."""
+    lines = []
+    for row in ROWS:
+        if row.name not in reports or row.num_servers != 1 or not row.tokens_per_second:
+            continue
+        shown = {key: _over_rounds(key, [one[key] for one in reports[row.name]]) for key in _JUDGED}
+        tokens, p99, health = shown.values()
+        carried = tokens >= 0.98 * row.tokens_per_second and p99 < GOAL_P99_MILLISECONDS
+        said = f"{tokens:,.0f} tokens/s with {p99:.1f} ms at P99 "
+        said += f"(goal {GOAL_P99_MILLISECONDS:g}: {_met(carried)})"
+        if row.tokens_per_second <= GOAL_TOKENS:
+            is_quick = health < GOAL_HEALTH_MILLISECONDS
+            said += f"; slowest /health {health:.1f} ms (goal {GOAL_HEALTH_MILLISECONDS:g}: {_met(is_quick)})"
+        lines.append(f"- {row.name}: {said}")
+    return lines
+
+
+def _met(is_met: bool) -> str:  # noqa: FBT001
+    return "met" if is_met else "missed"
 
 
 def _over_rounds(key: str, values: list[float]) -> float:

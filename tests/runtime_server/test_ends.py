@@ -270,9 +270,12 @@ def test_an_engine_that_dies_fails_every_request_and_the_server_ends(
     assert has_ended(engine)
 
 
-def test_health_fails_while_a_server_without_engine_still_answers(start_server: StartServer) -> None:
-    server = start_server(environment=SLOW)
-    (engine,) = server.children()
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_health_fails_while_a_server_without_engine_still_answers(
+    start_server: StartServer, num_servers: int
+) -> None:
+    server = start_server(f"--api-server-count={num_servers}", environment=SLOW)
+    (engine,) = (one for one in server.children() if "--engine" in one.cmdline())
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         # A request whose body is still on its way is what the server waits for, up to two seconds.
         connection.sendall(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.front.load import steady_middle
-from benchmarks.front.run import ROWS, render
+from benchmarks.front.run import ROWS, render, verdicts
 
 ROOT = Path(__file__).parents[2]
 KEYS = (
@@ -51,6 +51,20 @@ def test_a_worst_is_the_worst_of_all_rounds() -> None:
     rounds = [dict.fromkeys(KEYS, value) for value in (1.0, 9.0, 2.0)]
     (row,) = [line for line in render({"x": rounds}, "").splitlines() if line.startswith("| x |")]
     assert row.endswith("| 2.0 | 9.0 |")
+
+
+def test_goals_stand_beside_what_was_measured_with_their_misses() -> None:
+    name = "20,000 tokens/s"
+    kept = {**dict.fromkeys(KEYS, 1.0), "tokens_per_second": 19_900.0, "health_worst_milliseconds": 49.0}
+    slow = {**kept, "health_worst_milliseconds": 51.0}
+    (line,) = verdicts({name: [kept, kept, kept]})
+    assert line.startswith(f"- {name}: 19,900 tokens/s with 1.0 ms at P99 (goal 20: met)")
+    assert line.endswith("; slowest /health 49.0 ms (goal 50: met)")
+    (line,) = verdicts({name: [kept, slow, kept]})
+    assert "51.0 ms (goal 50: missed)" in line
+    (line,) = verdicts({name: [{**kept, "tokens_per_second": 15_000.0}]})
+    assert "(goal 20: missed)" in line
+    assert verdicts({"as fast as it goes": [kept], "20,000 tokens/s, floor": [kept]}) == []
 
 
 def test_a_short_run_counts_what_the_engine_gave(tmp_path: Path) -> None:
