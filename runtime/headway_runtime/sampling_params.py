@@ -42,7 +42,7 @@ INTEGERS = {
     "min_tokens": (0, MAX_TOKENS),
     "logprobs": (ALL_LOGPROBS, MAX_TOKENS),
     "prompt_logprobs": (ALL_LOGPROBS, MAX_TOKENS),
-    "seed": (-MAX_SEED, MAX_SEED),
+    "seed": (-MAX_SEED - 1, MAX_SEED),
 }
 NUMBERS = {
     "temperature": (0.0, 2.0),
