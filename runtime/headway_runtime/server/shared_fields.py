@@ -43,7 +43,7 @@ class SharedFields(OutputsField):
     logit_bias: Annotated[dict[str, Bias], AtMost(MAX_BIASES)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1), FIRST_FAULT] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS), FIRST_FAULT] | None = None
-    seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED), WHOLE] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS), FIRST_FAULT] | None = None
     stop_token_ids: Annotated[list[TokenId], FIRST_FAULT] | None = None
     include_stop_str_in_output: bool | None = None
