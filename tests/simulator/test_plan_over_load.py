@@ -114,7 +114,10 @@ def test_the_table_names_what_does_not_fit(trace: Path, capsys: pytest.CaptureFi
     ("flags", "want"),
     [
         ([], "--trace: how long steps take hangs on the kind of GPU; give --gpu"),
-        (["--gpu", "h100-80g", "--acceptance", "2"], "--acceptance=2.0 is no share"),
+        (
+            ["--gpu", "h100-80g", "--acceptance", "2"],
+            "--acceptance: '2' is out of range; give a number from 0 to 1",
+        ),
         (["--gpu", "h100-80g", "--step-model", "none"], "step model 'none' is neither"),
         (["--gpu", "h100-80g", "--rate", "3"], "--rate=3.0 is of --generate and of CSVs of rates"),
     ],

@@ -163,7 +163,6 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
         (["--trace", "TRACE", "--rate", "3"], "--rate=3.0 is of --generate and of CSVs of rates"),
         (["--trace", "TRACE", "--factor", "3"], "--factor=3.0 is of --generate"),
         (["--trace", "TRACE", "--start-seconds", "500"], "--start-seconds=500 is not before"),
-        (["--trace", "TRACE", "--percentile", "40"], "spec.slo.percentile"),
         (["--trace", "TRACE", "--min-replicas", "70"], "minReplicas"),
         (["--trace", "TRACE", "--step-model", "gpt"], "step model 'gpt' is neither"),
         (
