@@ -27,6 +27,7 @@ VLLM_NAMES: Mapping[str, str] = {
     "--random-input-len": "--input-length",
     "--random-output-len": "--output-length",
     "--random-prefix-len": "--prefix-length",
+    "--ready-check-timeout-sec": "--ready-timeout-seconds",
     "--result-filename": "--json",
     "--save-detailed": "--save-requests",
 }
@@ -77,6 +78,12 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--request-timeout-seconds", type=positive, default=600.0, help="of one request (default: 600)"
+    )
+    group.add_argument(
+        "--ready-timeout-seconds",
+        type=not_negative,
+        default=600.0,
+        help="wait so long for the server to answer and its model to be ready; 0: do not (default: 600)",
     )
 
 
