@@ -376,6 +376,9 @@ def test_a_server_that_dies_under_the_load_is_counted(
     # Each of two users pauses 100 ms after a failure: no storm.
     assert 4 <= failures["disconnected"]["count"] <= 12
     assert "no request completed" in done.output
+    # Without --fail-on-error, too: nothing was measured.
+    assert done.status == 1
+    assert "headway bench: no request completed, so nothing was measured" in done.errors
 
 
 def test_some_failures_are_a_measurement_unless_told_otherwise(
