@@ -61,5 +61,8 @@ class CommandParser(argparse.ArgumentParser):
     def _hint(self, flag: str) -> str:
         if flag in self._other_names:
             return f" (here {self._other_names[flag]})"
-        near = get_close_matches(flag, self._option_string_actions, 1, SIMILARITY)
+        known = self._option_string_actions
+        near = [name for name in known if name.startswith(flag)]
+        if len(near) != 1:
+            near = get_close_matches(flag, known, 1, SIMILARITY)
         return f" (did you mean {near[0]}?)" if near else ""

@@ -72,6 +72,7 @@ def test_a_wrong_value_or_a_missing_one_is_told_in_a_line(
         (("eval", BUNDLED, "--baseline-quantisation", "int4"), "(did you mean --baseline-quantization?)"),
         (("plan", BUNDLED, "--conext", "9"), "(did you mean --context?)"),
         (("plan", BUNDLED, "--trace", "a.csv", "--start-second", "9"), "(did you mean --start-seconds?)"),
+        (("plan", BUNDLED, "--price-per", "2.5"), "--price-per (did you mean --price-per-gpu-hour?)"),
         (("fetch", BUNDLED, "--downlod-dir", "a"), "(did you mean --download-dir?)"),
         (
             ("bench", "--num-request", "9", "--zzz"),

@@ -198,7 +198,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             "'inf' is out of range; give 0 or more",
         ),
         (["--backends-file", "a", "--admin-audience", "a/b"], "belong together"),
-        (["--backends-file", "a", "--back", "b"], "unknown flag --back;"),
+        (["--backends-file", "a", "--back", "b"], "unknown flag --back (did you mean --backends-file?)"),
     ],
 )
 def test_a_wrong_flag_is_refused_by_name(
