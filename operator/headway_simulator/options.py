@@ -221,10 +221,15 @@ def _made_service(options: argparse.Namespace, trace: Trace, model: StepModel) -
     prompt = round(percentile_of((one.prompt_tokens for one in trace.arrivals), PROMPT_PERCENTILE))
     slo = manifest["spec"]["slo"]
     if options.ttft_milliseconds is None:
-        slo["ttftMilliseconds"] = round(factor * idle_ttft_milliseconds(model, prompt, budget))
+        slo["ttftMilliseconds"] = _target(factor * idle_ttft_milliseconds(model, prompt, budget))
     if options.tpot_milliseconds is None:
-        slo["tpotMilliseconds"] = round(factor * idle_tpot_milliseconds(model, prompt))
+        slo["tpotMilliseconds"] = _target(factor * idle_tpot_milliseconds(model, prompt))
     return _parsed(manifest, "the flags")
+
+
+def _target(milliseconds: float) -> int:
+    """A spec's targets are whole milliseconds, at least one: a small model on a large GPU takes less."""
+    return max(1, round(milliseconds))
 
 
 def _parsed(manifest: dict[str, Any], where: str) -> Service:
