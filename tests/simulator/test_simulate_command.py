@@ -169,7 +169,7 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
             ["--trace", "TRACE", "--service", "TRACE", "--percentile", "90"],
             "--percentile=90 does not go with",
         ),
-        (["--trace", "TRACE", "--service", "none"], "--service='none' cannot be read"),
+        (["--trace", "TRACE", "--service", "none"], "--service=none: cannot be read"),
         (["--trace", "TRACE", "--plot", "a.gif"], "--plot='a.gif' must end in"),
         (["--trace", "TRACE", "--json", "no/folder/out"], "there is no folder 'no/folder'"),
         (["--generate", "poisson", "--factor", "3"], "--factor=3.0 is of --generate diurnal and step"),
