@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from headway_operator.cluster.local import LocalCluster
 from headway_operator.cluster.secret import secret_values
 from headway_operator.errors import ClusterError, SpecError
@@ -29,6 +27,7 @@ from headway_operator.reconcile import Outcome, World
 from headway_operator.scrape import Scraper
 from headway_operator.spec import Manifest, Service, key_of, parse
 from headway_operator.state import ServiceKey
+from headway_operator.yaml_file import read_documents
 
 DEFAULT_PORT = 8000
 DEFAULT_INTERVAL_SECONDS = 2.0
@@ -49,12 +48,7 @@ class ManifestFile:
 
 def read_manifest_file(path: Path) -> ManifestFile:
     """Read `path`. Raises SpecError, `field` being the file, for anything else than described above."""
-    try:
-        documents = [document for document in yaml.safe_load_all(path.read_bytes()) if document is not None]
-    except OSError as error:
-        raise SpecError(str(path), f"cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(str(path), f"is not YAML: {error}") from error
+    documents = read_documents(path)
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if CACHE_KIND in kinds:
         raise SpecError(str(path), f"holds a {CACHE_KIND}, which a cluster needs; {CACHE_REMEDY}")

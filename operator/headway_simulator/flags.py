@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import get_args
 
+from headway.argument_types import at_least_one, integer, not_negative, positive, share_or_none
+from headway.command_parser import CommandParser
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Conditions
 from headway_simulator.gateway import Routing
@@ -22,13 +24,12 @@ _CONDITIONS = Conditions()
 _COURSE = Course("poisson", DEFAULT_REQUESTS_PER_SECOND, DEFAULT_DURATION_SECONDS)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The parser."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="headway simulate",
         description="Run the controller and the engine's scheduler through a load, without a GPU, and set "
         "its cost against that of knowing everything in advance.",
-        allow_abbrev=False,
     )
     add_load(parser.add_argument_group("load"))
     add_service(parser.add_argument_group("service"))
@@ -50,36 +51,36 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     source.add_argument("--generate", choices=KINDS, help="a made-up load")
     group.add_argument(
         "--rate",
-        type=_positive,
+        type=positive,
         metavar="PER_SECOND",
         help="mean of --generate (default: 5); of a CSV of rates: scale it to this mean",
     )
-    group.add_argument("--duration-seconds", type=_positive, help="of --generate (default: 3600)")
+    group.add_argument("--duration-seconds", type=positive, help="of --generate (default: 3600)")
     group.add_argument(
         "--factor",
-        type=_from_one,
+        type=at_least_one,
         help=f"jump of step and flash, peak over trough of diurnal (default: {_COURSE.factor:g})",
     )
     group.add_argument(
         "--variation",
-        type=_positive,
+        type=positive,
         help="standard deviation of the gaps over their mean, of gamma "
         f"(default: {_COURSE.variation:g}), or instead of what a CSV of rates says",
     )
-    group.add_argument("--period-seconds", type=_positive, help="of diurnal (default: a day)")
+    group.add_argument("--period-seconds", type=positive, help="of diurnal (default: a day)")
     group.add_argument(
         "--lengths",
         type=Path,
         metavar="FILE",
         help="a trace of requests to draw lengths from, for --generate and CSVs of rates",
     )
-    group.add_argument("--start-seconds", type=_seconds, default=0.0, help="leave out what comes before")
-    group.add_argument("--end-seconds", type=_positive, default=math.inf, help="leave out what comes after")
+    group.add_argument("--start-seconds", type=not_negative, default=0.0, help="leave out what comes before")
+    group.add_argument("--end-seconds", type=positive, default=math.inf, help="leave out what comes after")
     group.add_argument("--half", choices=get_args(Half), default="all", help="of the time (default: all)")
     group.add_argument(
-        "--rate-scale", type=_positive, default=1.0, help="so many times the requests (default: 1)"
+        "--rate-scale", type=positive, default=1.0, help="so many times the requests (default: 1)"
     )
-    group.add_argument("--seed", type=_count, default=0, help="of everything random (default: 0)")
+    group.add_argument("--seed", type=integer(0), default=0, help="of everything random (default: 0)")
 
 
 def add_service(group: argparse._ArgumentGroup) -> None:
@@ -92,16 +93,18 @@ def add_service(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--ttft-milliseconds",
-        type=_count_from_one,
+        type=integer(1),
         help="target; default: --slo-factor times the idle TTFT of the P99 prompt",
     )
     group.add_argument(
-        "--tpot-milliseconds", type=_count_from_one, help="target; default: --slo-factor times the idle TPOT"
+        "--tpot-milliseconds", type=integer(1), help="target; default: --slo-factor times the idle TPOT"
     )
-    group.add_argument("--slo-factor", type=_from_one, help=f"default: {DEFAULT_SLO_FACTOR:g}")
-    group.add_argument("--percentile", type=int, help=f"objective, 50 to 99 (default: {DEFAULT_PERCENTILE})")
-    group.add_argument("--min-replicas", type=_count_from_one, help="default: 1")
-    group.add_argument("--max-replicas", type=_count_from_one, help=f"default: {DEFAULT_MAX_REPLICAS}")
+    group.add_argument("--slo-factor", type=at_least_one, help=f"default: {DEFAULT_SLO_FACTOR:g}")
+    group.add_argument(
+        "--percentile", type=integer(50, 99), help=f"objective, 50 to 99 (default: {DEFAULT_PERCENTILE})"
+    )
+    group.add_argument("--min-replicas", type=integer(1), help="default: 1")
+    group.add_argument("--max-replicas", type=integer(1), help=f"default: {DEFAULT_MAX_REPLICAS}")
 
 
 def _add_replica(group: argparse._ArgumentGroup) -> None:
@@ -112,11 +115,11 @@ def _add_replica(group: argparse._ArgumentGroup) -> None:
         help=f"{', '.join(PROFILES)}, or a JSON file (default: {DEFAULT_PROFILE})",
     )
     group.add_argument(
-        "--num-speculative-tokens", type=_count, default=0, help="guesses per sequence (default: 0)"
+        "--num-speculative-tokens", type=integer(0), default=0, help="guesses per sequence (default: 0)"
     )
     group.add_argument(
         "--acceptance",
-        type=_share,
+        type=share_or_none,
         help=f"probability that a guess is right (default: {DEFAULT_ACCEPTANCE:g})",
     )
 
@@ -131,17 +134,17 @@ def add_conditions(group: argparse._ArgumentGroup) -> None:
         f"(default: {SHIPPED})",
     )
     group.add_argument(
-        "--initial-replicas", type=_count_from_one, help="default: what the first minute's work needs"
+        "--initial-replicas", type=integer(1), help="default: what the first minute's work needs"
     )
     for name, kind, words in (
-        ("cold_start_seconds", _seconds, "from a pod's place on a node until it is ready"),
-        ("cold_start_spread", _share, "share by which cold starts differ from that, either way"),
-        ("most_pods", _count_from_one, "that nodes have room for; more are unschedulable"),
-        ("interval_seconds", _positive, "between two passes of the controller"),
-        ("scrape_delay_seconds", _seconds, "from samples to the decision"),
-        ("missing_samples", _share, "share of samples that do not come"),
-        ("deaths_per_pod_hour", _seconds, "how often a ready pod dies"),
-        ("step_time_error", _positive, "the controller is told of steps so many times as long as they are"),
+        ("cold_start_seconds", not_negative, "from a pod's place on a node until it is ready"),
+        ("cold_start_spread", share_or_none, "share by which cold starts differ from that, either way"),
+        ("most_pods", integer(1), "that nodes have room for; more are unschedulable"),
+        ("interval_seconds", positive, "between two passes of the controller"),
+        ("scrape_delay_seconds", not_negative, "from samples to the decision"),
+        ("missing_samples", share_or_none, "share of samples that do not come"),
+        ("deaths_per_pod_hour", not_negative, "how often a ready pod dies"),
+        ("step_time_error", positive, "the controller is told of steps so many times as long as they are"),
     ):
         default = getattr(_CONDITIONS, name)
         group.add_argument(
@@ -161,52 +164,3 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--plot", type=Path, metavar="PATH", help="write a timeline there: .png, .svg or .pdf")
     group.add_argument("--no-oracle", dest="oracle", action="store_false", help="do not seek the least cost")
     group.add_argument("--quiet", action="store_true", help="no progress on standard error")
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not finite")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
-
-
-def _from_one(text: str) -> float:
-    value = _number(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is below 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = _number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is negative; choose 0 or more")
-    return value
-
-
-def _share(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share; choose 0 to 1")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is negative; choose 0 or more")
-    return value
-
-
-def _count_from_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is below 1")
-    return value

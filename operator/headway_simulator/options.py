@@ -4,11 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from headway_operator.errors import SpecError
 from headway_operator.names import API_VERSION, KIND
 from headway_operator.spec import Service, parse
+from headway_operator.yaml_file import read_documents
 from headway_runtime.config import Limits
 from headway_simulator.baselines import BASELINES, Known
 from headway_simulator.cluster import Conditions, Setting
@@ -187,12 +186,12 @@ def _read_service(options: argparse.Namespace) -> Service:
     _refuse(options, SERVICE_FLAGS, "does not go with --service; write it there")
     path: Path = options.service
     try:
-        manifest = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OptionsError(f"--service={str(path)!r} cannot be read: {error}") from error
-    if not isinstance(manifest, dict):
+        documents = read_documents(path)
+    except SpecError as error:
+        raise OptionsError(f"--service={error}") from error
+    if len(documents) != 1 or not isinstance(documents[0], dict):
         raise OptionsError(f"--service={str(path)!r} is no manifest; write one InferenceService")
-    return _parsed(manifest, f"--service={str(path)!r}")
+    return _parsed(documents[0], f"--service={str(path)!r}")
 
 
 def _made_service(options: argparse.Namespace, trace: Trace, model: StepModel) -> Service:
@@ -221,10 +220,15 @@ def _made_service(options: argparse.Namespace, trace: Trace, model: StepModel) -
     prompt = round(percentile_of((one.prompt_tokens for one in trace.arrivals), PROMPT_PERCENTILE))
     slo = manifest["spec"]["slo"]
     if options.ttft_milliseconds is None:
-        slo["ttftMilliseconds"] = round(factor * idle_ttft_milliseconds(model, prompt, budget))
+        slo["ttftMilliseconds"] = _target(factor * idle_ttft_milliseconds(model, prompt, budget))
     if options.tpot_milliseconds is None:
-        slo["tpotMilliseconds"] = round(factor * idle_tpot_milliseconds(model, prompt))
+        slo["tpotMilliseconds"] = _target(factor * idle_tpot_milliseconds(model, prompt))
     return _parsed(manifest, "the flags")
+
+
+def _target(milliseconds: float) -> int:
+    """A spec's targets are whole milliseconds, at least one: a small model on a large GPU takes less."""
+    return max(1, round(milliseconds))
 
 
 def _parsed(manifest: dict[str, Any], where: str) -> Service:

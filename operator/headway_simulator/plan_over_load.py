@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from headway.argument_types import share_or_none
 from headway_operator.slo import Target, target_of
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     replica.add_argument(
         "--acceptance",
-        type=float,
+        type=share_or_none,
         default=DEFAULT_ACCEPTANCE,
         help=f"probability that a guess is right, for speculation (default: {DEFAULT_ACCEPTANCE:g})",
     )
@@ -97,8 +98,6 @@ def _parser() -> argparse.ArgumentParser:
 def _answer(arguments: argparse.Namespace) -> Answer:
     if arguments.gpu is None:
         raise ConfigError("--trace: how long steps take hangs on the kind of GPU; give --gpu")
-    if not 0 <= arguments.acceptance <= 1:
-        raise ConfigError(f"--acceptance={arguments.acceptance!r} is no share; choose 0 to 1")
     # The efficiency shapes the step model, too, with or without a price.
     efficiency = arguments.efficiency
     if arguments.price_per_gpu_hour is None:

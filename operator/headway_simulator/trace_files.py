@@ -148,7 +148,7 @@ def _require(where: str, row: Mapping[str, Any], fields: tuple[str, ...]) -> Non
 def _seconds(where: str, field: str, value: object) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf or isinstance(value, bool):
         raise TraceError(f"{where}, {field}: {value!r} is no number from 0; write one")

@@ -29,6 +29,7 @@ class ServerConfig:
     stream: bool
     max_tokens_field: str
     timeout_seconds: float
+    ready_timeout_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
     ├── OptionsError     a flag is wrong, or two do not go together; exit status 2
     ├── InputFileError   a trace, a data set or a tokenizer cannot be used; exit status 2
     └── TargetError      the server cannot be benchmarked as asked; exit status 1
+        └── NotReadyError    not yet: nothing listens there, or it is still starting
 
 What befalls a single request of the load is no exception but a `failure` in its record.
 """
@@ -23,3 +24,7 @@ class InputFileError(HeadwayBenchError):
 
 class TargetError(HeadwayBenchError):
     """The server does not answer, or not as an OpenAI-compatible one does."""
+
+
+class NotReadyError(TargetError):
+    """The server does not answer, or says that it cannot serve now: worth asking again in a while."""

@@ -180,6 +180,7 @@ class Client:
         if address.port != _DEFAULT_PORTS[address.scheme]:
             host = f"{host}:{address.port}"
         own = {"Host": host, "Accept-Encoding": "identity", "User-Agent": "headway-bench", **headers}
+        self.base_url = f"{address.scheme}://{host}{address.path_prefix}"
         self._head = "".join(f"{name}: {value}\r\n" for name, value in own.items()) + "\r\n"
         self._ssl = ssl.create_default_context() if address.scheme == "https" else None
         self._idle: list[_Connection] = []

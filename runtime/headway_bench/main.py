@@ -18,7 +18,7 @@ INTERRUPTED_STATUS = 130
 
 
 def main(argv: list[str]) -> int:
-    """Run one benchmark: 0 when measured, 1 when it was not (or --fail-on-error), 2 for wrong flags."""
+    """Run one benchmark: 0 when measured, 1 when nothing was (or --fail-on-error), 2 for wrong flags."""
     config = parse_config(argv)
     try:
         return _run(config)
@@ -50,6 +50,12 @@ def _run(config: BenchConfig) -> int:
         draw(plot_path, result.points, f"{result.material.facts.model} at {config.server.base_url}")
     if result.was_interrupted:
         return INTERRUPTED_STATUS
+    if not any(point.summary.num_completed for point in result.points):
+        print(
+            "headway bench: no request completed, so nothing was measured; what failed is told above",
+            file=sys.stderr,
+        )
+        return 1
     any_failed = any(point.summary.num_failed for point in result.points)
     return 1 if config.report.fail_on_error and any_failed else 0
 

@@ -80,6 +80,7 @@ def _server(options: argparse.Namespace) -> ServerConfig:
         stream=options.stream,
         max_tokens_field=options.max_tokens_field,
         timeout_seconds=options.request_timeout_seconds,
+        ready_timeout_seconds=options.ready_timeout_seconds,
     )
 
 

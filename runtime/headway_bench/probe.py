@@ -12,7 +12,7 @@ from typing import Any
 
 from headway_bench.answer import Answer, WholeBody
 from headway_bench.config import ServerConfig
-from headway_bench.errors import TargetError
+from headway_bench.errors import NotReadyError, TargetError
 from headway_bench.http_client import Client, ConnectError, DisconnectedError, ProtocolError, Response
 from headway_bench.prompts import COMMON_WORDS, CountTokens, Prompt
 from headway_bench.record import Record
@@ -20,7 +20,11 @@ from headway_bench.sender import PATHS, History, Sender, Target
 from headway_bench.workload import Turn
 
 PROBE_TIMEOUT_SECONDS = 60.0
+START_REMEDY = "start the server, or name another with --base-url"
+BUSY_REMEDY = "see its log for what it waits for, or wait longer with --ready-timeout-seconds"
+UNAVAILABLE = 503
 _USAGE = {"include_usage": True}
+_NOT_READY_FAILURES = ("connect", "disconnected", f"http_{UNAVAILABLE}")
 # From the most telling to none at all; the first that the server does not refuse is used.
 _STREAM_OPTIONS: tuple[Mapping[str, bool] | None, ...] = (
     {**_USAGE, "continuous_usage_stats": True},
@@ -48,7 +52,7 @@ class FirstAnswer:
 
 
 async def find_server(client: Client, server: ServerConfig) -> ServerFacts:
-    """Raises TargetError when nothing answers, or no model is named and none listed."""
+    """NotReadyError when nothing answers yet, TargetError when no model is named and none listed."""
     version, _ = await _call(client, "/version", None)
     listed, response = await _call(client, "/v1/models", None)
     name = version.get("version") if isinstance(version, dict) else None
@@ -82,7 +86,10 @@ async def try_requests(client: Client, server: ServerConfig, model: str, prompt:
         refusal = f"{record.failure}: {record.failure_detail}"
         if record.status not in (400, 422):
             break
-    raise TargetError(f"{server.base_url}{PATHS[server.endpoint]} does not answer a first request: {refusal}")
+    refused = f"{server.base_url}{PATHS[server.endpoint]} does not answer a first request: {refusal}"
+    if record.failure in _NOT_READY_FAILURES:
+        raise NotReadyError(f"{refused}; {BUSY_REMEDY if record.status else START_REMEDY}")
+    raise TargetError(refused)
 
 
 async def tokenize(client: Client, model: str, text: str) -> list[int] | None:
@@ -132,7 +139,10 @@ def _target(server: ServerConfig, model: str, stream_options: Mapping[str, bool]
 
 
 async def _call(client: Client, path: str, body: Mapping[str, Any] | None) -> tuple[Any, Response]:
-    """A short exchange: the JSON of a 200, else None. Raises TargetError when nothing answers at all."""
+    """A short exchange: the JSON of a 200, else None.
+
+    NotReadyError when nothing answers at all or with a 503, TargetError for what is no HTTP.
+    """
     whole, response = WholeBody(), Response()
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
@@ -140,8 +150,20 @@ async def _call(client: Client, path: str, body: Mapping[str, Any] | None) -> tu
                 await client.get(path, whole, response)
             else:
                 await client.post(path, json.dumps(body).encode(), whole, response)
-    except (ConnectError, DisconnectedError, ProtocolError, TimeoutError) as error:
-        raise TargetError(f"the server does not answer {path}: {type(error).__name__}: {error}") from error
+    except ProtocolError as error:
+        raise TargetError(
+            f"{client.base_url}{path} answers with what is no HTTP ({error}); name an OpenAI-compatible "
+            "server with --base-url"
+        ) from error
+    except TimeoutError as error:
+        raise NotReadyError(
+            f"{client.base_url}{path} does not answer within {PROBE_TIMEOUT_SECONDS:g} s; {START_REMEDY}"
+        ) from error
+    except (ConnectError, DisconnectedError) as error:
+        raise NotReadyError(f"{client.base_url}{path} does not answer ({error}); {START_REMEDY}") from error
+    if response.status == UNAVAILABLE:
+        said = response.body.decode("utf-8", "replace")[:200]
+        raise NotReadyError(f"{client.base_url}{path} answers {UNAVAILABLE} ({said}); {BUSY_REMEDY}")
     if response.status != 200:
         return None, response
     try:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from headway_bench.answer import Answer
 from headway_bench.config import BenchConfig
 from headway_bench.drive import Drive, Lookahead
+from headway_bench.errors import NotReadyError
 from headway_bench.http_client import Client
 from headway_bench.material import Files, Material, arrivals_of, learn, workload_of
 from headway_bench.record import INTERRUPTED, Record
@@ -28,6 +29,7 @@ from headway_bench.summary import Summary, summarize
 from headway_bench.workload import Stream, random_stream
 
 PROGRESS_SECONDS = 5.0
+READY_POLL_SECONDS = 0.5
 PREPARED_FOR_UNKNOWN = 1000
 _COLLECT_AFTER = 100_000
 _Result = TypeVar("_Result")
@@ -78,7 +80,7 @@ async def run_session(config: BenchConfig, files: Files) -> SessionResult | None
     results: list[PointResult] = []
     try:
         with _on_interrupt(interrupted):
-            material = await _unless(interrupted, learn(client, config, files))
+            material = await _unless(interrupted, _learn_when_ready(client, config, files))
             if material is None:
                 return None
             for point in points_of(config):
@@ -90,6 +92,26 @@ async def run_session(config: BenchConfig, files: Files) -> SessionResult | None
     finally:
         client.close()
     return SessionResult(material, tuple(results), interrupted.is_set())
+
+
+async def _learn_when_ready(client: Client, config: BenchConfig, files: Files) -> Material:
+    """As `learn`, asking again while the server is not there or still starting; says once that it waits."""
+    waits_seconds = config.server.ready_timeout_seconds
+    began, has_told = time.monotonic(), False
+    while True:
+        try:
+            return await learn(client, config, files)
+        except NotReadyError as error:
+            left = began + waits_seconds - time.monotonic()
+            if left <= 0:
+                waited = f" (waited {waits_seconds:g} s, --ready-timeout-seconds)" if has_told else ""
+                raise NotReadyError(f"{error}{waited}") from error
+            if not has_told:
+                print(
+                    f"headway bench: waiting up to {waits_seconds:g} s: {error}", file=sys.stderr, flush=True
+                )
+                has_told = True
+            await asyncio.sleep(min(READY_POLL_SECONDS, left))
 
 
 async def _run_point(

@@ -10,7 +10,7 @@ Times are made relative to the first row. `replay` cuts a slice out of a trace, 
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -163,56 +163,87 @@ def _requests(format_name: str, path: Path, rows: Iterable[TraceRequest]) -> Tra
     return Trace(format_name, tuple(replace(r, at_seconds=r.at_seconds - first) for r in ordered))
 
 
-def _azure_rows(path: Path, rows: Iterable[dict[str, str]]) -> Iterator[TraceRequest]:
+def _azure_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Iterator[TraceRequest]:
     for number, row in enumerate(rows, start=2):
+        line = _Line(path, number, row)
         try:
-            at = datetime.fromisoformat(row["TIMESTAMP"].strip())
-            lengths = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-        except (ValueError, TypeError, AttributeError) as error:
-            raise InputFileError(f"--trace {str(path)!r}, line {number}: {error}") from error
+            at = datetime.fromisoformat(str(line.value("TIMESTAMP")).strip())
+        except ValueError as error:
+            raise line.error("TIMESTAMP", "a time as 2023-11-16 18:15:46.68") from error
+        lengths = line.tokens("ContextTokens"), line.tokens("GeneratedTokens")
         # An unzoned time is only ever compared with others of the same file.
-        yield TraceRequest((at.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds(), *_sane(*lengths))  # noqa: DTZ001
+        yield TraceRequest((at.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds(), *lengths)  # noqa: DTZ001
 
 
 def _mooncake_rows(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
             continue
         try:
-            row: dict[str, Any] = json.loads(line)
-            lengths = int(row["input_length"]), int(row["output_length"])
-            hash_ids = tuple(int(part) for part in row.get("hash_ids", ()))
-            at_seconds = float(row["timestamp"]) / 1000
-        except (ValueError, TypeError, KeyError) as error:
+            row = json.loads(text)
+        except ValueError as error:
+            raise InputFileError(f"--trace {str(path)!r}, line {number} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise InputFileError(f"--trace {str(path)!r}, line {number} is no JSON object; write one a line")
+        line = _Line(path, number, row)
+        lengths = line.tokens("input_length"), line.tokens("output_length")
+        yield TraceRequest(line.number("timestamp") / 1000, *lengths, line.hash_ids())
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line of a trace by its fields. What cannot be is an InputFileError that names all of it."""
+
+    path: Path
+    number_in_file: int
+    fields: Mapping[str, Any]
+
+    def value(self, field: str) -> Any:
+        if self.fields.get(field) is None:
             raise InputFileError(
-                f"--trace {str(path)!r}, line {number}: {type(error).__name__}: {error}"
-            ) from error
-        yield TraceRequest(at_seconds, *_sane(*lengths), hash_ids)
+                f"--trace {str(self.path)!r}, line {self.number_in_file}: {field} is missing; write it, or "
+                "leave the line out"
+            )
+        return self.fields[field]
+
+    def error(self, field: str, wanted: str) -> InputFileError:
+        return InputFileError(
+            f"--trace {str(self.path)!r}, line {self.number_in_file}: {field}="
+            f"{self.fields[field]!r:.80} is not {wanted}; correct it, or leave the line out"
+        )
+
+    def number(self, field: str, lowest: float = -math.inf) -> float:
+        wanted = "a finite number" if math.isinf(lowest) else f"a finite number from {lowest:g} on"
+        try:
+            value = float(self.value(field))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self.error(field, wanted) from error
+        if not math.isfinite(value) or value < lowest:
+            raise self.error(field, wanted)
+        return value
+
+    def tokens(self, field: str) -> int:
+        """Published traces hold a few requests of no tokens; a server takes none such."""
+        value = self.number(field, 0)
+        if value != int(value):
+            raise self.error(field, "a whole number")
+        return max(1, int(value))
+
+    def hash_ids(self) -> tuple[int, ...]:
+        try:
+            return tuple(int(part) for part in self.fields.get("hash_ids", ()))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self.error("hash_ids", "a list of integers") from error
 
 
-def _sane(input_tokens: int, output_tokens: int) -> tuple[int, int]:
-    """Published traces hold a few requests of no tokens; a server takes none such."""
-    return max(1, input_tokens), max(1, output_tokens)
-
-
-def _windows(path: Path, rows: Iterable[dict[str, str]]) -> tuple[RateWindow, ...]:
+def _windows(path: Path, rows: Iterable[dict[str, Any]]) -> tuple[RateWindow, ...]:
     seen: list[tuple[float, float, float | None]] = []
     for number, row in enumerate(rows, start=2):
-        try:
-            variation = row.get("rate_weighted_cv")
-            seen.append(
-                (
-                    float(row["start_seconds"]),
-                    float(row["requests_per_second"]),
-                    float(variation) if variation else None,
-                )
-            )
-        except (ValueError, TypeError) as error:
-            raise InputFileError(f"--trace {str(path)!r}, line {number}: {error}") from error
-        if seen[-1][1] < 0 or (len(seen) > 1 and seen[-1][0] <= seen[-2][0]):
-            raise InputFileError(
-                f"--trace {str(path)!r}, line {number}: start_seconds must rise, rates not be negative"
-            )
+        line = _Line(path, number, row)
+        variation = line.number("rate_weighted_cv", 0) if row.get("rate_weighted_cv") else None
+        seen.append((line.number("start_seconds"), line.number("requests_per_second", 0), variation))
+        if len(seen) > 1 and seen[-1][0] <= seen[-2][0]:
+            raise line.error("start_seconds", f"after {seen[-2][0]:g}, that of the line before")
     if not seen:
         raise InputFileError(f"--trace {str(path)!r} holds no window")
     return tuple(_closed(seen))

@@ -6,8 +6,9 @@ these say None here.
 
 import argparse
 
+from headway.argument_types import integer, not_negative
+from headway.command_parser import CommandParser
 from headway_eval.verdict import DEFAULTS, DEFAULTS_FOUR_BITS
-from headway_runtime.argument_types import integer, not_negative
 from headway_runtime.engine_options import add_engine_arguments
 from headway_runtime.sources.flags import MODEL_HELP
 
@@ -20,12 +21,11 @@ DEFAULT_WINDOW_TOKENS = 2048
 DEFAULT_MAX_TOKENS = 256
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> CommandParser:
+    parser = CommandParser(
         prog="headway eval",
         description="Judge what a lever (quantization, KV type, other weights) did to a model's answers.",
         epilog="Exit status: 0 passed, 1 failed, 2 could not judge.",
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from headway.argument_types import integer, not_negative, positive
+from headway.command_parser import CommandParser
 from headway_gateway.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -83,17 +85,18 @@ def parse_service_reference(value: str) -> ServiceReference:
     return ServiceReference(namespace, name)
 
 
-def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _build_parser() -> CommandParser:
+    parser = CommandParser(
         prog="headway gateway",
         description="Stand in front of a service's replicas: spread, hold and stream requests.",
-        allow_abbrev=False,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free port (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=integer(0, 65535), default=8000, help="0 takes a free port (default: %(default)s)"
+    )
     parser.add_argument("--port-file", type=Path, help="written with the port number once it is bound")
     parser.add_argument(
-        "--lifeline-fd", type=_count, help="exit at once when this inherited pipe reaches its end"
+        "--lifeline-fd", type=integer(0), help="exit at once when this inherited pipe reaches its end"
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -112,69 +115,34 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-waiting",
-        type=_count,
+        type=integer(0),
         default=1024,
         help="requests held while no replica is ready (default: %(default)s)",
     )
     parser.add_argument(
         "--waiting-timeout-seconds",
-        type=_seconds,
+        type=not_negative,
         default=30.0,
         help="how long one is held (default: %(default)s)",
     )
     parser.add_argument(
         "--drain-timeout-seconds",
-        type=_seconds,
+        type=not_negative,
         default=60.0,
         help="after SIGTERM, end what is still running then (default: %(default)s)",
     )
     parser.add_argument(
         "--idle-timeout-seconds",
-        type=_positive_seconds,
+        type=positive,
         # As long as the openai client waits by default: an unstreamed answer is silent until its end.
         default=600.0,
         help="give up on a replica or a client that moves no byte for so long (default: %(default)s)",
     )
     parser.add_argument(
         "--max-body-bytes",
-        type=_positive,
+        type=integer(1),
         default=16 * 1024 * 1024,
         help="longer request bodies are answered 413 (default: %(default)s)",
     )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; choose 0 to 65535")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is negative; choose 0 or more")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is too small; choose 1 or more")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; choose 0 or more seconds")
-    return value
-
-
-def _positive_seconds(text: str) -> float:
-    value = _seconds(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} leaves no time at all; choose more than 0 seconds")
-    return value

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import get_args
 
+from headway.argument_types import integer, not_negative, positive, share, size, sizes, tokens
 from headway_runtime.adapters.options import add_lora_arguments, lora_config
-from headway_runtime.argument_types import integer, not_negative, positive, share, size, sizes, tokens
 from headway_runtime.config import (
     Envelope,
     KVCacheDtype,

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from headway_runtime.argument_types import positive
+from headway.argument_types import positive
 from headway_runtime.config import OffloadConfig
 from headway_runtime.errors import ConfigError
 

@@ -17,6 +17,7 @@ from headway_bench.prompts import COMMON_WORDS
 from headway_bench.record import Record
 
 TEMPLATE_TOKENS = 5
+STATUS_FAULTS = {"status 500": (500, "out of order"), "status 503": (503, "the engine is starting")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,9 @@ class Behaviour:
     delay_seconds: float = 0.0
     pace_seconds: float = 0.0
     events: tuple[int, ...] | None = None
-    fault: Literal["", "status 500", "drop first", "drop after 2", "error after 2", "no done", "hang"] = ""
+    fault: Literal[
+        "", "status 500", "status 503", "drop first", "drop after 2", "error after 2", "no done", "hang"
+    ] = ""
     usage: Literal["each event", "at the end", "never"] = "each event"
 
 
@@ -43,6 +46,10 @@ class SmallServer:
     num_connections: int = 0
     num_at_once: int = 0
     most_at_once: int = 0
+
+    def behaviour(self, **changes: Any) -> Behaviour:
+        """For a `behave` of a test's own."""
+        return Behaviour(**changes)
 
     def always(self, **changes: Any) -> None:
         """Let every answer go so."""
@@ -107,8 +114,9 @@ class SmallServer:
             self.num_at_once -= 1
 
     async def stream(self, behaviour: Behaviour, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-        if behaviour.fault == "status 500":
-            return _write_json(writer, 500, {"error": {"message": "out of order"}})
+        if behaviour.fault in STATUS_FAULTS:
+            status, message = STATUS_FAULTS[behaviour.fault]
+            return _write_json(writer, status, {"error": {"message": message}})
         if behaviour.fault == "drop first":
             return False
         if behaviour.fault == "hang":
@@ -195,6 +203,7 @@ class Benchmarked:
 
     status: int
     output: str
+    errors: str
     report: dict[str, Any]
 
     @property
@@ -227,7 +236,8 @@ def run_bench(
         own = ["--base-url", url or small_server.url, "--quiet", "--json", str(path), "--save-requests"]
         status = main([*own, *flags])
         report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return Benchmarked(status, capsys.readouterr().out, report)
+        said = capsys.readouterr()
+        return Benchmarked(status, said.out, said.err, report)
 
     return run
 

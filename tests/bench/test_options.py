@@ -75,7 +75,7 @@ def test_objectives_are_read_however_they_are_given() -> None:
     ("flags", "want"),
     [
         (["--request-rate", "1", "--concurrency", "1"], "exclude each other"),
-        (["--request-rate", "0"], "'0' is no rate"),
+        (["--request-rate", "0"], "'0' is out of range; give a number above 0, or inf"),
         (["--request-rate", "inf", "--duration-seconds", "5"], "--num-requests"),
         (["--request-rate", "inf", "--num-requests", "5", "--ramp-seconds", "5"], "--ramp-seconds"),
         (["--request-rate", "1", "--arrivals", "poisson", "--burstiness", "2"], "--burstiness"),
@@ -101,7 +101,7 @@ def test_objectives_are_read_however_they_are_given() -> None:
         (["--base-url", "ftp://x"], "--base-url"),
         (["--base-url", "http://x:99999"], "--base-url"),
         (["--api-key", "a\nb: c"], "--api-key"),
-        (["--confidence", "1"], "no confidence"),
+        (["--confidence", "1"], "0.5 or more and less than 1"),
         (["--ramp-seconds", "5", "--trace", "t"], "--ramp-seconds"),
     ],
 )

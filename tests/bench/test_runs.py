@@ -332,12 +332,38 @@ def _said(*parts: str) -> list[dict[str, str]]:
     return [{"role": role, "content": text} for role, text in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def test_a_server_that_is_not_there_is_told(
-    run_bench: "RunBench", capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_not_there_is_told(run_bench: "RunBench") -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    assert run_bench("--num-requests", "1", url=f"http://127.0.0.1:{port}").status == 1
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    flags = ("--num-requests", "1", "--ready-timeout-seconds")
+    at_once = run_bench(*flags, "0", url=url)
+    assert at_once.status == 1
+    (line,) = at_once.errors.splitlines()
+    assert line.startswith(f"headway bench: {url}/version does not answer (ConnectionRefusedError")
+    assert line.endswith("; start the server, or name another with --base-url")
+    waited = run_bench(*flags, "0.05", url=url)
+    assert waited.status == 1
+    waiting, gave_up = waited.errors.splitlines()
+    assert waiting.startswith(f"headway bench: waiting up to 0.05 s: {url}/version does not answer")
+    assert gave_up.endswith("name another with --base-url (waited 0.05 s, --ready-timeout-seconds)")
+
+
+def test_a_server_that_is_still_starting_is_waited_for(
+    small_server: "SmallServer", run_bench: "RunBench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway_bench.session.READY_POLL_SECONDS", 0.01)
+    starting = small_server.behaviour(fault="status 503")
+    small_server.behave = lambda number: starting if number < 3 else small_server.behaviour()
+    done = run_bench("--num-requests", "2", *SHORT)
+    assert (done.status, done.summary["num_completed"]) == (0, 2)
+    (line,) = done.errors.splitlines()
+    assert line.startswith(f"headway bench: waiting up to 600 s: {small_server.url}/v1/chat/completions")
+    assert "the engine is starting" in line
+    small_server.bodies.clear()
+    refused = run_bench("--num-requests", "2", *SHORT, "--ready-timeout-seconds", "0")
+    assert refused.status == 1
+    assert len(small_server.bodies) == 1
+    assert "wait longer with --ready-timeout-seconds" in refused.errors
 
 
 def test_a_server_that_dies_under_the_load_is_counted(
@@ -350,6 +376,18 @@ def test_a_server_that_dies_under_the_load_is_counted(
     # Each of two users pauses 100 ms after a failure: no storm.
     assert 4 <= failures["disconnected"]["count"] <= 12
     assert "no request completed" in done.output
+    # Without --fail-on-error, too: nothing was measured.
+    assert done.status == 1
+    assert "headway bench: no request completed, so nothing was measured" in done.errors
+
+
+def test_some_failures_are_a_measurement_unless_told_otherwise(
+    small_server: "SmallServer", run_bench: "RunBench"
+) -> None:
+    small_server.sometimes([1], fault="status 500")
+    assert run_bench("--num-requests", "3", *SHORT).status == 0
+    small_server.bodies.clear()
+    assert run_bench("--num-requests", "3", *SHORT, "--fail-on-error").status == 1
 
 
 def test_an_interrupt_prints_what_was_measured(small_server: "SmallServer", tmp_path: Path) -> None:

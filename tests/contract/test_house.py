@@ -1,6 +1,7 @@
 """The house rules that no linter knows: one command, no shadowed module, documents that say what is so."""
 
 import re
+import subprocess
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def test_a_missing_extra_is_named_with_its_remedy(
     assert "needs 'kopf', which is not installed; remedy: pip install -e '.[operator]' in the checkout" in (
         capsys.readouterr().err
     )
+
+
+def test_make_help_is_a_table() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    rows = [re.fullmatch(r"([a-z0-9-]+ +)\S.*", line) for line in done.stdout.splitlines()]
+    assert len(rows) > 10
+    assert len({len(row[1]) for row in rows if row}) == 1
+    assert all(rows), done.stdout
 
 
 def test_the_readme_shows_the_manifest_that_the_quickstart_serves() -> None:

@@ -1,6 +1,8 @@
 """`headway plan` as a user meets it."""
 
 import json
+import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from headway_runtime.fit.gpu_kinds import GPU_KINDS
 from headway_runtime.fit.plan_command import main
 
 GIB = 2**30
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -258,3 +261,15 @@ def test_ranks_on_cpus_share_the_memory_for_prefixes(plan: Any) -> None:
     assert got["kv_offloading_bytes"] == 3 * GIB
     assert got["total_bytes"] - without["total_bytes"] == 3 * GIB // 2
     assert got["offloaded_tokens"] == 3 * GIB // 2 // (16 * got["kv_bytes_per_token"]) * 16
+
+
+def test_the_documents_examples_are_what_the_command_prints_in_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "plan.md").read_text()
+    examples = re.findall(r"```\n\$ headway plan ([^\n]*)\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    for flags, shown in examples:
+        assert main(shlex.split(flags)) in (0, 1)
+        assert capsys.readouterr().out == shown

@@ -189,13 +189,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ([], "--backends-file --kubernetes-service is required"),
         (["--backends-file", "a", "--kubernetes-service", "b/c"], "not allowed with"),
         (["--kubernetes-service", "nameless"], "'nameless' is not NAMESPACE/NAME"),
-        (["--backends-file", "a", "--port", "99999"], "'99999' is not a port"),
-        (["--backends-file", "a", "--max-waiting", "-1"], "'-1' is negative"),
-        (["--backends-file", "a", "--idle-timeout-seconds", "0"], "more than 0"),
-        (["--backends-file", "a", "--max-body-bytes", "0"], "1 or more"),
-        (["--backends-file", "a", "--waiting-timeout-seconds", "inf"], "'inf' is not a time"),
+        (["--backends-file", "a", "--port", "99999"], "'99999' is out of range; give from 0 to 65535"),
+        (["--backends-file", "a", "--max-waiting", "-1"], "'-1' is out of range; give at least 0"),
+        (["--backends-file", "a", "--idle-timeout-seconds", "0"], "give a number above 0"),
+        (["--backends-file", "a", "--max-body-bytes", "0"], "give at least 1"),
+        (
+            ["--backends-file", "a", "--waiting-timeout-seconds", "inf"],
+            "'inf' is out of range; give 0 or more",
+        ),
         (["--backends-file", "a", "--admin-audience", "a/b"], "belong together"),
-        (["--backends-file", "a", "--back", "b"], "unrecognized arguments: --back"),
+        (["--backends-file", "a", "--back", "b"], "unknown flag --back (did you mean --backends-file?)"),
     ],
 )
 def test_a_wrong_flag_is_refused_by_name(

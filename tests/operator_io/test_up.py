@@ -22,6 +22,7 @@ from headway_operator.commands.up import main
 from headway_operator.commands.up_view import line, table
 from headway_operator.errors import SpecError
 from headway_operator.local_service import read_manifest_file, running_service
+from headway_operator.yaml_file import read_documents
 
 STANDIN = Path(__file__).with_name("standin_server.py")
 
@@ -206,7 +207,12 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        pytest.param("kind: [", "is not YAML", id="no-yaml"),
+        pytest.param("kind: [", 'service.yaml", line 1, column 8', id="no-yaml"),
+        pytest.param(
+            "kind: InferenceService\nspec:\n  device: cpu\n  replicas: 1\n  device: cuda\n",
+            "the key 'device' stands twice in one place, on line 3 and on line 5; keep one of them",
+            id="a-key-twice",
+        ),
         pytest.param("kind: Pod", "holds a document of kind 'Pod'; want one InferenceService", id="a-pod"),
         pytest.param(
             yaml.safe_dump_all([{"kind": "ConfigMap"}, manifest()]),
@@ -273,6 +279,15 @@ def test_secrets_and_config_maps_stand_beside_the_service(tmp_path: Path) -> Non
     file.write_text(yaml.safe_dump_all([manifest(), manifest()]))
     with pytest.raises(SpecError, match="holds 2 documents"):
         read_manifest_file(file)
+
+
+def test_a_key_may_stand_in_each_mapping_and_write_over_what_is_merged(tmp_path: Path) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text("a: &base {b: 1, c: 2}\nd: {<<: *base, b: 3}\n---\na: 4\n---\n")
+    assert read_documents(file) == [{"a": {"b": 1, "c": 2}, "d": {"b": 3, "c": 2}}, {"a": 4}]
+    file.write_text('[{"a": 1, 2: 3},\n {"b": 4,\n  "b": 4}]')
+    with pytest.raises(SpecError, match=r"service\.yaml: the key 'b' .* on line 2 and on line 3"):
+        read_documents(file)
 
 
 async def test_the_programmatic_service_shows_itself(

@@ -110,11 +110,22 @@ def test_the_table_names_what_does_not_fit(trace: Path, capsys: pytest.CaptureFi
     assert "USD a day" in shown
 
 
+def test_a_target_is_a_millisecond_at_least(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three times what a token of the bundled model takes on such a GPU is next to nothing."""
+    assert main(["bundled://headway-tiny", "--gpu", "l4", "--trace", str(trace), "--json"]) == 0
+    targets = json.loads(capsys.readouterr().out)["load"]["targets"]
+    assert targets["tpot_milliseconds"] == 1
+    assert targets["ttft_milliseconds"] >= 1
+
+
 @pytest.mark.parametrize(
     ("flags", "want"),
     [
         ([], "--trace: how long steps take hangs on the kind of GPU; give --gpu"),
-        (["--gpu", "h100-80g", "--acceptance", "2"], "--acceptance=2.0 is no share"),
+        (
+            ["--gpu", "h100-80g", "--acceptance", "2"],
+            "--acceptance: '2' is out of range; give a number from 0 to 1",
+        ),
         (["--gpu", "h100-80g", "--step-model", "none"], "step model 'none' is neither"),
         (["--gpu", "h100-80g", "--rate", "3"], "--rate=3.0 is of --generate and of CSVs of rates"),
     ],

@@ -89,6 +89,10 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
         ('{"at_seconds": 0, "prompt_tokens": 1, "output_tokens": 1, "x": 1}', "line 1, x: unknown field"),
         ('{"at_seconds": 0, "prompt_tokens": 1, "output_tokens": 1, "hash_ids": [-1]}', "line 1, hash_ids"),
         ('{"timestamp": 0, "input_length": 5}\n', "line 1, output_length: is missing"),
+        (
+            '{"timestamp": 1' + 400 * "0" + ', "input_length": 5, "output_length": 5}',
+            "line 1, timestamp: 1000",
+        ),
         ('{"timestamp": 0, "input_length": 5, "output_length": 5}\n{"timesta', "line 2: is no JSON"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 5}\n[1]\n', "line 2: '[1]' is no object"),
         ("start_seconds,requests_per_second\n0,1\n0,2\n", "line 3, start_seconds: 0 does not come after 0"),

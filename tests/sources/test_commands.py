@@ -165,7 +165,7 @@ def test_who_supervises_a_fetch_is_told_how_it_goes(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--progress-seconds", "0"], "want seconds above 0"),
+        (["--progress-seconds", "0"], "'0' is out of range; give a number above 0"),
         (["--result-file", "/no/such/folder/result"], "its folder is not there"),
         (["--adapter", "--revision", "v1"], "write the adapter as hf://ORG/NAME@REVISION"),
     ],

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -290,17 +291,28 @@ def test_a_pause_that_nobody_would_wait_for_is_an_error(
 
 
 def test_a_hub_that_fails_is_given_up_after_growing_pauses(
-    hub: Any, fetched: Fetch, tiny: Any, fault: Any, impatient: Patience
+    hub: Any, fetched: Fetch, tiny: Any, fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.add("org/name", tiny)
     hub.faults["revision/main"] = [fault(status=500)] * 99
     pauses: list[float] = []
-    with pytest.raises(ModelFetchError, match="answers 500; given up"):
+    ways_out = r"HTTPS_PROXY .* HF_ENDPOINT .* a folder .* hf://\.\.\., HEADWAY_OFFLINE=1 .*docs/sources\.md"
+    with pytest.raises(ModelFetchError, match=f"answers 500; given up after 5 tries.*{ways_out}"):
         fetched(patience=Patience(num_tries=5, sleep=pauses.append))
     assert len(hub.asked) == 5
     # Each twice the last, and up to a quarter more: many who fail together shall not all come again at once.
     assert len(pauses) == 4
     assert all(2**number <= pause <= 1.25 * 2**number for number, pause in enumerate(pauses))
+    # Each line says which try it was of how many, and when there will be no more.
+    told = [record.getMessage() for record in caplog.records if "failed, the next in" in record.getMessage()]
+    assert len(told) == 4
+    for number, (line, pause) in enumerate(zip(told, pauses, strict=True), start=1):
+        assert f"; try {number} of 5 failed, the next in {pause:.1f} s, given up after " in line
+        found = re.search(r"given up after (\d+) s of pauses", line)
+        assert found
+        assert round(sum(pauses[number - 1 :])) <= int(found[1]) <= 1.25 * 2**4
+    assert re.search(ways_out, told[0])
+    assert "ways out" not in told[1]
 
 
 def test_a_hub_that_is_gone_leaves_what_is_cached(

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
+from headway.argument_types import integer, positive
+from headway.command_parser import CommandParser
 from headway_operator.cache_metrics import CacheMetrics
 from headway_operator.cache_pass import take_cache_pass
 from headway_operator.cluster.kubernetes import CACHED_KINDS, KubernetesCluster
@@ -220,8 +222,8 @@ async def _running(what: Coroutine[Any, Any, None], name: str) -> AsyncIterator[
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="headway operator", description=__doc__, allow_abbrev=False)
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="headway operator", description=__doc__)
     add = parser.add_argument
     add(
         "--namespace",
@@ -230,11 +232,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="a namespace to look after; may be repeated; without, or empty: all of them",
     )
-    add("--interval-seconds", type=_positive, default=5.0, help="time between two passes over a service")
+    add("--interval-seconds", type=positive, default=5.0, help="time between two passes over a service")
     add("--runtime-image", required=True, help="image of the runtime pods of new revisions")
     add("--gateway-image", required=True, help="image of the gateway pods of new revisions")
-    add("--health-port", type=int, default=8080, help="port of /healthz")
-    add("--metrics-port", type=int, default=9090, help="port of /metrics")
+    add("--health-port", type=integer(0, 65535), default=8080, help="port of /healthz")
+    add("--metrics-port", type=integer(0, 65535), default=9090, help="port of /metrics")
     add(
         "--admin-secret-namespace",
         default=_own_namespace(),
@@ -260,13 +262,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-level", choices=LOG_LEVELS, default="info")
     add("--log-format", choices=LOG_FORMATS, default="text", help="lines for people, or an object each")
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
 
 
 def _identity() -> str:

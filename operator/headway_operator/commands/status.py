@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headway.argument_types import integer
+from headway.command_parser import CommandParser
 from headway_operator.cluster.kubernetes import MEMORY_FILE
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.errors import HeadwayOperatorError
@@ -82,23 +84,18 @@ def page(service: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]], *, 
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="headway status", description="What a service's controller last decided, and why."
     )
     add = parser.add_argument
     add("name", metavar="NAME", help="of the InferenceService")
     add("-n", "--namespace", default="default", help="default: default")
-    add("--decisions", type=_count, default=DEFAULT_DECISIONS, metavar="N", help="the last N (default: 5)")
+    add(
+        "--decisions", type=integer(1), default=DEFAULT_DECISIONS, metavar="N", help="the last N (default: 5)"
+    )
     add("--inputs", action="store_true", help="with the numbers behind each decision")
     add("--json", action="store_true", help="the status and all decisions that are kept, as JSON")
     add("--kubeconfig", type=Path, help="default: KUBECONFIG, else ~/.kube/config")
     add("--context", help="of the kubeconfig (default: its current one)")
     return parser
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is below 1")
-    return value

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
 
+from headway.argument_types import integer, positive
+from headway.command_parser import CommandParser
 from headway_operator.cluster.local_workspace import write_atomically
 from headway_operator.commands.up_view import decided, decision, line, table
 from headway_operator.errors import HeadwayOperatorError
@@ -153,8 +155,8 @@ async def _signalled() -> AsyncIterator[asyncio.Queue[int]]:
             loop.remove_signal_handler(number)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="headway up", description=__doc__, allow_abbrev=False)
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="headway up", description=__doc__)
     add = parser.add_argument
     add(
         "-f",
@@ -163,24 +165,13 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="manifest of one InferenceService; Secrets and ConfigMaps if any",
     )
-    add("--port", type=_port, default=DEFAULT_PORT, help="on 127.0.0.1, for clients; 0: a free one")
     add(
-        "--interval-seconds", type=_positive, default=DEFAULT_INTERVAL_SECONDS, help="time between two passes"
+        "--port",
+        type=integer(0, 65535),
+        default=DEFAULT_PORT,
+        help="on 127.0.0.1, for clients; 0: a free one",
     )
+    add("--interval-seconds", type=positive, default=DEFAULT_INTERVAL_SECONDS, help="time between two passes")
     add("--no-table", action="store_true", help="lines instead of a live table")
     add("--status-file", type=Path, help="write the status there as JSON after every pass")
     return parser
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; choose one from 1 to 65535, or 0")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.argument_types import integer
 from headway_runtime.adapters.peft_config import MAX_RANK, read_peft_config
-from headway_runtime.argument_types import integer
 from headway_runtime.config import LoraConfig, LoraModule
 from headway_runtime.errors import ConfigError, ModelLoadError
 from headway_runtime.sources import resolve_adapter

@@ -9,11 +9,12 @@ import json
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import get_args
 
+from headway.argument_types import integer, not_negative, positive, share, size
+from headway.command_parser import CommandParser
 from headway_runtime.adapters.options import MOST_LORAS, lora_bounds
 from headway_runtime.adapters.peft_config import MAX_RANK
-from headway_runtime.argument_types import integer, not_negative, positive, share, size
 from headway_runtime.config import KVCacheDtype, WeightCompression
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
@@ -44,11 +45,6 @@ EXIT_STATUS_FITS, EXIT_STATUS_TOO_LARGE, EXIT_STATUS_BAD_INPUT = 0, 1, 2
 # Who simulates a plan over a load: `--trace` -> function(argv: list[str]) -> int.
 LOAD_GROUP = "headway.plan"
 DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS = 64, 2048
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see `headway plan --help`")
 
 
 def main(argv: list[str]) -> int:
@@ -83,14 +79,14 @@ def _over_a_load(argv: list[str]) -> int:
     return int(simulate(argv))
 
 
-def build_parser() -> _Parser:
+def build_parser() -> CommandParser:
     """The flags of a plan without a load."""
-    parser = _Parser(
+    parser = CommandParser(
         prog="headway plan",
         description="Show the arithmetic of a model's memory on a GPU or a machine, and bounds of its speed.",
         epilog="With --trace FILE also: replicas and costs of a load, simulated, and which lever pays; "
         "`headway plan --trace FILE --help` lists what goes with it.",
-        allow_abbrev=False,
+        raises=ConfigError,
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL_HELP)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from headway_runtime.argument_types import integer, positive
+from headway.argument_types import integer, positive
 from headway_runtime.config import ParallelConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.placement import one_rank

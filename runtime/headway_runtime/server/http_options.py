@@ -6,7 +6,7 @@ Where vLLM or uvicorn has the same flag, it has its name here, or its name works
 import argparse
 from dataclasses import dataclass
 
-from headway_runtime.argument_types import integer, positive, size
+from headway.argument_types import integer, positive, size
 
 DEFAULT_BODY_BYTES = 16 * 2**20
 DEFAULT_HEADER_BYTES = 64 * 2**10

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from headway_runtime.argument_types import integer, positive
+from headway.argument_types import integer, positive
+from headway.command_parser import CommandParser
 from headway_runtime.config import LoraConfig
 from headway_runtime.engine_options import EngineOptions, add_engine_arguments, engine_options
 from headway_runtime.errors import ConfigError
@@ -58,11 +58,6 @@ class ServeOptions:
     tracing: TracingOptions
     allows_runtime_lora_updating: bool = False
     download_dir: str | None = None
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see `headway serve --help`")
 
 
 def parse_options(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> ServeOptions:
@@ -113,7 +108,7 @@ def resolve_options(arguments: argparse.Namespace, environment: Mapping[str, str
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser alone, for those who check arguments that they rendered."""
-    parser = _Parser(prog="headway serve", description="Serve one model over HTTP.", allow_abbrev=False)
+    parser = CommandParser(prog="headway serve", description="Serve one model over HTTP.", raises=ConfigError)
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL_HELP)
     add_engine_arguments(parser)

@@ -64,7 +64,7 @@ def fetch(
         if cached is not None:
             logger.warning("%s: %s; using what was fetched of it before (%s)", what, error, known)
             return cached
-        raise ModelFetchError(f"{what}: {error}; given up. Look at the network and start again") from error
+        raise ModelFetchError(f"{what}: {error}; {patience.given_up(what)}") from error
     identity = listing.identity
     headers_only = headers_only and not listing.archives
 

@@ -8,18 +8,14 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from headway.argument_types import positive
+from headway.command_parser import CommandParser
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.sources import resolve, resolve_adapter
 from headway_runtime.sources.fetch_result import ProgressLines, write_error, write_fetched
 from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
 from headway_runtime.sources.interrupts import InterruptedBySignal, raising_on_sigterm
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see `headway fetch --help`")
 
 
 def main(argv: list[str]) -> int:
@@ -69,8 +65,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             f"--revision={arguments.revision!r} is for models; write the adapter as hf://ORG/NAME@REVISION"
         )
-    if arguments.progress_seconds is not None and not 0 < arguments.progress_seconds < float("inf"):
-        raise ConfigError(f"--progress-seconds={arguments.progress_seconds!r}: want seconds above 0")
     if arguments.result_file is not None and not arguments.result_file.parent.is_dir():
         raise ConfigError(f"--result-file={str(arguments.result_file)!r}: its folder is not there; make it")
 
@@ -82,10 +76,10 @@ def _refused(error: HeadwayRuntimeError) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Of the arguments after `headway fetch`."""
-    made = _Parser(
+    made = CommandParser(
         prog="headway fetch",
         description="Fetch a model into the cache, and print its folder; that of a local one as it is.",
-        allow_abbrev=False,
+        raises=ConfigError,
     )
     made.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_source_arguments(made)
@@ -98,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--progress-seconds",
-        type=float,
+        type=positive,
         metavar="SECONDS",
         help="while fetching, write the bytes that are there and those wanted to standard error this often, "
         "as a line of JSON",

@@ -44,9 +44,7 @@ def bring_headers(
         try:
             content = patience.ask(lambda: _header(remote, weights[name], where), where)
         except TransientError as error:
-            raise ModelFetchError(
-                f"{where}: {error}; given up. Look at the network and start again"
-            ) from error
+            raise ModelFetchError(f"{where}: {error}; {patience.given_up(where)}") from error
         with store.writing(aside):
             (aside / name).write_bytes(content)
 

@@ -26,12 +26,12 @@ class integer:  # noqa: N801 - reads as the type of an argument
         self._low, self._high = low, high
 
     def __call__(self, text: str) -> int:
+        bounds = f"at least {self._low}" if self._high is None else f"from {self._low} to {self._high}"
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer; give {bounds}") from None
         if value < self._low or (self._high is not None and value > self._high):
-            bounds = f"at least {self._low}" if self._high is None else f"from {self._low} to {self._high}"
             raise argparse.ArgumentTypeError(f"{text!r} is out of range; give {bounds}")
         return value
 
@@ -52,27 +52,33 @@ class tokens:  # noqa: N801 - reads as the type of an argument
         return self._bounds(str(round(float(match[3]) * 1000 ** (1 + "kmgt".index(match[4])))))
 
 
-def positive(text: str) -> float:
-    return _number(text, lambda value: value > 0, "a number above 0")
+class number:  # noqa: N801 - reads as the type of an argument
+    """A number for which `is_in_range` holds, which `wanted` says in words. Never NaN; infinity where
+    `takes_infinity`."""
+
+    def __init__(
+        self, is_in_range: Callable[[float], bool], wanted: str, *, takes_infinity: bool = False
+    ) -> None:
+        self._is_in_range, self._wanted, self._takes_infinity = is_in_range, wanted, takes_infinity
+
+    def __call__(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number; give {self._wanted}") from None
+        is_number = math.isfinite(value) or (self._takes_infinity and not math.isnan(value))
+        if not (is_number and self._is_in_range(value)):
+            raise argparse.ArgumentTypeError(f"{text!r} is out of range; give {self._wanted}")
+        return value
 
 
-def not_negative(text: str) -> float:
-    return _number(text, lambda value: value >= 0, "0 or more")
-
-
-def share(text: str) -> float:
-    """A part of a whole, but not nothing of it."""
-    return _number(text, lambda value: 0 < value <= 1, "a number above 0, at most 1")
-
-
-def _number(text: str, is_in_range: Callable[[float], bool], wanted: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not (math.isfinite(value) and is_in_range(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give {wanted}")
-    return value
+any_number = number(lambda value: True, "a finite number")
+positive = number(lambda value: value > 0, "a number above 0")
+not_negative = number(lambda value: value >= 0, "0 or more")
+at_least_one = number(lambda value: value >= 1, "1 or more")
+# A part of a whole: not nothing of it, or nothing too.
+share = number(lambda value: 0 < value <= 1, "a number above 0, at most 1")
+share_or_none = number(lambda value: 0 <= value <= 1, "a number from 0 to 1")
 
 
 def size(text: str) -> int:
