@@ -203,6 +203,35 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
     assert "the last lines of" in output
 
 
+async def test_lines_of_a_fetch_are_said_once_where_only_numbers_change(
+    up: Any, eventually: Any, tmp_path: Path
+) -> None:
+    words = "2026-01-01T00:00:00.000Z INFO headway_runtime.load_progress fetching hf://acme/m: %s of 9.00 GB"
+    warning = "2026-01-01T00:00:00.000Z WARNING headway_runtime.sources.fetching hf://acme/m: no answer"
+    log = tmp_path / "replica.log"
+    with log.open("w") as file:
+        running = await up(manifest({"STANDIN_LOG_FILE": str(log)}))
+        for line, shown in (
+            (words % "1.00", "1.00 of 9.00 GB"),
+            (words % "2.00", "2.00 of 9.00 GB"),
+            (warning, "no answer"),
+        ):
+            print(line, file=file, flush=True)
+            await eventually(lambda shown=shown: shown in waiting_for(running))
+            for _ in range(3):
+                before = running.written_at()
+                await eventually(lambda before=before: running.written_at() != before)
+    running.process.send_signal(signal.SIGTERM)
+    output = await running.ended()
+    told = [line.partition(": ")[2] for line in output.splitlines() if "hf://acme/m" in line]
+    assert told == ["fetching hf://acme/m: 1.00 of 9.00 GB", "hf://acme/m: no answer"]
+
+
+def waiting_for(running: Up) -> str:
+    tables = (running.folder / "tmp").glob("headway-up-*/backends.json")
+    return "".join(json.loads(path.read_text())["waiting_for"] for path in tables)
+
+
 @pytest.mark.parametrize(
     ("text", "want"),
     [

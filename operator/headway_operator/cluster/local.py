@@ -29,6 +29,7 @@ from headway_operator.state import ChildKey, Gateway, Manifest, Observed, Replic
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 100
+MAX_WAITING_FOR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +308,17 @@ class LocalCluster:
                 for process in self._tasks
                 if process.revision and process.address and process.phase in ("ready", "draining")
             ],
+            waiting_for=_waiting_for([p.snapshot() for p in self.processes if p.revision]),
         )
+
+
+def _waiting_for(replicas: list[Replica]) -> str:
+    """What the first replica does, or why it fails, that is not ready and says so."""
+    for replica in replicas:
+        words = ": ".join(part for part in (replica.reason, replica.message) if part)
+        if words and replica.phase in ("starting", "failed"):
+            return f"{replica.name}: {words}"[:MAX_WAITING_FOR_CHARACTERS]
+    return ""
 
 
 def _gateway(replicas: list[Replica]) -> Gateway:

@@ -22,6 +22,7 @@ from pathlib import Path
 import aiohttp
 
 from headway_operator.cluster.local_exit import count_oom_kills, explain_exit, log_tail
+from headway_operator.cluster.local_fetch import fetch_words
 from headway_operator.cluster.local_probe import probe
 from headway_operator.cluster.local_template import ProcessTemplate, for_process
 from headway_operator.state import Replica, ReplicaPhase, Start
@@ -236,6 +237,8 @@ class LocalProcess:
         if self.port is None:
             self.port = self._read_port()
         if self.port is None:
+            if not self._reason:  # why it crashed before says more
+                self._set("starting", "", fetch_words(self.tail()))
             return False
         timeout = max(self.template.ready.timeout_seconds, MIN_PROBE_TIMEOUT_SECONDS)
         failure = await probe(self._session, f"{self.address}{self.template.ready.path}", timeout)

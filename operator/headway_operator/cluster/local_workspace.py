@@ -81,9 +81,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     Path(temporary).replace(path)
 
 
-def write_backends(path: Path, backends: list[dict[str, Any]]) -> None:
-    """Write the gateway's table: a list of {"id", "url", "state": "ready" | "draining"}."""
-    write_atomically(path, json.dumps({"version": 1, "backends": backends}).encode())
+def write_backends(path: Path, backends: list[dict[str, Any]], waiting_for: str) -> None:
+    """Write the gateway's table: a list of {"id", "url", "state": "ready" | "draining"}.
+
+    waiting_for: what a replica that is not among them does, for clients that wait in vain.
+    """
+    table = {"version": 1, "backends": backends, "waiting_for": waiting_for}
+    write_atomically(path, json.dumps(table).encode())
 
 
 def remove_abandoned(root: Path) -> None:

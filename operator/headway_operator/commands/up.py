@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +17,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 
 from headway_operator.cluster.local_workspace import write_atomically
-from headway_operator.commands.up_view import decided, decision, line, table
+from headway_operator.commands.up_view import decided, decision, fetching, line, table
 from headway_operator.errors import HeadwayOperatorError
 from headway_operator.local_service import (
     DEFAULT_INTERVAL_SECONDS,
@@ -25,6 +26,8 @@ from headway_operator.local_service import (
     running_service,
 )
 
+NUMBERS = re.compile(r"[0-9.]+")
+FETCH_SECONDS = 30.0  # between two lines that differ in numbers alone
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -84,6 +87,7 @@ class _View:
         self._changed = asyncio.Event()
         self._said: dict[str, object] = {}
         self._failures: dict[str, tuple[int, str]] = {}
+        self._fetches: dict[str, tuple[float, str]] = {}
 
     def changed(self) -> None:
         """Something may have to be shown anew."""
@@ -112,6 +116,8 @@ class _View:
             if self._status_file is not None and service.status:
                 write_atomically(self._status_file, json.dumps(service.status).encode())
             self._say_failures(service)
+            if not self._has_table:
+                self._say_fetches(service)
             if self._has_table:
                 draw()
             else:
@@ -137,6 +143,17 @@ class _View:
             else:
                 self.say(f"{process.name}: {replica.reason}: {replica.message}")
                 self.say(f"the last lines of {process.log_path}:\n{process.tail()}")
+
+    def _say_fetches(self, service: LocalService) -> None:
+        """How far models are, as replicas tell it: at once where it is something new, else now and then."""
+        now = asyncio.get_running_loop().time()
+        for process in service.cluster.processes:
+            words = fetching(process.snapshot())
+            kind = NUMBERS.sub("", words)
+            said_at, said = self._fetches.get(process.name, (0.0, ""))
+            if words and (kind != said or now - said_at >= FETCH_SECONDS):
+                self._fetches[process.name] = (now, kind)
+                self.say(f"{process.name}: {words}")
 
 
 @contextlib.asynccontextmanager

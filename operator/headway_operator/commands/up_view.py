@@ -104,6 +104,12 @@ def cause_of(replica: Replica) -> str:
     return words[:MAX_CAUSE_CHARACTERS]
 
 
+def fetching(replica: Replica) -> str:
+    """What a replica that does not listen yet says of the model that it fetches; "" where it says nothing."""
+    is_fetching = replica.phase == "starting" and replica.address is None and not replica.reason
+    return replica.message if is_fetching else ""
+
+
 def _ready_text(ready: Mapping[str, Any]) -> Text:
     if not ready:
         return Text("starting", "yellow")
