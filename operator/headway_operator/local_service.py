@@ -21,6 +21,7 @@ from headway_operator.cluster.local import LocalCluster
 from headway_operator.cluster.secret import secret_values
 from headway_operator.errors import ClusterError, SpecError
 from headway_operator.keys import AdminKeys
+from headway_operator.local_edits import changes, taken_over
 from headway_operator.loop import ServiceLoop
 from headway_operator.model_cache import caches_used
 from headway_operator.names import CACHE_KIND, KIND
@@ -88,6 +89,8 @@ class LocalService:
         """As `running_service`."""
         self.outcome: Outcome | None = None
         self.file_error = ""
+        self.edits: list[str] = []  # a line for each edit of the file that is in force
+        self._changes: list[str] | None = None  # of an edit that no pass has followed yet
         self._path = path
         self._interval_seconds = interval_seconds
         self._on_change = on_change
@@ -139,10 +142,13 @@ class LocalService:
                     str(self._path), f"now names {key_of(file.service)}; stop and start to rename"
                 )
             _parsed(file.service)
-            self.file_error = ""
         except (SpecError, ClusterError) as error:
             self.file_error = str(error)
             file = self._file
+        else:
+            if file != self._file or self.file_error:
+                self._changes = [*(self._changes or ()), *changes(self._file, file)]
+            self.file_error = ""
         if file.service != self._file.service:
             self._generation += 1
         self._file = file
@@ -154,6 +160,10 @@ class LocalService:
         return {**file.service, "metadata": metadata, "status": self.cluster.status}
 
     def _see(self, outcome: Outcome) -> None:
+        if self._changes is not None:
+            is_new = _revision(self.status) != _revision(outcome.status)
+            self.edits.append(taken_over(self._changes, is_new_revision=is_new))
+            self._changes = None
         self.outcome = outcome
         self._on_change()
 
@@ -187,6 +197,10 @@ def _parsed(manifest: Manifest) -> Service:
     if names := caches_used(service.spec):
         raise SpecError("spec", f"names cache://{names[0]}, which a cluster needs; {CACHE_REMEDY}")
     return service
+
+
+def _revision(status: Mapping[str, Any]) -> str:
+    return str((status.get("revision") or {}).get("name", ""))
 
 
 def _free_port(port: int) -> int:

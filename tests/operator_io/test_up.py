@@ -185,12 +185,39 @@ async def test_a_saved_edit_is_taken_over_and_a_broken_one_is_told(up: Any, even
     running.write(manifest(slo={"ttftMilliseconds": 450}, scaling={"minReplicas": 2}))
     await eventually(lambda: running.status().get("slo", {}).get("ttftMilliseconds", {}).get("target") == 450)
     assert running.status()["revision"]["name"] == revision
+    running.file.write_text("kind: [")
+    for _ in range(3):
+        before = running.written_at()
+        await eventually(lambda before=before: running.written_at() != before)
+    running.write(manifest(slo={"ttftMilliseconds": 450}, scaling={"minReplicas": 2}))
+    for _ in range(3):
+        before = running.written_at()
+        await eventually(lambda before=before: running.written_at() != before)
     running.process.send_signal(signal.SIGTERM)
     output = await running.ended()
-    assert output.count("manifest not taken over, the last good one stays in force: ") == 3
+    assert [line.partition(" ")[2] for line in output.splitlines() if "manifest taken over" in line] == [
+        "manifest taken over: scaling.minReplicas unset -> 2",
+        "manifest taken over: slo.ttftMilliseconds 300 -> 450",
+        "manifest taken over: no field differs from what was in force",
+    ]
+    assert output.count("manifest not taken over, the last good one stays in force: ") == 4
     assert "is not YAML" in output
     assert "spec.tensorParallelSize" in output
     assert "spec.scaling.minReplicass" in output
+
+
+async def test_an_edit_whose_replicas_fail_is_told_with_who_still_serves(up: Any, eventually: Any) -> None:
+    running = await up(manifest())
+    await eventually(running.is_ready, 60)
+    failing = manifest({"STANDIN_FAIL": "RuntimeError: no such weights"})
+    running.write(failing)
+    await eventually(lambda: "no such weights" in json.dumps(running.status()))
+    assert running.status()["readyReplicas"] == 1
+    running.process.send_signal(signal.SIGTERM)
+    output = await running.ended()
+    edit = "manifest taken over: template.spec.containers changed; new replicas replace the old ones, which"
+    assert output.count(edit) == 1
+    assert output.count("the replicas of the manifest before still serve") == 1
 
 
 async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventually: Any) -> None:

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 
 from headway_operator.cluster.local_workspace import write_atomically
-from headway_operator.commands.up_view import decided, decision, fetching, line, table
+from headway_operator.commands.up_view import decided, decision, fetching, line, serves_otherwise, table
 from headway_operator.errors import HeadwayOperatorError
 from headway_operator.local_service import (
     DEFAULT_INTERVAL_SECONDS,
@@ -86,6 +86,7 @@ class _View:
         self._has_table = has_table
         self._changed = asyncio.Event()
         self._said: dict[str, object] = {}
+        self._num_edits = 0
         self._failures: dict[str, tuple[int, str]] = {}
         self._fetches: dict[str, tuple[float, str]] = {}
 
@@ -115,6 +116,9 @@ class _View:
             self._changed.clear()
             if self._status_file is not None and service.status:
                 write_atomically(self._status_file, json.dumps(service.status).encode())
+            for edit in service.edits[self._num_edits :]:
+                self.say(edit)
+            self._num_edits = len(service.edits)
             self._say_failures(service)
             if not self._has_table:
                 self._say_fetches(service)
@@ -142,6 +146,10 @@ class _View:
                 self.say(f"{process.name}: {replica.reason} again, start {replica.num_restarts + 1}")
             else:
                 self.say(f"{process.name}: {replica.reason}: {replica.message}")
+                if serves_otherwise(service, replica):
+                    self.say(
+                        "the replicas of the manifest before still serve; edit it once more to mend this"
+                    )
                 self.say(f"the last lines of {process.log_path}:\n{process.tail()}")
 
     def _say_fetches(self, service: LocalService) -> None:

@@ -110,6 +110,12 @@ def fetching(replica: Replica) -> str:
     return replica.message if is_fetching else ""
 
 
+def serves_otherwise(service: LocalService, failed: Replica) -> bool:
+    """Whether a replica of another revision than this one's is ready."""
+    others = [one for one in service.cluster.processes if one.revision not in ("", failed.revision)]
+    return any(one.phase == "ready" for one in others)
+
+
 def _ready_text(ready: Mapping[str, Any]) -> Text:
     if not ready:
         return Text("starting", "yellow")
