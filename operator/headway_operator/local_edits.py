@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 _LONGEST_VALUE = 60
 NEW_REPLICAS = "new replicas replace the old ones, which serve until those are ready"
+SAME_REPLICAS = "replicas that were started with these fields still run, and stay"
 NOTHING_NEW = "no field differs from what was in force"
 
 
@@ -32,10 +33,10 @@ def changes(old: Documents, new: Documents) -> list[str]:
     return found
 
 
-def taken_over(changed: list[str], *, is_new_revision: bool) -> str:
-    """The line that acknowledges an edit."""
+def taken_over(changed: list[str], *, is_new_revision: bool, is_there: bool = False) -> str:
+    """The line that acknowledges an edit. is_there: whether that revision has a ready replica already."""
     told = f"manifest taken over: {', '.join(changed) or NOTHING_NEW}"
-    return f"{told}; {NEW_REPLICAS}" if is_new_revision else told
+    return f"{told}; {SAME_REPLICAS if is_there else NEW_REPLICAS}" if is_new_revision else told
 
 
 def _fields(path: str, old: Any, new: Any) -> Iterator[str]:

@@ -22,6 +22,7 @@ from headway_operator.cluster.secret import secret_values
 from headway_operator.errors import ClusterError, SpecError
 from headway_operator.keys import AdminKeys
 from headway_operator.local_edits import changes, taken_over
+from headway_operator.local_left_aside import warning as left_aside_warning
 from headway_operator.loop import ServiceLoop
 from headway_operator.model_cache import caches_used
 from headway_operator.names import CACHE_KIND, KIND
@@ -96,6 +97,7 @@ class LocalService:
         self._on_change = on_change
         self._file = read_manifest_file(path)
         self.key = _parsed(self._file.service).key
+        self.warning = left_aside_warning(self._file.service)
         self._generation = 1
         self._secrets = dict(self._file.secrets)
         self._config_maps = dict(self._file.config_maps)
@@ -161,8 +163,12 @@ class LocalService:
 
     def _see(self, outcome: Outcome) -> None:
         if self._changes is not None:
-            is_new = _revision(self.status) != _revision(outcome.status)
-            self.edits.append(taken_over(self._changes, is_new_revision=is_new))
+            revision = _revision(outcome.status)
+            ready = {
+                f"{self.key.name}-{one.revision}" for one in self.cluster.processes if one.phase == "ready"
+            }
+            is_new = revision != _revision(self.status)
+            self.edits.append(taken_over(self._changes, is_new_revision=is_new, is_there=revision in ready))
             self._changes = None
         self.outcome = outcome
         self._on_change()
@@ -177,6 +183,8 @@ async def running_service(
     on_change: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[LocalService]:
     """Serve the manifest at `path` while the block runs; leaving it drains and ends every process.
+
+    What was in `service.cluster.workspace` is gone then, but the logs of a run in which something failed.
 
     port: where clients send requests; 0 takes a free one (see `url`). Raises SpecError for a manifest that
     cannot be honoured, ClusterError when the port is taken.

@@ -36,13 +36,14 @@ def test_progress_is_read_as_the_runtime_writes_it(capsys: pytest.CaptureFixture
         root.handlers[:], level = before
         root.setLevel(level)
     log = "headway serve: noise\n" + capsys.readouterr().err + "a line of somebody else's\n"
-    assert fetch_words(log) == "fetching hf://acme/model: 2.00 of 8.00 GB, 0 of 3 files"
-    assert fetch_words("a line of somebody else's\n") == ""
+    assert fetch_words(log) == ("fetching hf://acme/model: 2.00 of 8.00 GB, 0 of 3 files", False)
+    assert fetch_words("a line of somebody else's\n") == ("", False)
 
 
 async def test_a_hub_that_cannot_be_reached_is_named_by_the_table_the_status_and_the_gateway(
     tmp_path: Path, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     file = tmp_path / "service.yaml"
     spec: dict[str, Any] = {
         "model": {"source": "hf://acme/model"},
@@ -73,6 +74,8 @@ async def test_a_hub_that_cannot_be_reached_is_named_by_the_table_the_status_and
                 error = await asyncio.wait_for(refusal(session, service), 60)
             assert error["code"] == "waiting_timeout"
             assert want in error["message"]
+    assert service.cluster.has_failed
+    assert want in "".join(path.read_text() for path in service.cluster.workspace.logs.iterdir())
 
 
 def told(service: LocalService) -> list[str]:

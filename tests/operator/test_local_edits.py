@@ -62,6 +62,9 @@ def test_a_new_revision_says_what_becomes_of_the_old_one() -> None:
     assert taken_over(["a 1 -> 2"], is_new_revision=True) == (
         "manifest taken over: a 1 -> 2; new replicas replace the old ones, which serve until those are ready"
     )
+    assert taken_over(["a 1 -> 2"], is_new_revision=True, is_there=True) == (
+        "manifest taken over: a 1 -> 2; replicas that were started with these fields still run, and stay"
+    )
     assert taken_over([], is_new_revision=False) == (
         "manifest taken over: no field differs from what was in force"
     )

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from headway_operator.cluster.local_workspace import Workspace
 from headway_operator.commands.up import main
 from headway_operator.commands.up_view import line, table
 from headway_operator.errors import SpecError
@@ -123,13 +125,19 @@ def hangups_count() -> Iterator[None]:
 @pytest.mark.usefixtures("hangups_count")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_it_serves_until_a_signal_and_leaves_nothing(up: Any, eventually: Any, number: int) -> None:
-    running = await up(manifest())
+    limits = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    running = await up(manifest(resources=limits))
     await eventually(running.is_ready, 60)
     children = running.children()
     assert len(children) >= 2
     running.process.send_signal(number)
     output = await running.ended()
     assert running.process.returncode == 0
+    told = (
+        "set in the manifest, without effect on this machine: resources.limits.memory (a process is not held"
+    )
+    assert output.count(told) == 1
+    assert "logs are kept" not in output
     assert "Ready, replicas 1/1" in output
     assert "Traceback" not in output
     _, alive = psutil.wait_procs(children, timeout=0)
@@ -213,10 +221,16 @@ async def test_an_edit_whose_replicas_fail_is_told_with_who_still_serves(up: Any
     running.write(failing)
     await eventually(lambda: "no such weights" in json.dumps(running.status()))
     assert running.status()["readyReplicas"] == 1
+    running.write(manifest())
+    await eventually(running.is_ready)
     running.process.send_signal(signal.SIGTERM)
     output = await running.ended()
     edit = "manifest taken over: template.spec.containers changed; new replicas replace the old ones, which"
     assert output.count(edit) == 1
+    back = (
+        "manifest taken over: template.spec.containers changed; replicas that were started with these fields"
+    )
+    assert output.count(back) == 1
     assert output.count("the replicas of the manifest before still serve") == 1
 
 
@@ -228,6 +242,14 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
     assert running.process.returncode == 0
     assert "CrashLoopBackOff: exited with status 1; last line: RuntimeError: no such weights" in output
     assert "the last lines of" in output
+    (kept,) = (running.folder / "tmp").iterdir()
+    assert [path.name for path in kept.iterdir()] == ["logs"]
+    assert f"the logs are kept: {kept}/logs" in output
+    replicas = [path for path in (kept / "logs").iterdir() if "gateway" not in path.name]
+    assert [path.read_text().count("RuntimeError: no such weights") > 0 for path in replicas] == [True]
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+    Workspace(kept.parent).remove()  # another start, which sweeps what was abandoned
+    assert list(kept.parent.iterdir()) == [kept]
 
 
 async def test_lines_of_a_fetch_are_said_once_where_only_numbers_change(

@@ -76,6 +76,7 @@ class LocalCluster:
         write_atomically(self.workspace.public_key_file, public_pem.encode())
         self.status: Mapping[str, Any] = {}
         self.events: list[LocalEvent] = []
+        self.has_failed = False  # anything, ever: its logs are kept
         self._secrets = {} if secrets is None else secrets
         self._config_maps = {} if config_maps is None else config_maps
         self._clock = clock
@@ -83,7 +84,7 @@ class LocalCluster:
         self._children: dict[ChildKey, Manifest] = {}
         self._deployments: dict[str, _Deployment] = {}
         self._tasks: dict[LocalProcess, asyncio.Task[None]] = {}
-        self._jobs = LocalJobs(self.workspace.logs, self.workspace.results, on_change)
+        self._jobs = LocalJobs(self.workspace.logs, self.workspace.results, self._changed)
         self._memory: Mapping[str, Any] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._is_closing = False
@@ -108,6 +109,7 @@ class LocalCluster:
         whatever a pass that is still under way applies.
         """
         self._is_closing = True
+        self.has_failed = self.has_failed or any(process.is_held_up for process in self._tasks)
         await self._jobs.close()
         for is_last in (False, True):
             for deployment in list(self._deployments.values()):
@@ -121,7 +123,7 @@ class LocalCluster:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        self.workspace.remove()
+        self.workspace.remove(keep_logs=self.has_failed)
 
     @property
     def site(self) -> Site:
@@ -296,6 +298,11 @@ class LocalCluster:
         self._changed()
 
     def _changed(self) -> None:
+        self.has_failed = (
+            self.has_failed
+            or any(process.phase == "failed" for process in self._tasks)
+            or any(one.phase in ("ended", "timed_out") and not one.output for one in self._jobs.evaluations)
+        )
         if self._session is not None:
             self._write_backends()
         self._on_change()

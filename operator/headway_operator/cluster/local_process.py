@@ -71,6 +71,7 @@ class LocalProcess:
         self.created_at = clock()
         self.ready_at: float | None = None
         self.num_restarts = 0
+        self.is_held_up = False  # by a source that does not give what is fetched
         self.log_path = folder_of_logs / f"{name}.log"
         self._reason = ""
         self._message = ""
@@ -237,9 +238,11 @@ class LocalProcess:
         if self.port is None:
             self.port = self._read_port()
         if self.port is None:
+            words, self.is_held_up = fetch_words(self.tail())
             if not self._reason:  # why it crashed before says more
-                self._set("starting", "", fetch_words(self.tail()))
+                self._set("starting", "", words)
             return False
+        self.is_held_up = False
         timeout = max(self.template.ready.timeout_seconds, MIN_PROBE_TIMEOUT_SECONDS)
         failure = await probe(self._session, f"{self.address}{self.template.ready.path}", timeout)
         if failure is None:

@@ -74,6 +74,8 @@ async def up(options: argparse.Namespace, console: Console, *, has_table: bool) 
             again.cancel()
             await closing
     view.say("stopped")
+    if service.cluster.has_failed:
+        view.say(f"not everything went well, so the logs are kept: {service.cluster.workspace.logs}")
     return 0
 
 
@@ -104,6 +106,8 @@ class _View:
         """Follow the service until cancelled."""
         self.say(f"{service.key}: serving at {service.url} as soon as a replica is ready")
         self.say(f"logs: {service.cluster.workspace.logs}")
+        if service.warning:
+            self.say(service.warning)
         if not self._has_table:
             await self._follow(service, lambda: None)
             return
