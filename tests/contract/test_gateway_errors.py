@@ -64,7 +64,7 @@ def test_both_say_the_same_of_a_path_that_is_not_there(path: str) -> None:
     of_a_replica = wrong_paths.no_such_path(asked(path, through_a_gateway=True)).response().body
     of_the_gateway = paths.no_such_path(path).body
     assert isinstance(of_the_gateway, bytes)
-    assert json.loads(of_the_gateway) == json.loads(of_a_replica)
+    assert json.loads(of_the_gateway) == json.loads(bytes(of_a_replica))
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/reset_prefix_cache"])
