@@ -19,6 +19,8 @@ from headway_operator.cluster.local import LocalCluster
 from headway_operator.cluster.secret import secret_values
 from headway_operator.errors import ClusterError, SpecError
 from headway_operator.keys import AdminKeys
+from headway_operator.local_edits import changes, taken_over
+from headway_operator.local_left_aside import warning as left_aside_warning
 from headway_operator.loop import ServiceLoop
 from headway_operator.model_cache import caches_used
 from headway_operator.names import CACHE_KIND, KIND
@@ -82,11 +84,14 @@ class LocalService:
         """As `running_service`."""
         self.outcome: Outcome | None = None
         self.file_error = ""
+        self.edits: list[str] = []  # a line for each edit of the file that is in force
+        self._changes: list[str] | None = None  # of an edit that no pass has followed yet
         self._path = path
         self._interval_seconds = interval_seconds
         self._on_change = on_change
         self._file = read_manifest_file(path)
         self.key = _parsed(self._file.service).key
+        self.warning = left_aside_warning(self._file.service)
         self._generation = 1
         self._secrets = dict(self._file.secrets)
         self._config_maps = dict(self._file.config_maps)
@@ -133,10 +138,13 @@ class LocalService:
                     str(self._path), f"now names {key_of(file.service)}; stop and start to rename"
                 )
             _parsed(file.service)
-            self.file_error = ""
         except (SpecError, ClusterError) as error:
             self.file_error = str(error)
             file = self._file
+        else:
+            if file != self._file or self.file_error:
+                self._changes = [*(self._changes or ()), *changes(self._file, file)]
+            self.file_error = ""
         if file.service != self._file.service:
             self._generation += 1
         self._file = file
@@ -148,6 +156,14 @@ class LocalService:
         return {**file.service, "metadata": metadata, "status": self.cluster.status}
 
     def _see(self, outcome: Outcome) -> None:
+        if self._changes is not None:
+            revision = _revision(outcome.status)
+            ready = {
+                f"{self.key.name}-{one.revision}" for one in self.cluster.processes if one.phase == "ready"
+            }
+            is_new = revision != _revision(self.status)
+            self.edits.append(taken_over(self._changes, is_new_revision=is_new, is_there=revision in ready))
+            self._changes = None
         self.outcome = outcome
         self._on_change()
 
@@ -161,6 +177,8 @@ async def running_service(
     on_change: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[LocalService]:
     """Serve the manifest at `path` while the block runs; leaving it drains and ends every process.
+
+    What was in `service.cluster.workspace` is gone then, but the logs of a run in which something failed.
 
     port: where clients send requests; 0 takes a free one (see `url`). Raises SpecError for a manifest that
     cannot be honoured, ClusterError when the port is taken.
@@ -181,6 +199,10 @@ def _parsed(manifest: Manifest) -> Service:
     if names := caches_used(service.spec):
         raise SpecError("spec", f"names cache://{names[0]}, which a cluster needs; {CACHE_REMEDY}")
     return service
+
+
+def _revision(status: Mapping[str, Any]) -> str:
+    return str((status.get("revision") or {}).get("name", ""))
 
 
 def _free_port(port: int) -> int:

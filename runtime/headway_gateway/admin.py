@@ -41,7 +41,7 @@ class AdminKeys:
         """Raises TokenError unless the header's token is genuine, current and for this service."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
-            raise TokenError("this path needs 'Authorization: Bearer TOKEN' with the operator's token")
+            raise TokenError("the admin API wants a bearer token signed by the operator")
         self._reload()
         failure: jwt.InvalidTokenError | None = None
         for key in self._keys:
@@ -50,11 +50,11 @@ class AdminKeys:
             except jwt.InvalidSignatureError as error:
                 failure = error  # another key may have signed it
             except jwt.InvalidTokenError as error:
-                raise TokenError(f"the token is not valid: {error}") from None
+                raise TokenError(f"the admin token is not accepted: {error}") from None
             else:
                 _check_life(claims)
                 return
-        raise TokenError(f"the token is not valid: {failure}")
+        raise TokenError(f"the admin token is not accepted: {failure}")
 
     def _decode(self, token: str, key: Ed25519PublicKey) -> dict[str, Any]:
         return jwt.decode(
@@ -88,10 +88,7 @@ class AdminKeys:
 def _check_life(claims: dict[str, Any]) -> None:
     seconds_left = float(claims["exp"]) - time.time()
     if seconds_left > LONGEST_LIFE_SECONDS + LEEWAY_SECONDS:
-        raise TokenError(
-            f"the token is not valid: it lives {seconds_left:.0f} s more; "
-            f"sign for {LONGEST_LIFE_SECONDS} s at most"
-        )
+        raise TokenError(f"the admin token lives longer than {LONGEST_LIFE_SECONDS} s; sign a shorter one")
 
 
 def _read_keys(path: Path) -> list[Ed25519PublicKey]:

@@ -19,6 +19,7 @@ from headway_gateway.admin import AdminKeys, sample
 from headway_gateway.body import read_body
 from headway_gateway.counters import Counters
 from headway_gateway.errors import BodyError, RoutingError, TokenError
+from headway_gateway.paths import no_such_method
 from headway_gateway.pool import BackendPool
 from headway_gateway.routing import Routing, parse_routing
 
@@ -52,12 +53,7 @@ class AdminPaths:
         """Answer a call of one of METHODS' paths."""
         method = METHODS[request.path]
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            return replies.error_response(
-                405,
-                f"{request.method} {request.path} is not possible; use {method}",
-                code="method",
-                headers={"Allow": "GET, HEAD" if method == "GET" else method},
-            )
+            return no_such_method(request, method)
         if self._keys is None:
             return replies.error_response(
                 403,
@@ -68,7 +64,7 @@ class AdminPaths:
             self._keys.verify(request.headers.get("Authorization"))
         except TokenError as error:
             return replies.error_response(
-                401, str(error), code="invalid_token", headers={"WWW-Authenticate": "Bearer"}
+                401, str(error), code="invalid_admin_token", headers={"WWW-Authenticate": "Bearer"}
             )
         if request.path == "/admin/routing":
             return await self._route(request)
@@ -100,8 +96,9 @@ class AdminPaths:
         if not 0 <= seconds <= LONGEST_DEMAND_SECONDS:
             return replies.error_response(
                 422,
-                f"timeout_seconds={text!r} is not a time from 0 to {LONGEST_DEMAND_SECONDS:g} seconds",
-                code="invalid_timeout",
+                f"timeout_seconds={text!r} is outside [0, {LONGEST_DEMAND_SECONDS:g}]; choose a value inside "
+                "that range",
+                code="out_of_range",
             )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from headway_gateway import replies
 from headway_gateway.admin import AdminKeys
 from headway_gateway.admin_paths import METHODS as ADMIN_METHODS
 from headway_gateway.admin_paths import AdminPaths
@@ -14,13 +13,11 @@ from headway_gateway.config import GatewayConfig
 from headway_gateway.counters import Counters
 from headway_gateway.headers import REQUEST_ID, request_id_of
 from headway_gateway.metrics import CONTENT_TYPE, Metrics
+from headway_gateway.paths import OF_ONE_REPLICA, is_proxied, no_such_method, no_such_path, of_one_replica
 from headway_gateway.pool import BackendPool
 from headway_gateway.proxy import Proxy
 from headway_gateway.routing import Routing
 from headway_gateway.upstream import Upstream
-
-# What a replica would do for itself alone.
-OF_ONE_REPLICA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
 class Application:
@@ -69,23 +66,13 @@ class Application:
             return await self.proxy.handle(request)
         own = self._own_paths.get(path)
         if path in OF_ONE_REPLICA:
-            response = replies.error_response(
-                403,
-                f"{path} changes one replica, and a gateway has several: list the adapters in "
-                "spec.lora.adapters, or ask each replica",
-                code="of_one_replica",
-            )
+            response = of_one_replica(path)
         elif path in ADMIN_METHODS:
             response = await self._admin.handle(request)
         elif own is None:
-            response = replies.error_response(404, f"path {path!r} does not exist", code="not_found")
+            response = no_such_path(path)
         elif request.method not in ("GET", "HEAD"):
-            response = replies.error_response(
-                405,
-                f"{request.method} {path} is not possible; use GET",
-                code="method",
-                headers={"Allow": "GET, HEAD"},
-            )
+            response = no_such_method(request, "GET")
         else:
             response = own(request)
         response.headers[REQUEST_ID] = request_id_of(request.headers)
@@ -109,15 +96,6 @@ class Application:
 
     def _tell_metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
-
-
-def is_proxied(path: str) -> bool:
-    """Whether a decoded path belongs to the replicas' public API; a path that climbs with `..` never does."""
-    if path in OF_ONE_REPLICA:
-        return False
-    if path.startswith("/v1/"):
-        return ".." not in path.split("/")
-    return path in ("/tokenize", "/detokenize", "/openapi.json")
 
 
 def _json(value: dict[str, object], *, status: int = 200) -> web.Response:

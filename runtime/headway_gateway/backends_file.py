@@ -1,7 +1,10 @@
 """The local world's list of backends: one JSON file that its owner replaces atomically.
 
-    {"version": 1, "backends": [{"id": "demo-0", "url": "http://127.0.0.1:41234", "state": "ready"}]}
+    {"version": 1, "backends": [{"id": "demo-0", "url": "http://127.0.0.1:41234", "state": "ready"}],
+     "waiting_for": ""}
 
+`waiting_for`, which may be missing, is what a replica that is not there yet does: clients that wait in vain
+read it.
 The file is looked at every 100 ms and read when its inode, size or modification time has changed. A table
 that cannot be read or understood changes nothing: the last good one stays, and the log says why once.
 """
@@ -10,6 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,11 +25,22 @@ POLL_SECONDS = 0.1
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What one version of the file says."""
+
+    entries: list[BackendEntry]
+    waiting_for: str = ""
+
+
 class BackendsFile:
     """Watches one table and hands every good version of it to `on_list`, every bad one to `on_error`."""
 
     def __init__(
-        self, path: Path, on_list: Callable[[Sequence[BackendEntry]], None], on_error: Callable[[], None]
+        self,
+        path: Path,
+        on_list: Callable[[Sequence[BackendEntry], str], None],
+        on_error: Callable[[], None],
     ) -> None:
         self._path = path
         self._on_list = on_list
@@ -51,16 +66,16 @@ class BackendsFile:
         try:
             if isinstance(signature, str):
                 raise BackendListError(f"--backends-file {str(self._path)!r} cannot be read: {signature}")
-            entries = parse_table(self._path.read_bytes())
+            table = parse_table(self._path.read_bytes())
         except (OSError, BackendListError) as error:
             self._on_error()
             log.warning("kept the last good list of backends: %s", error)
             return
-        self._on_list(entries)
+        self._on_list(table.entries, table.waiting_for)
 
 
-def parse_table(content: bytes) -> list[BackendEntry]:
-    """The table's entries. Raises BackendListError naming the place that is wrong."""
+def parse_table(content: bytes) -> Table:
+    """Raises BackendListError naming the place that is wrong."""
     try:
         table = json.loads(content)
     except ValueError as error:
@@ -74,7 +89,10 @@ def parse_table(content: bytes) -> list[BackendEntry]:
     entries = [_parse_row(index, row) for index, row in enumerate(rows)]
     if len({entry.id for entry in entries}) != len(entries):
         raise BackendListError("the table names an id twice; each backend needs its own")
-    return entries
+    waiting_for = table.get("waiting_for", "")
+    if not isinstance(waiting_for, str):
+        raise BackendListError(f"the table's waiting_for={waiting_for!r} is not a text")
+    return Table(entries, waiting_for)
 
 
 def _parse_row(index: int, row: Any) -> BackendEntry:

@@ -21,10 +21,14 @@ async def read_body(request: web.BaseRequest, *, max_bytes: int, timeout_seconds
             return await _read(request, max_bytes)
     except TimeoutError:
         raise BodyError(
-            408, f"the request body did not arrive within {timeout_seconds:g} s", code="request_timeout"
+            408,
+            f"the body did not arrive within {timeout_seconds:g} s; send it faster",
+            code="request_timeout",
         ) from None
     except web.RequestPayloadError as error:
-        raise BodyError(400, f"the request body is not valid HTTP: {error}", code="invalid_body") from None
+        raise BodyError(
+            400, f"this is not valid HTTP ({error}); send HTTP/1.1", code="invalid_http"
+        ) from None
 
 
 async def _read(request: web.BaseRequest, max_bytes: int) -> bytes:
@@ -39,8 +43,4 @@ async def _read(request: web.BaseRequest, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> BodyError:
-    return BodyError(
-        413,
-        f"the request body is longer than {max_bytes} bytes; send a shorter one",
-        code="request_too_large",
-    )
+    return BodyError(413, f"the body is larger than {max_bytes} bytes; send less", code="body_too_large")

@@ -14,6 +14,8 @@
 Bugs are `assert` or built-in exceptions, never these.
 """
 
+from headway_gateway.error_codes import GatewayCode
+
 
 class HeadwayGatewayError(Exception):
     """Base of the tree; `str()` names the field, the value and the remedy."""
@@ -38,17 +40,17 @@ class RoutingError(HeadwayGatewayError):
 class BodyError(HeadwayGatewayError):
     """The client's body cannot be read whole. `status` is the answer."""
 
-    def __init__(self, status: int, message: str, *, code: str) -> None:
+    def __init__(self, status: int, message: str, *, code: GatewayCode) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
 
 
 class AnswerError(HeadwayGatewayError):
-    """No replica's answer was passed on; the client gets `status`. `reason` is the metric's label."""
+    """No replica's answer was passed on; the client gets `status`. `reason`: its code, the metric's label."""
 
     def __init__(
-        self, status: int, reason: str, message: str, *, retry_after_seconds: int | None = None
+        self, status: int, reason: GatewayCode, message: str, *, retry_after_seconds: int | None = None
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -69,8 +71,8 @@ class ReplicaDiedError(HeadwayGatewayError):
 
 
 class BrokenStreamError(HeadwayGatewayError):
-    """The answer's head is with the client, the rest never came. `reason` is the metric's label."""
+    """The answer's head is with the client, the rest never came. `reason`: its code, the metric's label."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: GatewayCode, message: str) -> None:
         super().__init__(message)
         self.reason = reason

@@ -21,13 +21,13 @@ from aiohttp import web
 from headway_gateway.application import Application
 from headway_gateway.config import GatewayConfig
 from headway_gateway.errors import ConfigError
+from headway_gateway.http_server import LONGEST_HEADER_BYTES, Server
 from headway_gateway.proxy import Proxy
 
 QUIET_SECONDS = 1.0
 LOOK_SECONDS = 0.02
 LAST_WORDS_SECONDS = 2.0  # for error events to be written when the drain timeout has passed
 BACKLOG = 4096
-LONGEST_HEADER_BYTES = 65536
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ async def serve(config: GatewayConfig, version: str) -> int:
 
 def make_server(application: Application) -> web.Server:
     """The HTTP server: bodies untouched, handlers cancelled as soon as their client has gone."""
-    return web.Server(
+    return Server(
         application.handle,
         handler_cancellation=True,
         access_log=None,

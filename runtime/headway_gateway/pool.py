@@ -100,6 +100,7 @@ class BackendPool:
     ) -> None:
         self.routing = Routing(max_waiting, waiting_timeout_seconds)
         self.has_list = False
+        self._waiting_for = ""
         self._shares = Shares({})
         self._backends: dict[str, Backend] = {}
         self._waiting: dict[asyncio.Future[Lease], _Turn] = {}  # ordered: oldest first
@@ -136,8 +137,12 @@ class BackendPool:
         """Return once a request waits."""
         await self._somebody_waits.wait()
 
-    def update(self, entries: Sequence[BackendEntry]) -> None:
-        """Take a new list. Known backends keep their counts; those gone finish what they have in flight."""
+    def update(self, entries: Sequence[BackendEntry], waiting_for: str = "") -> None:
+        """Take a new list. Known backends keep their counts; those gone finish what they have in flight.
+
+        waiting_for: what those who are not in it do; told to whoever waits in vain.
+        """
+        self._waiting_for = waiting_for
         known = self._backends
         self._backends = {}
         for entry in entries:
@@ -181,7 +186,8 @@ class BackendPool:
             raise AnswerError(
                 503,
                 "waiting_queue_full",
-                f"no replica is ready and {len(self._waiting)} requests wait already; try again later",
+                f"no replica is ready{self._why()} and {len(self._waiting)} requests wait already; try again "
+                "later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         return await self._wait(since)
@@ -204,13 +210,17 @@ class BackendPool:
             raise AnswerError(
                 503,
                 "waiting_timeout",
-                f"no replica became ready within {loop.time() - turn.began_at:.1f} s; try again later",
+                f"no replica became ready within {loop.time() - turn.began_at:.1f} s{self._why()}; "
+                "try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             ) from None
         finally:
             self._waiting.pop(waiter, None)
             if not self._waiting:
                 self._somebody_waits.clear()
+
+    def _why(self) -> str:
+        return f" ({self._waiting_for})" if self._waiting_for else ""
 
     def wake_waiting(self) -> None:
         """Hand leases to those who wait, oldest first, as far as there are backends to take them."""

@@ -14,6 +14,7 @@ Waiting is counted from the request's last byte: how slowly a client uploads is 
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Literal
 
 import aiohttp
 from aiohttp import web
@@ -23,6 +24,7 @@ from headway_gateway.backend import Backend
 from headway_gateway.body import read_body
 from headway_gateway.config import GatewayConfig
 from headway_gateway.counters import Counters, End
+from headway_gateway.error_codes import GatewayCode
 from headway_gateway.errors import (
     AnswerError,
     BodyError,
@@ -36,7 +38,7 @@ from headway_gateway.pool import BackendPool, Lease
 from headway_gateway.relay import ClientGoneError, Relay
 from headway_gateway.upstream import Upstream, read_refusal
 
-REPLICA_DIED = "replica_died"
+REPLICA_DIED: Literal["replica_died"] = "replica_died"
 log = logging.getLogger(__name__)
 
 
@@ -263,7 +265,7 @@ class Proxy:
         status: int,
         message: str,
         *,
-        code: str,
+        code: GatewayCode,
         own_headers: Mapping[str, str] | None = None,
         closes: bool = False,
     ) -> web.Response:

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from headway_gateway import headers, replies
+from headway_gateway.error_codes import GatewayCode
 from headway_gateway.errors import BrokenStreamError, ReplicaDiedError
 
 # Below this many bytes unsent, a write never has to wait for the client.
@@ -89,7 +90,7 @@ class Relay:
         """What to hand the server when the client has gone; writing it fails, which ends the connection."""
         return self._response or web.Response(status=499, reason="Client Closed Request")
 
-    async def break_off(self, message: str, *, code: str) -> web.StreamResponse:
+    async def break_off(self, message: str, *, code: GatewayCode) -> web.StreamResponse:
         """Tell the client that its stream has failed, as well as can be.
 
         A stream of events ends in order, and its connection stays: closed without an announcement, it could

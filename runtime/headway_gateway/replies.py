@@ -5,8 +5,10 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from headway_gateway.error_codes import GatewayCode
 
-def error_body(status: int, message: str, *, code: str) -> bytes:
+
+def error_body(status: int, message: str, *, code: GatewayCode) -> bytes:
     """`{"error": {...}}` with the type that OpenAI's API gives to this status."""
     kind = {401: "authentication_error", 403: "permission_error"}.get(status)
     if kind is None:
@@ -16,7 +18,7 @@ def error_body(status: int, message: str, *, code: str) -> bytes:
 
 
 def error_response(
-    status: int, message: str, *, code: str, headers: Mapping[str, str] | None = None
+    status: int, message: str, *, code: GatewayCode, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """An error as a whole response."""
     return web.Response(
@@ -26,6 +28,6 @@ def error_response(
     )
 
 
-def error_event(message: str, *, code: str) -> bytes:
+def error_event(message: str, *, code: GatewayCode) -> bytes:
     """An error as a server-sent event, for a stream whose head is long gone."""
     return b"data: " + error_body(500, message, code=code) + b"\n\n"

@@ -26,11 +26,14 @@ def table_of(*rows: Any, **changes: Any) -> bytes:
 
 def test_a_table_is_read_in_its_order() -> None:
     rows = (GOOD_ROW, {"id": "b", "url": "http://[::1]:2/", "state": "draining"})
-    assert parse_table(table_of(*rows)) == [
+    assert parse_table(table_of(*rows)).entries == [
         BackendEntry("a", "http://127.0.0.1:1", "ready"),
         BackendEntry("b", "http://[::1]:2", "draining"),
     ]
-    assert parse_table(table_of()) == []
+    assert parse_table(table_of()).entries == []
+    assert parse_table(table_of(waiting_for="demo-0: fetching hf://a/b")).waiting_for == (
+        "demo-0: fetching hf://a/b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,7 @@ def test_a_table_is_read_in_its_order() -> None:
         (table_of({**GOOD_ROW, "url": "http://a:99999"}), "url='http://a:99999'"),
         (table_of({**GOOD_ROW, "url": 8}), "url=8"),
         (table_of(GOOD_ROW, GOOD_ROW), "twice"),
+        (table_of(GOOD_ROW, waiting_for=8), "waiting_for=8"),
     ],
 )
 def test_a_malformed_table_is_refused_with_the_place_that_is_wrong(content: bytes, want: str) -> None:
@@ -60,7 +64,7 @@ def test_only_a_changed_table_is_read_and_a_bad_one_reported_once(table: Table) 
     lists: list[list[str]] = []
     errors: list[None] = []
     file = BackendsFile(
-        table.path, lambda entries: lists.append([x.id for x in entries]), lambda: errors.append(None)
+        table.path, lambda entries, _: lists.append([x.id for x in entries]), lambda: errors.append(None)
     )
     file.look()
     file.look()

@@ -139,6 +139,22 @@ async def test_waiting_ends_with_503_at_the_deadline() -> None:
     assert (caught.value.status, caught.value.reason) == (503, "waiting_timeout")
     assert caught.value.retry_after_seconds is not None
     assert pool.num_waiting == 0
+    assert "(" not in str(caught.value)
+
+
+async def test_who_waits_in_vain_is_told_what_the_replicas_do() -> None:
+    pool = pool_of(max_waiting=1)
+    pool.update([], "demo-0: fetching hf://acme/model: 1.00 of 2.00 GB, 0 of 2 files")
+    held = asyncio.create_task(take(pool, within_seconds=0.1))
+    await wait_for(pool, 1)
+    with pytest.raises(AnswerError, match=r"no replica is ready \(demo-0: fetching hf://acme/model: 1.00 of"):
+        await take(pool)
+    with pytest.raises(AnswerError, match=r"s \(demo-0: fetching hf://acme/model: 1.00 of 2.00 GB, 0 of 2 f"):
+        await held
+    pool.update([])
+    with pytest.raises(AnswerError) as caught:
+        await take(pool, within_seconds=0.01)
+    assert "fetching" not in str(caught.value)
 
 
 async def test_a_full_queue_rejects_at_once() -> None:

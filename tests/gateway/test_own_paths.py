@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway_gateway.admin import AdminKeys
 from headway_gateway.backend import BackendEntry
 from headway_gateway.errors import ConfigError, TokenError
+from headway_gateway.paths import OFFERED
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import OperatorKey, StartGateway, StartReplica
@@ -46,9 +48,20 @@ def key_file(tmp_path: Path) -> Path:
     return tmp_path / "public.pem"
 
 
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/v1/load_lora_adapter", "spec.lora.adapters"),
+        ("/v1/unload_lora_adapter", "spec.lora.adapters"),
+        ("/reset_prefix_cache", "ask each replica"),
+    ],
+)
 async def test_what_would_change_one_replica_of_several_reaches_none(
-    path: str, start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+    path: str,
+    remedy: str,
+    start_replica: StartReplica,
+    start_gateway: StartGateway,
+    client: aiohttp.ClientSession,
 ) -> None:
     replica = await start_replica("a")
     gateway = await start_gateway()
@@ -57,7 +70,50 @@ async def test_what_would_change_one_replica_of_several_reaches_none(
         assert response.status == 403
         error = (await response.json())["error"]
     assert error["code"] == "of_one_replica"
-    assert "spec.lora.adapters" in error["message"]
+    assert remedy in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "want"),
+    [
+        ("/", f"path='/' is not served; there are {', '.join(OFFERED)}"),
+        ("/chat/completions", "path='/chat/completions' is not served; did you mean /v1/chat/completions?"),
+        ("/metrics/", "path='/metrics/' is not served; did you mean /metrics?"),
+        ("/" + "x" * 5000, f"path='/{'x' * 99}...' is not served; there are {', '.join(OFFERED)}"),
+    ],
+    ids=["root", "without-v1", "slash", "long"],
+)
+async def test_a_path_that_is_not_there_is_told_as_a_replica_tells_it(
+    path: str, want: str, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    gateway = await start_gateway()
+    async with client.get(gateway.url + path) as response:
+        assert response.status == 404
+        error = (await response.json())["error"]
+    assert error == {"message": want, "type": "invalid_request_error", "param": None, "code": "unknown_url"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"no HTTP at all\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /version HTTP/1.1\r\nHost: a\r\nX-Request-Id: mine\r\n\r\n", 500, "internal_error"),
+    ],
+    ids=["no-http", "long-header", "own-fault"],
+)
+async def test_what_the_http_server_refuses_is_an_error_like_any_other(
+    sent: bytes, status: int, code: str, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway()
+    gateway.application._version = {1, 2}  # type: ignore[assignment] # no JSON: a fault of our own
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    writer.write(sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert int(head.split()[1]) == status
+    assert b"application/json" in head
+    assert json.loads(body)["error"]["code"] == code
 
 
 async def test_health_ready_and_version(
@@ -85,6 +141,9 @@ async def test_own_paths_can_only_be_read(start_gateway: StartGateway, client: a
     async with client.post(f"{gateway.url}/metrics") as response:
         assert response.status == 405
         assert response.headers["Allow"] == "GET, HEAD"
+        error = (await response.json())["error"]
+    assert error["code"] == "method_not_supported"
+    assert error["message"] == "method='POST' is not allowed for /metrics; use GET"
     async with client.head(f"{gateway.url}/health") as response:
         assert response.status == 200
 
@@ -213,7 +272,8 @@ async def test_an_admin_call_without_a_good_token_is_unauthorised(
         async with client.get(f"{gateway.url}/admin/sample", headers=headers) as response:
             assert response.status == 401
             assert response.headers["WWW-Authenticate"] == "Bearer"
-            assert (await response.json())["error"]["type"] == "authentication_error"
+            error = (await response.json())["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_admin_token")
 
 
 def hour() -> int:

@@ -106,7 +106,7 @@ async def test_paths_outside_the_public_api_never_reach_a_replica(
     gateway = await start_gateway(replica)
     async with client.get(URL(gateway.url + path, encoded=True)) as response:
         assert response.status == 404
-        assert (await response.json())["error"]["code"] == "not_found"
+        assert (await response.json())["error"]["code"] == "unknown_url"
     assert replica.requests == []
 
 

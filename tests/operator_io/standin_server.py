@@ -2,6 +2,7 @@
 
 Environment: STANDIN_FAIL=TEXT writes TEXT to stderr and exits 1. STANDIN_READY_FILE=PATH: ready while PATH is
 there. STANDIN_HEALTH_FILE=PATH: healthy while PATH is there. STANDIN_IGNORE_TERM=1 ignores SIGTERM.
+STANDIN_LOG_FILE=PATH: never listens, and writes what is written to PATH.
 """
 
 import argparse
@@ -111,6 +112,8 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler)
     if arguments.lifeline_fd is not None:
         threading.Thread(target=die_with_parent, args=(arguments.lifeline_fd,), daemon=True).start()
+    if log := os.environ.get("STANDIN_LOG_FILE"):
+        copy_for_ever(Path(log))
     if os.environ.get("STANDIN_IGNORE_TERM"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
@@ -119,6 +122,14 @@ def main() -> None:
     temporary.write_text(str(server.server_address[1]))
     temporary.replace(arguments.port_file)
     server.serve_forever()
+
+
+def copy_for_ever(log: Path) -> None:
+    with log.open() as lines:
+        while True:
+            sys.stdout.write(lines.read())
+            sys.stdout.flush()
+            time.sleep(0.05)
 
 
 def die_with_parent(descriptor: int) -> None:

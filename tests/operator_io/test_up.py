@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from headway_operator.cluster.local_workspace import Workspace
 from headway_operator.commands.up import main
 from headway_operator.commands.up_view import line, table
 from headway_operator.errors import SpecError
@@ -124,13 +126,19 @@ def hangups_count() -> Iterator[None]:
 @pytest.mark.usefixtures("hangups_count")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_it_serves_until_a_signal_and_leaves_nothing(up: Any, eventually: Any, number: int) -> None:
-    running = await up(manifest())
+    limits = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    running = await up(manifest(resources=limits))
     await eventually(running.is_ready, 60)
     children = running.children()
     assert len(children) >= 2
     running.process.send_signal(number)
     output = await running.ended()
     assert running.process.returncode == 0
+    told = (
+        "set in the manifest, without effect on this machine: resources.limits.memory (a process is not held"
+    )
+    assert output.count(told) == 1
+    assert "logs are kept" not in output
     assert "Ready, replicas 1/1" in output
     assert "Traceback" not in output
     _, alive = psutil.wait_procs(children, timeout=0)
@@ -186,12 +194,45 @@ async def test_a_saved_edit_is_taken_over_and_a_broken_one_is_told(up: Any, even
     running.write(manifest(slo={"ttftMilliseconds": 450}, scaling={"minReplicas": 2}))
     await eventually(lambda: running.status().get("slo", {}).get("ttftMilliseconds", {}).get("target") == 450)
     assert running.status()["revision"]["name"] == revision
+    running.file.write_text("kind: [")
+    for _ in range(3):
+        before = running.written_at()
+        await eventually(lambda before=before: running.written_at() != before)
+    running.write(manifest(slo={"ttftMilliseconds": 450}, scaling={"minReplicas": 2}))
+    for _ in range(3):
+        before = running.written_at()
+        await eventually(lambda before=before: running.written_at() != before)
     running.process.send_signal(signal.SIGTERM)
     output = await running.ended()
-    assert output.count("manifest not taken over, the last good one stays in force: ") == 3
+    assert [line.partition(" ")[2] for line in output.splitlines() if "manifest taken over" in line] == [
+        "manifest taken over: scaling.minReplicas unset -> 2",
+        "manifest taken over: slo.ttftMilliseconds 300 -> 450",
+        "manifest taken over: no field differs from what was in force",
+    ]
+    assert output.count("manifest not taken over, the last good one stays in force: ") == 4
     assert "is not YAML" in output
     assert "spec.tensorParallelSize" in output
     assert "spec.scaling.minReplicass" in output
+
+
+async def test_an_edit_whose_replicas_fail_is_told_with_who_still_serves(up: Any, eventually: Any) -> None:
+    running = await up(manifest())
+    await eventually(running.is_ready, 60)
+    failing = manifest({"STANDIN_FAIL": "RuntimeError: no such weights"})
+    running.write(failing)
+    await eventually(lambda: "no such weights" in json.dumps(running.status()))
+    assert running.status()["readyReplicas"] == 1
+    running.write(manifest())
+    await eventually(running.is_ready)
+    running.process.send_signal(signal.SIGTERM)
+    output = await running.ended()
+    edit = "manifest taken over: template.spec.containers changed; new replicas replace the old ones, which"
+    assert output.count(edit) == 1
+    back = (
+        "manifest taken over: template.spec.containers changed; replicas that were started with these fields"
+    )
+    assert output.count(back) == 1
+    assert output.count("the replicas of the manifest before still serve") == 1
 
 
 async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventually: Any) -> None:
@@ -202,6 +243,43 @@ async def test_a_failing_replica_is_shown_with_its_last_lines(up: Any, eventuall
     assert running.process.returncode == 0
     assert "CrashLoopBackOff: exited with status 1; last line: RuntimeError: no such weights" in output
     assert "the last lines of" in output
+    (kept,) = (running.folder / "tmp").iterdir()
+    assert [path.name for path in kept.iterdir()] == ["logs"]
+    assert f"the logs are kept: {kept}/logs" in output
+    replicas = [path for path in (kept / "logs").iterdir() if "gateway" not in path.name]
+    assert [path.read_text().count("RuntimeError: no such weights") > 0 for path in replicas] == [True]
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+    Workspace(kept.parent).remove()  # another start, which sweeps what was abandoned
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+async def test_lines_of_a_fetch_are_said_once_where_only_numbers_change(
+    up: Any, eventually: Any, tmp_path: Path
+) -> None:
+    words = "2026-01-01T00:00:00.000Z INFO headway_runtime.load_progress fetching hf://acme/m: %s of 9.00 GB"
+    warning = "2026-01-01T00:00:00.000Z WARNING headway_runtime.sources.fetching hf://acme/m: no answer"
+    log = tmp_path / "replica.log"
+    with log.open("w") as file:
+        running = await up(manifest({"STANDIN_LOG_FILE": str(log)}))
+        for line, shown in (
+            (words % "1.00", "1.00 of 9.00 GB"),
+            (words % "2.00", "2.00 of 9.00 GB"),
+            (warning, "no answer"),
+        ):
+            print(line, file=file, flush=True)
+            await eventually(lambda shown=shown: shown in waiting_for(running))
+            for _ in range(3):
+                before = running.written_at()
+                await eventually(lambda before=before: running.written_at() != before)
+    running.process.send_signal(signal.SIGTERM)
+    output = await running.ended()
+    told = [line.partition(": ")[2] for line in output.splitlines() if "hf://acme/m" in line]
+    assert told == ["fetching hf://acme/m: 1.00 of 9.00 GB", "hf://acme/m: no answer"]
+
+
+def waiting_for(running: Up) -> str:
+    tables = (running.folder / "tmp").glob("headway-up-*/backends.json")
+    return "".join(json.loads(path.read_text())["waiting_for"] for path in tables)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from headway_operator.state import ChildKey, Gateway, Manifest, Observed, Replic
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 100
+MAX_WAITING_FOR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class LocalCluster:
         write_atomically(self.workspace.public_key_file, public_pem.encode())
         self.status: Mapping[str, Any] = {}
         self.events: list[LocalEvent] = []
+        self.has_failed = False  # anything, ever: its logs are kept
         self._secrets = {} if secrets is None else secrets
         self._config_maps = {} if config_maps is None else config_maps
         self._clock = clock
@@ -82,7 +84,7 @@ class LocalCluster:
         self._children: dict[ChildKey, Manifest] = {}
         self._deployments: dict[str, _Deployment] = {}
         self._tasks: dict[LocalProcess, asyncio.Task[None]] = {}
-        self._jobs = LocalJobs(self.workspace.logs, self.workspace.results, on_change)
+        self._jobs = LocalJobs(self.workspace.logs, self.workspace.results, self._changed)
         self._memory: Mapping[str, Any] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._is_closing = False
@@ -107,6 +109,7 @@ class LocalCluster:
         whatever a pass that is still under way applies.
         """
         self._is_closing = True
+        self.has_failed = self.has_failed or any(process.is_held_up for process in self._tasks)
         await self._jobs.close()
         for is_last in (False, True):
             for deployment in list(self._deployments.values()):
@@ -120,7 +123,7 @@ class LocalCluster:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        self.workspace.remove()
+        self.workspace.remove(keep_logs=self.has_failed)
 
     @property
     def site(self) -> Site:
@@ -295,6 +298,11 @@ class LocalCluster:
         self._changed()
 
     def _changed(self) -> None:
+        self.has_failed = (
+            self.has_failed
+            or any(process.phase == "failed" for process in self._tasks)
+            or any(one.phase in ("ended", "timed_out") and not one.output for one in self._jobs.evaluations)
+        )
         if self._session is not None:
             self._write_backends()
         self._on_change()
@@ -307,7 +315,17 @@ class LocalCluster:
                 for process in self._tasks
                 if process.revision and process.address and process.phase in ("ready", "draining")
             ],
+            waiting_for=_waiting_for([p.snapshot() for p in self.processes if p.revision]),
         )
+
+
+def _waiting_for(replicas: list[Replica]) -> str:
+    """What the first replica does, or why it fails, that is not ready and says so."""
+    for replica in replicas:
+        words = ": ".join(part for part in (replica.reason, replica.message) if part)
+        if words and replica.phase in ("starting", "failed"):
+            return f"{replica.name}: {words}"[:MAX_WAITING_FOR_CHARACTERS]
+    return ""
 
 
 def _gateway(replicas: list[Replica]) -> Gateway:

@@ -22,6 +22,7 @@ from pathlib import Path
 import aiohttp
 
 from headway_operator.cluster.local_exit import count_oom_kills, explain_exit, log_tail
+from headway_operator.cluster.local_fetch import fetch_words
 from headway_operator.cluster.local_probe import probe
 from headway_operator.cluster.local_template import ProcessTemplate, for_process
 from headway_operator.state import Replica, ReplicaPhase, Start
@@ -70,6 +71,7 @@ class LocalProcess:
         self.created_at = clock()
         self.ready_at: float | None = None
         self.num_restarts = 0
+        self.is_held_up = False  # by a source that does not give what is fetched
         self.log_path = folder_of_logs / f"{name}.log"
         self._reason = ""
         self._message = ""
@@ -236,7 +238,11 @@ class LocalProcess:
         if self.port is None:
             self.port = self._read_port()
         if self.port is None:
+            words, self.is_held_up = fetch_words(self.tail())
+            if not self._reason:  # why it crashed before says more
+                self._set("starting", "", words)
             return False
+        self.is_held_up = False
         timeout = max(self.template.ready.timeout_seconds, MIN_PROBE_TIMEOUT_SECONDS)
         failure = await probe(self._session, f"{self.address}{self.template.ready.path}", timeout)
         if failure is None:

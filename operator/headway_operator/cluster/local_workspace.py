@@ -1,4 +1,5 @@
-"""The private folder of one `headway up`: logs, port files, the gateway's table, key files. Gone at its end.
+"""The private folder of one `headway up`: logs, port files, the gateway's table, key files. Gone at its end;
+of a run in which something failed, the logs stay.
 
 A folder whose owner was killed is removed by the next one that starts: its lock is no longer held.
 """
@@ -65,9 +66,17 @@ class Workspace:
         """The public keys that replicas and the gateway trust."""
         return self.admin / "public.pem"
 
-    def remove(self) -> None:
-        """Delete the folder; a second call is harmless."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def remove(self, *, keep_logs: bool = False) -> None:
+        """Delete the folder, or all of it but the logs; a second call is harmless."""
+        if keep_logs:
+            # The lock goes with the rest, so that nobody takes what stays for abandoned and removes it.
+            for inside in self.path.glob("*"):
+                if inside.is_dir() and inside != self.logs:
+                    shutil.rmtree(inside, ignore_errors=True)
+                elif inside != self.logs:
+                    inside.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -81,9 +90,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     Path(temporary).replace(path)
 
 
-def write_backends(path: Path, backends: list[dict[str, Any]]) -> None:
-    """Write the gateway's table: a list of {"id", "url", "state": "ready" | "draining"}."""
-    write_atomically(path, json.dumps({"version": 1, "backends": backends}).encode())
+def write_backends(path: Path, backends: list[dict[str, Any]], waiting_for: str) -> None:
+    """Write the gateway's table: a list of {"id", "url", "state": "ready" | "draining"}.
+
+    waiting_for: what a replica that is not among them does, for clients that wait in vain.
+    """
+    table = {"version": 1, "backends": backends, "waiting_for": waiting_for}
+    write_atomically(path, json.dumps(table).encode())
 
 
 def remove_abandoned(root: Path) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,7 @@ from rich.logging import RichHandler
 from headway.argument_types import integer, positive
 from headway.command_parser import CommandParser
 from headway_operator.cluster.local_workspace import write_atomically
-from headway_operator.commands.up_view import decided, decision, line, table
+from headway_operator.commands.up_view import decided, decision, fetching, line, serves_otherwise, table
 from headway_operator.errors import HeadwayOperatorError
 from headway_operator.local_service import (
     DEFAULT_INTERVAL_SECONDS,
@@ -27,6 +28,8 @@ from headway_operator.local_service import (
     running_service,
 )
 
+NUMBERS = re.compile(r"[0-9.]+")
+FETCH_SECONDS = 30.0  # between two lines that differ in numbers alone
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -73,6 +76,8 @@ async def up(options: argparse.Namespace, console: Console, *, has_table: bool) 
             again.cancel()
             await closing
     view.say("stopped")
+    if service.cluster.has_failed:
+        view.say(f"not everything went well, so the logs are kept: {service.cluster.workspace.logs}")
     return 0
 
 
@@ -85,7 +90,9 @@ class _View:
         self._has_table = has_table
         self._changed = asyncio.Event()
         self._said: dict[str, object] = {}
+        self._num_edits = 0
         self._failures: dict[str, tuple[int, str]] = {}
+        self._fetches: dict[str, tuple[float, str]] = {}
 
     def changed(self) -> None:
         """Something may have to be shown anew."""
@@ -101,6 +108,8 @@ class _View:
         """Follow the service until cancelled."""
         self.say(f"{service.key}: serving at {service.url} as soon as a replica is ready")
         self.say(f"logs: {service.cluster.workspace.logs}")
+        if service.warning:
+            self.say(service.warning)
         if not self._has_table:
             await self._follow(service, lambda: None)
             return
@@ -113,7 +122,12 @@ class _View:
             self._changed.clear()
             if self._status_file is not None and service.status:
                 write_atomically(self._status_file, json.dumps(service.status).encode())
+            for edit in service.edits[self._num_edits :]:
+                self.say(edit)
+            self._num_edits = len(service.edits)
             self._say_failures(service)
+            if not self._has_table:
+                self._say_fetches(service)
             if self._has_table:
                 draw()
             else:
@@ -138,7 +152,22 @@ class _View:
                 self.say(f"{process.name}: {replica.reason} again, start {replica.num_restarts + 1}")
             else:
                 self.say(f"{process.name}: {replica.reason}: {replica.message}")
+                if serves_otherwise(service, replica):
+                    self.say(
+                        "the replicas of the manifest before still serve; edit it once more to mend this"
+                    )
                 self.say(f"the last lines of {process.log_path}:\n{process.tail()}")
+
+    def _say_fetches(self, service: LocalService) -> None:
+        """How far models are, as replicas tell it: at once where it is something new, else now and then."""
+        now = asyncio.get_running_loop().time()
+        for process in service.cluster.processes:
+            words = fetching(process.snapshot())
+            kind = NUMBERS.sub("", words)
+            said_at, said = self._fetches.get(process.name, (0.0, ""))
+            if words and (kind != said or now - said_at >= FETCH_SECONDS):
+                self._fetches[process.name] = (now, kind)
+                self.say(f"{process.name}: {words}")
 
 
 @contextlib.asynccontextmanager

@@ -104,6 +104,18 @@ def cause_of(replica: Replica) -> str:
     return words[:MAX_CAUSE_CHARACTERS]
 
 
+def fetching(replica: Replica) -> str:
+    """What a replica that does not listen yet says of the model that it fetches; "" where it says nothing."""
+    is_fetching = replica.phase == "starting" and replica.address is None and not replica.reason
+    return replica.message if is_fetching else ""
+
+
+def serves_otherwise(service: LocalService, failed: Replica) -> bool:
+    """Whether a replica of another revision than this one's is ready."""
+    others = [one for one in service.cluster.processes if one.revision not in ("", failed.revision)]
+    return any(one.phase == "ready" for one in others)
+
+
 def _ready_text(ready: Mapping[str, Any]) -> Text:
     if not ready:
         return Text("starting", "yellow")

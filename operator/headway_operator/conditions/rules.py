@@ -88,7 +88,11 @@ def model_available(service: Service, observed: Observed, decision: Decision) ->
         return Condition("ModelAvailable", "Unknown", "ScaledToZero", "no replica is wanted")
     if any(replica.phase == "starting" for replica in living) and not any(one.reason for one in living):
         if has_to_be_fetched(service.spec):
-            message = f"a replica fetches {service.spec.model.source} or loads it"
+            # Without an address it does not listen yet: what it says is of what it fetches.
+            told = next(
+                (f"{one.name}: {one.message}" for one in living if one.message and not one.address), ""
+            )
+            message = told or f"a replica fetches {service.spec.model.source} or loads it"
             return Condition("ModelAvailable", "Unknown", "Fetching", message)
         return Condition(
             "ModelAvailable", "Unknown", "Loading", f"a replica loads {service.spec.model.source}"

@@ -39,6 +39,9 @@ def fetch_apart(task: Task, on_progress: OnProgress = lambda there, wanted: None
 
     Raises what the fetching process met, and ModelFetchError if it ended without.
     """
+    if task.lifeline_fd is not None:
+        # Whoever supervises this process reads its log, and the first bytes may be long in coming.
+        logger.info("fetching %s: asking what it has", task.source)
     lifeline = () if task.lifeline_fd is None else (task.lifeline_fd,)
     process = subprocess.Popen(
         [*COMMAND, encoded(task)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=lifeline

@@ -1,0 +1,29 @@
+"""The `code` of every error that the gateway answers with itself; docs/api.md says what each means.
+
+Where a replica has a code for the same thing, it is that one.
+"""
+
+from typing import Literal
+
+GatewayCode = Literal[
+    "admin_disabled",
+    "body_too_large",
+    "headers_too_large",
+    "internal_error",
+    "invalid_admin_token",
+    "invalid_http",
+    "invalid_routing",
+    "method_not_supported",
+    "of_one_replica",
+    "out_of_range",
+    "replica_answer",
+    "replica_died",
+    "replica_timeout",
+    "replicas_refused",
+    "request_timeout",
+    "shutting_down",
+    "suspended",
+    "unknown_url",
+    "waiting_queue_full",
+    "waiting_timeout",
+]
