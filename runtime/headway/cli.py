@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from headway import __version__
+from headway.needs import missing_modules, told
 
 GROUP = "headway.commands"
 EXTRA_OF_PACKAGE = {
@@ -42,19 +43,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(entry: EntryPoint, arguments: list[str]) -> int:
+    extra = EXTRA_OF_PACKAGE.get(entry.module.partition(".")[0])
+    missing = [] if {"-h", "--help"} & set(arguments) else missing_modules(entry.name)
     try:
-        function = entry.load()
+        if not missing:
+            return int(entry.load()(arguments))
     except ModuleNotFoundError as error:
-        extra = EXTRA_OF_PACKAGE.get(entry.module.partition(".")[0])
-        if extra is None or (error.name or "").startswith("headway"):
+        if error.name is None or extra is None or error.name.startswith("headway"):
             raise
-        print(
-            f"headway {entry.name} needs {error.name!r}, which is not installed; "
-            f"remedy: pip install -e '.[{extra}]' in the checkout",
-            file=sys.stderr,
-        )
-        return 2
-    return int(function(arguments))
+        missing = [error.name.partition(".")[0]]
+    print(f"headway {entry.name} {told(missing, extra or entry.name)}", file=sys.stderr)
+    return 2
 
 
 def _usage(commands: dict[str, EntryPoint]) -> str:

@@ -381,15 +381,6 @@ def test_a_server_that_dies_under_the_load_is_counted(
     assert "headway bench: no request completed, so nothing was measured" in done.errors
 
 
-def test_some_failures_are_a_measurement_unless_told_otherwise(
-    small_server: "SmallServer", run_bench: "RunBench"
-) -> None:
-    small_server.sometimes([1], fault="status 500")
-    assert run_bench("--num-requests", "3", *SHORT).status == 0
-    small_server.bodies.clear()
-    assert run_bench("--num-requests", "3", *SHORT, "--fail-on-error").status == 1
-
-
 def test_an_interrupt_prints_what_was_measured(small_server: "SmallServer", tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     enough = threading.Event()

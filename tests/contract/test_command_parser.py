@@ -53,6 +53,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("status", "demo", "--decisions", "x"), "--decisions: 'x' is not an integer; give at least 1"),
         (("eval", BUNDLED, "--max-tokens", "x"), "--max-tokens: 'x' is not an integer; give at least 1"),
         (("plan", BUNDLED, "--max-model-len", "x"), "'x' is not an integer; give at least 2"),
+        (("serve", BUNDLED, "--ssl-cert-reqs", "x"), "'x' is not an integer; give from 0 to 2"),
         (("serve",), "the following arguments are required: MODEL"),
     ],
 )

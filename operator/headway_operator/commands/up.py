@@ -18,6 +18,7 @@ from rich.logging import RichHandler
 
 from headway.argument_types import integer, positive
 from headway.command_parser import CommandParser
+from headway.needs import missing_modules, told
 from headway_operator.cluster.local_workspace import write_atomically
 from headway_operator.commands.up_view import decided, decision, fetching, line, serves_otherwise, table
 from headway_operator.errors import HeadwayOperatorError
@@ -34,11 +35,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> int:
-    """Serve until stopped: 0 then; 1 when the manifest or the port cannot be used, with the reason."""
+    """Serve until stopped: 0 then; 1 when manifest or port cannot be used, 2 where modules are missing."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.status_file is not None and not options.status_file.parent.is_dir():
         parser.error(f"--status-file: there is no folder {str(options.status_file.parent)!r}")
+    if missing := sorted({*missing_modules("serve"), *missing_modules("gateway")}):
+        needs = told(missing, "operator,gateway,runtime")
+        print(f"headway up: its replicas and its gateway run on this machine, which {needs}", file=sys.stderr)
+        return 2
     console = Console()
     has_table = console.is_terminal and not options.no_table
     handler: logging.Handler = RichHandler(console=console) if has_table else logging.StreamHandler()

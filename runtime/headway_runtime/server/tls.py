@@ -8,6 +8,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.argument_types import integer
 from headway_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ssl-ca-certs", metavar="PATH", help="who signs the certificates of clients")
     add(
         "--ssl-cert-reqs",
-        type=int,
+        type=integer(0, 2),
         choices=(0, 1, 2),
         default=0,
         help="certificates of clients: 0 none, 1 checked if there is one, 2 required (default %(default)s)",
