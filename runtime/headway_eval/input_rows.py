@@ -78,7 +78,7 @@ def read_rows(flag: str, path: Path) -> Iterator[Row]:
             continue
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputFileError(
                 f"{flag}={str(path)!r}, line {number}: {shown(line)} is not JSON ({error}); "
                 "write one object on each line"

@@ -189,9 +189,10 @@ def _text_options(arguments: argparse.Namespace, path: Path, model: Side, baseli
 
 def _check_vocabularies(model: Side, baseline: Side) -> None:
     sizes = model.model.vocab_size, baseline.model.vocab_size
-    difference = first_difference(baseline.folder, model.folder)
+    # As the message has it: what is said of "it" is the baseline's.
+    difference = first_difference(model.folder, baseline.folder)
     if difference is None and sizes[0] != sizes[1]:
-        difference = f"vocab_size is {sizes[0]}, the baseline's {sizes[1]}"
+        difference = f"vocab_size is {sizes[1]}, the model's {sizes[0]}"
     if difference is not None:
         raise ComparisonError(
             f"--against={baseline.source!r}: its vocabulary is not {model.source!r}'s ({difference}), so "

@@ -113,7 +113,7 @@ def read_object(path: Path) -> dict[str, object]:
     """One of the model's JSON files. ModelLoadError if it is none."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(
             f"{path}: cannot be read ({error}); give a folder in Hugging Face layout"
         ) from error

@@ -31,7 +31,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path}: cannot be read as JSON ({error}); fetch the model's files again"
         ) from error

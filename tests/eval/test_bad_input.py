@@ -113,6 +113,10 @@ def test_another_vocabulary_is_refused_for_text(refusal: Callable[..., str], tmp
     said = refusal(MODEL, "--against", str(folder))
     assert "its vocabulary is not 'bundled://headway-tiny''s" in said
     assert "judge tasks alone with --text none" in said
+    ids = {first: (600, 601), second: (601, 600)}
+    named = next(token for token in ids if f"token {token!r}" in said)
+    theirs, ours = vocabulary[named], next(place for place in ids[named] if place != vocabulary[named])
+    assert f"token {named!r} has id {theirs}, in the model's {ours}" in said
     assert "--tasks=bundled: is for the bundled models' tokenizer" in refusal(
         str(folder), "--tasks", "bundled", "--text", "none"
     )

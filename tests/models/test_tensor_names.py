@@ -89,3 +89,33 @@ def test_experts_of_another_number_are_told_by_their_tensor(changed: Any, tokens
     folder = changed(shape, lambda tensors: tensors | {name: tensors[name][:-1].clone()})
     with pytest.raises(ModelLoadError, match=r"experts\.down_proj' has shape \(7, .*asks for \(8, "):
         tokens_of(folder)
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["the embedding", "another"])
+def test_a_tied_checkpoint_may_carry_its_head_if_it_is_the_embedding(
+    changed: Any,
+    tokens_of: Any,
+    *,
+    is_same: bool,
+) -> None:
+    """transformers takes another one, and ties no more: to pass over it would be to answer otherwise."""
+
+    def with_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        head = tensors["model.embed_tokens.weight"].clone()
+        if not is_same:
+            head[7, 3] += 1.0
+        return {**tensors, "lm_head.weight": head}
+
+    folder = changed("llama", with_head)
+    if is_same:
+        assert len(tokens_of(folder)) == 24
+        return
+    with pytest.raises(ModelLoadError, match=r"tie_word_embeddings=true, .*lm_head\.weight.* to false"):
+        tokens_of(folder)
+
+
+def test_a_config_nested_without_end_is_named(changed: Any, tokens_of: Any) -> None:
+    folder = changed("llama", dict)
+    (folder / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ModelLoadError, match=r"config\.json: cannot be read"):
+        tokens_of(folder)

@@ -108,6 +108,28 @@ def test_products_are_those_of_the_dequantized_weights(
         )
 
 
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(64, 24), (64, 72), (64, 100), (90, 50), (77, 33), (30, 77), (96, 120)]
+)
+@pytest.mark.parametrize("kind", ["int8", "int8 with integer inputs", "fp8"])
+@pytest.mark.parametrize("path", ["our products", "PyTorch's products"])
+def test_products_of_sizes_that_no_vector_divides(
+    outputs: int, inputs: int, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path != "our products":
+        monkeypatch.setattr(cpu_kernels, "multiplies_codes", lambda: False)
+    weight = quantized(normal(outputs, inputs, seed=1), "fp8" if kind == "fp8" else "int8")
+    if kind == "int8 with integer inputs":
+        assert isinstance(weight, Int8Weight)
+        weight = Int8Weight(weight.codes, weight.scales, Int8Input(None))
+    linear = make_merged_linear([weight], None, torch.bfloat16)
+    for rows in ROWS:
+        x = normal(rows, inputs, seed=rows).bfloat16() * 8
+        want = x.float() @ weight.dequantized(torch.float32).t()
+        bound = 3e-2 * float(want.abs().max())
+        torch.testing.assert_close(linear(x).float(), want, rtol=3e-2, atol=bound)
+
+
 def test_pytorchs_products_are_used_where_there_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every processor that this PyTorch has them for, which the probes tell."""
     monkeypatch.setattr(cpu_kernels, "multiplies_codes", lambda: False)

@@ -52,7 +52,7 @@ def read_header(path: Path) -> dict[str, Any]:
             if length > LONGEST_HEADER:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(file.read(length))
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, ValueError, RecursionError, struct.error) as error:
         raise _unreadable(path, error) from error
     if not isinstance(header, dict):
         raise _unreadable(path, ValueError("no object"))

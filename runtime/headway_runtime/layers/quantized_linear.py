@@ -32,6 +32,8 @@ from headway_runtime.layers.quantized_weights import (
 TILE_NUMBERS = 1 << 18
 # PyTorch's product of 8-bit weights takes ever longer with each row; with more of them tiles are faster.
 MOST_PACKED_ROWS = 8
+# PyTorch's product of 8-bit weights reads past the end of any other number of inputs.
+INT8_INPUTS_MULTIPLE = 16
 # Group sizes that PyTorch's product of 4-bit weights knows, and what its sizes must be multiples of.
 INT4_GROUP_SIZES = (32, 64, 128, 256)
 INT4_OUTPUTS_MULTIPLE = 32
@@ -262,7 +264,7 @@ def _torch_packed(parts: list[QuantizedWeight], bias: Tensor | None) -> AnyLinea
     if parts[0].codes.device.type != "cpu":
         return None
     int8 = [part for part in parts if isinstance(part, Int8Weight)]
-    if int8 and can_pack_int8():
+    if int8 and int8[0].shape[1] % INT8_INPUTS_MULTIPLE == 0 and can_pack_int8():
         return PackedInt8Linear(int8, bias)
     int4 = [part for part in parts if isinstance(part, Int4Weight)]
     if int4 and fits_int4_product(int4) and can_pack_int4():

@@ -7,6 +7,7 @@ Owns the arithmetic between token ids and logits. Where KV lies, and which token
 import torch
 from torch import Tensor
 
+from headway_runtime.errors import ModelLoadError
 from headway_runtime.layers.attention import AttentionInputs, AttentionLayer, KVCache
 from headway_runtime.layers.linear import AnyLinear, make_linear
 from headway_runtime.layers.norm import RMSNorm
@@ -17,6 +18,7 @@ from headway_runtime.models.llama import LlamaLayer
 from headway_runtime.models.loader import Weights
 from headway_runtime.models.projections import projection
 from headway_runtime.models.taped_layers import Situation, TapedLayers
+from headway_runtime.parallel.share import Range
 from headway_runtime.parallel.tensor_group import ALONE, TensorGroup
 
 GEMMAS = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
@@ -69,8 +71,8 @@ class Decoder:
             self._norm = RMSNorm(weight, config.rms_norm_eps)
         self._head = self._make_head(config, weights)
         self._logit_soft_cap = config.logit_soft_cap
-        # A tied checkpoint may carry the head as well; it is the same tensor.
         heads = [f"{name}.weight" for name in HEADS] if config.tie_word_embeddings else []
+        self._check_tied(weights, heads, shape, own_tokens)
         foreign = [name for name in weights.names() if name.startswith(config.foreign_prefixes)]
         weights.finish(unused=heads + foreign)
         self._rotaries = [
@@ -119,6 +121,17 @@ class Decoder:
         is_foreign = (own < 0) | (own >= len(self._tokens))
         rows = self._embedding.index_select(0, own.masked_fill_(is_foreign, 0))
         return self._group.add_up(rows.masked_fill_(is_foreign.unsqueeze(1), 0))
+
+    def _check_tied(
+        self, weights: Weights, heads: list[str], shape: tuple[int, int], tokens: Range | None
+    ) -> None:
+        """A tied checkpoint may carry the head as well, if it is the same tensor."""
+        for name in set(heads).intersection(weights.names()):
+            if not torch.equal(weights.take(name, shape, tokens), self._embedding):
+                raise ModelLoadError(
+                    f"config.json: tie_word_embeddings=true, and the checkpoint's {name!r} is not its "
+                    "embedding; set it to false, or leave the tensor out"
+                )
 
     def _make_head(self, config: ModelConfig, weights: Weights) -> AnyLinear:
         if config.tie_word_embeddings:

@@ -186,7 +186,11 @@ class CheckpointWeights:
         tensor = self._files.read(name)
         if tuple(tensor.shape) not in shapes:
             wanted = " or ".join(map(repr, shapes))
-            raise self.error(name, f"has shape {tuple(tensor.shape)!r}, config.json asks for {wanted}")
+            raise self.error(
+                name,
+                f"has shape {tuple(tensor.shape)!r}, config.json asks for {wanted}; "
+                "copy the checkpoint again, or correct config.json",
+            )
         if tensor.dtype not in dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             is_plain = self._quantization.stored is None
@@ -211,7 +215,8 @@ class CheckpointWeights:
                 f"{shard}: has no tensor {name!r}, which {INDEX_FILE} puts there; copy the checkpoint again"
             )
         return ModelLoadError(
-            f"{self._folder}: tensor {name!r} is in no file of the checkpoint; config.json does not fit it"
+            f"{self._folder}: tensor {name!r} is in no file of the checkpoint; config.json, or its "
+            "quantization_config, does not fit it: copy or quantize the checkpoint anew"
         )
 
     def error(self, name: str, complaint: str) -> ModelLoadError:

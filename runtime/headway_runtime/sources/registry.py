@@ -136,7 +136,7 @@ class Registry:
             raise TransientError(f"{self._host} gives a manifest whose digest is {digest}, not {reference}")
         try:
             manifest = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelFetchError(
                 f"{self._model}: {self._host} gives a manifest that is no JSON; is it a registry?"
             ) from error

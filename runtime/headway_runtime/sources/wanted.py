@@ -101,7 +101,7 @@ def weight_files(names: Collection[str], index: bytes | None, where: str, kind: 
         )
     try:
         shards = set(json.loads(index)["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise ModelFetchError(
             f"{where}: {INDEX_FILE} cannot be read ({error!r}); its owner has to upload it again"
         ) from error
