@@ -109,10 +109,11 @@ def read_model_config(folder: Path) -> ModelConfig:
     head_dim = fields.optional_integer("head_dim") or hidden_size // num_heads
     if num_heads % num_kv_heads:
         raise fields.error(
-            "num_key_value_heads", f"num_attention_heads ({num_heads}) must be a multiple of it"
+            "num_key_value_heads",
+            f"num_attention_heads ({num_heads}) must be a multiple of it; correct the model's file",
         )
     if head_dim % 2 or not head_dim:
-        raise fields.error("head_dim", "rotary embeddings need an even number")
+        raise fields.error("head_dim", "rotary embeddings need an even number; correct the model's file")
     num_positions = fields.integer("max_position_embeddings")
     first_chunk = _first_chunk(fields) or num_positions
     has_attention_bias = "attention_bias" in family.defaults and fields.boolean("attention_bias")

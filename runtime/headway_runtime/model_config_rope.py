@@ -143,7 +143,9 @@ def read_ropes_by_layer_type(fields: Fields, head_dim: int, theta: float) -> tup
     """
     by_type = Fields(fields.object("rope_parameters"), f"{fields.where}: rope_parameters")
     for name in sorted(by_type.values.keys() - {"full_attention", "sliding_attention"}):
-        raise by_type.error(name, "want one object each for full_attention and sliding_attention")
+        raise by_type.error(
+            name, "want one object each for full_attention and sliding_attention; correct the model's file"
+        )
     full = by_type.object("full_attention") | fields.object("rope_scaling")
     where = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters: full_attention"
     sliding = by_type.object("sliding_attention")
@@ -209,7 +211,9 @@ def _dynamic(fields: Fields, rope: Fields, head_dim: int) -> DynamicRope:
     if factor < 1:
         raise rope.error("factor", "want at least 1; correct the model's file")
     if head_dim < 4:
-        raise rope.error("rope_type", f"wants a head_dim of at least 4, not {head_dim}")
+        raise rope.error(
+            "rope_type", f"wants a head_dim of at least 4, not {head_dim}; correct the model's file"
+        )
     return DynamicRope(factor, fields.integer("max_position_embeddings"))
 
 
@@ -243,12 +247,16 @@ def _divisors(rope: Fields, name: str, head_dim: int) -> tuple[float, ...]:
     values = rope.entries(name)
     numbers = [one for one in values or [] if isinstance(one, (int, float)) and one > 0]
     if values is None or len(numbers) != len(values) or len(numbers) != head_dim // 2:
-        raise rope.error(name, f"want {head_dim // 2} positive numbers, half of head_dim")
+        raise rope.error(
+            name, f"want {head_dim // 2} positive numbers, half of head_dim; correct the model's file"
+        )
     return tuple(map(float, numbers))
 
 
 def _llama3(fields: Fields, rope: Fields) -> Llama3Rope:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:
-        raise rope.error("high_freq_factor", f"must be more than low_freq_factor ({low})")
+        raise rope.error(
+            "high_freq_factor", f"must be more than low_freq_factor ({low}); correct the model's file"
+        )
     return Llama3Rope(rope.number("factor"), low, high, _original_length(fields, rope))
