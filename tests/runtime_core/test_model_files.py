@@ -234,8 +234,8 @@ def test_a_missing_tensor_is_told_with_the_shard_that_should_have_it_or_the_fold
     with pytest.raises(ModelLoadError) as refused:
         start_engine(copied)
     assert str(refused.value) == (
-        f"{copied}: tensor {name!r} is in no file of the checkpoint; config.json, or its quantization_config, "
-        "does not fit it: copy or quantize the checkpoint anew"
+        f"{copied}: tensor {name!r} is in no file of the checkpoint; config.json, or its "
+        "quantization_config, does not fit it: copy or quantize the checkpoint anew"
     )
 
 
