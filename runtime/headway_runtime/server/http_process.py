@@ -29,7 +29,7 @@ from headway_runtime.server.engine_handle import EngineHandle
 from headway_runtime.server.front_process import EngineLink, FrontLaunch
 from headway_runtime.server.http_protocol import REQUESTS_PER_TURN, ServerProtocol
 from headway_runtime.server.lifecycle import Lifecycle
-from headway_runtime.server.listening import LISTEN_BACKLOG, allow_connections, listen, write_port_file
+from headway_runtime.server.listening import LISTEN_BACKLOG, allow_connections, doors, listen, write_port_file
 from headway_runtime.server.messages import EXIT_STATUS_CONFIG
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.places import MOST_TURNED_AWAY, Places
@@ -178,7 +178,7 @@ async def _serve(front: _Front) -> int:
     if tls is not None and options.tls is not None and options.tls.refresh:
         tasks.append(asyncio.create_task(keep_fresh(tls, options.tls)))
     try:
-        await server.serve(sockets=[front.listener])
+        await server.serve(sockets=doors(front.listener))
     finally:
         for task in tasks:
             task.cancel()

@@ -6,9 +6,9 @@ else: at tokens that are ready, at a probe that asks for /health. Waking 256 str
 tokens takes a third of that. Here they wait in line, and between one handful and the next the loop
 goes round.
 
-In one round the loop accepts a single connection. Were a request begun in each, a probe's connection would
-wait until all that came before it have begun. So those in line make way while connections come: at first
-nobody passes, then one in each round.
+In one round the loop accepts a few connections (`listening.doors`). Were a handful of requests begun in each,
+a probe's connection would wait until most that came before it have begun. So those in line make way while
+connections come: at first nobody passes, then one in each round.
 """
 
 import asyncio
