@@ -109,11 +109,21 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def stolen_seconds() -> float:
+    """Processor time that this machine wanted and its host gave to others."""
+    fields = Path("/proc/stat").read_text().partition("\n")[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+
+
 class Probe:
-    """Asks /health again and again, on one connection and on new ones in turn."""
+    """Asks /health again and again, on one connection and on new ones in turn.
+
+    slowest_at: when the slowest answer was asked for, in seconds since the first.
+    """
 
     def __init__(self, port: int) -> None:
         self.milliseconds: list[float] = []
+        self.slowest_at = 0.0
         self._port = port
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
@@ -128,11 +138,15 @@ class Probe:
     def _repeat(self) -> None:
         kept: socket.socket | None = None
         number = 0
+        begun_at = time.monotonic()
         while not self._stop.wait(PROBE_SECONDS):
             number += 1
             started_at = time.monotonic()
             status, connection = _get(self._port, "/health", kept if number % 2 else None)
-            self.milliseconds.append((time.monotonic() - started_at) * 1000.0)
+            milliseconds = (time.monotonic() - started_at) * 1000.0
+            if milliseconds > max(self.milliseconds, default=0.0):
+                self.slowest_at = started_at - begun_at
+            self.milliseconds.append(milliseconds)
             assert status == 200
             if number % 2:
                 kept = connection
@@ -183,7 +197,7 @@ def measure(row: Row, folder: Path, seconds: float) -> dict[str, float]:
         probe = Probe(server.port)
         prompts = LongPrompts(server.port, row.long_prompts)
         pids = (server.engine_pid, *server.front_pids)
-        before = [processor_seconds(pid) for pid in pids]
+        before, stolen_before = [processor_seconds(pid) for pid in pids], stolen_seconds()
         probe.start()
         report = _load(row, server.port, folder, seconds)
         used = [processor_seconds(pid) - spent for pid, spent in zip(pids, before, strict=True)]
@@ -195,6 +209,8 @@ def measure(row: Row, folder: Path, seconds: float) -> dict[str, float]:
     ordered = sorted(probe.milliseconds)
     report["health_p99_milliseconds"] = ordered[int(len(ordered) * 0.99)]
     report["health_worst_milliseconds"] = ordered[-1]
+    report["health_slowest_at_seconds"] = probe.slowest_at
+    report["stolen_seconds"] = stolen_seconds() - stolen_before
     report["long_prompts_per_second"] = prompts.num_answered / report["seconds"]
     return report
 
