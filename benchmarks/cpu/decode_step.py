@@ -16,7 +16,7 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from benchmarks.cpu.environments import cache_folder
+from benchmarks.cpu.environments import be_as_the_engine, cache_folder
 from benchmarks.cpu.model_folder import make_model_folder
 
 WARM_UP_STEPS = 5
@@ -116,12 +116,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=160, help="tokens before the new one")
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
-    from headway_runtime.server.engine_handle import engine_environment
-
-    wanted = engine_environment(os.environ, len(os.sched_getaffinity(0)))
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
-        # Read when libraries load, so it has to be there from the start.
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.cpu.decode_step", *sys.argv[1:]], wanted)
+    be_as_the_engine("benchmarks.cpu.decode_step")
     run(arguments.batch, arguments.context, arguments.rounds)
     return 0
 

@@ -27,6 +27,18 @@ def cache_folder() -> Path:
     return Path(root) / "headway" / "bench-cpu"
 
 
+def be_as_the_engine(module: str) -> None:
+    """Run `module` with the environment that a server gives its engine process, unless this one has it.
+
+    Libraries read it when they load, so it has to be there from the start: then this does not return.
+    """
+    from headway_runtime.server.engine_handle import engine_environment
+
+    wanted = engine_environment(os.environ, len(os.sched_getaffinity(0)))
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], wanted)
+
+
 def peer_python(peer: str) -> Path:
     """The interpreter of a peer's environment, installed now unless it is complete already."""
     requirements = HERE / "requirements" / f"{peer}.txt"

@@ -7,9 +7,10 @@ bundled pair: the model is `headway-tiny` made 60 times as heavy without changin
 widened by random units whose outputs weigh nothing, and layers are added that add nothing; what is read and
 multiplied in a step is that of a model of 0.3 billion parameters. The draft is `headway-tiny-draft` as it is.
 
-Engines without guesses, with the draft and with prompt lookup are loaded side by side and take turns on the
-same chats; a round's speed-up is over the round without guesses beside it, and an interval of their median
-says how well it is known. Guessing is adaptive unless named.
+Engines without guesses, with the draft and with prompt lookup are loaded side by side and answer the same
+chats, one step of each after the other: what else the machine does meets all of them alike. A round's
+speed-up is over the engine without guesses, by the time of each one's own steps, and an interval of their
+median says how well it is known. Guessing is adaptive unless named.
 The page ends with the goal: nowhere may guessing that adapts lose with many sequences at once.
 """
 
@@ -24,18 +25,24 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.cpu.environments import cache_folder
+from benchmarks.cpu.environments import be_as_the_engine, cache_folder
 
 from headway_bench.percentiles import Estimate, describe
+
+if TYPE_CHECKING:
+    from headway_runtime.engine import EngineCore
+    from headway_runtime.request import Request
 
 TARGET, DRAFT = "bundled://headway-tiny", "bundled://headway-tiny-draft"
 WIDTH = 16_384
 NUM_LAYERS = 24
 MAX_MODEL_LEN = 512
 NUM_GUESSES = 6
+ANSWER_TOKENS = 160
 METHODS: dict[str, dict[str, object] | None] = {
     "without": None,
     "draft model": {"model": DRAFT, "num_speculative_tokens": NUM_GUESSES},
@@ -94,64 +101,138 @@ def make_heavy(folder: Path) -> None:
     done.touch()
 
 
+class Asker:
+    """Makes requests of conversations, and texts of answers."""
+
+    def __init__(self, folder: Path) -> None:
+        from headway_runtime.model_config import read_model_config
+        from headway_runtime.prompt_encoding import PromptEncoder
+
+        self._vocab_size = read_model_config(folder).vocab_size
+        self._encoder = PromptEncoder(folder, self._vocab_size)
+
+    def ask(self, chats: list[list[dict[str, str]]], seed: int, temperature: float) -> "list[Request]":
+        """With a seed, an answer is the same whoever guesses."""
+        from headway_runtime.prompt_encoding import TemplateArguments
+        from headway_runtime.request import Request
+        from headway_runtime.sampling_params import SamplingParams
+
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=ANSWER_TOKENS)
+        tokenizer = self._encoder.tokenizer
+        prompts = self._encoder.encode_chats(chats, TemplateArguments())
+        return [
+            Request(
+                prompt.request_id,
+                prompt.token_ids,
+                replace(
+                    params.for_engine(
+                        vocab_size=self._vocab_size,
+                        eos_token_ids=tokenizer.eos_token_ids,
+                        room=MAX_MODEL_LEN - len(prompt.token_ids),
+                        encode=tokenizer.encode,
+                        max_logprobs=0,
+                    ),
+                    seed=seed,
+                ),
+                time.monotonic(),
+            )
+            for prompt in prompts
+        ]
+
+    def text(self, token_ids: list[int]) -> str:
+        return self._encoder.tokenizer.decode(token_ids)
+
+
+@dataclass
+class Lap:
+    """What one engine did in a race. seconds: that its steps took."""
+
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of its own time, whatever the others took."""
+        return sum(map(len, self.answers.values())) / self.seconds
+
+
+def race(engines: "dict[str, EngineCore]", requests: "list[Request]", first: int) -> dict[str, Lap]:
+    """Let every engine answer the same requests; their steps take turns, the `first` engine's first.
+
+    What the machine does to one step it so does to the steps beside it.
+    """
+    laps = {name: Lap() for name in engines}
+    for name, engine in engines.items():
+        for request in requests:
+            engine.add_request(request, time.monotonic())
+            laps[name].answers[request.request_id] = []
+    names = list(engines)
+    names = [*names[first % len(names) :], *names[: first % len(names)]]
+    while running := [name for name in names if engines[name].has_work]:
+        for name in running:
+            started_at = time.perf_counter()
+            outputs = engines[name].step(time.monotonic()).outputs
+            laps[name].seconds += time.perf_counter() - started_at
+            for output in outputs:
+                laps[name].answers[output.request_id].extend(output.token_ids)
+    return laps
+
+
 def run(rounds: dict[int, int]) -> list[dict[str, Any]]:
     """One row per workload, number at once and method. rounds: of each number at once."""
     from bundled_model.corpus import sample_tasks
-    from headway_runtime.inprocess import Engine
-    from headway_runtime.sampling_params import SamplingParams
+    from headway_runtime.engine import EngineCore
+    from headway_runtime.engine_config import resolve_engine_config
+    from headway_runtime.engine_options import keyword_options
+    from headway_runtime.metrics import EngineMetrics
 
     folder = cache_folder() / "model-heavy"
     make_heavy(folder)
     tasks = [one.prompt_messages for one in sample_tasks("story", 5, 64, None)]
     rows: list[dict[str, Any]] = []
+    metrics: dict[str, EngineMetrics] = {}
     with ExitStack() as stack:
-        engines = {
-            name: stack.enter_context(
-                Engine(
-                    str(folder),
-                    max_model_len=MAX_MODEL_LEN,
-                    max_num_seqs=max(rounds),
+        engines: dict[str, EngineCore] = {}
+        for name, config in METHODS.items():
+            options = keyword_options(
+                folder,
+                {
+                    "max_model_len": MAX_MODEL_LEN,
+                    "max_num_seqs": max(rounds),
                     # What an engine finds of its own answers was not computed as a prompt's.
-                    enable_prefix_caching=False,
-                    speculative_config=config,
-                )
+                    "enable_prefix_caching": False,
+                    "speculative_config": config,
+                },
             )
-            for name, config in METHODS.items()
-        }
+            metrics[name] = EngineMetrics(options.targets)
+            engines[name] = EngineCore(resolve_engine_config(options), metrics[name])
+            stack.callback(engines[name].close)
+        asker = Asker(folder)
         for (workload, temperature), batch in itertools.product(WORKLOADS, rounds):
             num_other = 0
             rates: dict[str, list[float]] = {name: [] for name in engines}
-            before = {name: engine.metrics().drafts for name, engine in engines.items()}
+            before = {name: metrics[name].drafts.snapshot() for name in engines}
             for number in range(rounds[batch] + 1):
-                # With a seed, an answer is the same whoever guesses.
-                params = SamplingParams(temperature=temperature, seed=number, max_tokens=160)
                 chats = [tasks[(number * batch + index) % len(tasks)] for index in range(batch)]
                 if workload == AGAIN:
-                    told = engines["without"].chat(chats, params, use_tqdm=False)
+                    told = race({"told": engines["without"]}, asker.ask(chats, number, temperature), 0)
                     chats = [
-                        [*chat, {"role": "assistant", "content": one.outputs[0].text}, *chat]
-                        for chat, one in zip(chats, told, strict=True)
+                        [*chat, {"role": "assistant", "content": asker.text(answer)}, *chat]
+                        for chat, answer in zip(chats, told["told"].answers.values(), strict=True)
                     ]
-                answers = {}
-                # Whoever comes last finds another machine than whoever comes first: each does in its turn.
-                names = list(engines)
-                for name in [*names[number % len(names) :], *names[: number % len(names)]]:
-                    engine = engines[name]
-                    started_at = time.perf_counter()
-                    outputs = engine.chat(chats, params, use_tqdm=False)
-                    seconds = time.perf_counter() - started_at
-                    answers[name] = [one.outputs[0].token_ids for one in outputs]
-                    if number:  # the first one learns
-                        rates[name].append(sum(map(len, answers[name])) / seconds)
+                laps = race(engines, asker.ask(chats, number, temperature), number)
+                if number:  # the first one learns
+                    for name, lap in laps.items():
+                        rates[name].append(lap.tokens_per_second)
                 num_other += sum(
-                    one != plain
-                    for own in answers.values()
-                    for one, plain in zip(own, answers["without"], strict=True)
+                    lap.answers[asked] != plain
+                    for lap in laps.values()
+                    for asked, plain in laps["without"].answers.items()
                 )
                 if num_other and not temperature:
                     raise SystemExit("guesses have changed an answer")
-            for name, engine in engines.items():
-                after, earlier = engine.metrics().drafts, before[name]
+            for name in engines:
+                after, earlier = metrics[name].drafts.snapshot(), before[name]
                 num_guessed = after.num_tokens - earlier.num_tokens
                 num_true = after.num_accepted - earlier.num_accepted
                 ratios = [own / plain for own, plain in zip(rates[name], rates["without"], strict=True)]
@@ -192,8 +273,9 @@ def render(rows: list[dict[str, Any]], conditions: list[str]) -> str:
         *conditions,
         "",
         "The model is `headway-tiny` widened to 0.3 billion parameters without changing a logit;",
-        f"chats in process, up to {NUM_GUESSES} guesses a step. Medians of rounds in which all engines took",
-        "turns on the same chats, with the same seeds; all greedy answers were the same, token by token, and",
+        f"chats in process, up to {NUM_GUESSES} guesses a step. Medians of rounds in which all engines",
+        "answered the same chats with the same seeds, one step of each after the other, by the time of each",
+        "one's own steps; all greedy answers were the same, token by token, and",
         f"{sum(one['other answers'] for one in by_case)} of the sampled ones were not.",
         "",
         "| answers | temperature | at once | who guesses | tokens/s | over without | guessed | came true |",
@@ -254,6 +336,7 @@ def main() -> int:
         parser.error(
             f"--rounds has {len(rounds)} numbers and --batch {len(options.batch)}: give one, or one for each"
         )
+    be_as_the_engine("benchmarks.cpu.speculation")
     load_before = os.getloadavg()[0]
     rows = run(dict(zip(options.batch, rounds, strict=True)))
     commit = subprocess.run(
