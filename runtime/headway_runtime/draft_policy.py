@@ -20,13 +20,15 @@ Learning needs both kinds of steps. Where guesses pay, every PLAIN_STEPS-th step
 known what such a step costs. Where they do not, two tokens each are guessed now and then: after FIRST_PROBE
 steps, then after twice as many, and so on, because what the first guesses cost says little, and later ones
 seldom say anything new; and not before what catching up takes is a hundredth of the time since the last try.
+Each number of sequences, by powers of two, has such a pace of its own, so that the few that are left of a
+batch do not begin the learning of the next one anew; nor does a guess that seemed to pay for a moment.
 
 Owns no tokens, no clock and no torch. The idea of choosing lengths by a cost model and acceptance is that of
 SmartSpec (arXiv 2406.14066).
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +61,27 @@ class Acceptance:
     is_own: bool = False
 
 
+@dataclass(slots=True)
+class _Pace:
+    """Of tries, or of steps without guesses while guessing pays. num_steps: since the last one."""
+
+    num_steps: int = 0
+    probe_steps: int = FIRST_PROBE
+    is_paying: bool = False
+    has_paid_steps: int = 0
+
+    def turn(self, *, is_paying: bool) -> None:
+        """One more step, for which guessing pays, or not."""
+        self.num_steps += 1
+        if is_paying == self.is_paying:
+            self.has_paid_steps += is_paying
+            return
+        # What has paid for long and does no more may soon do so again.
+        if not is_paying and self.has_paid_steps >= PLAIN_STEPS:
+            self.probe_steps = FIRST_PROBE
+        self.is_paying, self.num_steps, self.has_paid_steps = is_paying, 0, int(is_paying)
+
+
 class DraftPolicy:
     """The learnt numbers of one engine. is_adaptive: whether they decide anything."""
 
@@ -73,9 +96,7 @@ class DraftPolicy:
         # Seconds in which the draft caught up with a sequence, but for the very first time.
         self._catch_ups: deque[float] = deque(maxlen=NUM_COSTS)
         self._has_caught_up = False
-        self._num_steps = 0
-        self._probe_steps = FIRST_PROBE
-        self._is_paying = False
+        self._paces: defaultdict[int, _Pace] = defaultdict(_Pace)
 
     def lengths(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
         """Guesses for each of these sequences, `most` at most."""
@@ -83,18 +104,17 @@ class DraftPolicy:
             return []
         if not self._is_adaptive:
             return [most] * len(acceptances)
-        self._num_steps += 1
-        best = self._best(acceptances, most)
-        if any(best) != self._is_paying:
-            self._is_paying, self._probe_steps, self._num_steps = any(best), FIRST_PROBE, 0
-        if self._num_steps < (PLAIN_STEPS if self._is_paying else self._steps_to_probe(len(acceptances))):
+        number = len(acceptances)
+        best, pace = self._best(acceptances, most), self._paces[number.bit_length()]
+        pace.turn(is_paying=any(best))
+        if pace.num_steps < (PLAIN_STEPS if pace.is_paying else self._steps_to_probe(number, pace)):
             return best
-        self._num_steps = 0
-        if self._is_paying:
-            return [0] * len(best)
-        self._probe_steps = min(2 * self._probe_steps, LAST_PROBE)
+        pace.num_steps = 0
+        if pace.is_paying:
+            return [0] * number
+        pace.probe_steps = min(2 * pace.probe_steps, LAST_PROBE)
         # Two, as the draft's first pass has to catch up and so does not say what a pass costs.
-        return [min(2, most)] * len(best)
+        return [min(2, most)] * number
 
     def observe_step(self, num_rows: int, seconds: float) -> None:
         """A step that only decoded, without what guessing took."""
@@ -134,12 +154,12 @@ class DraftPolicy:
         """0 where it is not known yet."""
         return _typical(self._catch_ups) if self._catch_ups else 0.0
 
-    def _steps_to_probe(self, num_sequences: int) -> float:
+    def _steps_to_probe(self, num_sequences: int, pace: _Pace) -> float:
         """How many steps without guesses there must be before the next try."""
         plain = self._step_costs.at(num_sequences)
         if not plain or not self._catch_up_seconds:
-            return self._probe_steps
-        return max(self._probe_steps, num_sequences * self._catch_up_seconds / (MOST_LOST * plain))
+            return pace.probe_steps
+        return max(pace.probe_steps, num_sequences * self._catch_up_seconds / (MOST_LOST * plain))
 
     def _best(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
         number = len(acceptances)
@@ -151,11 +171,11 @@ class DraftPolicy:
             return nothing
         best, best_value = nothing, LEAST_GAIN * number / plain
         seconds_to_catch_up = self._catch_up_seconds
+        highest = max(rates)
         for bound in BOUNDS:
-            lengths = [_length(rate, bound, most) for rate in rates]
-            longest = max(lengths)
-            if not longest:
+            if highest < bound or not (longest := _length(highest, bound, most)):
                 continue
+            lengths = [_length(rate, bound, most) for rate in rates]
             tokens = sum(
                 (1.0 - rate ** (length + 1)) / (1.0 - rate)
                 for rate, length in zip(rates, lengths, strict=True)

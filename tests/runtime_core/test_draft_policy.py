@@ -87,6 +87,11 @@ def computes(rows: int) -> float:
     return 0.002 + 0.002 * rows
 
 
+def pays_for_one_row_as_for_many(rows: int) -> float:
+    """A tenth more for any row beyond 16, as where kernels take 16 rows at a time."""
+    return 0.022 if rows > 16 else 0.020
+
+
 def small_draft(_: int) -> float:
     return 0.002
 
@@ -119,6 +124,31 @@ def test_bad_guesses_are_given_up_and_tried_again_ever_more_rarely() -> None:
     machine.run(5000)
     assert 1 <= machine.num_guessing_steps <= 5000 / LAST_PROBE + 5
     assert machine.speedup > 0.99
+
+
+def test_the_last_ones_of_a_batch_do_not_make_the_next_batch_learn_again() -> None:
+    machine = Machine(computes, free, luck=0.1, num_sequences=16)
+    machine.run(6000)
+    few = Machine(waits_for_memory, free, luck=0.9, num_sequences=2, policy=machine.policy)
+    num_tries = 0
+    for _ in range(20):
+        few.run(10)
+        assert few.num_guessing_steps  # guessing pays there
+        machine.run(100)
+        num_tries += machine.num_guessing_steps
+    assert num_tries <= 3  # 2,000 steps, of which one in LAST_PROBE tries
+
+
+def test_a_guess_that_seemed_to_pay_for_a_moment_begins_no_new_tries() -> None:
+    machine = Machine(pays_for_one_row_as_for_many, free, luck=0.03, num_sequences=16)
+    machine.run(6000)
+    num_guessing_steps = 0
+    for _ in range(20):
+        machine.acceptances[0].rate = 0.97
+        machine.run(100)
+        num_guessing_steps += machine.num_guessing_steps
+    # Three or four until each such belief has been found wrong, and no series of tries after it.
+    assert num_guessing_steps <= 20 * 4
 
 
 def test_luck_that_turns_is_noticed() -> None:
