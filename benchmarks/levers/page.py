@@ -1,10 +1,12 @@
 """Makes the results' part of the page and its plot from what was found; measures nothing."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
 from benchmarks.levers.rows import Sizes
 
+SIDES = ("without", "with")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
@@ -99,22 +101,30 @@ def _chunks(rows: list[dict[str, Any]], sizes: Sizes) -> str:
 
 
 def _speculation(rows: list[dict[str, Any]], _: Sizes) -> str:
-    header = ["users", "output tokens/s without", "with", "ratio", "ITL P50 without, ms", "with"]
+    header = [
+        "users",
+        "output tokens/s without",
+        "with",
+        "ratio, of each round",
+        "ITL P50 without, ms",
+        "with",
+    ]
     lines = []
     for one in rows:
-        without, guessing = one["without"], one["with"]
-        rates = without["output_tokens_per_second"], guessing["output_tokens_per_second"]
+        rounds = one["rounds"]
+        pairs = [tuple(side[name]["output_tokens_per_second"] for name in SIDES) for side in rounds]
+        ratios = [guessing / without for without, guessing in pairs]
         lines.append(
             [
                 str(one["users"]),
-                f"{rates[0]:.0f}",
-                f"{rates[1]:.0f}",
-                f"{rates[1] / rates[0]:.2f}",
-                f"{without['itl']['p50']:.0f}",
-                f"{guessing['itl']['p50']:.0f}",
+                *(f"{statistics.median(rates):.0f}" for rates in zip(*pairs, strict=True)),
+                f"{statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})",
+                *(f"{statistics.median(side[name]['itl']['p50'] for side in rounds):.0f}" for name in SIDES),
             ]
         )
-    return "Speculation by users, the last two rows side by side:\n\n" + _table(header, lines)
+    return "Speculation by users, the last two rows side by side, medians of rounds:\n\n" + _table(
+        header, lines
+    )
 
 
 def _recall(rows: list[dict[str, Any]], _: Sizes) -> str:

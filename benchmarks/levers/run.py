@@ -35,6 +35,8 @@ from headway_runtime.config import KVCacheDtype
 
 TERMINATED_STATUS = 143
 PARTS = ("ladder", "chunks", "speculation", "recall")
+# Of two rows side by side: a run differs from the next by a fifth on a shared machine.
+NUM_ROUNDS = 3
 RECALL_CONTEXTS = (1000, 2000, 3500)
 RECALL_DTYPES: tuple[KVCacheDtype, ...] = ("bfloat16", "int8", "fp8")
 
@@ -94,7 +96,7 @@ class Study:
         return found
 
     def compare(self, plain: Row, guessing: Row) -> list[dict[str, Any]]:
-        """Two rows side by side, by the number of users."""
+        """Two rows side by side, by the number of users; who comes first takes turns."""
         found = []
         with (
             serving(plain, self._sizes, self._model, self._device, self._log_file) as one,
@@ -104,8 +106,14 @@ class Study:
             # Powers of two.
             wanted = [number for number in self._sizes.users if number <= most and not number & (number - 1)]
             for users in wanted[:: 4 if self._is_quick else 1]:
-                without, guessed = self._measure(one, plain, users), self._measure(other, guessing, users)
-                found.append({"users": users, "without": without.to_json(), "with": guessed.to_json()})
+                sides = {"without": (one, plain), "with": (other, guessing)}
+                rounds = []
+                for _ in range(1 if self._is_quick else NUM_ROUNDS):
+                    rounds.append(
+                        {name: self._measure(*side, users).to_json() for name, side in sides.items()}
+                    )
+                    sides = dict(reversed(sides.items()))
+                found.append({"users": users, "rounds": rounds})
         return found
 
     def _measure(self, url: str, row: Row, users: int) -> Point:

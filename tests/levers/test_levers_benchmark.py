@@ -121,7 +121,7 @@ def test_the_page_gets_what_was_found_between_its_marks(tmp_path: Path) -> None:
     assert "old" not in text
     for row in rows(CPU, GUESSES):
         assert f"| {row.name} |" in text
-    assert "| 8 | 100 | 150 | 1.50 | 20 | 20 |" in text
+    assert "| 8 | 100 | 120 | 1.20 (0.90, 1.20, 1.50) | 20 | 20 |" in text
     assert "90%, 100%" in text
     assert (tmp_path / "levers.svg").read_text(encoding="utf-8").startswith("<?xml")
     only_recall = {"recall": made_up()["recall"]}
@@ -156,6 +156,7 @@ def made_up() -> dict[str, Any]:
         "load_average_before": 0.0,
         "seconds": 60.0,
     }
+    speculating = [{"without": point("a"), "with": point("b", rate)} for rate in (90.0, 150.0, 120.0)]
     share = {"right": 0.9, "same": 1.0}
     parts: dict[str, list[dict[str, Any]]] = {
         "ladder": [
@@ -163,7 +164,7 @@ def made_up() -> dict[str, Any]:
             for row in rows(CPU, GUESSES)
         ],
         "chunks": [{"tokens": 64, **point("64")}],
-        "speculation": [{"users": 8, "without": point("a"), "with": point("b", 150.0)}],
+        "speculation": [{"users": 8, "rounds": speculating}],
         "recall": [{"task": "recall", "context": 1000, "count": 10, "bfloat16": share, "int8": share}],
     }
     return {name: {"conditions": conditions, "rows": found} for name, found in parts.items()}
