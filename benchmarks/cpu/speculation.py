@@ -26,6 +26,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,7 @@ class Asker:
                         vocab_size=self._vocab_size,
                         eos_token_ids=tokenizer.eos_token_ids,
                         room=MAX_MODEL_LEN - len(prompt.token_ids),
-                        encode=tokenizer.encode,
+                        encode=partial(tokenizer.encode, add_special_tokens=False),
                         max_logprobs=0,
                     ),
                     seed=seed,
