@@ -210,6 +210,34 @@ def test_the_limit_turns_guessing_off_and_on_again(
         driver.engine.set_limits(Limits(16, 256, 5))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_turning_guessing_off_and_on_changes_no_answer(
+    start_engine: Callable[..., EngineDriver],
+    random_prompts: Callable[..., list[list[int]]],
+    speculative: SpeculativeConfig,
+    temperature: float,
+) -> None:
+    plain = start_engine()
+    driver = start_engine(speculative=speculative, envelope=Envelope(16, 256, 4), limits=Limits(16, 256, 4))
+    # Halves that repeat each other give prompt lookup something to find.
+    prompts = {str(index): 2 * prompt for index, prompt in enumerate(random_prompts(8, [20, 30, 40]))}
+    for one in (plain, driver):
+        for name, prompt in prompts.items():
+            one.add(name, prompt, temperature=temperature, seed=int(name), max_tokens=100)
+    plain.run()
+    num_guessed = []
+    for limit in (4, 0, 2, 0, 4):
+        driver.engine.set_limits(Limits(16, 256, limit))
+        before = driver.metrics.snapshot().drafts.num_tokens
+        for _ in range(6):
+            driver.step()
+        num_guessed.append(driver.metrics.snapshot().drafts.num_tokens - before)
+    assert driver.engine.has_work  # all of it happened within the answers
+    driver.run()
+    assert [number > 0 for number in num_guessed] == [True, False, True, False, True]
+    assert [driver.tokens(name) for name in prompts] == [plain.tokens(name) for name in prompts]
+
+
 def test_the_distribution_is_the_models(
     start_engine: Callable[..., EngineDriver],
     checkpoint: Callable[..., Checkpoint],
