@@ -5,12 +5,13 @@ tokens, over and over, one per step, so that a test knows what must come; the fi
 for a fault instead. The log-probability of a prompt's token number n is -n/4. A prompt that has come before
 with the same cache salt is cached but for its last token. HEADWAY_FAKE_STEP_SECONDS paces it.
 HEADWAY_FAKE_GARBAGE_FILE names a file that says how many objects the garbage collector has found in the HTTP
-process, collection by collection.
+process, collection by collection, of which there is one every GARBAGE_SECONDS at least.
 """
 
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ FAIL_LATER = 4  # the same, after two tokens
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 512
+# Between two looks at the garbage.
+GARBAGE_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -216,6 +219,7 @@ def main(argv: list[str]) -> int:
         return run(msgspec.json.decode(argv[1], type=Launch), make_fake)
     if path := os.environ.get("HEADWAY_FAKE_GARBAGE_FILE"):
         gc.callbacks.append(partial(note_garbage, path))
+        threading.Thread(target=keep_collecting, daemon=True).start()
     return serve(parse_options(argv), time.monotonic(), [sys.executable, __file__, "--engine"])
 
 
@@ -223,6 +227,13 @@ def note_garbage(path: str, phase: str, found: dict[str, int]) -> None:
     if phase == "stop":
         with open(path, "a", encoding="utf-8") as file:
             file.write(f"{found['collected']}\n")
+
+
+def keep_collecting() -> None:
+    """How often the collector comes by itself depends on what is alive at the same time."""
+    while True:
+        time.sleep(GARBAGE_SECONDS)
+        gc.collect()
 
 
 if __name__ == "__main__":
