@@ -124,8 +124,8 @@ class StepResult:
     samples: one entry per chunk, None where the chunk samples nothing.
     verified: by index of the chunk, where tokens were guessed.
     draft_seconds: what guessing took. num_draft_passes, draft_pass_seconds: passes of the draft model that
-        say what a pass costs, and their time. num_caught_up, catch_up_seconds: sequences of which that model
-        computed tokens that it lacked, and the time.
+        say what a pass costs, and their time. num_caught_up, catch_up_seconds: tokens that it lacked and
+        computed, and the time.
     prompt_logprobs: by index of the chunk, where they are asked for: one entry for each prompt token that
         follows a computed one. is_recorded: whether the step was launched as one.
     """

@@ -82,7 +82,9 @@ class DraftModel:
         guesses: list[list[int]] = [[] for _ in chunks]
         live = self._catching_up(chunks)
         self.forget_times()
-        self.num_caught_up = sum(one.num_tokens > DRAFT_TOKENS for _, one in live)
+        # All of that pass, where it is not of the size of any other.
+        is_catching_up = any(one.num_tokens > DRAFT_TOKENS for _, one in live)
+        self.num_caught_up = sum(one.num_tokens for _, one in live) if is_catching_up else 0
         tells = not self.num_caught_up
         while live:
             started_at = time.monotonic()

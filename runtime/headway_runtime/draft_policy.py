@@ -8,9 +8,14 @@ lengths are chosen that bring most tokens per second:
     tokens / (step(rows) + passes * draft(sequences) + tokens * catch-up), tokens = sum of 1 + a + ... + a^k
 
 over the sequences, with rows = sequences + all guesses. Before a draft model guesses for a sequence it
-computes what it lacks of it, its prompt mostly: what that takes for a sequence is charged to each token, over
-the tokens that answers have on average. The first time says nothing of later ones (kernels are compiled, the
-draft reads its weights for the first time), and would keep the second from ever being tried: it is left out.
+computes what it lacks of it, its prompt mostly: what that takes for a prompt is charged to each token, over
+the tokens that answers have on average from steps with room for guesses (prompts leave none). The first time
+says nothing of later ones (kernels are compiled, the draft reads its weights for the first time), and would
+keep the second from ever being tried: it is left out.
+
+What is promised so need not come: guesses find no room, the draft is still at a prompt, a cost was read
+between places that were never seen. So what steps with guesses brought is held against what was promised for
+them, by the number of sequences, and later promises are worth as much less.
 
 A guess is worth its row if a^k is above some bound, the same for all sequences, so a few bounds are tried.
 At small batches a step waits for memory and rows are nearly free; at large ones they cost as much as tokens
@@ -46,6 +51,11 @@ ANSWER_WEIGHT = 0.05
 # Share of the time that catching up for mere tries may take.
 MOST_LOST = 0.01
 COMMON_WEIGHT = 0.02
+# What is kept of promises and what came of them, from one step with guesses to the next, and at each try.
+KEPT_PER_STEP = 0.97
+KEPT_PER_TRY = 0.8
+# What is not known yet counts for as much as so many steps that brought what was promised.
+TRUSTED_STEPS = 4.0
 # What is assumed of the first sequences counts for as much as so many guesses that were seen.
 ASSUMED_GUESSES = 8
 # A cost is the median of so many latest ones; of fewer than LEAST_COSTS, the lowest.
@@ -59,6 +69,8 @@ class Acceptance:
 
     rate: float = FIRST_ACCEPTANCE
     is_own: bool = False
+    # That came in steps with room for guesses.
+    num_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -69,6 +81,28 @@ class _Pace:
     probe_steps: int = FIRST_PROBE
     is_paying: bool = False
     has_paid_steps: int = 0
+    # Over steps with guesses, the lately more: how many times as fast as without they were to be, and were.
+    promised: float = TRUSTED_STEPS
+    came: float = TRUSTED_STEPS
+
+    @property
+    def credit(self) -> float:
+        """What a promise is worth, at most 1."""
+        return min(1.0, self.came / self.promised)
+
+    def settle(self, promised: float, came: float) -> None:
+        """One step with guesses."""
+        self._forget(KEPT_PER_STEP)
+        self.promised += promised
+        self.came += came
+
+    def forgive(self) -> None:
+        """Things may have changed since promises were not kept."""
+        self._forget(KEPT_PER_TRY)
+
+    def _forget(self, kept: float) -> None:
+        self.promised += (1.0 - kept) * (TRUSTED_STEPS - self.promised)
+        self.came += (1.0 - kept) * (TRUSTED_STEPS - self.came)
 
     def turn(self, *, is_paying: bool) -> None:
         """One more step, for which guessing pays, or not."""
@@ -91,12 +125,15 @@ class DraftPolicy:
         self._num_guesses = ASSUMED_GUESSES
         self._step_costs = _Costs()
         self._draft_costs = _Costs()
-        # Tokens of an answer, on average.
+        # On average, tokens of an answer in steps with room for guesses, and of its prompt that were computed.
         self._answer_tokens: float | None = None
-        # Seconds in which the draft caught up with a sequence, but for the very first time.
+        self._prompt_tokens: float | None = None
+        # Seconds in which the draft computed a token that it lacked, but for the very first time.
         self._catch_ups: deque[float] = deque(maxlen=NUM_COSTS)
         self._has_caught_up = False
         self._paces: defaultdict[int, _Pace] = defaultdict(_Pace)
+        # Of the latest step: how many times as fast its guesses were to make it; None without guesses.
+        self._promised: float | None = None
 
     def lengths(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
         """Guesses for each of these sequences, `most` at most."""
@@ -105,14 +142,20 @@ class DraftPolicy:
         if not self._is_adaptive:
             return [most] * len(acceptances)
         number = len(acceptances)
-        best, pace = self._best(acceptances, most), self._paces[number.bit_length()]
+        for one in acceptances:
+            one.num_tokens += 1
+        pace = self._pace(number)
+        rates = [min(0.98, one.rate if one.is_own else self._common) for one in acceptances]
+        best, self._promised = self._best(rates, most, pace.credit)
         pace.turn(is_paying=any(best))
         if pace.num_steps < (PLAIN_STEPS if pace.is_paying else self._steps_to_probe(number, pace)):
             return best
         pace.num_steps = 0
         if pace.is_paying:
+            self._promised = None
             return [0] * number
         pace.probe_steps = min(2 * pace.probe_steps, LAST_PROBE)
+        pace.forgive()
         # Two, as the draft's first pass has to catch up and so does not say what a pass costs.
         return [min(2, most)] * number
 
@@ -124,20 +167,29 @@ class DraftPolicy:
         """Guessing for so many sequences. num_passes: of the draft model, at least 1."""
         self._draft_costs.observe(num_sequences, seconds / num_passes)
 
-    def observe_catch_up(self, num_sequences: int, seconds: float) -> None:
-        """What the draft model took to compute the tokens that it lacked of so many sequences."""
+    def observe_outcome(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
+        """What the latest step brought, and took with its guesses; not what catching up took."""
+        plain = self._step_costs.at(num_sequences)
+        if self._promised is not None and plain:
+            came = num_tokens * plain / (num_sequences * seconds)
+            self._pace(num_sequences).settle(self._promised, came)
+
+    def observe_catch_up(self, num_tokens: int, seconds: float) -> None:
+        """What the draft model took to compute so many tokens that it lacked."""
         if self._has_caught_up:
-            self._catch_ups.append(seconds / num_sequences)
+            self._catch_ups.append(seconds / num_tokens)
         self._has_caught_up = True
 
-    def observe_answer(self, num_tokens: int) -> None:
-        """An answer that has ended."""
-        self._answer_tokens = _averaged(self._answer_tokens, num_tokens)
+    def observe_answer(self, acceptance: Acceptance, num_prompt_tokens: int) -> None:
+        """An answer that has ended. num_prompt_tokens: of its prompt, those that were computed for it."""
+        self._answer_tokens = _averaged(self._answer_tokens, acceptance.num_tokens)
+        self._prompt_tokens = _averaged(self._prompt_tokens, num_prompt_tokens)
 
     def observe_guesses(self, acceptance: Acceptance, num_drafted: int, num_accepted: int) -> None:
         """So many guesses for a sequence, and how many of them came true."""
         if not acceptance.is_own:
             acceptance.rate, acceptance.is_own = self._common, True
+        acceptance.num_tokens += num_accepted
         for index in range(min(num_accepted + 1, num_drafted)):
             came_true = float(index < num_accepted)
             acceptance.rate += OWN_WEIGHT * (came_true - acceptance.rate)
@@ -149,10 +201,13 @@ class DraftPolicy:
         """What a step without guesses takes, as far as is known."""
         return self._step_costs.at(num_sequences)
 
+    def _pace(self, num_sequences: int) -> _Pace:
+        return self._paces[num_sequences.bit_length()]
+
     @property
     def _catch_up_seconds(self) -> float:
-        """0 where it is not known yet."""
-        return _typical(self._catch_ups) if self._catch_ups else 0.0
+        """Of a sequence; 0 where it is not known yet."""
+        return _typical(self._catch_ups) * (self._prompt_tokens or 0.0) if self._catch_ups else 0.0
 
     def _steps_to_probe(self, num_sequences: int, pace: _Pace) -> float:
         """How many steps without guesses there must be before the next try."""
@@ -161,16 +216,15 @@ class DraftPolicy:
             return pace.probe_steps
         return max(pace.probe_steps, num_sequences * self._catch_up_seconds / (MOST_LOST * plain))
 
-    def _best(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
-        number = len(acceptances)
-        nothing = [0] * number
-        rates = [min(0.98, one.rate if one.is_own else self._common) for one in acceptances]
+    def _best(self, rates: Sequence[float], most: int, credit: float) -> tuple[list[int], float | None]:
+        """The lengths, and how much faster they are to be (1: as fast), but for catching up; None without."""
+        number = len(rates)
+        best, best_value, promised = [0] * number, LEAST_GAIN / credit, None
         plain = self._step_costs.at(number)
         if plain is None:
             # Nothing is known yet: one step without guesses is the measure of all that follow.
-            return nothing
-        best, best_value = nothing, LEAST_GAIN * number / plain
-        seconds_to_catch_up = self._catch_up_seconds
+            return best, None
+        catch_up = self._catch_up_seconds / max(1.0, self._answer_tokens or math.inf)
         highest = max(rates)
         for bound in BOUNDS:
             if highest < bound or not (longest := _length(highest, bound, most)):
@@ -182,11 +236,10 @@ class DraftPolicy:
             )
             step = self._step_costs.at(number + sum(lengths)) or plain
             draft = self._draft_costs.at(sum(length > 0 for length in lengths)) or 0.0
-            catch_up = tokens * seconds_to_catch_up / (self._answer_tokens or math.inf)
-            value = tokens / (max(step, plain) + longest * draft + catch_up)
-            if value > best_value:
-                best, best_value = lengths, value
-        return best
+            seconds, without = max(step, plain) + longest * draft, plain * tokens / number
+            if (value := without / (seconds + tokens * catch_up)) > best_value:
+                best, best_value, promised = lengths, value, without / seconds
+        return best, promised
 
 
 def _length(rate: float, bound: float, most: int) -> int:
@@ -206,6 +259,7 @@ def _typical(latest: Collection[float]) -> float:
 class _Costs:
     """Seconds by size, learnt where they were seen, and read between those places on a straight line.
 
+    Beyond them it goes on as it rose so far.
     A size that was hardly seen yet is taken for no more than in proportion to the next smaller one: what it
     took the first time (kernels are compiled) would else be what keeps it from being tried again.
     """
@@ -227,16 +281,20 @@ class _Costs:
         self._seconds[place] = _typical(latest)
 
     def at(self, size: int) -> float | None:
-        """None where nothing is known. Beyond the largest known size, as much as there: it must be tried."""
+        """None where nothing is known."""
         sizes = self._sizes
         if not sizes:
             return None
         low = max((one for one in sizes if one <= size), default=None)
         high = min((one for one in sizes if one >= size), default=None)
-        if low is None or high is None or low == high:
-            nearest = high if low is None else low
-            assert nearest is not None
-            return self._believed(nearest)
+        if low is None:
+            return self._believed(sizes[0])
+        if high is None:
+            low, high = sizes[0], sizes[-1]
+            rise = self._believed(high) - self._believed(low)
+            return self._believed(high) + max(0.0, rise) * (size - high) / max(1, high - low)
+        if low == high:
+            return self._believed(low)
         share = (size - low) / (high - low)
         start, end = self._believed(low), self._believed(high)
         return start + share * (end - start)

@@ -56,11 +56,12 @@ class StepAccounts:
         num_drafted = sum(one.num_drafted for one in verified.values())
         if not batch.num_prefill_tokens:
             policy.observe_step(batch.num_decodes + num_drafted, seconds - result.draft_seconds)
+            num_accepted = sum(len(one.samples) for one in verified.values())
+            num_tokens = batch.num_decodes + num_accepted
+            policy.observe_outcome(batch.num_decodes, num_tokens, seconds - result.catch_up_seconds)
             plain_seconds = policy.plain_seconds(batch.num_decodes)
             if verified and plain_seconds is not None:
-                num_accepted = sum(len(one.samples) for one in verified.values())
-                share = (batch.num_decodes + num_accepted) / batch.num_decodes
-                self._metrics.drafts.took(seconds, plain_seconds * share)
+                self._metrics.drafts.took(seconds, plain_seconds * num_tokens / batch.num_decodes)
             elif result.draft_seconds:
                 # Spent for guesses that are yet to come, or never do.
                 self._metrics.drafts.took(result.draft_seconds, 0.0)
@@ -84,7 +85,7 @@ class StepAccounts:
         self._metrics.sizes(sequence.num_prompt, sequence.num_generated)
         self._metrics.moments.answer(sequence.num_generated)
         if self._policy is not None and sequence.num_generated:
-            self._policy.observe_answer(sequence.num_generated)
+            self._policy.observe_answer(sequence.acceptance, sequence.num_prompt - sequence.num_cached)
         seconds = now - sequence.request.received_at
         self._metrics.finished(reason, seconds, sequence.seconds_per_output_token())
 

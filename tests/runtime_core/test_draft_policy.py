@@ -10,13 +10,15 @@ import pytest
 
 from headway_runtime.draft_policy import LAST_PROBE, Acceptance, DraftPolicy
 
+PROMPT_TOKENS = 1000
+
 
 @dataclass
 class Machine:
     """step_seconds: by rows. draft_seconds: of a pass, by sequences. luck: how often a guess comes true.
 
     catch_up_seconds: of a sequence that is guessed for the first time; first_catch_up_seconds: of the very
-    first one. answer_tokens: then another one comes.
+    first one. answer_tokens: then another one comes. most_guesses: that a step has room for.
     """
 
     step_seconds: Callable[[int], float]
@@ -28,6 +30,7 @@ class Machine:
     catch_up_seconds: float = 0.0
     first_catch_up_seconds: float | None = None
     answer_tokens: int = 10**9
+    most_guesses: int = 10**9
     seconds: float = 0.0
     num_tokens: int = 0
     num_guessing_steps: int = 0
@@ -44,6 +47,10 @@ class Machine:
         for _ in range(num_steps):
             lengths = self.policy.lengths(self.acceptances, most)
             assert all(0 <= length <= most for length in lengths)
+            room, num_tokens = self.most_guesses, self.num_tokens
+            for place, length in enumerate(lengths):
+                lengths[place] = min(length, room)
+                room -= lengths[place]
             noise = 1.0 + self.random.uniform(-self.noise, self.noise)
             step = self.step_seconds(len(lengths) + sum(lengths)) * noise
             self.policy.observe_step(len(lengths) + sum(lengths), step)
@@ -59,16 +66,17 @@ class Machine:
                     first, self.first_catch_up_seconds = self.first_catch_up_seconds, None
                     catch_up = self.catch_up_seconds if first is None else first
                     self.seconds += catch_up
-                    self.policy.observe_catch_up(1, catch_up)
+                    self.policy.observe_catch_up(PROMPT_TOKENS, catch_up)
                 num_true = next((i for i in range(length) if self.random.random() > self.luck), length)
                 self.num_tokens += 1 + num_true
                 if length:
                     self.policy.observe_guesses(acceptance, length, num_true)
                 self.left[place] -= 1 + num_true
                 if self.left[place] <= 0:
-                    self.policy.observe_answer(self.answer_tokens)
+                    self.policy.observe_answer(acceptance, PROMPT_TOKENS)
                     self.acceptances[place], self.lacking[place] = Acceptance(), True
                     self.left[place] = self.answer_tokens
+            self.policy.observe_outcome(len(lengths), self.num_tokens - num_tokens, step + draft)
 
     @property
     def speedup(self) -> float:
@@ -237,6 +245,53 @@ def test_prompts_that_the_draft_must_read_are_charged_to_its_guesses(num_sequenc
     long.run(300)
     long.run(2000)
     assert long.speedup > 1.15
+
+
+def test_guesses_that_find_no_room_are_no_reason_to_go_on() -> None:
+    """All are to be guessed for, which would pay; there is room for one guess a step, which does not."""
+
+    def step_seconds(rows: int) -> float:
+        return {16: 0.020, 17: 0.024}.get(rows, 0.026)
+
+    whole = Machine(step_seconds, free, luck=0.9, num_sequences=16)
+    whole.run(100)
+    whole.run(500)
+    assert whole.speedup > 3.0
+    cramped = Machine(step_seconds, free, luck=0.9, num_sequences=16, policy=whole.policy, most_guesses=1)
+    cramped.run(500)
+    cramped.run(3000)
+    assert cramped.speedup > 0.98
+    whole.run(2 * LAST_PROBE)
+    whole.run(500)
+    assert whole.speedup > 3.0
+
+
+def test_larger_steps_than_any_before_are_expected_to_cost_more() -> None:
+    """Else the largest is chosen for ever where there is room for half of it."""
+    policy = DraftPolicy()
+    for rows in (16, 24, 32):
+        for _ in range(3):
+            policy.observe_step(rows, computes(rows))
+    sure = [Acceptance(0.9, is_own=True) for _ in range(16)]
+    assert not any(policy.lengths(sure, 6))
+
+
+def test_only_tokens_that_might_have_been_guessed_bear_what_catching_up_costs() -> None:
+    """Of an answer whose other tokens come in steps without room for guesses."""
+    policy = DraftPolicy()
+
+    def is_worth_it(num_answer_tokens: int) -> bool:
+        for _ in range(100):
+            policy.observe_answer(Acceptance(num_tokens=num_answer_tokens), 1000)
+        return any(policy.lengths([Acceptance(0.8, is_own=True)], 4))
+
+    for rows in range(1, 8):
+        for _ in range(3):
+            policy.observe_step(rows, 0.020)
+    for _ in range(4):
+        policy.observe_catch_up(100, 0.1)  # a second for each prompt
+    assert not is_worth_it(20)
+    assert is_worth_it(1000)
 
 
 def test_a_slow_first_guess_does_not_decide() -> None:
