@@ -125,7 +125,7 @@ class DraftPolicy:
         self._num_guesses = ASSUMED_GUESSES
         self._step_costs = _Costs()
         self._draft_costs = _Costs()
-        # On average, tokens of an answer in steps with room for guesses, and of its prompt that were computed.
+        # On average: of an answer, in steps with room for guesses, and of its prompt, those computed.
         self._answer_tokens: float | None = None
         self._prompt_tokens: float | None = None
         # Seconds in which the draft computed a token that it lacked, but for the very first time.
