@@ -13,9 +13,9 @@ the tokens that answers have on average from steps with room for guesses (prompt
 says nothing of later ones (kernels are compiled, the draft reads its weights for the first time), and would
 keep the second from ever being tried: it is left out.
 
-What is promised so need not come: guesses find no room, the draft is still at a prompt, a cost was read
-between places that were never seen. So what steps with guesses brought is held against what was promised for
-them, by the number of sequences, and later promises are worth as much less.
+What is promised so need not come: the draft is still at the prompts of some, or a cost was read between
+places that were never seen. So what steps with guesses brought is kept, too, by the number of sequences;
+where that was less than steps without would have brought, no promise counts.
 
 A guess is worth its row if a^k is above some bound, the same for all sequences, so a few bounds are tried.
 At small batches a step waits for memory and rows are nearly free; at large ones they cost as much as tokens
@@ -51,11 +51,15 @@ ANSWER_WEIGHT = 0.05
 # Share of the time that catching up for mere tries may take.
 MOST_LOST = 0.01
 COMMON_WEIGHT = 0.02
-# What is kept of promises and what came of them, from one step with guesses to the next, and at each try.
+# Of what steps with guesses brought, what is kept from one to the next, and at each try without one.
 KEPT_PER_STEP = 0.97
 KEPT_PER_TRY = 0.8
-# What is not known yet counts for as much as so many steps that brought what was promised.
-TRUSTED_STEPS = 4.0
+# At first they are taken to bring as much as others, as if so many had been seen.
+ASSUMED_STEPS = 8.0
+# One step may take any time, when its kernels are compiled; for this little it counts at least.
+LEAST_OUTCOME = 0.5
+# Below this they cost more than they bring. That of 30 steps is known to a hundredth or two.
+LEAST_MEAN = 0.98
 # What is assumed of the first sequences counts for as much as so many guesses that were seen.
 ASSUMED_GUESSES = 8
 # A cost is the median of so many latest ones; of fewer than LEAST_COSTS, the lowest.
@@ -81,28 +85,28 @@ class _Pace:
     probe_steps: int = FIRST_PROBE
     is_paying: bool = False
     has_paid_steps: int = 0
-    # Over steps with guesses, the lately more: how many times as fast as without they were to be, and were.
-    promised: float = TRUSTED_STEPS
-    came: float = TRUSTED_STEPS
+    # Over steps with guesses, the latest more: how many times as fast as without they were, and their number.
+    outcomes: float = ASSUMED_STEPS
+    num_outcomes: float = ASSUMED_STEPS
 
     @property
-    def credit(self) -> float:
-        """What a promise is worth, at most 1."""
-        return min(1.0, self.came / self.promised)
+    def is_losing(self) -> bool:
+        """Whether guesses have cost more than they brought."""
+        return self.outcomes < LEAST_MEAN * self.num_outcomes
 
-    def settle(self, promised: float, came: float) -> None:
+    def settle(self, outcome: float) -> None:
         """One step with guesses."""
         self._forget(KEPT_PER_STEP)
-        self.promised += promised
-        self.came += came
+        self.outcomes += max(LEAST_OUTCOME, outcome)
+        self.num_outcomes += 1.0
 
     def forgive(self) -> None:
-        """Things may have changed since promises were not kept."""
+        """Things may have changed since."""
         self._forget(KEPT_PER_TRY)
 
     def _forget(self, kept: float) -> None:
-        self.promised += (1.0 - kept) * (TRUSTED_STEPS - self.promised)
-        self.came += (1.0 - kept) * (TRUSTED_STEPS - self.came)
+        self.outcomes += (1.0 - kept) * (ASSUMED_STEPS - self.outcomes)
+        self.num_outcomes += (1.0 - kept) * (ASSUMED_STEPS - self.num_outcomes)
 
     def turn(self, *, is_paying: bool) -> None:
         """One more step, for which guessing pays, or not."""
@@ -132,32 +136,29 @@ class DraftPolicy:
         self._catch_ups: deque[float] = deque(maxlen=NUM_COSTS)
         self._has_caught_up = False
         self._paces: defaultdict[int, _Pace] = defaultdict(_Pace)
-        # Of the latest step: how many times as fast its guesses were to make it; None without guesses.
-        self._promised: float | None = None
 
-    def lengths(self, acceptances: Sequence[Acceptance], most: int) -> list[int]:
-        """Guesses for each of these sequences, `most` at most."""
+    def lengths(self, acceptances: Sequence[Acceptance], most: int, room: int) -> list[int]:
+        """Guesses for each of these sequences, `most` at most, in all no more than there is room for."""
         if not acceptances:
             return []
         if not self._is_adaptive:
-            return [most] * len(acceptances)
+            return _within(room, [most] * len(acceptances))
         number = len(acceptances)
         for one in acceptances:
             one.num_tokens += 1
         pace = self._pace(number)
         rates = [min(0.98, one.rate if one.is_own else self._common) for one in acceptances]
-        best, self._promised = self._best(rates, most, pace.credit)
+        best = [0] * number if pace.is_losing else self._best(rates, most, room)
         pace.turn(is_paying=any(best))
         if pace.num_steps < (PLAIN_STEPS if pace.is_paying else self._steps_to_probe(number, pace)):
             return best
         pace.num_steps = 0
         if pace.is_paying:
-            self._promised = None
             return [0] * number
         pace.probe_steps = min(2 * pace.probe_steps, LAST_PROBE)
         pace.forgive()
         # Two, as the draft's first pass has to catch up and so does not say what a pass costs.
-        return [min(2, most)] * number
+        return _within(room, [min(2, most)] * number)
 
     def observe_step(self, num_rows: int, seconds: float) -> None:
         """A step that only decoded, without what guessing took."""
@@ -168,11 +169,10 @@ class DraftPolicy:
         self._draft_costs.observe(num_sequences, seconds / num_passes)
 
     def observe_outcome(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        """What the latest step brought, and took with its guesses; not what catching up took."""
+        """What a step with guesses brought, and took with them; not what catching up took."""
         plain = self._step_costs.at(num_sequences)
-        if self._promised is not None and plain:
-            came = num_tokens * plain / (num_sequences * seconds)
-            self._pace(num_sequences).settle(self._promised, came)
+        if plain:
+            self._pace(num_sequences).settle(num_tokens * plain / (num_sequences * seconds))
 
     def observe_catch_up(self, num_tokens: int, seconds: float) -> None:
         """What the draft model took to compute so many tokens that it lacked."""
@@ -216,35 +216,46 @@ class DraftPolicy:
             return pace.probe_steps
         return max(pace.probe_steps, num_sequences * self._catch_up_seconds / (MOST_LOST * plain))
 
-    def _best(self, rates: Sequence[float], most: int, credit: float) -> tuple[list[int], float | None]:
-        """The lengths, and how much faster they are to be (1: as fast), but for catching up; None without."""
+    def _best(self, rates: Sequence[float], most: int, room: int) -> list[int]:
         number = len(rates)
-        best, best_value, promised = [0] * number, LEAST_GAIN / credit, None
+        best = [0] * number
         plain = self._step_costs.at(number)
         if plain is None:
             # Nothing is known yet: one step without guesses is the measure of all that follow.
-            return best, None
+            return best
+        best_value = LEAST_GAIN * number / plain
         catch_up = self._catch_up_seconds / max(1.0, self._answer_tokens or math.inf)
         highest = max(rates)
         for bound in BOUNDS:
-            if highest < bound or not (longest := _length(highest, bound, most)):
+            if highest < bound or not _length(highest, bound, most):
                 continue
-            lengths = [_length(rate, bound, most) for rate in rates]
+            lengths = _within(room, [_length(rate, bound, most) for rate in rates])
             tokens = sum(
                 (1.0 - rate ** (length + 1)) / (1.0 - rate)
                 for rate, length in zip(rates, lengths, strict=True)
             )
             step = self._step_costs.at(number + sum(lengths)) or plain
             draft = self._draft_costs.at(sum(length > 0 for length in lengths)) or 0.0
-            seconds, without = max(step, plain) + longest * draft, plain * tokens / number
-            if (value := without / (seconds + tokens * catch_up)) > best_value:
-                best, best_value, promised = lengths, value, without / seconds
-        return best, promised
+            value = tokens / (max(step, plain) + max(lengths) * draft + tokens * catch_up)
+            if value > best_value:
+                best, best_value = lengths, value
+        return best
 
 
 def _length(rate: float, bound: float, most: int) -> int:
     """The guesses of which each comes true with at least probability `bound`."""
     return 0 if rate < bound else min(most, int(math.log(bound) / math.log(rate)))
+
+
+def _within(room: int, lengths: list[int]) -> list[int]:
+    """The first ones first."""
+    if sum(lengths) <= room:
+        return lengths
+    found = []
+    for length in lengths:
+        found.append(min(length, room))
+        room -= found[-1]
+    return found
 
 
 def _averaged(average: float | None, value: float) -> float:

@@ -15,7 +15,7 @@ def give_guesses(
     decodes = [
         one for one, share in draft.shares.items() if share == 1 and one.num_computed >= one.num_prompt
     ]
-    lengths = policy.lengths([one.acceptance for one in decodes], most)
+    lengths = policy.lengths([one.acceptance for one in decodes], most, draft.budget)
     for sequence, length in zip(decodes, lengths, strict=True):
         num_known = len(sequence.token_ids)
         # One token more than is guessed is sampled.

@@ -56,11 +56,10 @@ class StepAccounts:
         num_drafted = sum(one.num_drafted for one in verified.values())
         if not batch.num_prefill_tokens:
             policy.observe_step(batch.num_decodes + num_drafted, seconds - result.draft_seconds)
-            num_accepted = sum(len(one.samples) for one in verified.values())
-            num_tokens = batch.num_decodes + num_accepted
-            policy.observe_outcome(batch.num_decodes, num_tokens, seconds - result.catch_up_seconds)
             plain_seconds = policy.plain_seconds(batch.num_decodes)
             if verified and plain_seconds is not None:
+                num_tokens = batch.num_decodes + sum(len(one.samples) for one in verified.values())
+                policy.observe_outcome(batch.num_decodes, num_tokens, seconds - result.catch_up_seconds)
                 self._metrics.drafts.took(seconds, plain_seconds * num_tokens / batch.num_decodes)
             elif result.draft_seconds:
                 # Spent for guesses that are yet to come, or never do.

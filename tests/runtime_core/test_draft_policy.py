@@ -11,6 +11,7 @@ import pytest
 from headway_runtime.draft_policy import LAST_PROBE, Acceptance, DraftPolicy
 
 PROMPT_TOKENS = 1000
+ROOM = 10**6
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Machine:
         """Decode for that many steps."""
         self.seconds = self.num_tokens = self.num_guessing_steps = 0
         for _ in range(num_steps):
-            lengths = self.policy.lengths(self.acceptances, most)
+            lengths = self.policy.lengths(self.acceptances, most, ROOM)
             assert all(0 <= length <= most for length in lengths)
             room, num_tokens = self.most_guesses, self.num_tokens
             for place, length in enumerate(lengths):
@@ -76,7 +77,8 @@ class Machine:
                     self.policy.observe_answer(acceptance, PROMPT_TOKENS)
                     self.acceptances[place], self.lacking[place] = Acceptance(), True
                     self.left[place] = self.answer_tokens
-            self.policy.observe_outcome(len(lengths), self.num_tokens - num_tokens, step + draft)
+            if any(lengths):
+                self.policy.observe_outcome(len(lengths), self.num_tokens - num_tokens, step + draft)
 
     @property
     def speedup(self) -> float:
@@ -194,7 +196,7 @@ def test_each_sequence_gets_what_its_own_luck_is_worth() -> None:
     for rows in (2, 8):
         policy.observe_step(rows, waits_for_memory(rows))
     policy.observe_drafts(1, 1, 0.002)
-    lengths = policy.lengths([lucky, unlucky], 6)
+    lengths = policy.lengths([lucky, unlucky], 6, ROOM)
     assert lengths[0] >= 4
     assert lengths[1] == 0
 
@@ -273,7 +275,7 @@ def test_larger_steps_than_any_before_are_expected_to_cost_more() -> None:
         for _ in range(3):
             policy.observe_step(rows, computes(rows))
     sure = [Acceptance(0.9, is_own=True) for _ in range(16)]
-    assert not any(policy.lengths(sure, 6))
+    assert not any(policy.lengths(sure, 6, ROOM))
 
 
 def test_only_tokens_that_might_have_been_guessed_bear_what_catching_up_costs() -> None:
@@ -283,7 +285,7 @@ def test_only_tokens_that_might_have_been_guessed_bear_what_catching_up_costs() 
     def is_worth_it(num_answer_tokens: int) -> bool:
         for _ in range(100):
             policy.observe_answer(Acceptance(num_tokens=num_answer_tokens), 1000)
-        return any(policy.lengths([Acceptance(0.8, is_own=True)], 4))
+        return any(policy.lengths([Acceptance(0.8, is_own=True)], 4, ROOM))
 
     for rows in range(1, 8):
         for _ in range(3):
@@ -315,7 +317,7 @@ def test_one_slow_step_does_not_decide() -> None:
 
 
 def test_nobody_decoding_is_no_work() -> None:
-    assert DraftPolicy().lengths([], 4) == []
+    assert DraftPolicy().lengths([], 4, ROOM) == []
 
 
 def test_a_dozen_wrong_guesses_are_enough_to_doubt_the_rest() -> None:
@@ -324,10 +326,10 @@ def test_a_dozen_wrong_guesses_are_enough_to_doubt_the_rest() -> None:
     for size, seconds in ((16, 0.020), (32, 0.028)):
         for _ in range(9):
             policy.observe_step(size, seconds)
-    assert any(policy.lengths([Acceptance() for _ in range(16)], 1)), "what is assumed is worth a try"
+    assert any(policy.lengths([Acceptance() for _ in range(16)], 1, ROOM)), "what is assumed is worth a try"
     for _ in range(12):
         policy.observe_guesses(Acceptance(), 1, 0)
-    assert not any(policy.lengths([Acceptance() for _ in range(16)], 1))
+    assert not any(policy.lengths([Acceptance() for _ in range(16)], 1, ROOM))
     for _ in range(60):
         policy.observe_guesses(Acceptance(), 1, 1)
-    assert any(policy.lengths([Acceptance() for _ in range(16)], 1)), "and it is not for ever"
+    assert any(policy.lengths([Acceptance() for _ in range(16)], 1, ROOM)), "and it is not for ever"
