@@ -7,8 +7,11 @@ often as the numbers in `e2e/results/` say.
 import contextlib
 import json
 import os
+import platform
+import subprocess
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +134,31 @@ async def serves(load: Load) -> None:
 
 
 def record(name: str, load: Load, **counts: Any) -> None:
-    """Say what was done and what became of the requests, and keep it where the environment says."""
+    """Say what was done and what became of the requests, and keep it where the environment says.
+
+    Each entry says of which commit, on what and when: a file may hold entries of several runs.
+    """
     result = counts | {"requests": load.sent, "failed": len(load.failures)}
     print(f"{name}: {json.dumps(result)}", flush=True)
     if path := os.environ.get(RESULTS_VARIABLE):
         file = Path(path)
         known = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps(known | {name: result}, indent=1) + "\n")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(known | {name: result | conditions()}, indent=1) + "\n")
+
+
+def conditions() -> dict[str, str]:
+    """What was tested, on what machine and when (UTC)."""
+    git = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "commit": git.stdout.strip() or "unknown",
+        "machine": f"{os.cpu_count()} cores, {pages * page / 2**30:.0f} GiB, {platform.machine()}",
+        "date": datetime.now(UTC).date().isoformat(),
+    }

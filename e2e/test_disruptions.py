@@ -72,8 +72,9 @@ async def test_no_request_fails_while_replicas_are_removed(
         while removed < SCALE_DOWNS:
             count = min(MOST_REPLICAS - 1, SCALE_DOWNS - removed)
             await scaled(installed, 1 + count)
-            await scaled(installed, 1)
-            removed += count
+            for left in range(count, 0, -1):
+                await scaled(installed, left)
+                removed += 1
     record("scale-downs", load, scale_downs=removed)
     assert [outcome.error for outcome in load.failures] == []
 
