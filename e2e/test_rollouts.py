@@ -1,0 +1,125 @@
+"""Rollouts that are judged, given up, and a service that sleeps, on a real cluster with users all the while.
+
+The tests share one service and build on each other.
+"""
+
+import asyncio
+import time
+from functools import partial
+
+import pytest
+
+from e2e.disruption import becomes_ready, fixed_service, patch, record, serves, under_load
+from e2e.kubernetes import Kubernetes, Object, eventually
+from e2e.load import Load, ttft_milliseconds
+from e2e.observed_service import NAME, NAMESPACE, condition, runtime_pods, status
+
+HOLD_SECONDS = 10
+DEADLINE_SECONDS = 30
+IDLE_SECONDS = 10
+WAKING_USERS = 8
+REVISION = "serving.headway.dev/revision"
+BROKEN_MODULE = "no_such_module"
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def revisions(kubernetes: Kubernetes) -> dict[str, str]:
+    """The hash of each replica's revision, by the uid of its pod."""
+    pods = runtime_pods(kubernetes)
+    return {pod["metadata"]["uid"]: pod["metadata"]["labels"][REVISION] for pod in pods}
+
+
+def reasons(kubernetes: Kubernetes) -> set[str]:
+    """Of every event about the service."""
+    about = f"involvedObject.name={NAME},involvedObject.kind=InferenceService"
+    found = kubernetes.kubectl(
+        "get",
+        "events",
+        f"--namespace={NAMESPACE}",
+        f"--field-selector={about}",
+        "--output=jsonpath={.items[*].reason}",
+    )
+    return set(found.split())
+
+
+async def test_a_service_that_serves_gets_a_stable_revision(installed: Kubernetes) -> None:
+    wanted = fixed_service(installed, replicas=1, gateways=1)
+    canary = {"steps": [50], "holdSeconds": HOLD_SECONDS, "minRequests": 5}
+    wanted["spec"]["rollout"] = {"progressDeadlineSeconds": DEADLINE_SECONDS, "canary": canary}
+    installed.apply(wanted)
+    await becomes_ready(installed, 1)
+    await eventually("it is stable", 30, lambda: "stable" in status(installed).get("rollout", {}))
+
+
+async def test_a_canary_takes_its_share_and_is_promoted_under_load(installed: Kubernetes, url: str) -> None:
+    [before] = set(revisions(installed).values())
+    async with under_load(url) as load:
+        patch(installed, {"template": {"metadata": {"annotations": {"example.com/note": "canary"}}}})
+        began = time.monotonic()
+        await eventually("half of the requests go to it", 120, partial(has_share, installed))
+        assert set(revisions(installed).values()) > {before}, "both revisions serve meanwhile"
+        await eventually("it is promoted", 180, lambda: before not in revisions(installed).values())
+        assert time.monotonic() - began >= HOLD_SECONDS
+        await becomes_ready(installed, 1)
+    record("canaries", load, promoted=1)
+    assert [outcome.error for outcome in load.failures] == []
+
+
+def has_share(kubernetes: Kubernetes) -> bool:
+    return bool(status(kubernetes).get("rollout", {}).get("weight") == 50)
+
+
+async def test_a_revision_that_crashes_is_given_up_and_no_request_fails(
+    installed: Kubernetes, url: str
+) -> None:
+    before = revisions(installed)
+    async with under_load(url) as load:
+        patch(installed, {"template": {"spec": {"containers": [broken_container(installed)]}}})
+        await eventually(
+            "it is given up",
+            DEADLINE_SECONDS + 150,
+            lambda: "failed" in status(installed).get("rollout", {}),
+        )
+        await becomes_ready(installed, 1)
+        assert revisions(installed) == before, "the pods that served go on"
+        await serves(load)
+    record("rollbacks", load, given_up=1)
+    assert [outcome.error for outcome in load.failures] == []
+    assert condition(installed, "Degraded").startswith("True")
+    told = {entry["type"]: entry["message"] for entry in status(installed)["conditions"]}
+    assert "was given up" in told["Degraded"]
+    assert BROKEN_MODULE in told["Degraded"] or not installed.has_pod_network, told["Degraded"]
+    assert "ProgressDeadlineExceeded" in reasons(installed)
+
+
+def broken_container(kubernetes: Kubernetes) -> Object:
+    """The replicas' container, with a program that ends at once."""
+    template = kubernetes.get("inferenceservice", NAME, NAMESPACE)["spec"]["template"]
+    [container] = template.get("spec", {}).get("containers") or [{"name": "runtime"}]
+    command = container.get("command")
+    return dict(container) | {"command": [*command[:-1], BROKEN_MODULE] if command else ["/bin/false"]}
+
+
+async def test_a_service_falls_asleep_and_all_who_wake_it_are_served(installed: Kubernetes, url: str) -> None:
+    """Without a canary: what changes here is no template, and the broken one has to go."""
+    service = fixed_service(installed, replicas=1, gateways=1)
+    del service["spec"]["replicas"]
+    service["spec"]["scaling"] = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": IDLE_SECONDS}
+    installed.apply(service)
+    await eventually(
+        "it sleeps",
+        IDLE_SECONDS + 240,
+        lambda: condition(installed, "Ready") == "True Asleep" and not runtime_pods(installed),
+    )
+    load = Load(url, NAME, ["What is 12 + 30?"], max_tokens=16)
+    await load.start(0)
+    woken_at = time.monotonic()
+    await asyncio.gather(*(load.request(load.prompts[0]) for _ in range(WAKING_USERS)))
+    waited = ttft_milliseconds(load.outcomes, woken_at - 1, time.monotonic())
+    await load.stop()
+    assert [outcome.error for outcome in load.failures] == []
+    assert len(load.outcomes) == WAKING_USERS
+    assert waited is not None
+    record("wakings", load, woken=1, p95_ttft_milliseconds=round(waited))
+    await eventually("a replica serves", 60, lambda: status(installed).get("readyReplicas", 0) >= 1)
