@@ -109,6 +109,15 @@ class Replica:
     start: Start | None = None
 
 
+# Reasons of a replica that has no node.
+_UNPLACED = ("Unschedulable", "FailedCreate", "QuotaExceeded")
+
+
+def is_unplaced(replica: Replica) -> bool:
+    """Whether no place has been found for it."""
+    return replica.reason in _UNPLACED
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A replica that was taken away for good: evicted, preempted, its node lost, refused by its node."""

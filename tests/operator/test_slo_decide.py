@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headway_operator.slo import Memory, decide
-from headway_operator.slo.window import Slice
+from headway_operator.slo.slices import Slice
 from headway_operator.state import (
     Decision,
     GatewaySample,
@@ -239,21 +239,24 @@ def test_the_last_replica_allowed_has_its_time_before_it_is_called_too_few(
 
 
 @pytest.mark.parametrize(
-    ("age", "want_replicas", "want_blocker"),
-    [(599.0, 2, "ReplicaPending"), (601.0, 3, "Unschedulable")],
-    ids=["pending is waited for", "pending past its deadline counts as absent"],
+    ("age", "reason", "want_replicas", "want_blocker"),
+    [
+        pytest.param(599.0, "ImagePullBackOff", 2, "ReplicaPending", id="pending is waited for"),
+        pytest.param(601.0, "ImagePullBackOff", 3, "ImagePullBackOff", id="past its deadline it is absent"),
+        pytest.param(601.0, "Unschedulable", 2, "Unschedulable", id="another would find no place either"),
+    ],
 )
 def test_replicas_asked_for(
-    scene: Scene, build: Any, age: float, want_replicas: int, want_blocker: str
+    scene: Scene, build: Any, age: float, reason: str, want_replicas: int, want_blocker: str
 ) -> None:
     scene.slow_ttft()
     scene.target = replace(scene.target, highest=Limits(8, 512))
-    late = build.replica("b", phase="pending", ready_at=None, created_at=NOW - age, reason="Unschedulable")
+    late = build.replica("b", phase="pending", ready_at=None, created_at=NOW - age, reason=reason)
     scene.replicas["b"] = late
     scene.memory = replace(scene.memory, replicas=2, replicas_raised_at=NOW - age)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.blocker) == (want_replicas, want_blocker)
-    assert ("is not ready yet (Unschedulable)" in decision.message) == (want_replicas == 2)
+    assert (f"is not ready yet ({reason})" in decision.message) == (want_blocker == "ReplicaPending")
 
 
 def test_a_pod_that_does_not_exist_yet_is_pending_too(scene: Scene) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from headway_operator.slo import evidence
 from headway_operator.slo.evidence import Load
-from headway_operator.slo.window import Recent, Slice
+from headway_operator.slo.slices import Slice
+from headway_operator.slo.window import Recent
 from headway_operator.state import GatewaySample, Sample
 
 NOW = 1000.0

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from headway_operator.slo.forecast import DAY_SECONDS, Course, Span, arrivals, forecast, watched
-from headway_operator.slo.window import Slice
+from headway_operator.slo.slices import Slice
 
 NOW = 100_000.0
 

@@ -10,8 +10,8 @@ from headway_operator.slo.baselines import of_replica
 from headway_operator.slo.build import Build
 from headway_operator.slo.capacity import Factors, Workload
 from headway_operator.slo.marks import with_mark
+from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit, StepModel
-from headway_operator.slo.window import Slice
 from headway_operator.state import (
     Decision,
     GatewaySample,
@@ -63,7 +63,7 @@ class Fleet:
 
     def pending(self, count: int, age: float = 5.0, reason: str = "") -> None:
         phase: ReplicaPhase = "pending"
-        for number in range(count):
+        for number in range(len(self.replicas), len(self.replicas) + count):
             self.replicas[f"p{number}"] = Replica(
                 f"p{number}", "1a2b3c4d", phase, None, created_at=NOW - age, reason=reason
             )
@@ -96,10 +96,10 @@ class Fleet:
         ]
         last = made[-1]
         totals = {
-            name: last.totals.get(name, 0.0) + self.now_totals.get(name, 0.0)
+            name: last.total(name) + self.now_totals.get(name, 0.0)
             for name in {*last.totals, *self.now_totals}
         }
-        return (*made[:-1], replace(last, totals=totals))
+        return (*made[:-1], last.with_totals(totals))
 
     def decide(self, now: float = NOW) -> tuple[Decision, Memory]:
         ready = [name for name, one in self.replicas.items() if one.phase == "ready"]
@@ -306,11 +306,39 @@ def test_pending_replicas_do_not_freeze_what_the_load_needs_beyond_them(fleet: F
     assert decision.replicas == 9
 
 
-def test_an_unschedulable_replica_past_its_deadline_is_no_supply(fleet: Fleet) -> None:
+@pytest.mark.parametrize(
+    ("ages", "reason", "want"),
+    [
+        pytest.param([700.0, 700.0], "ImagePullBackOff", 8, id="one more for each"),
+        pytest.param([1400.0, 1400.0, 700.0, 700.0], "ImagePullBackOff", 8, id="none for a substitute"),
+        pytest.param([700.0, 700.0], "Unschedulable", 6, id="none where no place is found"),
+    ],
+)
+def test_a_replica_past_its_deadline_is_no_supply(
+    fleet: Fleet, ages: list[float], reason: str, want: int
+) -> None:
     fleet.per_second = 5.5 * CAPACITY
-    fleet.pending(2, age=700.0, reason="Unschedulable")
+    for age in ages:
+        fleet.pending(1, age=age, reason=reason)
     decision, _ = fleet.decide()
-    assert (decision.replicas, decision.blocker) == (8, "Unschedulable")
+    assert (decision.replicas, decision.blocker) == (want, reason)
+
+
+@pytest.mark.parametrize("age", [5.0, 700.0], ids=["at once", "past the deadline"])
+def test_replicas_without_a_place_hold_no_removal_back(fleet: Fleet, age: float) -> None:
+    fleet.pending(3, age=age, reason="Unschedulable")
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 4),))
+    decision, _ = fleet.decide()
+    assert (decision.replicas, decision.cause) == (4, "RemovedReplica"), "all of them at once"
+    fleet.per_second = CAPACITY
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 2),))
+    assert fleet.decide()[0].replicas == 4, "one that serves has its own turn"
+
+
+def test_replicas_that_only_start_hold_removals_back(fleet: Fleet) -> None:
+    fleet.pending(3)
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 4),))
+    assert fleet.decide()[0].replicas == 7
 
 
 def test_a_backlog_asks_for_what_drains_it(fleet: Fleet) -> None:
@@ -352,9 +380,23 @@ def test_a_promise_broken_by_too_few_replicas_says_nothing_of_the_model(fleet: F
     assert fleet.decide()[1].kappa == 1.0
 
 
-def test_trust_comes_back_by_a_hundredth_a_minute(fleet: Fleet) -> None:
+@pytest.mark.parametrize(
+    ("met", "missed", "want"),
+    [
+        pytest.param(4000, 0, 0.808, id="kept"),
+        pytest.param(3820, 180, 0.808, id="kept as far as counted"),
+        pytest.param(3790, 210, 0.8, id="more missed than allowed, though nothing proves it"),
+        pytest.param(40, 0, 0.8, id="too few requests to tell"),
+    ],
+)
+def test_trust_comes_back_by_a_hundredth_a_minute_on_evidence(
+    fleet: Fleet, met: int, missed: int, want: float
+) -> None:
     fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
-    assert fleet.decide()[1].kappa == pytest.approx(0.808)
+    fleet.totals |= {"ttft_met": met, "ttft_missed": missed}
+    decision, memory = fleet.decide()
+    assert decision.ttft.verdict != "violated"
+    assert memory.kappa == pytest.approx(want)
 
 
 def test_less_trust_is_more_replicas(fleet: Fleet) -> None:

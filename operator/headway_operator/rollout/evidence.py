@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway_operator.slo.baselines import Baseline
-from headway_operator.slo.window import Slice, advance, joined
+from headway_operator.slo.slices import Slice, joined
+from headway_operator.slo.window import advance
 from headway_operator.state import GatewaySample, Observed, RevisionTotals, Sample, Targets
 
 NOTHING = RevisionTotals(0, 0)

@@ -1,16 +1,14 @@
 """What keeps a new replica from serving, told apart: that there is no room for it, or that it fails."""
 
-from headway_operator.state import Replica
+from headway_operator.state import Replica, is_unplaced
 
-# Reasons of a replica that has no node, and what the scheduler, the admission of quotas and the allocation of
-# devices say where it is room that is wanting.
-_UNPLACED = ("Unschedulable", "FailedCreate", "QuotaExceeded")
+# What the scheduler, the admission of quotas and the allocation of devices say where room is wanting.
 _NO_ROOM = ("Insufficient ", "Too many pods", "exceeded quota", "cannot allocate all claims")
 
 
 def lacks_room(replica: Replica) -> bool:
     """Whether it waits for nothing but room: resources that others have, or a quota that is used up."""
-    return replica.reason in _UNPLACED and any(words in replica.message for words in _NO_ROOM)
+    return is_unplaced(replica) and any(words in replica.message for words in _NO_ROOM)
 
 
 def is_failing(replica: Replica) -> bool:

@@ -30,10 +30,6 @@ from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
 from headway_operator.slo.sizing import (
-    KAPPA_CUT,
-    KAPPA_GAIN_PER_SECOND,
-    LEAST_KAPPA,
-    MOST_KAPPA,
     Sizing,
     calibrated,
     expected,
@@ -42,8 +38,10 @@ from headway_operator.slo.sizing import (
     with_learning,
 )
 from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
+from headway_operator.slo.slices import without_exact
 from headway_operator.slo.target import Target
-from headway_operator.slo.window import Recent, advance, without_exact
+from headway_operator.slo.trust import with_trust
+from headway_operator.slo.window import Recent, advance
 from headway_operator.state import Attainment, Decision, Observed, Sample
 
 # A pause of this length ends a violation.
@@ -62,7 +60,7 @@ def decide(
     memory = _up_to_date(target, memory, sample, observed, now)
     situation, reported = _situation(target, memory, sample, observed, now)
     situation = replace(situation, memory=_with_violation(situation))
-    situation = replace(situation, memory=_with_trust(situation))
+    situation = replace(situation, memory=with_trust(situation))
     situation = replace(situation, memory=with_idleness(situation))
     recommendation = replicas.recommended(situation, can_move_limits=knobs.move(situation) is not None)
     situation = replace(situation, memory=_with_recommendation(situation, recommendation.replicas))
@@ -160,24 +158,6 @@ def _with_violation(situation: Situation) -> Memory:
         return replace(memory, violated_since=since, violated_at=now)
     if memory.violated_at is not None and now - memory.violated_at > VIOLATION_GAP_SECONDS:
         return replace(memory, violated_since=None, violated_at=None)
-    return memory
-
-
-def _with_trust(situation: Situation) -> Memory:
-    """kappa: down when a promise is broken with nothing on its way, up again while it is kept."""
-    memory, now = situation.memory, situation.now
-    seconds = 0.0 if memory.kappa_at is None else now - memory.kappa_at
-    memory = replace(memory, kappa_at=now)
-    found = situation.sizing
-    if found is None or situation.infeasible or situation.sick:
-        return memory
-    counted = situation.supply
-    is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
-    if situation.is_violated and not counted.pending and not is_explained and not situation.is_settling:
-        return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT), kappa_cut_at=now)
-    if not situation.is_violated:
-        kappa = memory.kappa * (1.0 + KAPPA_GAIN_PER_SECOND * min(seconds, 60.0))
-        return replace(memory, kappa=min(MOST_KAPPA, kappa))
     return memory
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
-from headway_operator.slo.window import Slice
+from headway_operator.slo.slices import Slice
 
 LEVEL_SECONDS = 120.0
 SHORTER_SECONDS = (10.0, 20.0, 40.0, 60.0)
@@ -76,8 +76,8 @@ def arrivals(slices: Sequence[Slice]) -> list[Span]:
     start, count = None, 0.0
     for one in slices:
         start = one.start if start is None else start
-        count += one.totals.get("arrived", 0.0)
-        if not one.totals.get("blind") and one.end > start:
+        count += one.total("arrived")
+        if not one.total("blind") and one.end > start:
             spans.append(Span(start, one.end, count))
             start, count = None, 0.0
     return spans

@@ -4,6 +4,7 @@ A decision that says the same as the one before it (what is wanted, why, what bl
 numbers and keeps its `since`, so that an hour of calm is one entry and a hundred go back a long way.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,9 +29,10 @@ def with_decision(memory: Memory, decision: Decision) -> Memory:
         "inputs": dict(decision.evidence),
     }
     kept = memory.decisions
-    if kept and _said(kept[-1]) == _said(entry):
-        kept, entry["since"] = kept[:-1], kept[-1]["since"]
-    return replace(memory, decisions=(*kept, entry)[-MOST_DECISIONS:])
+    last = json.loads(kept[-1]) if kept else None
+    if last is not None and _said(last) == _said(entry):
+        kept, entry["since"] = kept[:-1], last["since"]
+    return replace(memory, decisions=(*kept, json.dumps(entry).encode())[-MOST_DECISIONS:])
 
 
 def _said(entry: Mapping[str, Any]) -> list[Any]:

@@ -1,5 +1,6 @@
 """What the controller remembers between passes; serialisable, so that a restart forgets little."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
@@ -8,8 +9,8 @@ from headway_operator.slo.baselines import NO_TARGETS, Baseline
 from headway_operator.slo.capacity import Factors, Workload
 from headway_operator.slo.forecast import Course
 from headway_operator.slo.marks import Mark
+from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit
-from headway_operator.slo.window import Slice
 from headway_operator.state import Limits, Targets
 
 VERSION = 2
@@ -31,7 +32,7 @@ class Memory:
     service was suspended; None while it is not.
     fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
     kappa_at, last cut at kappa_cut_at. trims: of max_num_seqs and max_num_batched_tokens, over the model's.
-    decisions: the last ones, as `history` writes them. marks: not of the checkpoint.
+    decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
     """
 
     began_at: float = 0.0
@@ -61,7 +62,7 @@ class Memory:
     kappa_at: float | None = None
     kappa_cut_at: float | None = None
     trims: tuple[float, float] = (1.0, 1.0)
-    decisions: tuple[Mapping[str, Any], ...] = ()
+    decisions: tuple[bytes, ...] = ()
     marks: tuple[Mark, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,7 +83,7 @@ class Memory:
             "course": self.course.to_dict(),
             "starts": [list(one) for one in self.starts],
             "trims": list(self.trims),
-            "decisions": [dict(one) for one in self.decisions],
+            "decisions": [json.loads(one) for one in self.decisions],
         }
 
     @classmethod
@@ -110,7 +111,7 @@ class Memory:
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
             trims=(data["trims"][0], data["trims"][1]),
-            decisions=tuple(data["decisions"]),
+            decisions=tuple(json.dumps(one).encode() for one in data["decisions"]),
         )
 
 

@@ -13,10 +13,12 @@ not known. Then a promise that stays broken although limits were moved recommend
 measured latencies with room to spare one fewer.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
-pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent. Down:
-to the highest recommendation of the whole time looked back, one replica or a tenth at a time, and only while
-every replica and gateway gives samples. The last one is not removed this way: that none is needed is for
-`sleep` to say.
+pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
+one more is asked for in its stead, once. Down: to the highest recommendation of the whole time looked back,
+one replica or a tenth at a time, and only while every replica and gateway gives samples. Replicas that found
+no place or are past their deadline give none and serve nobody: they hold no removal back, and those beyond
+the number that the load calls for go at once. The last one is not removed this way: that none is needed is
+for `sleep` to say.
 """
 
 from dataclasses import dataclass
@@ -138,10 +140,12 @@ def more(situation: Situation, wanted: int) -> Raise:
             return Raise(desired, "Settling")
     if barred:
         return Raise(desired, barred)
+    if situation.sizing is None and supply.overdue > supply.replaceable:
+        # Without a model nobody knows how many would do: none is asked for until there is room for those.
+        return Raise(desired, supply.overdue_reason)
     if situation.sick and wanted <= desired and not supply.overdue:
         return Raise(desired, SICK)
-    # A replica past its deadline is as good as none, and is asked for once more elsewhere.
-    wanted += supply.overdue if situation.sizing is not None else 0
+    wanted += supply.replaceable if situation.sizing is not None else 0
     most = desired + min(MOST_ADDED, max(FEW_ADDED if situation.sizing else 1, desired))
     number = situation.target.bound_replicas(min(wanted, most))
     return Raise(max(desired, number), supply.overdue_reason if supply.overdue else "")
@@ -161,16 +165,17 @@ def fewer(situation: Situation) -> int:
     if since is None or situation.now - since < looked_back_seconds(situation):
         return desired
     highest = max((number for _, number in memory.recommended), default=desired)
-    removed = max(1, int(SHARE_REMOVED * desired))
-    return min(desired, max(1, target.min_replicas, highest, desired - removed))
+    removed = max(1, int(SHARE_REMOVED * desired), desired - supply.ready)
+    least = max(1, target.min_replicas, highest + supply.replaceable)
+    return min(desired, max(least, desired - removed))
 
 
 def is_whole(situation: Situation) -> bool:
-    """Whether everything that is wanted is there, and tells how it is."""
+    """Whether all that may come to serve is there, and tells how it is."""
     supply = situation.supply
     return (
-        supply.ready == supply.existing == supply.desired
-        and not supply.pending
+        supply.ready + supply.unplaced + supply.overdue == supply.existing <= supply.desired
+        and supply.pending == supply.unplaced
         and not supply.unsampled
         and supply.is_gateway_sampled
         and not situation.load.late

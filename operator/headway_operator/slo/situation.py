@@ -1,5 +1,6 @@
 """Everything one decision is taken from: what is promised, measured, wanted and supplied."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway_operator.slo.evidence import Load, fresh_replicas
@@ -8,7 +9,7 @@ from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.target import Target
 from headway_operator.slo.window import Recent
-from headway_operator.state import Attainment, Limits, Observed, Sample
+from headway_operator.state import Attainment, Limits, Observed, Replica, Sample, is_unplaced
 
 # A replica asked for longer ago than this and still not ready counts as absent: more may be asked for.
 PENDING_DEADLINE_SECONDS = 600.0
@@ -25,7 +26,8 @@ class Supply:
     """Replicas as they are. desired: what was last asked for, within today's bounds.
 
     pending: asked for and not ready, not past the deadline. overdue: past it. Both with the cause of one of
-    them, or "".
+    them, or "". unplaced: those pending for which no place is found. replaceable: those overdue whose place
+    another one might take (see `_replaceable`).
     unsampled: ready but without a usable sample, for which sample_error is one reason. is_gateway_sampled: no
     gateway kept its sample to itself. newest_ready_at: when the last one became ready. can_be_woken: every
     gateway holds requests for a service without replicas, and says so.
@@ -35,8 +37,10 @@ class Supply:
     ready: int
     pending: int
     pending_reason: str
+    unplaced: int
     overdue: int
     overdue_reason: str
+    replaceable: int
     unsampled: int
     sample_error: str
     is_gateway_sampled: bool
@@ -151,8 +155,10 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
         ready=len(ready),
         pending=len(unready) - len(late) + unborn,
         pending_reason=next((r.reason for r in unready if r.reason and r not in late), ""),
+        unplaced=sum(is_unplaced(one) for one in unready) - sum(map(is_unplaced, late)),
         overdue=len(late),
         overdue_reason=next((replica.reason for replica in late if replica.reason), ""),
+        replaceable=_replaceable(late),
         unsampled=sum(replica.name not in fresh for replica in ready),
         sample_error=next(iter(sample.errors.values()), ""),
         is_gateway_sampled=None not in sample.gateways.values(),
@@ -161,6 +167,17 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
         can_be_woken=bool(sample.gateways)
         and all(one is not None and one.routing is not None for one in sample.gateways.values()),
     )
+
+
+def _replaceable(late: Sequence[Replica]) -> int:
+    """Of replicas past their deadline, those for which one more is asked.
+
+    Not for one without a place, since another would find none either; nor for one made after the first of
+    these was past its deadline, since it may have been asked for in that one's stead: else substitutes of
+    substitutes would come up to the largest number allowed.
+    """
+    placed = [one.created_at for one in late if not is_unplaced(one)]
+    return sum(at < min(placed) + PENDING_DEADLINE_SECONDS for at in placed)
 
 
 def wanted_so_far(target: Target, memory: Memory, observed: Observed) -> int:

@@ -2,14 +2,10 @@
 
 Each pass learns a little: the step model from sums over steps, the work of requests, how latencies at the
 percentile stand to what the model says of them, how long a replica takes until it is ready, how the load
-behaves, and how far the whole is to be trusted (`kappa`).
+behaves. How far the whole is trusted is `trust`.
 
 The percentile. Each of two promises is sized for SHARE_OF_MISSES of the misses that the objective leaves,
 since a request that misses either has not been served as promised, and mostly they are not the same requests.
-
-kappa. What neither model nor factors know shows as a promise broken although there are as many replicas as
-were thought enough: each such verdict, on evidence since the last one, takes a tenth off; kept promises give
-a hundredth a minute back. There is no integral term: a queue that has grown is the backlog's business.
 """
 
 from collections.abc import Mapping
@@ -35,9 +31,6 @@ LEAST_CALIBRATION_SECONDS = 30.0
 LEAST_JUDGED = 60
 FACTOR_WEIGHT = 0.05
 LEAST_FACTOR, MOST_FACTOR = 0.4, 3.0
-LEAST_KAPPA, MOST_KAPPA = 0.5, 1.2
-KAPPA_CUT = 0.9
-KAPPA_GAIN_PER_SECOND = 0.01 / 60.0
 FIRST_LEAD_SECONDS = 60.0
 LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20

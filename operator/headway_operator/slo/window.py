@@ -13,15 +13,12 @@ count them gave no sample is marked `blind`: what came in it shows in the next.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from operator import sub
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from headway_operator.slo import histogram
 from headway_operator.slo.baselines import (
-    JUDGED,
     LATENCIES,
     Baseline,
     Sums,
@@ -30,6 +27,7 @@ from headway_operator.slo.baselines import (
     of_replica,
     summed,
 )
+from headway_operator.slo.slices import Numbers, Slice, joined, summed_totals
 from headway_operator.state import Observed, Sample, Targets
 
 LONGEST_SECONDS = 300.0
@@ -40,46 +38,6 @@ LONGEST_GAP_SECONDS = 60.0
 
 # Who counted refusals; of both only `refused` is kept.
 _REFUSALS = ("gateway_rejected", "rejected")
-
-Numbers = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """What all replicas and gateways together counted in (start, end]."""
-
-    start: float
-    end: float
-    totals: Numbers = field(default_factory=dict)
-    counts: Mapping[str, histogram.Counts] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "span": [self.start, self.end],
-            "totals": dict(self.totals),
-            "counts": {name: _text_keys(counts) for name, counts in self.counts.items()},
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Slice":
-        """The reverse of `to_dict`."""
-        counts = {name: _number_keys(c) for name, c in data["counts"].items()}
-        start, end = data["span"]
-        return cls(start, end, dict(data["totals"]), counts)
-
-
-def joined(slices: Iterable[Slice]) -> Slice:
-    """Several slices as one."""
-    parts = list(slices)
-    if not parts:
-        return Slice(0.0, 0.0)
-    return Slice(
-        min(part.start for part in parts),
-        max(part.end for part in parts),
-        _sum(part.totals for part in parts),
-        {name: histogram.total(part.counts.get(name, {}) for part in parts) for name in LATENCIES},
-    )
 
 
 class Recent:
@@ -98,14 +56,12 @@ class Recent:
     def totals(self, start: float, *, least: int = 0) -> Numbers:
         """By name; what is not there is 0."""
         number = self._number(start, least)
-        return _extended(self._totals, number, _sum, [one.totals for one in self._last(number)])
+        return _extended(self._totals, number, summed_totals, lambda one: self.slices[one].totals)
 
     def counts(self, name: str, start: float) -> histogram.Counts:
         """Of a latency."""
         number, known = self._number(start), self._counts[name]
-        return _extended(
-            known, number, histogram.total, [one.counts.get(name, {}) for one in self._last(number)]
-        )
+        return _extended(known, number, histogram.total, lambda one: self.slices[one].counts_of(name))
 
     def seconds(self, start: float) -> float:
         """That the slices took."""
@@ -124,23 +80,17 @@ Sum = TypeVar("Sum")
 
 
 def _extended(
-    known: dict[int, Sum], number: int, add: Callable[[Iterable[Sum]], Sum], parts: list[Sum]
+    known: dict[int, Sum], number: int, add: Callable[[Iterable[Sum]], Sum], part: Callable[[int], Sum]
 ) -> Sum:
-    """The sum of `parts`, of which those of fewer, from the end, are `known`."""
+    """The sum of the last `number` parts, of which that of fewer is `known`; part: one, by index."""
     if number not in known:
         most = max(one for one in known if one < number)
-        known[number] = add([*parts[: number - most], known[most]])
+        known[number] = add([*(part(-one) for one in range(number, most, -1)), known[most]])
     return known[number]
 
 
 def _start(one: Slice) -> float:
     return one.start
-
-
-def without_exact(one: Slice) -> Slice:
-    """The slice without the exact counters, which were taken against targets that no longer hold."""
-    judged = {name for pair in JUDGED for name in pair}
-    return replace(one, totals={name: value for name, value in one.totals.items() if name not in judged})
 
 
 def advance(
@@ -191,14 +141,14 @@ def step_increments(
 def _with_arrivals(one: Slice, sample: Sample) -> Slice:
     """Refusals and arrivals as the gateways count them, else as the replicas do; see the header."""
     is_gateway_sampled = any(gateway is not None for gateway in sample.gateways.values())
-    refused = one.totals.get("gateway_rejected" if is_gateway_sampled else "rejected", 0)
-    arrived = one.totals.get("gateway_received" if sample.gateways else "received", 0)
+    refused = one.total("gateway_rejected" if is_gateway_sampled else "rejected")
+    arrived = one.total("gateway_received" if sample.gateways else "received")
     counters = sample.gateways if sample.gateways else sample.replicas
     is_blind = any(source is None for source in counters.values())
     told = {"refused": refused, "arrived": arrived, "blind": float(is_blind)}
     dropped = (*_REFUSALS, "gateway_received")
     totals = {name: value for name, value in one.totals.items() if name not in dropped}
-    return replace(one, totals={**totals, **{name: value for name, value in told.items() if value}})
+    return one.with_totals({**totals, **{name: value for name, value in told.items() if value}})
 
 
 def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[Slice, ...]:
@@ -206,23 +156,7 @@ def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[S
     if kept and new.end - kept[-1].start <= SLICE_SECONDS and changed_at <= kept[-1].start:
         whole = joined((kept[-1], new))
         # What the first part did not see, the second counts.
-        blind = new.totals.get("blind", 0.0)
+        blind = new.total("blind")
         totals = {name: value for name, value in whole.totals.items() if name != "blind"}
-        return (*kept[:-1], replace(whole, totals={**totals, "blind": blind} if blind else totals))
+        return (*kept[:-1], whole.with_totals({**totals, "blind": blind} if blind else totals))
     return (*kept, new)
-
-
-def _sum(many: Iterable[Numbers]) -> dict[str, float]:
-    result: defaultdict[str, float] = defaultdict(int)
-    for numbers in many:
-        for name, value in numbers.items():
-            result[name] += value
-    return dict(result)
-
-
-def _text_keys(counts: histogram.Counts) -> dict[str, int]:
-    return {str(bucket): count for bucket, count in counts.items()}
-
-
-def _number_keys(counts: Mapping[str, int]) -> dict[int, int]:
-    return {int(bucket): count for bucket, count in counts.items()}

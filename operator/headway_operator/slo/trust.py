@@ -1,0 +1,48 @@
+"""kappa: how far the model of a replica is trusted, by what came of trusting it.
+
+What neither model nor factors know shows as a promise broken although there are as many replicas as were
+thought enough, none of them on its way and the load no more than they were thought to carry: each such
+verdict, on evidence since the last one, takes a tenth off. Promises kept give a hundredth a minute back,
+where enough requests came to tell: time alone gives nothing, a quiet night says nothing of what a replica can
+do. There is no integral term: a queue that has grown is the backlog's business.
+"""
+
+from dataclasses import replace
+
+from headway_operator.slo.memory import Memory
+from headway_operator.slo.situation import Situation
+from headway_operator.slo.verdict import verdict
+
+LEAST_KAPPA, MOST_KAPPA = 0.5, 1.2
+KAPPA_CUT = 0.9
+KAPPA_GAIN_PER_SECOND = 0.01 / 60.0
+# No more than this is given for the time between two passes.
+MOST_GAIN_SECONDS = 60.0
+
+
+def with_trust(situation: Situation) -> Memory:
+    """The memory with kappa brought up to date."""
+    memory, now = situation.memory, situation.now
+    seconds = 0.0 if memory.kappa_at is None else min(now - memory.kappa_at, MOST_GAIN_SECONDS)
+    memory = replace(memory, kappa_at=now)
+    found = situation.sizing
+    if found is None or situation.infeasible or situation.sick:
+        return memory
+    counted = situation.supply
+    is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
+    if situation.is_violated and not counted.pending and not is_explained and not situation.is_settling:
+        return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT), kappa_cut_at=now)
+    if _is_kept(situation):
+        return replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + KAPPA_GAIN_PER_SECOND * seconds)))
+    return memory
+
+
+def _is_kept(situation: Situation) -> bool:
+    """No more than the allowed share missed any target, of so many requests that more could have shown."""
+    percentile = situation.target.percentile
+    judged = [one for one in (situation.ttft, situation.tpot) if one.target_milliseconds is not None]
+    return bool(judged) and all(
+        verdict(one.met + one.missed, 0, percentile) == "met"
+        and 100 * one.missed <= (100 - percentile) * (one.met + one.missed)
+        for one in judged
+    )
