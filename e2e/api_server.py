@@ -20,6 +20,8 @@ from e2e.cluster.settings import read_settings
 
 TOKEN = "administrator"
 START_SECONDS = 90.0
+# Room for the Services of thousands of objects: where addresses are used up, each one more is refused.
+SERVICE_RANGE = "10.96.0.0/12"
 STOP_SECONDS = 20.0
 
 
@@ -50,7 +52,7 @@ def running_api_server(folder: Path) -> Iterator[Path]:
         *(
             f"--token-auth-file={tokens}",
             "--authorization-mode=RBAC",
-            "--service-cluster-ip-range=10.0.0.0/24",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
         ),
         *(f"--service-account-key-file={folder / 'sa.key'}", "--service-account-issuer=https://test"),
         f"--service-account-signing-key-file={folder / 'sa.key'}",

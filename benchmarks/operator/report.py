@@ -15,10 +15,11 @@ COLUMNS = (
 LEGEND = """\
 *Resync*: from the start of a fresh operator process until it has passed over every service. *Cores*: the
 operator's processor seconds per second while nothing changes and every pod is sampled every 5 s. *Memory*:
-its largest resident size. *Calls*: to the API server in the same time, watches and renewals of the Lease
-included. *Samples*: answers by pods, beside how many the interval asks for. *Pass*: mean duration. *Queue*:
-upper edge of the bucket in which the 99th percentile of the wait for a turn lies. *Reaction*: from the API
-server's answer to an edit until the status tells of its generation; it is polled every 20 ms.
+its largest resident size since its start. *Calls*: to the API server in the same time, watches and renewals
+of the Lease included. *Samples*: answers by pods, beside how many the interval asks for. *Pass*: mean
+duration. *Queue*: upper edge of the bucket in which the 99th percentile of the wait for a turn lies.
+*Reaction*: from the API server's answer to an edit until the status tells of its
+generation; it is polled every 20 ms.
 """
 
 

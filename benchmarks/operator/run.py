@@ -7,7 +7,8 @@ API server; the pods' samples come from one process that stands for all of them.
 operator` process is started and measured:
 
 - full resync: from its start until it has passed over every service;
-- for some time with nothing to do: processor time, memory, calls to the API server, samples taken;
+- for some time with nothing to do: processor time, calls to the API server, samples taken;
+- its largest resident size from its start to its end (`VmHWM`, Linux);
 - one edit after the other: from the API server's answer until the status tells of that generation.
 
 The machine carries the API server, etcd and the pods' process as well; the processor time is the operator's
@@ -29,6 +30,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -75,8 +77,10 @@ class Measured:
     reaction_p99_seconds: float
 
 
-async def measure(api: KubernetesApi, kubeconfig: Path, options: argparse.Namespace) -> list[Measured]:
-    """One row for each number of services, on the same API server."""
+async def measure(
+    api: KubernetesApi, kubeconfig: Path, options: argparse.Namespace, write: Callable[[list[Measured]], None]
+) -> list[Measured]:
+    """One row for each number of services, on the same API server; `write` gets those that there are."""
     for path in CRDS:
         await api._call("POST", CRD_PATH, body=yaml.safe_load(path.read_text()))
     await api._call("POST", "/api/v1/namespaces", body={"metadata": {"name": OWN_NAMESPACE}})
@@ -95,6 +99,7 @@ async def measure(api: KubernetesApi, kubeconfig: Path, options: argparse.Namesp
         made = count
         rows.append(await _measure(api, kubeconfig, keys, options))
         print(json.dumps(asdict(rows[-1])), flush=True)
+        write(rows)
     return rows
 
 
@@ -108,15 +113,12 @@ async def _measure(
         await asyncio.sleep(SETTLE_SECONDS)
         process = psutil.Process(operator.process.pid)
         before, cpu, samples, at = await _numbers(operator), _cpu(process), await _samples(), time.monotonic()
-        memory = 0
-        while time.monotonic() - at < options.seconds:
-            await asyncio.sleep(1.0)
-            memory = max(memory, process.memory_info().rss)
+        await asyncio.sleep(options.seconds)
         elapsed = time.monotonic() - at
         after, cpu = await _numbers(operator), _cpu(process) - cpu
         samples = await _samples() - samples
         reactions = await _reactions(api, keys, options.edits)
-        memory = max(memory, process.memory_info().rss)
+        memory = _peak_bytes(operator.process.pid)
     calls = {
         method: (after.calls.get(method, 0.0) - before.calls.get(method, 0.0)) * 3600 / elapsed
         for method in after.calls
@@ -252,6 +254,13 @@ async def _until(fact: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.25)
 
 
+def _peak_bytes(process_id: int) -> int:
+    """The largest resident size that a process has had since its start."""
+    status = Path(f"/proc/{process_id}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
 def _cpu(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
@@ -263,7 +272,7 @@ async def _samples() -> int:
             return int(await response.text())
 
 
-async def _run(options: argparse.Namespace) -> list[Measured]:
+async def _run(options: argparse.Namespace, write: Callable[[list[Measured]], None]) -> list[Measured]:
     with tempfile.TemporaryDirectory() as folder, running_api_server(Path(folder)) as kubeconfig:
         stub = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "benchmarks.operator.stub", str(HTTP_PORT)),
@@ -275,7 +284,7 @@ async def _run(options: argparse.Namespace) -> list[Measured]:
             if not await stub.stdout.readline():
                 raise RuntimeError(f"the pods' process did not start: is port {HTTP_PORT} free?")
             async with await KubernetesApi.connect(kubeconfig) as api:
-                return await measure(api, kubeconfig, options)
+                return await measure(api, kubeconfig, options, write)
         finally:
             if stub.returncode is None:
                 stub.terminate()
@@ -293,10 +302,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "operator" / "results.md")
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    rows = asyncio.run(_run(options))
+    asyncio.run(_run(options, lambda rows: _write(rows, options, load)))
+    print(options.output.read_text())
+
+
+def _write(rows: list[Measured], options: argparse.Namespace, load: float) -> None:
+    """The page, of the rows that there are: a run that is ended early says what it did not reach."""
     about = {
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}",
-        "load": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after",
+        "load": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after, the benchmark's own included",
+        "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
         "commit": subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
@@ -304,9 +319,9 @@ def main() -> None:
         "command": f"python -m benchmarks.operator.run --services {' '.join(map(str, options.services))} "
         f"--seconds {options.seconds:g} --edits {options.edits}",
     }
-    text = page([asdict(row) for row in rows], about)
-    options.output.write_text(text)
-    print(text)
+    if missing := options.services[len(rows) :]:
+        about["not reached"] = ", ".join(f"{count:,} services" for count in missing)
+    options.output.write_text(page([asdict(row) for row in rows], about))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ INACTIVITY_SECONDS = 150.0
 FIRST_BACKOFFS_SECONDS = (1.0, 1.0, 2.0, 3.0)
 LONGEST_BACKOFF_SECONDS = 5.0
 RESTART_SECONDS = 5.0
-WORKER_LIMIT = 20
+# kopf gives each object that it hears of a worker, which waits for more to come of the same one. All that a
+# worker does here is to remember a version and wake a loop: none of them needs to stay, and their number
+# needs no limit. A limit is one on events: of 20 workers that stay kopf's 5 s come four objects a second.
+WORKER_IDLE_SECONDS = 0.05
 
 
 async def watch(
@@ -118,5 +121,6 @@ def make_settings(*, is_namespaced: bool) -> kopf.OperatorSettings:
     settings.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
     settings.networking.enforce_retry_after = True
     settings.networking.error_backoffs = Backoffs()
-    settings.queueing.worker_limit = WORKER_LIMIT
+    settings.queueing.worker_limit = None
+    settings.queueing.idle_timeout = WORKER_IDLE_SECONDS
     return settings
