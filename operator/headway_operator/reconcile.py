@@ -1,7 +1,8 @@
 """One pass over one service: the list of steps, nothing else. Creation, edits, restarts, ticks all take it.
 
- 1. read      the manifest becomes a Service; one that cannot be honoured becomes a condition and no more.
-              Each cache that it names becomes the folder on its claim, unless nothing is there yet
+ 1. read      the manifest becomes a Service. Where it cannot be honoured a condition says so, and the last
+              spec that could be stays in force (`in_force`); without one that is all. Each cache that it
+              names becomes the folder on its claim, unless nothing is there yet
  2. observe   what the cluster has
  3. scrape    what replicas and gateways measured
  4. render    the children there should be
@@ -14,7 +15,7 @@
 11. prune     children no longer wanted, unless an apply failed
 12. patch     limits and targets of each replica, and what gateways go by
 13. status    when it says something new, with its events
-14. memory    at most once a minute
+14. memory    at most once a minute, and when another spec was accepted
 
 A step that fails changes nothing that serves: it is recorded, the other steps go on, and the next pass tries
 it again. Only without an observation there is nothing to go on with.
@@ -28,9 +29,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway_operator import conditions
+from headway_operator import conditions, in_force
 from headway_operator.cluster.protocol import Cluster
 from headway_operator.errors import HeadwayOperatorError, NotLeadingError, SpecError
+from headway_operator.in_force import Accepted
 from headway_operator.keys import Signer
 from headway_operator.manifests import render
 from headway_operator.model_cache import caches_used, with_caches
@@ -62,12 +64,16 @@ class World:
 class Carried:
     """What one pass of a service hands to the next.
 
-    The controller's memory, what is saved of it, what was counted of a canary, what failed.
+    The controller's memory, the spec that was accepted last, what is saved of both, what was counted of a
+    canary, what failed.
     """
 
     memory: Memory | None = None
+    accepted: Accepted | None = None
+    saved: Mapping[str, Any] | None = None  # what the checkpoint held, until there is a memory
     checkpoint: str = ""  # the hash of what is saved: the whole would be half of what a service takes
     checkpointed_at: float = -math.inf
+    checkpointed: Accepted | None = None
     evidence: CanaryEvidence | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
     has_told: bool = False  # whether this operator has written a status yet
@@ -123,22 +129,20 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     cluster, key = world.cluster, key_of(manifest)
     outcome = Outcome(key, manifest.get("status") or {}, earlier_problems=carried.problems)
     carried.problems = outcome.problems
+    refusal: SpecError | None = None
     try:
-        service, lack = await _with_caches(cluster, parse(manifest))
-        outcome.observed = observed = await cluster.observe(key)
-        outcome.sample = sample = await world.scraper.sample(key, observed)
-        rendered = render(service, cluster.site, world.keys.public_pem, observed.children)
-        if lack is None:
-            outcome.gate = gate = await _judge(world, service, rendered, observed)
-            rendered = gated(service, cluster.site, rendered, gate, observed.children)
-        else:
-            outcome.gate = gate = awaiting_model(service, lack.message)
-            rendered = withheld(service, rendered, observed.children)
+        read = await _read(world, manifest, outcome)
+        carried.accepted = in_force.accepted(manifest)
     except SpecError as error:
         outcome.problems.append(("read", str(error)))
-        await _tell(world, outcome, conditions.refused(manifest, error, world.clock()), carried)
-        return outcome
-    memory = carried.memory or await _load_memory(world, key, sample)
+        refusal = error
+        standing = await _read_in_force(world, manifest, carried, outcome)
+        if standing is None:
+            await _tell(world, outcome, conditions.refused(manifest, error, world.clock()), carried)
+            return outcome
+        read = standing
+    service, lack, observed, sample, rendered, gate = read
+    memory = carried.memory or await _resumed(world, key, carried, sample)
     target = target_of(service.spec, conditions.longest_start_seconds(service))
     decision, carried.memory = decide(target, memory, sample, observed, world.clock())
     outcome.decision = decision = with_end_to_end(decision, target, carried.memory)
@@ -149,14 +153,47 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     outcome.rollout, carried.evidence = rollout, rollout.evidence
     todo = plan(service, rendered, observed, sample, decision, rollout)
     await _act(cluster, world.scraper, outcome, todo, observed)
-    messages = tuple(f"{step}: {message}" for step, message in outcome.problems)
+    messages = tuple(f"{step}: {message}" for step, message in outcome.problems if step != "read")
     problems = conditions.Problems(messages, outcome.problem_reason or HeadwayOperatorError.condition_reason)
     status = conditions.status(
         service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout, lack
     )
+    if refusal is not None:
+        status = conditions.standing(status, manifest, refusal, world.clock())
     await _tell(world, outcome, status, carried)
     await _checkpoint(world, service, outcome, carried)
     return outcome
+
+
+# A service, why it cannot be started, what there is of it, what that measured, its children, its judgement.
+Read = tuple[Service, conditions.Lack | None, Observed, Sample, Rendered, Gate | None]
+
+
+async def _read(world: World, manifest: Manifest, outcome: Outcome) -> Read:
+    """Steps 1 to 5, by the spec of this manifest. Raises SpecError where that cannot be honoured."""
+    cluster, key = world.cluster, outcome.key
+    service, lack = await _with_caches(cluster, parse(manifest))
+    outcome.observed = observed = outcome.observed or await cluster.observe(key)
+    outcome.sample = sample = outcome.sample or await world.scraper.sample(key, observed)
+    rendered = render(service, cluster.site, world.keys.public_pem, observed.children)
+    if lack is None:
+        outcome.gate = gate = await _judge(world, service, rendered, observed)
+        rendered = gated(service, cluster.site, rendered, gate, observed.children)
+    else:
+        outcome.gate = gate = awaiting_model(service, lack.message)
+        rendered = withheld(service, rendered, observed.children)
+    return service, lack, observed, sample, rendered, gate
+
+
+async def _read_in_force(world: World, manifest: Manifest, carried: Carried, outcome: Outcome) -> Read | None:
+    """By the last accepted spec; None where there is none, or where the operator refuses it by now, too."""
+    if carried.accepted is None:
+        carried.accepted = in_force.read((await _saved(world, outcome.key, carried)).get("accepted"))
+    last = in_force.instead_of(manifest, carried.accepted)
+    try:
+        return None if last is None else await _read(world, last, outcome)
+    except SpecError:
+        return None
 
 
 async def _with_caches(cluster: Cluster, service: Service) -> tuple[Service, conditions.Lack | None]:
@@ -209,8 +246,16 @@ async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any], carri
         await outcome.attempt("record event", world.cluster.emit(outcome.key, kind, reason, message))
 
 
-async def _load_memory(world: World, key: ServiceKey, sample: Sample) -> Memory:
-    data, now = await world.cluster.load_memory(key), world.clock()
+async def _saved(world: World, key: ServiceKey, carried: Carried) -> Mapping[str, Any]:
+    """The checkpoint, read once; empty where there is none."""
+    if carried.saved is None:
+        carried.saved = await world.cluster.load_memory(key) or {}
+    return carried.saved
+
+
+async def _resumed(world: World, key: ServiceKey, carried: Carried, sample: Sample) -> Memory:
+    data, now = await _saved(world, key, carried) or None, world.clock()
+    carried.saved = None
     try:
         return resume(data, sample, now)
     except (KeyError, TypeError, ValueError) as error:
@@ -219,15 +264,16 @@ async def _load_memory(world: World, key: ServiceKey, sample: Sample) -> Memory:
 
 
 async def _checkpoint(world: World, service: Service, outcome: Outcome, carried: Carried) -> None:
-    now = world.clock()
-    if carried.memory is None or now - carried.checkpointed_at < CHECKPOINT_SECONDS:
+    now, spec = world.clock(), carried.accepted
+    is_due = now - carried.checkpointed_at >= CHECKPOINT_SECONDS or spec != carried.checkpointed
+    if carried.memory is None or not is_due:
         return
-    data = carried.memory.to_dict()
+    data = carried.memory.to_dict() | ({} if spec is None else {"accepted": spec.to_dict()})
     digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     if digest == carried.checkpoint:
         return
     if await outcome.attempt("save memory", world.cluster.save_memory(service.key, data)):
-        carried.checkpoint, carried.checkpointed_at = digest, now
+        carried.checkpoint, carried.checkpointed_at, carried.checkpointed = digest, now, spec
 
 
 def _child(manifest: Manifest) -> str:

@@ -230,8 +230,13 @@ def failures() -> Iterator[Facts]:
     ):
         with pytest.raises(errors.SpecError) as caught:
             render(service(**wrong), SITE, "PEM", frozenset())
-        refused = conditions.refused(manifest, caught.value, NOW)
-        yield {(condition["type"], condition["reason"]) for condition in refused["conditions"]}
+        degraded = {"type": "Degraded", "status": "False"}
+        in_force = {"observedGeneration": 2, "conditions": [degraded]}
+        for status in (
+            conditions.refused(manifest, caught.value, NOW),
+            conditions.standing(in_force, manifest, caught.value, NOW),
+        ):
+            yield {(condition["type"], condition["reason"]) for condition in status["conditions"]}
 
 
 def local_processes() -> Iterator[Facts]:

@@ -118,18 +118,69 @@ async def test_another_model_replaces_the_revision_and_prunes_the_old_one(stage:
     assert before not in deployments
 
 
-async def test_a_spec_that_cannot_be_honoured_is_told_and_leaves_what_serves(stage: Stage) -> None:
-    await settled(stage)
-    replicas = dict(stage.cluster.replicas)
+def ask_the_impossible(stage: Stage) -> None:
+    """More GPUs a replica than it has."""
+    stage.manifest = copy.deepcopy(stage.manifest)
     stage.manifest["spec"]["tensorParallelSize"] = 4
     stage.manifest["spec"]["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
+    stage.manifest["metadata"]["generation"] = 2
+
+
+async def test_a_first_spec_that_cannot_be_honoured_is_told_and_that_is_all(stage: Stage) -> None:
+    ask_the_impossible(stage)
     outcome = await stage.step()
     assert outcome.problems[0][0] == "read"
     assert stage.condition("Ready")["reason"] == "InvalidSpec"
     assert "spec.tensorParallelSize=4" in stage.condition("Ready")["message"]
-    assert stage.cluster.replicas == replicas
-    assert stage.cluster.named("apply") == []
+    assert stage.cluster.children == {}
     assert ("Warning", "InvalidSpec") in {event[:2] for event in stage.cluster.events}
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["the same operator", "another one"])
+async def test_a_refused_edit_leaves_the_accepted_spec_in_force(stage: Stage, *, is_restarted: bool) -> None:
+    await settled(stage)
+    ready = dict(stage.condition("Ready"))
+    ask_the_impossible(stage)
+    if is_restarted:
+        stage.carried = Carried()
+    outcome = await stage.step()
+    assert outcome.problems[0][0] == "read"
+    degraded = stage.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "InvalidSpec")
+    assert "spec.tensorParallelSize=4" in degraded["message"]
+    assert degraded["message"].endswith("; generation 1 of the spec stays in force")
+    assert ("Warning", "InvalidSpec") in {event[:2] for event in stage.cluster.events}
+    assert stage.cluster.status["observedGeneration"] == degraded["observedGeneration"] == 2
+    assert stage.condition("Ready") == ready, "of generation 1, so that nobody takes it for the new one's"
+    # It is not frozen: drift is repaired, and replicas follow what is measured.
+    gone = ChildKey("Service", "demo")
+    del stage.cluster.children[gone]
+    await stage.step()
+    assert gone in stage.cluster.children
+    assert outcome.decision is not None
+    assert outcome.decision.replicas == 2
+    assert stage.cluster.named("scale") == []
+    ask = stage.manifest["spec"]
+    del ask["tensorParallelSize"], ask["resources"]
+    stage.manifest["metadata"]["generation"] = 3
+    await settled(stage)
+    assert stage.condition("Degraded")["status"] == "False"
+    assert stage.condition("Ready")["observedGeneration"] == 3
+
+
+async def test_a_spec_is_kept_as_soon_as_it_is_accepted_and_only_for_its_own_service(stage: Stage) -> None:
+    await settled(stage)
+    stage.manifest = copy.deepcopy(stage.manifest)
+    stage.manifest["spec"]["slo"]["ttftMilliseconds"] = 450
+    stage.manifest["metadata"]["generation"] = 2
+    await stage.step()
+    assert stage.cluster.memory["accepted"]["spec"]["slo"]["ttftMilliseconds"] == 450
+    assert stage.cluster.memory["accepted"]["generation"] == 2
+    ask_the_impossible(stage)
+    stage.manifest["metadata"]["uid"] = "of-another-service-of-that-name"
+    stage.carried = Carried()
+    await stage.step()
+    assert stage.condition("Ready")["reason"] == "InvalidSpec"
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,22 @@ def status(
     }
 
 
+def standing(current: Mapping[str, Any], manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
+    """The status of a service that goes by an earlier spec, since its own cannot be honoured.
+
+    current: what that spec's status is. What it says keeps that generation as `observedGeneration`: whoever
+    waits for the new one to be Ready (`kubectl wait`) goes on waiting. Degraded alone is of the new one.
+    """
+    in_force = current["observedGeneration"]
+    message = f"{error}; generation {in_force} of the spec stays in force"
+    before = (manifest.get("status") or {}).get("conditions") or []
+    [degraded] = written(
+        [Condition("Degraded", "True", error.reason, message)], before, generation_of(manifest), now
+    )
+    conditions = [degraded if one["type"] == "Degraded" else one for one in current["conditions"]]
+    return {**current, "observedGeneration": generation_of(manifest), "conditions": conditions}
+
+
 def refused(manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
     """The status of a service whose spec cannot be honoured; what already serves is left as it is."""
     previous = dict(manifest.get("status") or {})
