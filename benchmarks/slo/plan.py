@@ -55,10 +55,11 @@ class Cut:
     num_promises: int = 4
 
 
-# A simulated second of tens of replicas takes much of a processor's second where requests are many, so less of
-# that is judged, under the two most telling promises. Mooncake's few long requests are judged for all of them.
+# A simulated second of tens of replicas takes much of a processor's second where requests are many, so less
+# of that is judged, under the two most telling promises. Mooncake's few long requests are judged for all.
 CUTS: Mapping[str, Cut] = {
     "azure": Cut(600.0, 240.0, 2),
+    "mooncake": Cut(900.0, 240.0),
     "servegen": Cut(600.0, 240.0, 2),
     "own-step": Cut(600.0, 240.0, 2),
     "step": Cut(600.0, 240.0, 2),
@@ -87,9 +88,9 @@ class Plan:
     warm_up_seconds: float = 120.0
     tuning_seconds: float = 600.0
     tuning_warm_up_seconds: float = 60.0
-    limits_seconds: float = 120.0
+    limits_seconds: float = 90.0
     num_candidates: int = 2
-    oracle_budget: int = 4
+    oracle_budget: int = 3
     is_cut: bool = True
     rate_scale: float = 1.0
     seed: int = 1
@@ -183,9 +184,9 @@ def simulated_seconds(plan: Plan, task: Task) -> float:
         return whole
     num_factors = len({factor for factor, _ in plan.promises})
     if task.kind == "oracle":
-        # Limits are tried on the two busiest minutes, then each minute on some numbers of replicas, with half
+        # Limits are tried on the busiest minute, then each minute on some numbers of replicas, with half
         # a minute before and as much after; then whole courses for each promise.
-        tried = (4 * 2 * 3 + plan.verdict_seconds / 60 * 5) * num_factors
+        tried = (4 * 3 + plan.verdict_seconds / 60 * 4) * num_factors
         return 120 * tried + plan.oracle_budget * plan.verdict_seconds * len(plan.promises)
     factors = len(plan.baseline_factors) if BASELINES[task.name].reads_targets else 1
     candidates = min(plan.num_candidates, len(BASELINES[task.name].candidates))

@@ -65,9 +65,9 @@ SHARE_RESOLUTION = 1.05
 # Where not even a course without predicted misses attains it, so many replicas more are had all the time.
 MARGINS = (1, 2, 4)
 # Numbers with fewer misses than this share of those allowed need no larger one beside them.
-ENOUGH_SHARE = 0.1
+ENOUGH_SHARE = 0.25
 # Above this share of an interval's arrivals that miss, still fewer replicas are not tried.
-HOPELESS_SHARE = 0.25
+HOPELESS_SHARE = 0.15
 
 Told = Callable[[float], None]
 # What became of an interval's arrivals, by limits, interval and number of replicas.
