@@ -11,7 +11,7 @@ PIN = $(BIN)/uv pip compile --quiet --constraint constraints.txt --universal --p
 SBOM := cyclonedx-bom==7.2.1
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo bench-live format requirements sbom crds clean
+.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo bench-slo-validate bench-live format requirements sbom crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,6 +81,9 @@ bench-operator: install ## one operator and up to 1,000 services with 3,000 pods
 
 bench-slo: install ## the controller against other autoscalers and an oracle, simulated (90 minutes; AZURE=, MOONCAKE=, SERVEGEN= are trace files)
 	$(BIN)/python -m benchmarks.slo.run $(if $(AZURE),--azure $(AZURE)) $(if $(MOONCAKE),--mooncake $(MOONCAKE)) $(if $(SERVEGEN),--servegen $(SERVEGEN)) $(BENCH_SLO)
+
+bench-slo-validate: install ## a simulated replica against the real engine on this machine's CPU (20 minutes, idle)
+	$(BIN)/python -m benchmarks.slo.validate $(BENCH_SLO_VALIDATE)
 
 bench-live: install ## the controller on a real cluster beside a fixed number of replicas and an HPA (25 minutes; TRACE= is a trace file)
 	$(BIN)/python -m e2e.cluster run -- $(abspath $(BIN))/python -m benchmarks.live.run $(if $(TRACE),--trace $(abspath $(TRACE))) \

@@ -1,6 +1,7 @@
 """Headway's controller against other autoscalers' and against knowing everything: `make bench-slo`.
 
-Prints what it is going to do and how long that should take, does it in two processes, and writes
+Prints what it is going to do and how long that should take, does it in as many processes as there are
+cores, and writes
 results.md, results.json and a picture for each load. What is finished is kept, in results.jsonl: a run that
 was stopped goes on, and one after a change does again only what the change could alter. A load whose trace is
 not given is left out, and the tables say so.
@@ -16,13 +17,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from benchmarks.slo import page, pictures, store
-from benchmarks.slo.loads import LOADS
+from benchmarks.slo.loads import ALL_LOADS, LOADS
 from benchmarks.slo.plan import Plan, Task, long, quick, simulated_seconds, tasks
 from benchmarks.slo.work import Row, done
 
 FOLDER = Path(__file__).parent
 # Processor time of a simulated second of a load of some ten replicas, about.
-SECONDS_PER_SIMULATED_SECOND = 0.03
+SECONDS_PER_SIMULATED_SECOND = 0.044
+# Tables and pictures of what is finished are written about so often, so that a run may be cut off at any
+# time.
+PAGE_SECONDS = 300.0
 TRACES = ("azure", "mooncake", "servegen")
 
 
@@ -38,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
     names = tuple(name for name, load in LOADS.items() if set(load.files) <= files.keys())
     plan = quick(names[:2]) if options.quick else long(names) if options.long else Plan(names)
-    run(plan, files, options.out, options.processes, is_only_told=options.report)
+    run(plan, files, options.out, options.jobs, is_only_told=options.report)
     return 0
 
 
@@ -56,12 +60,26 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.add_argument("--quick", action="store_true", help="two loads, one promise, some five minutes")
     parser.add_argument(
-        "--long", action="store_true", help="twice as long excerpts, all candidates (4 hours)"
+        "--long", action="store_true", help="nothing cut: whole halves, all candidates (a day)"
     )
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--jobs",
+        type=_jobs,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="simulations at a time; default: the cores there are",
+    )
     parser.add_argument("--report", action="store_true", help="simulate nothing, write the tables again")
     parser.add_argument("--out", type=Path, default=FOLDER)
     return parser
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of at least 1; leave it out to use all cores"
+        )
+    return int(text)
 
 
 def _from_environment(name: str) -> Path | None:
@@ -79,13 +97,23 @@ def run(
     known = store.read(lines)
     keys = {task: fingerprints.of(task) for task in tasks(plan)}
     todo = [task for task, key in keys.items() if key not in known]
+    told_at = time.monotonic()
     _print_plan(plan, todo, len(keys), num_processes)
     for task, rows in () if is_only_told else _worked_off(plan, todo, files, num_processes):
         known[keys[task]] = rows
         store.add(lines, keys[task], rows)
+        if time.monotonic() - told_at > PAGE_SECONDS:
+            told_at = _write(plan, keys, known, folder)
+    _write(plan, keys, known, folder)
+
+
+def _write(plan: Plan, keys: Mapping[Task, str], known: Mapping[str, list[Row]], folder: Path) -> float:
+    """Tables and pictures of what is known; returns when."""
     found = [row for key in keys.values() for row in known.get(key, [])]
-    page.write(plan, found, folder)
+    unfinished = [task for task, key in keys.items() if key not in known]
+    page.write(plan, found, folder, unfinished)
     pictures.draw(found, folder)
+    return time.monotonic()
 
 
 def _worked_off(
@@ -121,9 +149,9 @@ def _told(rows: Sequence[Row]) -> str:
 def _print_plan(plan: Plan, todo: Sequence[Task], num_tasks: int, num_processes: int) -> None:
     """What is to be done, and how long it should take on as many idle cores."""
     print(f"loads: {', '.join(plan.loads)}; {num_tasks} tasks, {num_tasks - len(todo)} of them done before")
-    left_out = [name for name in LOADS if name not in plan.loads]
+    left_out = [name for name in ALL_LOADS if name not in plan.loads]
     if left_out:
-        print(f"left out, for want of traces or in a quick run: {', '.join(left_out)}")
+        print(f"left out, for want of traces or fitted step times, or in a quick run: {', '.join(left_out)}")
     minutes: dict[str, float] = {}
     count: Counter[str] = Counter()
     for task in todo:

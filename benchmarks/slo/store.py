@@ -1,8 +1,10 @@
 """Results that are there already: one JSON line per finished task, under a fingerprint of all that shapes it.
 
-The fingerprint is of the task, of the plan, of the traces and of the code: the simulator, and what of the
-runtime and the operator it runs. Headway's own results hang on the control law, too; the others do not, so
-that a change of the law simulates nothing else again.
+The fingerprint is of the task, of the plan, of the traces and of the code that decides the outcome: the
+simulator, and what of the runtime and the operator it runs. Headway's own results hang on the control law,
+too, and a fault's on its values; baselines on their code, the oracle on its own; so that a change of the law
+simulates nothing else again. Rows hold no time series, so that the file is small enough to be kept beside the
+code and a run that began on one machine goes on another.
 """
 
 import hashlib
@@ -30,8 +32,13 @@ ENGINE = (
     *("request", "scheduler", "sequence", "step_accounts", "step_draft", "step_loop", "step_moments"),
 )
 LAW = ("operator/headway_operator/slo",)
+BASELINES = ("operator/headway_simulator/baselines",)
+ORACLE = tuple(f"operator/headway_simulator/{name}.py" for name in ("oracle", "courses", "least_work"))
 # Law, decision and observation are one thing to Headway; to the others its files are nothing.
-NOT_OF_THE_PROOF = ("simulate_command.py", "report.py", "plot.py", "timeline.py")
+NOT_OF_THE_PROOF = (
+    *("simulate_command.py", "report.py", "plot.py", "timeline.py", "plan_over_load.py"),
+    *(Path(one).name for one in ORACLE),
+)
 
 
 class Fingerprints:
@@ -40,7 +47,7 @@ class Fingerprints:
     def __init__(self, plan: Plan, files: Mapping[str, Path]) -> None:
         self._plan = plan
         self._simulator = _code([*SIMULATED, *(f"runtime/headway_runtime/{name}.py" for name in ENGINE)])
-        self._law = _code(LAW)
+        self._of_kind = {"headway": _code(LAW), "oracle": _code(ORACLE), "baseline": _code(BASELINES)}
         self._traces = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
     def of(self, task: Task) -> str:
@@ -51,7 +58,7 @@ class Fingerprints:
             "task": [task.kind, task.load, task.name, task.promise],
             "plan": as_inputs(self._plan, task),
             "simulator": self._simulator,
-            "law": self._law if task.kind == "headway" else "",
+            "controller": self._of_kind[task.kind],
             "traces": [self._traces[name] for name in load.files],
             "step_model": step_model.read_text() if step_model.is_file() else load.step_model,
         }
@@ -68,8 +75,13 @@ def _code(paths: Iterable[str]) -> str:
 
 
 def _python_files(path: Path) -> Iterator[Path]:
-    found = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    yield from (one for one in found if one.name not in NOT_OF_THE_PROOF)
+    if not path.is_dir():
+        yield path
+        return
+    apart = ROOT / BASELINES[0]
+    for one in sorted(path.rglob("*.py")):
+        if one.name not in NOT_OF_THE_PROOF and (path == apart or apart not in one.parents):
+            yield one
 
 
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:

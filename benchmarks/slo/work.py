@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.slo.loads import LOADS, Parts
-from benchmarks.slo.plan import FAULTS, Plan, Task
+from benchmarks.slo.plan import Plan, Promise, Task
 
 from headway_operator.slo import Target, target_of
 from headway_operator.state import Limits
@@ -26,7 +26,6 @@ from headway_simulator.work import guessed_replicas
 
 # Budgets of tokens that are tried for the fixed limits of baselines.
 NUM_BUDGETS = 4
-Promise = tuple[float, int]
 Row = dict[str, Any]
 
 
@@ -50,6 +49,7 @@ class Excerpt:
 
 def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
     """The results of a task, one for each promise."""
+    plan = plan.of(task.load)
     parts = LOADS[task.load].make(files, plan)
     if task.kind == "headway":
         assert task.promise is not None
@@ -61,7 +61,7 @@ def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
 
 def _headway(plan: Plan, task: Task, parts: Parts, promise: Promise) -> Row:
     excerpt = _verdict(plan, task.load, parts, promise)
-    for fault in FAULTS:
+    for fault in plan.faults:
         if fault.name == task.name:
             changed = replace(excerpt.setting, conditions=fault.on(excerpt.setting.conditions))
             excerpt = replace(excerpt, setting=changed)
@@ -77,8 +77,15 @@ def _oracles(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
         began = time.process_time()
         excerpt = _verdict(plan, task.load, parts, promise)
         judged = part_of(excerpt.trace, excerpt.warm_up_seconds, excerpt.trace.duration_seconds)
-        found = find_oracle(judged, excerpt.setting, ends=ends, num_prices=plan.num_prices)
-        more = {"is_attained": found.is_attained, "parameters": {"limits": asdict(found.limits)}}
+        found = find_oracle(judged, excerpt.setting, ends=ends, budget=plan.oracle_budget)
+        gpus = excerpt.setting.engine.model.gpus
+        more = {
+            "is_attained": found.is_attained,
+            "ended_by_budget": found.ended_by_budget,
+            "num_simulated": found.num_simulated,
+            "least_gpu_hours": found.least_replica_hours * gpus,
+            "parameters": {"limits": asdict(found.limits)},
+        }
         yield _row(task, promise, found.measures, began, controller="oracle", **more)
 
 
@@ -88,7 +95,7 @@ def _baseline(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
     candidates = baseline.candidates[: plan.num_candidates]
     tuned: dict[object, Run] = {}
     judged: dict[object, Run] = {}
-    for promise in plan.promises:
+    for promise in plan.baseline_promises:
         began = time.process_time()
         tuning = _tuning(plan, task.load, parts, promise)
         trial = replace(tuning, trace=part_of(tuning.trace, 0.0, plan.limits_seconds))

@@ -14,8 +14,14 @@ Algorithm.
    until they have ended, and count those that miss. Numbers are tried from what its work needs, upward until
    none misses, downward until most do. Beyond these, n misses nothing, or everything.
 3. For a price of a miss, `courses` has the cheapest course: of replica time, cold starts and priced misses.
-4. A higher price means fewer misses and more cost. The price is bisected; each course is simulated whole, and
-   the cheapest that attains the objective is kept.
+   The price is bisected, without a simulation, for the cheapest course whose misses are by step 2 no more
+   than a share of those that the objective leaves.
+4. That course is simulated whole. If it attains the objective, a larger share is tried, else a smaller one;
+   where none is small enough, replicas are added throughout. Kept is the cheapest that attains it.
+
+Step 4 has a budget of whole simulations; which course comes next depends on nothing but what came before, so
+that a larger budget goes through the same courses first, and never ends with a dearer one. `ended_by_budget`
+says whether it would have gone on. Beside its cost stands one that nobody can go below: `least_work`.
 
 What is left out, and makes the result an upper bound: courses that are no shortest path for any price, queues
 carried from one interval into the next in step 2 (step 4 has them), and limits that change.
@@ -23,7 +29,7 @@ carried from one interval into the next in step 2 (step 4 has them), and limits 
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from headway_operator.slo import Target, target_of
@@ -31,27 +37,37 @@ from headway_operator.state import Attainment, Decision, Limits, Observed, Sampl
 from headway_runtime.config import Limits as EngineLimits
 from headway_simulator.cluster import BEGIN_SECONDS, Setting, Simulation
 from headway_simulator.control import Controller
-from headway_simulator.courses import Costs, cheapest_course
+from headway_simulator.courses import Costs, cheapest_course, missed
+from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.measures import Measures, measures
 from headway_simulator.records import Flight
 from headway_simulator.trace import Trace, part_of
 from headway_simulator.work import guessed_replicas, work_seconds
 
 INTERVAL_SECONDS = 60.0
-WARM_UP_SECONDS = 60.0
+WARM_UP_SECONDS = 30.0
 # After an interval its last arrivals are still served beside new ones.
 COOL_DOWN_SECONDS = 60.0
 NUM_TOKEN_CANDIDATES = 4
-NUM_BUSIEST = 3
-NUM_PRICES = 8
+NUM_BUSIEST = 1
+# Whole simulations of step 4.
+BUDGET = 8
+# Prices of the search without simulations: enough to tell apart any two courses that matter.
+NUM_PRICES = 24
 # Bounds of the price of a miss, in replica-seconds.
 LEAST_PRICE, MOST_PRICE = 0.01, 10_000.0
 # So many more replicas that help nobody end the upward search.
 VAIN_REPLICAS = 2
-# Where no price attains the objective, up to so many replicas more are had all the time.
-MOST_MARGIN = 2
-# Below this share of arrivals served in time, still fewer replicas are not tried.
-HOPELESS_SHARE = 0.5
+# Of the misses that the objective leaves: what step 4 begins with, and the largest and smallest share tried.
+FIRST_SHARE, MOST_SHARE, LEAST_SHARE = 0.5, 4.0, 0.01
+# Shares closer than this ratio are not told apart.
+SHARE_RESOLUTION = 1.05
+# Where not even a course without predicted misses attains it, so many replicas more are had all the time.
+MARGINS = (1, 2, 4)
+# Numbers with fewer misses than this share of those allowed need no larger one beside them.
+ENOUGH_SHARE = 0.25
+# Above this share of an interval's arrivals that miss, still fewer replicas are not tried.
+HOPELESS_SHARE = 0.15
 
 Told = Callable[[float], None]
 # What became of an interval's arrivals, by limits, interval and number of replicas.
@@ -60,14 +76,18 @@ Ends = dict[tuple[Limits, int, int], list[Flight]]
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """replicas: per interval. misses: of its run, whose worth is `measures`. is_attained: whether any course
-    reached the objective; if none did, this is the one with the highest attainment."""
+    """replicas: per interval. measures: of its run. is_attained: whether any course reached the objective; if
+    none did, this is the one with the highest attainment. num_simulated: courses. ended_by_budget: whether
+    more courses were left to try. least_replica_hours: what no schedule that attains the objective goes
+    below."""
 
     replicas: tuple[int, ...]
     limits: Limits
     measures: Measures
     is_attained: bool
     num_simulated: int
+    ended_by_budget: bool
+    least_replica_hours: float
 
 
 def find_oracle(
@@ -75,23 +95,24 @@ def find_oracle(
     setting: Setting,
     told: Told = lambda share: None,
     ends: Ends | None = None,
-    num_prices: int = NUM_PRICES,
+    budget: int = BUDGET,
 ) -> Oracle:
     """The oracle of a load; `told` hears how far the search has come, from 0 to 1.
 
     ends: what searches of the same load and setting, but for the promise, have found already; added to.
-    num_prices: that are tried; with more it may be found to cost a little less.
+    budget: whole simulations, at least 1; with more it may be found to cost a little less, and never more.
     """
+    assert budget >= 1, f"budget={budget!r} is below 1"
     setting = _free(_without_faults(setting))
     target = target_of(setting.service.spec)
-    search = _Search(trace, setting, target, {} if ends is None else ends, num_prices)
+    search = _Search(trace, setting, target, {} if ends is None else ends)
     limits = search.choose_limits()
     search.limits = limits
     tables = []
     for index in range(search.num_intervals):
         tables.append(search.misses(index))
         told(0.5 * (index + 1) / search.num_intervals)
-    return search.cheapest(tables, lambda share: told(0.5 + 0.5 * share))
+    return search.cheapest(tables, budget, lambda share: told(0.5 + 0.5 * share))
 
 
 def _without_faults(setting: Setting) -> Setting:
@@ -116,9 +137,8 @@ def _free(setting: Setting) -> Setting:
 class _Search:
     """The state of one search. tables: per interval, misses by number of replicas."""
 
-    def __init__(self, trace: Trace, setting: Setting, target: Target, ends: Ends, num_prices: int) -> None:
+    def __init__(self, trace: Trace, setting: Setting, target: Target, ends: Ends) -> None:
         self._ends = ends
-        self._num_prices = num_prices
         self._trace = trace
         self._setting = setting
         self._target = target
@@ -144,14 +164,15 @@ class _Search:
         return chosen
 
     def misses(self, index: int) -> dict[int, int]:
-        """Step 2: misses by number of replicas, from the last hopeless one to the first without a miss."""
+        """Step 2: misses by number of replicas, from the last hopeless one to the first with next to none."""
         count = len(self._part(index).arrivals)
         if count == 0:
             return {self._target.min_replicas: 0}
         lowest, highest = self._target.min_replicas, self._most()
+        enough = ENOUGH_SHARE * count * (1 - self._target.percentile / 100)
         number = first = self._guess(index)
         table = {first: self._missed(index, first)}
-        while table[number] > 0 and number < highest and not _is_in_vain(table, number):
+        while table[number] > enough and number < highest and not _is_in_vain(table, number):
             number += 1
             table[number] = self._missed(index, number)
         number = first
@@ -160,46 +181,76 @@ class _Search:
             table[number] = self._missed(index, number)
         return table
 
-    def cheapest(self, tables: Sequence[dict[int, int]], told: Told) -> Oracle:
+    def cheapest(self, tables: Sequence[dict[int, int]], budget: int, told: Told) -> Oracle:
         """Steps 3 and 4."""
         seen: dict[tuple[int, ...], Measures] = {}
-        for margin in range(MOST_MARGIN + 1):
-            self._bisect(tables, margin, seen, told)
-            attained = [one for one in seen if self._attains(seen[one])]
-            if attained:
-                best = min(attained, key=lambda one: seen[one].replica_hours)
-                return Oracle(best, self.limits, seen[best], is_attained=True, num_simulated=len(seen))
-        best = max(seen, key=lambda one: seen[one].joint_attainment)
-        return Oracle(best, self.limits, seen[best], is_attained=False, num_simulated=len(seen))
+        courses = self._courses(tables)
+        course = next(courses, None)
+        while course is not None and len(seen) < budget:
+            if course not in seen:
+                seen[course] = self._simulated(course)
+            told(len(seen) / budget)
+            course = courses.send(self._attains(seen[course]))
+        told(1.0)
+        attained = [one for one in seen if self._attains(seen[one])]
+        if attained:
+            best = min(attained, key=lambda one: seen[one].replica_hours)
+        else:
+            best = max(seen, key=lambda one: seen[one].joint_attainment)
+        return Oracle(
+            best,
+            self.limits,
+            seen[best],
+            is_attained=bool(attained),
+            num_simulated=len(seen),
+            ended_by_budget=course is not None,
+            least_replica_hours=least_replica_seconds(self._trace, self._setting, self._target) / 3600,
+        )
 
-    def _bisect(
-        self,
-        tables: Sequence[dict[int, int]],
-        margin: int,
-        seen: dict[tuple[int, ...], Measures],
-        told: Told,
-    ) -> None:
-        """Add to `seen` the courses at several prices, each with `margin` replicas more."""
+    def _courses(self, tables: Sequence[dict[int, int]]) -> Generator[tuple[int, ...] | None, bool, None]:
+        """Step 4's courses, one after another, each sent back whether it attains the objective; then None."""
+        share, attaining, failing = FIRST_SHARE, 0.0, math.inf
+        is_attained = yield self._course(tables, share)
+        if not is_attained:
+            failing = share
+            is_attained = yield self._course(tables, 0.0)
+            for margin in () if is_attained else MARGINS:
+                if (yield self._course(tables, 0.0, margin)):
+                    break
+        else:
+            attaining = share
+        while is_attained:
+            if failing == math.inf:
+                share = min(MOST_SHARE, 2 * attaining)
+            else:
+                share = math.sqrt(max(attaining, LEAST_SHARE) * failing)
+            if share <= max(attaining, LEAST_SHARE) * SHARE_RESOLUTION:
+                break
+            if (yield self._course(tables, share)):
+                attaining = share
+            else:
+                failing = share
+        yield None
+
+    def _course(self, tables: Sequence[dict[int, int]], share: float, margin: int = 0) -> tuple[int, ...]:
+        """Step 3: the cheapest found that misses, by the tables, at most `share` of what may be missed."""
         counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
+        allowed = share * len(self._trace.arrivals) * (1 - self._target.percentile / 100)
         cold = self._setting.conditions.cold_start_seconds
         numbers = range(self._target.min_replicas, max(max(table) for table in tables) + 1)
         low, high = math.log(LEAST_PRICE), math.log(MOST_PRICE)
-        for turn in range(self._num_prices):
-            price = high if turn == 0 else (low + high) / 2
-            costs = Costs(INTERVAL_SECONDS, cold, math.exp(price))
-            cheapest = cheapest_course(tables, counts, numbers, costs)
-            course = tuple(min(self._most(), number + margin) for number in cheapest)
-            if course not in seen:
-                seen[course] = self._simulated(course)
-            told((turn + 1) / self._num_prices)
-            is_attained = self._attains(seen[course])
-            if turn == 0:
-                if not is_attained:
-                    return  # no lower price will do
-            elif is_attained:
-                high = price
+        best: tuple[int, ...] | None = None
+        for _ in range(NUM_PRICES):
+            price = high if best is None else (low + high) / 2
+            course = cheapest_course(tables, counts, numbers, Costs(INTERVAL_SECONDS, cold, math.exp(price)))
+            if best is None:
+                best = course
+            elif sum(map(missed, tables, course, counts)) <= allowed:
+                best, high = course, price
             else:
                 low = price
+        assert best is not None
+        return tuple(min(self._most(), number + margin) for number in best)
 
     def _attains(self, found: Measures) -> bool:
         return found.joint_attainment * 100 >= self._target.percentile

@@ -9,8 +9,9 @@ import pytest
 from headway_operator.slo import target_of
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course
+from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.measures import Measures, measures
-from headway_simulator.oracle import find_oracle
+from headway_simulator.oracle import Ends, find_oracle
 from headway_simulator.trace import Arrival, Trace
 from headway_simulator.work import guessed_replicas
 
@@ -81,6 +82,55 @@ def test_a_course_is_the_cheapest_of_all(price: float) -> None:
 
     best = min(cost(course) for course in itertools.product(range(1, 5), repeat=5))
     assert cost(cheapest_course(tables, counts, range(1, 5), costs)) == pytest.approx(best)
+
+
+def test_a_larger_budget_never_ends_with_a_dearer_schedule_nor_below_the_bound(build: Any) -> None:
+    trace, setting = build.load("flash", rate=3.0, seconds=240.0), build.setting()
+    ends: Ends = {}
+    found = [find_oracle(trace, setting, ends=ends, budget=budget) for budget in (1, 2, 4, 8)]
+    hours = [one.measures.replica_hours for one in found if one.is_attained]
+    assert hours
+    assert hours == sorted(hours, reverse=True)
+    attained = [one.is_attained for one in found]
+    assert attained == sorted(attained)
+    assert [one.num_simulated <= budget for one, budget in zip(found, (1, 2, 4, 8), strict=True)] == [
+        True
+    ] * 4
+    assert found[0].ended_by_budget
+    least = {one.least_replica_hours for one in found}
+    assert len(least) == 1
+    assert 0 < least.pop() <= hours[-1]
+
+
+def test_the_bound_is_the_work_that_must_be_done(build: Any) -> None:
+    """Of a thousand requests the hundred dearest may miss, and a hundred may end after the load."""
+    model = replace(build.model, prefill_token_milliseconds=1.0, prefill_context_milliseconds=0.01)
+    model = replace(model, base_milliseconds=10.0, decode_milliseconds=1.0, decode_context_milliseconds=0.0)
+    service = build.service(percentile=90)
+    setting = replace(build.setting(engine={"model": model}), service=service)
+    target = target_of(service.spec)
+    shapes = [(float(at), 100) for at in range(8)] + [(8.0, 1000), (59.9, 100)]
+    arrivals = tuple(Arrival(at, prompt, 11) for at, prompt in shapes for _ in range(100))
+    # At most 32 rows share the base; of 60 ms it would be 50.
+    answer = 10 * (1.0 + 10.0 / 32)
+    prompt = 100 * 1.0 + 100 * 101 / 2 * 0.01
+    found = least_replica_seconds(Trace("t", arrivals, 60.0), setting, target)
+    assert found == pytest.approx(0.001 * 800 * (prompt + answer))
+    tight = replace(target, targets=replace(target.targets, tpot_milliseconds=20.0))
+    found = least_replica_seconds(Trace("t", arrivals, 60.0), setting, tight)
+    assert found == pytest.approx(0.001 * 800 * (prompt + 10 * (1.0 + 10.0 / 10)))
+    # With next to nothing to do there is still one replica.
+    assert least_replica_seconds(Trace("t", arrivals[:3], 60.0), setting, target) == 60.0
+
+
+def test_the_bound_has_blocks_that_were_seen_before_computed_once(build: Any) -> None:
+    setting = build.setting(engine={"model": replace(build.model, prefill_context_milliseconds=0.0)})
+    target = target_of(setting.service.spec)
+    own = tuple(Arrival(0.0, 1024, 1, (2 * i, 2 * i + 1)) for i in range(2000))
+    shared = tuple(Arrival(0.0, 1024, 1, (-1, i)) for i in range(2000))
+    computed = 0.001 * 1900 * 0.1
+    found = [least_replica_seconds(Trace("t", one, 60.0), setting, target) for one in (own, shared)]
+    assert found == [pytest.approx(computed * 1024), pytest.approx(computed * 512)]
 
 
 def test_more_work_is_guessed_to_need_more_replicas(build: Any) -> None:

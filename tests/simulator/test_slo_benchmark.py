@@ -1,12 +1,12 @@
 """The benchmark of the controller, on a load of a minute: all it does, once, and again after a stop."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.slo import page, store
+from benchmarks.slo import loads, page, store
 from benchmarks.slo.fit import fit, least_squares
 from benchmarks.slo.loads import LOADS
 from benchmarks.slo.plan import FAULTS, Plan, Task, quick, tasks
@@ -19,19 +19,20 @@ from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Simulation
 from headway_simulator.control import Controller
 from headway_simulator.step_model import StepModel
+from headway_simulator.work import mean_replicas
 
 TINY = Plan(
     ("step",),
-    slo_factors=(3.0,),
-    percentiles=(95,),
+    promises=((3.0, 95),),
     baselines=("static-mean", "keda-waiting-1"),
     faults=FAULTS[:1],
-    verdict_seconds=60.0,
-    warm_up_seconds=20.0,
+    verdict_seconds=40.0,
+    warm_up_seconds=10.0,
     tuning_seconds=30.0,
     tuning_warm_up_seconds=10.0,
     num_candidates=2,
-    rate_scale=0.03,
+    oracle_budget=2,
+    rate_scale=0.06,
 )
 
 
@@ -57,6 +58,9 @@ def row(controller: str, attained: float, hours: float, **more: Any) -> dict[str
         "fault": "",
         "controller": controller,
         "is_attained": True,
+        "ended_by_budget": True,
+        "num_simulated": 4,
+        "least_gpu_hours": 5.0,
         "processor_seconds": 1.0,
         "parameters": {},
         "measures": {**measured, **more.pop("measures", {})},
@@ -72,8 +76,8 @@ def test_it_runs_writes_its_page_and_goes_on_after_a_stop(
     report = json.loads((tmp_path / "results.json").read_text())
     controllers = [(one["controller"], one["fault"]) for one in report["rows"]]
     assert controllers == [
-        *(("headway", ""), ("oracle", ""), ("static-mean", ""), ("keda-waiting-1", "")),
-        ("headway", "20% of samples missing"),
+        *(("headway", ""), ("oracle", ""), ("headway", "20% of samples missing")),
+        *(("static-mean", ""), ("keda-waiting-1", "")),
     ]
     shown = (tmp_path / "results.md").read_text()
     assert "| **headway** |" in shown
@@ -103,18 +107,57 @@ def test_a_change_of_the_law_is_a_change_of_headway_alone(monkeypatch: pytest.Mo
     assert all(after.of(task) == more.of(task) for task in tasks(TINY))
 
 
+def test_a_fault_of_other_values_is_another_row() -> None:
+    before = store.Fingerprints(TINY, {})
+    stronger = store.Fingerprints(replace(TINY, faults=(replace(FAULTS[0], missing_samples=0.3),)), {})
+    changed = {task for task in tasks(TINY) if before.of(task) != stronger.of(task)}
+    assert {task.name for task in changed} == {FAULTS[0].name}
+
+
+def test_a_change_of_the_oracle_is_a_change_of_the_oracle_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store.Fingerprints(TINY, {})
+    monkeypatch.setattr(store, "ORACLE", ("operator/headway_simulator/oracle.py",))
+    after = store.Fingerprints(TINY, {})
+    dearer = store.Fingerprints(replace(TINY, oracle_budget=9), {})
+    for other in (after, dearer):
+        changed = {task.kind for task in tasks(TINY) if before.of(task) != other.of(task)}
+        assert changed == {"oracle"}
+
+
 def test_a_full_plan_has_every_case_and_begins_with_what_ships() -> None:
     names = tuple(LOADS)
-    found = tasks(Plan(names))
+    plan = Plan(names)
+    found = tasks(plan)
     assert len(found) == len(set(found))
     nominal = [one for one in found if one.kind == "headway" and not one.name]
     assert found[: len(nominal)] == nominal
-    assert len(nominal) == 4 * len(names)
-    assert sum(one.kind == "oracle" for one in found) == len(names)
+    assert [one.kind for one in found[len(nominal) :]][: len(names)] == ["oracle"] * len(names)
+    assert {one.promise for one in nominal} == {(3.0, 95), (3.0, 99), (1.5, 95), (1.5, 99)}
     assert sum(one.kind == "baseline" for one in found) == len(names) * len(BASELINES)
-    assert sum(bool(one.name) and one.kind == "headway" for one in found) == 4 * 2 * len(names)
+    assert sum(bool(one.name) and one.kind == "headway" for one in found) == len(FAULTS) * len(names)
+    assert {one.step_time_error for one in FAULTS} == {0.5, 1.0, 2.0}
+    assert {one.cold_start_seconds for one in FAULTS} == {10.0, 60.0, 180.0}
     assert len(tasks(quick(names[:2]))) < 30
     assert Task("oracle", "step").words == "step oracle"
+
+
+def test_our_own_step_times_are_a_load_once_they_are_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fast a replica or one half as fast: as many are busy."""
+    assert "own-step" in loads.ALL_LOADS
+    assert ("own-step" in LOADS) == loads.FITTED_FILE.is_file()
+    rates = []
+    for factor in (1.0, 2.0):
+        model = StepModel("own", 20.0 * factor, 0.5 * factor, 1.0 * factor, 64_000)
+        path = tmp_path / "fitted.json"
+        path.write_text(json.dumps(asdict(model)))
+        monkeypatch.setattr(loads, "FITTED_FILE", path)
+        own = next(one for one in loads._MADE if one.name == "own-step")
+        verdict = own.make({}, Plan(("own-step",)).of("own-step")).verdict
+        assert mean_replicas(model, verdict) == pytest.approx(loads.OWN_REPLICAS, rel=0.1)
+        rates.append(verdict.requests_per_second)
+    assert rates[0] == pytest.approx(2 * rates[1], rel=0.1)
 
 
 def test_goals_that_are_missed_are_named() -> None:
@@ -133,8 +176,31 @@ def test_goals_that_are_missed_are_named() -> None:
         ["step, 3x, P95: 3.0"],
         ["step, 3x, P95, 20% of samples missing: 4.0 points lower"],
     ]
+    assert [goal.verdict for goal in goals] == ["missed"] * 5
     good = [row("headway", 0.97, 11.0), row("oracle", 0.95, 10.0), row("keda-waiting-1", 0.96, 12.0)]
-    assert not any(goal.missed for goal in page.goals_of(page.table_of(good)))
+    goals = page.goals_of(page.table_of(good))
+    assert [goal.verdict for goal in goals] == ["met", "met", "met", "met", "not measured"]
+
+
+def test_the_page_says_losses_bounds_few_replicas_and_what_is_not_finished(tmp_path: Path) -> None:
+    rows = [
+        row("headway", 0.94, 13.0),
+        row("oracle", 0.95, 10.0, measures={"mean_replicas": 6.4}),
+        row("keda-waiting-1", 0.96, 12.0),
+        row("static-mean", 0.93, 14.0),
+    ]
+    page.write(TINY, rows, tmp_path, [Task("baseline", "step", "static-peak")])
+    shown = (tmp_path / "results.md").read_text()
+    assert "| keda-waiting-1 | 0 | 1: step, 3x, P95 | 0 |" in shown
+    assert "| static-mean | 1 | 0 | 0 |" in shown
+    assert "| keda-waiting-1 (better than headway) | 96.00% | - | 12.00 | 1.20 | 2.40 |" in shown
+    assert "Fewer than 8 replicas" in shown
+    assert "ended by its budget" in shown
+    assert "**Not finished: 1 tasks.** step baseline static-peak." in shown
+    assert (
+        "| at most 1.25 times the oracle's GPU-hours | missed | 0 of 1 | step, 3x, P95: 1.30 times |" in shown
+    )
+    assert "make bench-slo AZURE=FILE" in shown
 
 
 def test_a_step_model_is_found_again_in_what_an_engine_tells_of_its_steps(build: Any) -> None:
@@ -175,3 +241,10 @@ def test_no_coefficient_of_a_fit_is_negative() -> None:
 def test_a_trace_that_is_no_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--azure", "none.csv"]) == 2
     assert "--azure='none.csv' is no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two"])
+def test_jobs_that_are_no_number_are_refused(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--jobs", jobs])
+    assert f"{jobs!r} is no number of at least 1" in capsys.readouterr().err
