@@ -103,10 +103,16 @@ class ServiceLoop:
         self._wake.set()
 
     async def run(self) -> None:
-        """Pass until the service is gone."""
+        """Pass until the service is gone; what fails around a pass costs an interval and no more."""
+        is_there = True
         try:
-            while await self._go_on():
-                pass
+            while is_there:
+                try:
+                    is_there = await self._go_on()
+                except Exception as error:  # noqa: BLE001 - logged with its traceback just below
+                    self._log_failure(error, exc_info=error)
+                    self._metrics.failed(self._key, "Unexpected", 0.0)
+                    await asyncio.sleep(self._interval_seconds)
         finally:
             self._listen(())
 
@@ -248,6 +254,8 @@ class ServiceLoops:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, key: ServiceKey, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s: its loop has ended; the next event begins it anew", key, exc_info=error)
         if self._loops[key][1] is task:
             del self._loops[key]
             self._on_gone(key)

@@ -98,6 +98,25 @@ async def test_failures_end_a_pass_and_not_the_loop_and_are_logged_once(
     assert 'reason="apply"' in page
 
 
+async def test_what_fails_around_a_pass_costs_one_interval_and_is_counted(
+    passes: Passes, running: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty(OperatorMetrics):
+        faults = 1
+
+        def waited(self, seconds: float) -> None:
+            if self.faults:
+                self.faults -= 1
+                raise OSError("no such histogram")
+            super().waited(seconds)
+
+    metrics = Faulty()
+    running(metrics=metrics, interval_seconds=0.05)
+    await eventually(lambda: len(passes.taken) >= 2)
+    assert "the pass failed: OSError: no such histogram" in caplog.text
+    assert 'reason="Unexpected"' in generate_latest(metrics.registry).decode()
+
+
 async def test_what_is_carried_ends_with_the_service_it_belongs_to(
     passes: Passes, running: Any, eventually: Callable[..., Any]
 ) -> None:
