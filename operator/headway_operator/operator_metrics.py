@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headway_operator.quality import Gate
-from headway_operator.reconcile import Outcome
-from headway_operator.state import ServiceKey
+from headway_operator.reconcile import READ_STEP, Outcome
+from headway_operator.state import Decision, ServiceKey
 
 LABELS = ("namespace", "name")
 # Of passes, waits and calls: from the quickest to what a person would notice.
@@ -41,7 +41,7 @@ class OperatorMetrics:
         )
         self._errors = Counter(
             "headway_operator_reconcile_errors",
-            "Passes or steps of a pass that failed, by cause",
+            "Passes or steps of a pass that failed, by cause; a spec that is refused is none of them",
             (*LABELS, "reason"),
             registry=self.registry,
         )
@@ -51,6 +51,25 @@ class OperatorMetrics:
             (*LABELS, "cause"),
             registry=self.registry,
         )
+        self._refused = Gauge(
+            "headway_operator_spec_refused",
+            "Whether the spec cannot be honoured (1), and the one before it, if any, is in force",
+            LABELS,
+            registry=self.registry,
+        )
+        self._scalings = Counter(
+            "headway_operator_scalings",
+            "Changes of the number of replicas decided, by direction: up, down",
+            (*LABELS, "direction"),
+            registry=self.registry,
+        )
+        self._blocked = Gauge(
+            "headway_operator_scaling_blocked",
+            "What keeps the controller from moving replicas now (1)",
+            (*LABELS, "blocker"),
+            registry=self.registry,
+        )
+        self._last: dict[ServiceKey, tuple[int, str]] = {}  # replicas, blocker
         self._wanted = Gauge(
             "headway_operator_replicas_wanted", "Replicas decided", LABELS, registry=self.registry
         )
@@ -100,7 +119,7 @@ class OperatorMetrics:
         self._of_services: tuple[Counter | Gauge, ...] = (
             *(self._errors, self._decisions, self._wanted, self._ready, self._start_latest),
             *(self._verified, self._judgements, self._measured, self._limit),
-            *(self._given_up, self._weight),
+            *(self._given_up, self._weight, self._refused, self._scalings, self._blocked),
         )
 
     def _make_own(self) -> None:
@@ -197,11 +216,13 @@ class OperatorMetrics:
         key = outcome.key
         labels = (key.namespace, key.name)
         self._seconds.labels("problems" if outcome.problems else "success").observe(seconds)
-        for step, _ in outcome.problems:
-            self._errors.labels(*labels, step.split()[0]).inc()
+        steps = [step.split()[0] for step, _ in outcome.problems]
+        self._refused.labels(*labels).set(READ_STEP in steps)
+        for step in steps:
+            if step != READ_STEP:
+                self._errors.labels(*labels, step).inc()
         if outcome.decision is not None:
-            self._decisions.labels(*labels, outcome.decision.cause).inc()
-            self._wanted.labels(*labels).set(outcome.decision.replicas)
+            self._decide(key, outcome.decision)
         if outcome.observed is not None:
             num_ready = sum(replica.phase == "ready" for replica in outcome.observed.replicas)
             self._ready.labels(*labels).set(num_ready)
@@ -210,6 +231,19 @@ class OperatorMetrics:
         if outcome.rollout is not None:
             self._given_up.labels(*labels).set(bool(outcome.rollout.given_up))
             self._weight.labels(*labels).set(outcome.rollout.record.weight)
+
+    def _decide(self, key: ServiceKey, decision: Decision) -> None:
+        labels = (key.namespace, key.name)
+        self._decisions.labels(*labels, decision.cause).inc()
+        self._wanted.labels(*labels).set(decision.replicas)
+        replicas, blocker = self._last.get(key, (decision.replicas, ""))
+        if decision.replicas != replicas:
+            self._scalings.labels(*labels, "up" if decision.replicas > replicas else "down").inc()
+        if blocker and blocker != decision.blocker:
+            _remove(self._blocked, *labels, blocker)
+        if decision.blocker:
+            self._blocked.labels(*labels, decision.blocker).set(1)
+        self._last[key] = decision.replicas, decision.blocker
 
     def _judge(self, key: ServiceKey, gate: Gate | None) -> None:
         labels = (key.namespace, key.name)
@@ -238,6 +272,7 @@ class OperatorMetrics:
     def forget(self, key: ServiceKey) -> None:
         """Drop what is told of a service that is gone."""
         self._checks.pop(key, None)
+        self._last.pop(key, None)
         self._newest_start.pop(key, None)
         own = {"namespace": key.namespace, "name": key.name}
         for metric in self._of_services:

@@ -47,6 +47,7 @@ from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered,
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 60.0
+READ_STEP = "read"  # which fails where a spec cannot be honoured
 SLEEPING_CAUSES = ("Idle", "Asleep")
 
 
@@ -134,7 +135,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         read = await _read(world, manifest, outcome)
         carried.accepted = in_force.accepted(manifest)
     except SpecError as error:
-        outcome.problems.append(("read", str(error)))
+        outcome.problems.append((READ_STEP, str(error)))
         refusal = error
         standing = await _read_in_force(world, manifest, carried, outcome)
         if standing is None:
@@ -153,7 +154,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     outcome.rollout, carried.evidence = rollout, rollout.evidence
     todo = plan(service, rendered, observed, sample, decision, rollout)
     await _act(cluster, world.scraper, outcome, todo, observed)
-    messages = tuple(f"{step}: {message}" for step, message in outcome.problems if step != "read")
+    messages = tuple(f"{step}: {message}" for step, message in outcome.problems if step != READ_STEP)
     problems = conditions.Problems(messages, outcome.problem_reason or HeadwayOperatorError.condition_reason)
     status = conditions.status(
         service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout, lack

@@ -168,6 +168,33 @@ async def test_a_refused_edit_leaves_the_accepted_spec_in_force(stage: Stage, *,
     assert stage.condition("Ready")["observedGeneration"] == 3
 
 
+async def test_a_refused_spec_is_told_apart_from_failures_of_the_operator(stage: Stage) -> None:
+    metrics = OperatorMetrics()
+    metrics.passed(await settled(stage), 0.01)
+    ask_the_impossible(stage)
+    metrics.passed(await stage.step(), 0.01)
+    page = generate_latest(metrics.registry).decode()
+    assert 'headway_operator_spec_refused{name="demo",namespace="default"} 1.0' in page
+    assert "headway_operator_reconcile_errors_total{" not in page
+
+
+async def test_changes_of_replicas_and_what_keeps_from_them_are_counted(stage: Stage) -> None:
+    metrics = OperatorMetrics()
+    outcome = await settled(stage)
+    assert outcome.decision is not None
+    for replicas, blocker in ((2, ""), (3, "AtMaxReplicas"), (3, "AtMaxReplicas"), (2, "ReplicaPending")):
+        decision = replace(outcome.decision, replicas=replicas, blocker=blocker)
+        metrics.passed(replace(outcome, decision=decision), 0.01)
+    page = generate_latest(metrics.registry).decode()
+    labels = 'name="demo",namespace="default"'
+    for direction in ("up", "down"):
+        assert f'headway_operator_scalings_total{{direction="{direction}",{labels}}} 1.0' in page
+    assert f'headway_operator_scaling_blocked{{blocker="ReplicaPending",{labels}}} 1.0' in page
+    assert "AtMaxReplicas" not in page
+    metrics.forget(outcome.key)
+    assert 'name="demo"' not in generate_latest(metrics.registry).decode()
+
+
 async def test_a_spec_is_kept_as_soon_as_it_is_accepted_and_only_for_its_own_service(stage: Stage) -> None:
     await settled(stage)
     stage.manifest = copy.deepcopy(stage.manifest)
