@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kubernetes.config import kube_config
 
 from e2e.conftest import eventually
 from headway_operator.cluster.kubernetes_api import KubernetesApi
@@ -21,7 +22,8 @@ MOST_SECONDS = 10.0
 async def test_a_burst_of_services_is_heard_of_at_once(
     kubeconfig: Path, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    # $KUBECONFIG is read once, when the client is imported.
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
     namespace, heard = "burst", dict[ServiceKey, float]()
     await api._call("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
     for number in range(NUM_SERVICES):

@@ -42,6 +42,9 @@ class ModelCaches(Protocol):
     async def prune(self, key: ServiceKey, child: ChildKey) -> None:
         """Delete one child that is ours and no longer wanted; absent is success."""
 
+    def declared(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What of a status is kept, as far as that is known: an older definition keeps less of it."""
+
     async def write_status(self, key: ServiceKey, status: Mapping[str, Any]) -> None:
         """Replace the status subresource."""
 
@@ -99,10 +102,10 @@ async def _act(
 
 
 async def _tell(caches: ModelCaches, outcome: Outcome, status: Mapping[str, Any]) -> None:
-    previous, outcome.status = outcome.status, status
-    if previous == status:
+    previous, outcome.status = outcome.status, caches.declared(status)
+    if previous == outcome.status:
         return
-    if not await outcome.attempt("write status", caches.write_status(outcome.key, status)):
+    if not await outcome.attempt("write status", caches.write_status(outcome.key, outcome.status)):
         return
     for kind, reason, message in model_cache.events(previous, status):
         logger.info("%s: %s: %s", outcome.key, reason, message)

@@ -236,6 +236,7 @@ async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan,
 
 async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any], carried: Carried) -> None:
     """Write the status when it says something new, and once when an operator starts; then its events."""
+    status = world.cluster.declared(status)
     previous, outcome.status = outcome.status, status
     if carried.has_told and not conditions.worth_writing(previous, status, world.clock()):
         return

@@ -228,6 +228,9 @@ class MemoryCluster:
         self.call("set_deletion_cost", replica)
         self.costs[replica] = cost
 
+    def declared(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        return status
+
     async def write_status(self, key: ServiceKey, status: Mapping[str, Any]) -> None:
         self.call("write_status")
         self.status = copy.deepcopy(dict(status))

@@ -14,6 +14,7 @@ from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_events import EventRecorder
 from headway_operator.cluster.kubernetes_fields import FieldKeeper
 from headway_operator.cluster.kubernetes_observation import owner_uid
+from headway_operator.cluster.kubernetes_undeclared import Undeclared, undeclared, without
 from headway_operator.errors import ClusterError, ConflictError
 from headway_operator.names import API_VERSION
 from headway_operator.state import ChildKey, Manifest, ServiceKey
@@ -34,6 +35,7 @@ class KubernetesChildren:
         self._events = EventRecorder(api, kind)
         self._fields = FieldKeeper(api, clock)
         self._applied = AppliedChildren(cache, clock)
+        self._undeclared = Undeclared(kind)
         self._uids: dict[ServiceKey, str] = {}
         self._owned: dict[ServiceKey, dict[ChildKey, str]] = {}  # child -> uid of its owner, as last observed
 
@@ -81,11 +83,26 @@ class KubernetesChildren:
         await self._api.delete(child.kind, key.namespace, child.name)
         self._applied.forget(key, child)
 
+    def declared(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What of a status an API server with older definitions keeps, as far as it has said so."""
+        paths = self._undeclared.left_out(self._clock())
+        return without({"status": status}, paths)["status"] if paths else status
+
     async def write_status(self, key: ServiceKey, status: Mapping[str, Any]) -> None:
         """Server-side apply the status, so that what is no longer said goes away."""
         metadata = {"name": key.name, "namespace": key.namespace}
         body = {"apiVersion": API_VERSION, "kind": self._kind, "metadata": metadata, "status": dict(status)}
-        written = await self._api.apply(body, force=True, subresource="status")
+        while True:
+            try:
+                written = await self._api.apply(body, force=True, subresource="status")
+                break
+            except ClusterError as error:
+                paths = undeclared(str(error))
+                less = without(body, paths)
+                if less == body:
+                    raise
+                self._undeclared.learn(paths, self._clock())
+                body = less
         self._uids[key] = written["metadata"]["uid"]
         self._cache.put(written)
 

@@ -37,6 +37,9 @@ class Cluster(Protocol):
     async def set_deletion_cost(self, key: ServiceKey, replica: str, cost: int) -> None:
         """Say which replica should go first when replicas are removed (lowest first)."""
 
+    def declared(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What of a status is kept, as far as that is known: an older definition keeps less of it."""
+
     async def write_status(self, key: ServiceKey, status: Mapping[str, Any]) -> None:
         """Replace the status subresource."""
 
