@@ -85,17 +85,15 @@ def test_a_course_is_the_cheapest_of_all(price: float) -> None:
 
 
 def test_a_larger_budget_never_ends_with_a_dearer_schedule_nor_below_the_bound(build: Any) -> None:
-    trace, setting = build.load("flash", rate=3.0, seconds=240.0), build.setting()
+    trace, setting = build.load("flash", rate=2.0, seconds=120.0), build.setting()
     ends: Ends = {}
-    found = [find_oracle(trace, setting, ends=ends, budget=budget) for budget in (1, 2, 4, 8)]
+    found = [find_oracle(trace, setting, ends=ends, budget=budget) for budget in (1, 2, 5)]
     hours = [one.measures.replica_hours for one in found if one.is_attained]
     assert hours
     assert hours == sorted(hours, reverse=True)
     attained = [one.is_attained for one in found]
     assert attained == sorted(attained)
-    assert [one.num_simulated <= budget for one, budget in zip(found, (1, 2, 4, 8), strict=True)] == [
-        True
-    ] * 4
+    assert all(one.num_simulated <= budget for one, budget in zip(found, (1, 2, 5), strict=True))
     assert found[0].ended_by_budget
     least = {one.least_replica_hours for one in found}
     assert len(least) == 1
