@@ -3,19 +3,16 @@
 azure         Azure LLM inference, conversation, 2023; 8B on two A100
 mooncake      Mooncake's conversation trace, with its prefixes; 8B on two A100
 servegen      ServeGen m-large, the busiest minutes of the days below, Azure's lengths; 70B on eight H100
-step          a jump to twice as much; 70B on eight H100
+step          a jump to twice as much; 8B on two A100
 diurnal       a day's wave within the time of the excerpt; 70B on eight H100
-flash         a crowd of three times as much; 70B on eight H100
+flash         a crowd of three times as much; 8B on two A100
 own-step      a jump to twice as much, of short requests, on replicas with the step times of our own engine on
               a CPU (`make bench-slo-validate` fits them; until FITTED_FILE is there, there is no such load)
 
-The made-up loads have answers of a thousand tokens, as models that reason aloud give: few requests keep many
-replicas busy, which is what lets ten minutes of each be simulated often.
 Rates are such that the oracle has at least eight replicas on average with the looser targets. The first half
 of a trace is for tuning, the second for the verdict; of a made-up load there are two, of different seeds.
 """
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,9 +28,6 @@ from headway_simulator.work import mean_replicas
 
 DAY_SECONDS = 86400.0
 FITTED_FILE = Path(__file__).with_name("fitted.json")
-# Of the made-up loads, tokens: both lengths are drawn evenly from half to one and a half times as many.
-MADE_UP_PROMPT, MADE_UP_ANSWER = 1000, 1000
-NUM_MADE_UP_SHAPES = 500
 # Of the load with our own step times: prompts and answers as in the run that they are fitted on.
 OWN_LENGTHS = ((64, 64), (200, 32), (500, 48), (1000, 24))
 OWN_REPLICAS = 12.0
@@ -122,17 +116,6 @@ def _busiest(
     return arrivals_of(f"servegen day {day}", cut, lengths, seed + day)
 
 
-def _made_up_lengths() -> Lengths:
-    """The same pairs of lengths in each run."""
-    chance = random.Random("made-up lengths")
-    lengths = [
-        tuple(round(mean * chance.uniform(0.5, 1.5)) for mean in (MADE_UP_PROMPT, MADE_UP_ANSWER))
-        for _ in range(NUM_MADE_UP_SHAPES)
-    ]
-    arrivals = tuple(Arrival(float(at), prompt, answer) for at, (prompt, answer) in enumerate(lengths))
-    return Lengths(Trace("made-up lengths", arrivals, float(NUM_MADE_UP_SHAPES)))
-
-
 def _generated(
     kind: Kind,
     rate: float,
@@ -152,7 +135,7 @@ def _generated(
                     factor=factor,
                     period_seconds=seconds if is_whole_wave else DAY_SECONDS,
                 ),
-                lengths or _made_up_lengths(),
+                lengths or Lengths(None),
                 seed,
             )
             for seconds, seed in ((plan.tuning_seconds, plan.seed), (judged, plan.seed + 1))
@@ -174,11 +157,11 @@ def _own(files: Mapping[str, Path], plan: Plan) -> Parts:
 
 _MADE = (
     Load("azure", "llama-3.1-8b-a100-tp2", ("azure",), _recorded("azure", 6.0)),
-    Load("mooncake", "llama-3.1-8b-a100-tp2", ("mooncake",), _recorded("mooncake", 0.6)),
-    Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(11.0)),
-    Load("step", "llama-2-70b-h100-tp8", (), _generated("step", 4.0, 2.0)),
-    Load("diurnal", "llama-2-70b-h100-tp8", (), _generated("diurnal", 6.5, 4.0, is_whole_wave=True)),
-    Load("flash", "llama-2-70b-h100-tp8", (), _generated("flash", 5.5, 3.0)),
+    Load("mooncake", "llama-3.1-8b-a100-tp2", ("mooncake",), _recorded("mooncake", 1.0)),
+    Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(16.0)),
+    Load("step", "llama-3.1-8b-a100-tp2", (), _generated("step", 23.0, 2.0)),
+    Load("diurnal", "llama-2-70b-h100-tp8", (), _generated("diurnal", 40.0, 4.0, is_whole_wave=True)),
+    Load("flash", "llama-3.1-8b-a100-tp2", (), _generated("flash", 30.0, 3.0)),
     Load("own-step", str(FITTED_FILE), (), _own),
 )
 ALL_LOADS = tuple(one.name for one in _MADE)
