@@ -53,7 +53,8 @@ class Site:
     admin_public_key_path: where a replica and the gateway read the operator's public keys.
     bind_port: the port a process listens on; 0 lets it choose (local world).
     operator_namespace: where the operator runs in a pod; "" where it does not.
-    monitoring_namespace: where Prometheus runs.
+    monitoring_namespace: where Prometheus runs. monitoring_labels: by which it selects, on every service's
+    monitors; a service's own come on top.
     image_pull_secrets: names of Secrets, in the namespace of each service, with which its pods pull images.
     allows_unrestricted: whether users' pod templates may leave the standard "restricted".
     optional_kinds: those of OPTIONAL_KINDS that this cluster has now.
@@ -67,6 +68,7 @@ class Site:
     bind_port: int
     operator_namespace: str = ""
     monitoring_namespace: str = ""
+    monitoring_labels: tuple[tuple[str, str], ...] = ()
     image_pull_secrets: tuple[str, ...] = ()
     allows_unrestricted: bool = False
     optional_kinds: frozenset[str] = frozenset()
