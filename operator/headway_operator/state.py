@@ -352,8 +352,9 @@ class RevisionPin:
     """What was fixed when the current revision was made; kept in `status.revision`.
 
     hash: of the rendered runtime pod template; name is NAME-HASH. gateway_hash: of the gateway's.
-    spec_hash: of everything the user wrote that shapes either template. While it stays the same, nothing
-    rolls, whatever images or rendering a newer operator brings.
+    spec_hash: of everything the user wrote that shapes replicas; gateway_spec_hash: gateways alone, "" where
+    that is nothing. While they stay the same, nothing rolls, whatever images or rendering a newer operator
+    brings.
     """
 
     name: str
@@ -362,6 +363,7 @@ class RevisionPin:
     gateway_image: str
     gateway_hash: str
     spec_hash: str
+    gateway_spec_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,7 @@ def _pin(revision: RevisionPin) -> dict[str, str]:
         "gatewayImage": revision.gateway_image,
         "gatewayHash": revision.gateway_hash,
         "specHash": revision.spec_hash,
+        "gatewaySpecHash": revision.gateway_spec_hash,
     }
 
 

@@ -22,6 +22,7 @@ class Pin(Struct, frozen=True, rename="camel"):
     gateway_image: str
     gateway_hash: str
     spec_hash: str
+    gateway_spec_hash: str = ""
 
     @classmethod
     def of(cls, pin: RevisionPin) -> "Pin":
