@@ -354,7 +354,7 @@ class RevisionPin:
     hash: of the rendered runtime pod template; name is NAME-HASH. gateway_hash: of the gateway's.
     spec_hash: of everything the user wrote that shapes replicas; gateway_spec_hash: gateways alone, "" where
     that is nothing. While they stay the same, nothing rolls, whatever images or rendering a newer operator
-    brings.
+    brings. drain_timeout_seconds: what its pods have; 0 in one of before it was kept, which had the spec's.
     """
 
     name: str
@@ -364,6 +364,7 @@ class RevisionPin:
     gateway_hash: str
     spec_hash: str
     gateway_spec_hash: str = ""
+    drain_timeout_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

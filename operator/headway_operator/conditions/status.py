@@ -190,7 +190,7 @@ def _degraded(otherwise: Condition, rollout: Rollout, lack: Lack | None) -> Cond
     return lacks.degraded(lack) or rollouts.degraded(rollout) or otherwise
 
 
-def _pin(revision: RevisionPin) -> dict[str, str]:
+def _pin(revision: RevisionPin) -> dict[str, str | int]:
     return {
         "name": revision.name,
         "hash": revision.hash,
@@ -199,6 +199,7 @@ def _pin(revision: RevisionPin) -> dict[str, str]:
         "gatewayHash": revision.gateway_hash,
         "specHash": revision.spec_hash,
         "gatewaySpecHash": revision.gateway_spec_hash,
+        "drainTimeoutSeconds": revision.drain_timeout_seconds,
     }
 
 

@@ -10,13 +10,15 @@ The algorithm:
    the site's. Otherwise a new revision is made with the site's images.
 3. A template is rendered and hashed. If a newer operator renders an unchanged spec differently, the hash is
    not the pinned one: then the Deployment is kept as it is and not applied, as long as it exists.
-4. A gateway that is made anew has the site's image, as a new revision has: flags are rendered for that one.
+4. How long pods have to finish their requests follows from the promises (`spec/drain.py`) when a revision is
+   made, and is pinned with it: editing an SLO restarts nothing.
+5. A gateway that is made anew has the site's image, as a new revision has: flags are rendered for that one.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from headway_operator import names
@@ -39,6 +41,7 @@ from headway_operator.manifests.runtime_template import image_of, runtime_templa
 from headway_operator.manifests.service import client_service, replicas_service
 from headway_operator.manifests.service_account import gateway_service_account
 from headway_operator.spec import InferenceServiceSpec, Service
+from headway_operator.spec.drain import drain_seconds
 from headway_operator.spec.safeguards import SAFEGUARDS
 from headway_operator.state import ChildKey, Manifest, Rendered, RevisionPin, Site
 
@@ -56,6 +59,8 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
     pin = pin_of(service.status)
     if pin is not None and pin.spec_hash != spec_hash:
         pin = None
+    drain = _drain_seconds(service.spec, pin)
+    service = replace(service, spec=service.spec.model_copy(update={"drain_timeout_seconds": drain}))
     runtime_image = pin.runtime_image if pin else site.runtime_image
     runtime = runtime_template(service, site, runtime_image)
     runtime_hash = content_hash(runtime)
@@ -92,9 +97,16 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
         gateway_hash=gateway.hash,
         spec_hash=spec_hash,
         gateway_spec_hash=gateway.spec_hash,
+        drain_timeout_seconds=drain,
     )
     keep |= {ChildKey(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     return Rendered(revision, tuple(manifests), frozenset(keep))
+
+
+def _drain_seconds(spec: InferenceServiceSpec, pin: RevisionPin | None) -> int:
+    if pin is None:
+        return drain_seconds(spec)
+    return pin.drain_timeout_seconds or spec.drain_timeout_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +198,9 @@ def pin_of(status: Mapping[str, Any]) -> RevisionPin | None:
     values = {field.name: written.get(_camel(field.name)) for field in fields(RevisionPin)}
     if any(values[field.name] is None for field in fields(RevisionPin) if field.default is MISSING):
         return None
-    return RevisionPin(**{name: str(value) for name, value in values.items() if value is not None})
+    seconds = values.pop("drain_timeout_seconds") or 0
+    told = {name: str(value) for name, value in values.items() if value is not None}
+    return RevisionPin(**told, drain_timeout_seconds=int(seconds))
 
 
 def _camel(name: str) -> str:

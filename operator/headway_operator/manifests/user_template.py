@@ -18,6 +18,7 @@ class Place:
     container: str
 
 
+GRACE = "terminationGracePeriodSeconds"
 REPLICAS = Place("spec.template", names.RUNTIME_CONTAINER)
 GATEWAYS = Place("spec.gateway.template", names.GATEWAY_CONTAINER)
 
@@ -25,7 +26,7 @@ GATEWAYS = Place("spec.gateway.template", names.GATEWAY_CONTAINER)
 def with_template(
     ours: dict[str, Any], template: dict[str, Any], site: Site, place: Place, *, account: str | None = None
 ) -> dict[str, Any]:
-    """The user's template over ours, whose labels stay. Raises SpecError.
+    """The user's template over ours, whose labels stay, and time to end at the least. Raises SpecError.
 
     account: the ServiceAccount whose token the pod has; None where it has none.
     """
@@ -41,6 +42,9 @@ def with_template(
         )
     if site.kind == "kubernetes" and not site.allows_unrestricted:
         _refuse_faults(merged, place, account)
+    grace = merged["spec"].get(GRACE)
+    if not isinstance(grace, int) or grace < ours["spec"][GRACE]:
+        merged["spec"][GRACE] = ours["spec"][GRACE]
     labels = {**merged["metadata"].get("labels", {}), **ours["metadata"]["labels"]}
     merged["metadata"]["labels"] = labels
     return merged

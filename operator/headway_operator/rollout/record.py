@@ -23,6 +23,7 @@ class Pin(Struct, frozen=True, rename="camel"):
     gateway_hash: str
     spec_hash: str
     gateway_spec_hash: str = ""
+    drain_timeout_seconds: int = 0
 
     @classmethod
     def of(cls, pin: RevisionPin) -> "Pin":
