@@ -89,13 +89,16 @@ def scrape_jobs(kubernetes: Kubernetes, namespace: str) -> list[dict[str, Any]]:
     for kind, endpoints in (("podmonitors", "podMetricsEndpoints"), ("servicemonitors", "endpoints")):
         for monitor in kubernetes.list(kind, namespace):
             pods = _selected(kubernetes, kind, monitor)
+            series_job = _series_job(kubernetes, kind, monitor)
             for number, endpoint in enumerate(monitor["spec"][endpoints]):
                 jobs.append(
                     {
                         "job_name": f"{kind}/{namespace}/{monitor['metadata']['name']}/{number}",
                         "metrics_path": endpoint["path"],
                         "honor_labels": endpoint.get("honorLabels", False),
-                        "static_configs": [_target(pod, monitor, endpoint["port"]) for pod in pods],
+                        "static_configs": [
+                            _target(pod, monitor, endpoint["port"], series_job) for pod in pods
+                        ],
                     }
                 )
     return jobs
@@ -122,7 +125,16 @@ def _text(selector: Object) -> str:
     return ",".join(parts)
 
 
-def _target(pod: Object, monitor: Object, port_name: str) -> dict[str, Any]:
+def _series_job(kubernetes: Kubernetes, kind: str, monitor: Object) -> str:
+    """The label `job` as the Prometheus operator writes it: of a Service its name, else the monitor's."""
+    namespace = monitor["metadata"]["namespace"]
+    if kind == "podmonitors":
+        return f"{namespace}/{monitor['metadata']['name']}"
+    [service] = kubernetes.list("services", namespace, _text(monitor["spec"]["selector"]))
+    return str(service["metadata"]["name"])
+
+
+def _target(pod: Object, monitor: Object, port_name: str, job: str) -> dict[str, Any]:
     metadata = pod["metadata"]
     [port] = [
         port["containerPort"]
@@ -134,7 +146,7 @@ def _target(pod: Object, monitor: Object, port_name: str) -> dict[str, Any]:
     labels = {_label(name): value for name, value in wanted.items() if value is not None}
     return {
         "targets": [f"{pod['status']['podIP']}:{port}"],
-        "labels": labels | {"namespace": metadata["namespace"], "pod": metadata["name"]},
+        "labels": labels | {"namespace": metadata["namespace"], "pod": metadata["name"], "job": job},
     }
 
 

@@ -28,6 +28,11 @@ EVERYTHING = {
     "kvOffload": {"hostMemory": "8Gi"},
     "auth": {"apiKeysSecretRef": {"name": "keys"}},
     "scheduling": {"tolerations": [{"key": "gpu", "operator": "Exists"}]},
+    "gateway": {
+        "resources": {"limits": {"memory": "1Gi"}},
+        "scheduling": {"tolerations": [{"key": "front", "operator": "Exists"}]},
+        "template": {"metadata": {"annotations": {"team": "search"}}},
+    },
     "replicas": 2,
 }
 

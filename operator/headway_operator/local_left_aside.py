@@ -58,12 +58,22 @@ def _fields(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _resources("resources", spec.get("resources"))
     yield from _resources("quality.resources", (spec.get("quality") or {}).get("resources"))
     yield from _set(IN_SPEC, "", spec)
-    if ((spec.get("gateway") or {}).get("replicas") or 1) > 1:
+    gateway = spec.get("gateway") or {}
+    if (gateway.get("replicas") or 1) > 1:
         yield "gateway.replicas", "there is one gateway"
-    pod = (spec.get("template") or {}).get("spec") or {}
-    yield from _set(IN_POD, "template.spec.", pod)
+    yield from _resources("gateway.resources", gateway.get("resources"))
+    yield from _set({"scheduling": NO_NODES}, "gateway.", gateway)
+    for field, template in (
+        ("template", spec.get("template")),
+        ("gateway.template", gateway.get("template")),
+    ):
+        yield from _pod(field, (template or {}).get("spec") or {})
+
+
+def _pod(field: str, pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from _set(IN_POD, f"{field}.spec.", pod)
     for number, container in enumerate(pod.get("containers") or ()):
-        where = f"template.spec.containers[{number}]"
+        where = f"{field}.spec.containers[{number}]"
         yield from _resources(f"{where}.resources", container.get("resources"))
         yield from _set(IN_CONTAINER, f"{where}.", container)
         if "preStop" in (container.get("lifecycle") or {}):

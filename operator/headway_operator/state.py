@@ -53,7 +53,8 @@ class Site:
     admin_public_key_path: where a replica and the gateway read the operator's public keys.
     bind_port: the port a process listens on; 0 lets it choose (local world).
     operator_namespace: where the operator runs in a pod; "" where it does not.
-    monitoring_namespace: where Prometheus runs.
+    monitoring_namespace: where Prometheus runs. monitoring_labels: by which it selects, on every service's
+    monitors; a service's own come on top.
     image_pull_secrets: names of Secrets, in the namespace of each service, with which its pods pull images.
     allows_unrestricted: whether users' pod templates may leave the standard "restricted".
     optional_kinds: those of OPTIONAL_KINDS that this cluster has now.
@@ -67,6 +68,7 @@ class Site:
     bind_port: int
     operator_namespace: str = ""
     monitoring_namespace: str = ""
+    monitoring_labels: tuple[tuple[str, str], ...] = ()
     image_pull_secrets: tuple[str, ...] = ()
     allows_unrestricted: bool = False
     optional_kinds: frozenset[str] = frozenset()
@@ -359,8 +361,9 @@ class RevisionPin:
     """What was fixed when the current revision was made; kept in `status.revision`.
 
     hash: of the rendered runtime pod template; name is NAME-HASH. gateway_hash: of the gateway's.
-    spec_hash: of everything the user wrote that shapes either template. While it stays the same, nothing
-    rolls, whatever images or rendering a newer operator brings.
+    spec_hash: of everything the user wrote that shapes replicas; gateway_spec_hash: gateways alone, "" where
+    that is nothing. While they stay the same, nothing rolls, whatever images or rendering a newer operator
+    brings. drain_timeout_seconds: what its pods have; 0 in one of before it was kept, which had the spec's.
     """
 
     name: str
@@ -369,6 +372,8 @@ class RevisionPin:
     gateway_image: str
     gateway_hash: str
     spec_hash: str
+    gateway_spec_hash: str = ""
+    drain_timeout_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ class Application:
         if config.admin_public_key_file is not None:
             keys = AdminKeys(config.admin_public_key_file, config.admin_audience or "")
         self.counters = Counters()
-        self.pool = BackendPool(config.max_waiting, config.waiting_timeout_seconds)
+        self.pool = BackendPool(
+            config.max_waiting, config.waiting_timeout_seconds, max_waiting_bytes=config.max_waiting_bytes
+        )
         self._metrics = Metrics(self.counters, self.pool, version=version, instance=self._instance)
         self._upstream = upstream or Upstream(config.idle_timeout_seconds)
         self.proxy = Proxy(config, self.pool, self._upstream, self.counters, self._metrics.latencies)

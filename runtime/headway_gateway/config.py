@@ -10,6 +10,8 @@ from headway.command_parser import CommandParser
 from headway_gateway.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+# Half of the memory that the operator gives a gateway by default: the other half is for what is in flight.
+DEFAULT_MAX_WAITING_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class GatewayConfig:
     admin_public_key_file: Path | None = None
     admin_audience: str | None = None
     max_waiting: int = 1024
+    max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES
     waiting_timeout_seconds: float = 30.0
     drain_timeout_seconds: float = 60.0
     idle_timeout_seconds: float = 600.0
@@ -67,6 +70,7 @@ def _to_config(options: argparse.Namespace) -> GatewayConfig:
         admin_public_key_file=options.admin_public_key_file,
         admin_audience=options.admin_audience,
         max_waiting=options.max_waiting,
+        max_waiting_bytes=options.max_waiting_bytes,
         waiting_timeout_seconds=options.waiting_timeout_seconds,
         drain_timeout_seconds=options.drain_timeout_seconds,
         idle_timeout_seconds=options.idle_timeout_seconds,
@@ -118,6 +122,12 @@ def _build_parser() -> CommandParser:
         type=integer(0),
         default=1024,
         help="requests held while no replica is ready (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-waiting-bytes",
+        type=integer(0),
+        default=DEFAULT_MAX_WAITING_BYTES,
+        help="bytes of their bodies, all together; one that waits alone may have more (default: %(default)s)",
     )
     parser.add_argument(
         "--waiting-timeout-seconds",

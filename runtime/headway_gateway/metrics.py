@@ -100,6 +100,14 @@ class StateCollector(Collector):
         pool = self._pool
         yield GaugeMetricFamily("headway_gateway_waiting", "Requests held for a replica.", pool.num_waiting)
         yield GaugeMetricFamily(
+            "headway_gateway_waiting_bytes", "Bytes of their bodies.", pool.num_waiting_bytes
+        )
+        yield GaugeMetricFamily(
+            "headway_gateway_waiting_bytes_limit",
+            "Bytes that the bodies of held requests may have together.",
+            pool.max_waiting_bytes,
+        )
+        yield GaugeMetricFamily(
             "headway_gateway_oldest_waiting_seconds",
             "Age of the oldest held request.",
             pool.oldest_waiting_seconds(),

@@ -7,8 +7,10 @@ tried with a single request; it is back for all as soon as a connection is made.
 revisions shares of the requests, the revision is chosen first (`shares.py`), and the rule holds within it.
 
 Where no backend can take a request, the request waits in one queue, first in first out: `max_waiting` long at
-most and for `waiting_timeout_seconds`, both of which the operator may move. Backends are assigned at the
-moment of waking, so nobody overtakes.
+most and for `waiting_timeout_seconds`, both of which the operator may move. The bodies in it have at most
+`max_waiting_bytes` together, which is for the memory of this process; a request that finds the queue empty
+waits whatever its size, else it could never be served. Backends are assigned at the moment of waking, so
+nobody overtakes.
 
 Knows nothing of HTTP. Times are seconds of the event loop's clock.
 """
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from headway_gateway.backend import Backend, BackendEntry
+from headway_gateway.config import DEFAULT_MAX_WAITING_BYTES
 from headway_gateway.errors import AnswerError
 from headway_gateway.routing import Routing
 from headway_gateway.shares import Shares
@@ -82,11 +85,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One request in the queue: when it was received, since when it waits, and for how long it may."""
+    """One request in the queue: when it was received, since when it waits, for how long it may, its body."""
 
     received_at: float
     began_at: float
     limit: asyncio.Timeout
+    num_bytes: int
 
 
 class BackendPool:
@@ -96,9 +100,14 @@ class BackendPool:
     """
 
     def __init__(
-        self, max_waiting: int, waiting_timeout_seconds: float = DEFAULT_WAITING_TIMEOUT_SECONDS
+        self,
+        max_waiting: int,
+        waiting_timeout_seconds: float = DEFAULT_WAITING_TIMEOUT_SECONDS,
+        *,
+        max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES,
     ) -> None:
         self.routing = Routing(max_waiting, waiting_timeout_seconds)
+        self.max_waiting_bytes = max_waiting_bytes
         self.has_list = False
         self._waiting_for = ""
         self._shares = Shares({})
@@ -107,6 +116,7 @@ class BackendPool:
         self._somebody_waits = asyncio.Event()
         self._num_picks = 0
         self._num_in_flight = 0
+        self._num_waiting_bytes = 0
 
     @property
     def backends(self) -> Collection[Backend]:
@@ -127,6 +137,11 @@ class BackendPool:
     def num_waiting(self) -> int:
         """Requests held because no backend can take them."""
         return len(self._waiting)
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of their bodies."""
+        return self._num_waiting_bytes
 
     def oldest_waiting_seconds(self) -> float:
         """How long the first in the queue has waited; 0 when nobody does."""
@@ -169,8 +184,12 @@ class BackendPool:
                 turn.limit.reschedule(turn.received_at + routing.waiting_timeout_seconds)
         self.wake_waiting()
 
-    async def acquire(self, *, refused_by: Collection[Backend], since: float) -> Lease | None:
+    async def acquire(
+        self, *, refused_by: Collection[Backend], since: float, num_bytes: int = 0
+    ) -> Lease | None:
         """A lease on the least loaded backend outside `refused_by`, for a request received at `since`.
+
+        num_bytes: of the request's body, which is held while it waits.
 
         Waits where there is none, for as long as the routing allows; raises AnswerError when that passes, the
         queue is full or the service suspended. Where `refused_by` is not empty nobody waits: a replica has
@@ -182,21 +201,34 @@ class BackendPool:
             lease = self._pick(refused_by)
             if lease is not None or refused_by:
                 return lease
-        if len(self._waiting) >= self.routing.max_waiting:
-            raise AnswerError(
-                503,
-                "waiting_queue_full",
-                f"no replica is ready{self._why()} and {len(self._waiting)} requests wait already; try again "
-                "later",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-        return await self._wait(since)
+        self._check_room(num_bytes)
+        return await self._wait(since, num_bytes)
 
-    async def _wait(self, since: float) -> Lease:
+    def _check_room(self, num_bytes: int) -> None:
+        """AnswerError where one more would be too many, or too much."""
+        held = self._num_waiting_bytes
+        if len(self._waiting) >= self.routing.max_waiting:
+            full = f"{len(self._waiting)} requests wait already"
+        elif self._waiting and held + num_bytes > self.max_waiting_bytes:
+            full = (
+                f"requests of {held} bytes wait already, with which this one's {num_bytes} are more than the "
+                f"{self.max_waiting_bytes} that may"
+            )
+        else:
+            return
+        raise AnswerError(
+            503,
+            "waiting_queue_full",
+            f"no replica is ready{self._why()} and {full}; try again later",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+
+    async def _wait(self, since: float, num_bytes: int) -> Lease:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Lease] = loop.create_future()
         limit = asyncio.timeout_at(since + self.routing.waiting_timeout_seconds)
-        turn = self._waiting[waiter] = _Turn(since, loop.time(), limit)
+        turn = self._waiting[waiter] = _Turn(since, loop.time(), limit, num_bytes)
+        self._num_waiting_bytes += num_bytes
         self._somebody_waits.set()
         try:
             async with limit:
@@ -215,9 +247,15 @@ class BackendPool:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             ) from None
         finally:
-            self._waiting.pop(waiter, None)
+            self._leave(waiter)
             if not self._waiting:
                 self._somebody_waits.clear()
+
+    def _leave(self, waiter: asyncio.Future[Lease]) -> None:
+        """Out of the queue, unless it has left already."""
+        turn = self._waiting.pop(waiter, None)
+        if turn is not None:
+            self._num_waiting_bytes -= turn.num_bytes
 
     def _why(self) -> str:
         return f" ({self._waiting_for})" if self._waiting_for else ""
@@ -231,7 +269,7 @@ class BackendPool:
                 if lease is None:
                     return
                 waiter.set_result(lease)
-            del self._waiting[waiter]
+            self._leave(waiter)
 
     def take_back(self, backend: Backend) -> None:
         """One request less in flight."""

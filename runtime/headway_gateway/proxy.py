@@ -137,7 +137,9 @@ class Proxy:
     async def _forward(self, exchange: Exchange) -> web.StreamResponse:
         while True:
             lease = await self._pool.acquire(
-                refused_by=exchange.refused_by, since=exchange.received_at or 0.0
+                refused_by=exchange.refused_by,
+                since=exchange.received_at or 0.0,
+                num_bytes=len(exchange.body or b""),
             )
             if lease is None:
                 return self._pass_on_refusal(exchange)

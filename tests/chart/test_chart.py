@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -20,6 +22,7 @@ Render = Callable[..., list[dict[str, Any]]]
 pytestmark = pytest.mark.timeout(960)
 
 NAMESPACED = "watchNamespace=models"
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 GROUPS, GROUPS_API = "leaderworkersets", "leaderworkerset.x-k8s.io/v1"
 
 
@@ -61,12 +64,79 @@ def test_versions_are_those_of_the_distribution() -> None:
     assert (chart["version"], chart["appVersion"]) == (want, want)
 
 
+def test_tested_kubernetes_versions_are_those_of_the_test_cluster() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    pinned = (CHECKOUT / "e2e" / "cluster" / "go" / "kubernetes" / "go.mod").read_text()
+    [version] = re.findall(r"k8s\.io/kubernetes v(\S+)", pinned)
+    told = chart["annotations"]["serving.headway.dev/tested-kubernetes-versions"].split(", ")
+    assert version in told
+    oldest = tuple(map(int, re.findall(r"\d+", chart["kubeVersion"])[:2]))
+    assert all(tuple(map(int, one.split(".")[:2])) >= oldest for one in told)
+
+
 def test_crd_is_a_template_that_uninstall_keeps(render: Render) -> None:
     crds = of_kind(render(), "CustomResourceDefinition")
     names = {one["metadata"]["name"] for one in crds}
     assert names == {f"{kinds}.serving.headway.dev" for kinds in ("inferenceservices", "modelcaches")}
     for crd in crds:
         assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_an_installation_may_leave_definitions_and_roles_of_the_cluster_to_another(render: Render) -> None:
+    objects = render(NAMESPACED, "crds.enabled=false", "rbac.aggregate=false")
+    assert not of_kind(objects, "CustomResourceDefinition")
+    assert {one["metadata"].get("namespace") for one in objects} == {"models", "headway-system"}
+
+
+def test_roles_for_people_extend_kubernetes_own(render: Render) -> None:
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    found = {
+        label.removeprefix(prefix): role["rules"]
+        for role in of_kind(render(), "ClusterRole")
+        for label in role["metadata"]["labels"]
+        if label.startswith(prefix)
+    }
+    assert set(found) == {"view", "edit", "admin"}
+    assert {verb for rule in found["view"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    for rules in (found["edit"], found["admin"]):
+        assert {"inferenceservices", "modelcaches"} <= {one for rule in rules for one in rule["resources"]}
+        # Status is the operator's to write.
+        assert not [one for rule in rules for one in rule["resources"] if one.endswith("/status")]
+
+
+def test_values_kept_from_an_older_chart_leave_definitions_and_roles_in_place(render: Render) -> None:
+    """As `helm upgrade --reuse-values` does: it adds no defaults for values that were not there."""
+    older = (
+        "crds=null",
+        "rbac=null",
+        "image.digest=null",
+        "runtimeImage.digest=null",
+        "gatewayImage.digest=null",
+    )
+    assert render(*older) == render()
+
+
+def test_an_upgrade_from_the_previous_chart_changes_nothing_that_cannot_be_changed(
+    helm: Path, render: Render
+) -> None:
+    [previous] = (CHECKOUT / "e2e" / "previous").glob("headway-*.tgz")
+    told = subprocess.check_output(
+        [helm, "template", "headway", previous, "--namespace", "headway-system"], text=True, timeout=60
+    )
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    assert previous.name != f"headway-{version}.tgz"
+
+    def fixed(objects: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
+        """What the API server refuses to change, by object."""
+        return {
+            (one["kind"], one["metadata"]["name"]): one.get("roleRef") or one["spec"]["selector"]
+            for one in objects
+            if one["kind"] in ("Deployment", "RoleBinding", "ClusterRoleBinding")
+        }
+
+    before = fixed([one for one in yaml.safe_load_all(told) if one])
+    assert len(before) == 3
+    assert fixed(render()) == before
 
 
 def test_one_namespace_needs_no_cluster_wide_right(render: Render) -> None:
@@ -146,8 +216,67 @@ def test_images_follow_their_values(render: Render) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        pytest.param((), "headway-operator", id="a digest alone"),
+        pytest.param(("tag=v1",), "headway-operator:v1", id="a digest beside its tag"),
+    ],
+)
+def test_images_are_named_by_their_digests(render: Render, settings: tuple[str, ...], want: str) -> None:
+    own = [f"image.{setting}" for setting in (f"digest={DIGEST}", *settings)]
+    [deployment] = of_kind(
+        render(*own, f"runtimeImage.digest={DIGEST}", "imageRegistry=mirror"), "Deployment"
+    )
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"mirror/{want}@{DIGEST}"
+    gateway = f"--gateway-image=mirror/{want}@{DIGEST}"
+    assert {f"--runtime-image=mirror/headway-runtime@{DIGEST}", gateway} <= set(container["args"])
+
+
+def notes(helm: Path, folder: Path, *settings: str) -> str:
+    """What `helm install` tells at its end, as an object: there is no cluster to install into."""
+    shutil.copytree(CHART, folder, dirs_exist_ok=True)
+    text = (CHART / "templates" / "NOTES.txt").read_text()
+    (folder / "templates" / "_notes.tpl").write_text(f'{{{{- define "notes" }}}}{text}{{{{ end }}}}')
+    (folder / "templates" / "notes.yaml").write_text('notes: {{ include "notes" . | quote }}\n')
+    arguments = ["--namespace=headway-system", "--show-only=templates/notes.yaml"]
+    arguments += [word for setting in settings for word in ("--set", setting)]
+    told = subprocess.check_output([helm, "template", "headway", folder, *arguments], text=True, timeout=60)
+    return str(yaml.safe_load(told)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "want", "where"),
+    [
+        pytest.param("watchNamespace=", "looks after every namespace.", "default", id="all"),
+        pytest.param(NAMESPACED, "looks after namespace models.", "models", id="one"),
+        pytest.param("watchNamespaces={b,a}", "looks after namespaces a, b, and", "a", id="two"),
+    ],
+)
+def test_notes_tell_the_next_command_where_it_works(
+    helm: Path, tmp_path: Path, setting: str, want: str, where: str
+) -> None:
+    told = notes(helm, tmp_path, setting)
+    assert want in told
+    assert "rollout status deployment/headway" in told
+    named = set(re.findall(r"kubectl --namespace (\S+)", told))
+    assert named == {"headway-system", where}
+    assert "kubectl get crd" not in told
+    without = notes(helm, tmp_path, setting, "crds.enabled=false")
+    assert "kubectl get crd" in without
+    assert "kubectl delete crd" not in without
+
+
+@pytest.mark.parametrize(
     ("setting", "want"),
     [
+        ("image.digest=latest", "digest"),
+        (f"gatewayImage.digest={DIGEST}", "gatewayImage"),
+        ("crds.enabled=perhaps", "crds"),
+        ("rbac.aggregate=1", "rbac"),
+        ("monitoring.labels.release=a b", "monitoring"),
+        ("tolerations[0].effect=Never", "tolerations"),
+        ("affinity.anything.a=b", "affinity"),
         ("watchNamespaces=models", "watchNamespaces"),
         ("intervalSeconds=0", "minimum"),
         ("logLevel=loud", "logLevel"),
@@ -175,12 +304,13 @@ def test_a_registry_stands_before_every_image(render: Render) -> None:
     objects = render(
         "imageRegistry=mirror.example:5000/cache/", "gatewayImage.repository=gate", "image.tag=v1"
     )
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     [deployment] = of_kind(objects, "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "mirror.example:5000/cache/headway-operator:v1"
     want = {
-        "--runtime-image=mirror.example:5000/cache/headway-runtime:0.1.0",
-        "--gateway-image=mirror.example:5000/cache/gate:0.1.0",
+        f"--runtime-image=mirror.example:5000/cache/headway-runtime:{version}",
+        f"--gateway-image=mirror.example:5000/cache/gate:{version}",
     }
     assert want <= set(container["args"])
 
@@ -235,10 +365,20 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
     assert set(values) == set(schema["properties"]) - {"global"}
     for name in values:
         assert f"`{name}" in readme, name
-    for name, part in schema["properties"].items():
-        if part.get("type") == "object" and "properties" in part:
-            assert part["additionalProperties"] is False, name
-            assert set(values[name]) <= set(part["properties"]), name
+    covered(values, schema, schema["definitions"], "values")
+
+
+def covered(value: Any, schema: dict[str, Any], definitions: dict[str, Any], path: str) -> None:
+    """Each value has a schema that says what it is, and no object takes names that it does not say."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].removeprefix("#/definitions/")]
+    assert {"type", "enum"} & set(schema), path
+    if schema.get("type") != "object":
+        return
+    others = schema.get("additionalProperties")
+    assert isinstance(others, dict) or others is False, path
+    for name, inner in value.items():
+        covered(inner, schema.get("properties", {}).get(name, others), definitions, f"{path}.{name}")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +402,7 @@ def test_groups_of_pods_may_be_made_where_the_cluster_has_them(
         for resource in rule["resources"]
     }
     verbs = {
-        "leaderworkersets": {"get", "list", "create", "patch", "delete"},
+        "leaderworkersets": {"get", "list", "watch", "create", "patch", "delete"},
         "leaderworkersets/scale": {"patch"},
     }
     assert granted == {resource: verbs[resource] for resource in want}

@@ -86,6 +86,25 @@ def test_the_monitor_finds_the_metrics_of_the_operators_pod(render: Render) -> N
     assert port["targetPort"] in {one["name"] for one in pod["spec"]["containers"][0]["ports"]}
     assert endpoint["honorLabels"] is True
     assert rule["spec"] == yaml.safe_load(RULES.read_text())
+    container = pod["spec"]["containers"][0]
+    assert "--monitoring-label=release=stack" in container["args"]
+
+
+def test_alerts_on_the_operator_look_at_their_own_installation(helm: Path) -> None:
+    text = subprocess.check_output(
+        [helm, "template", "second", CHART, "--namespace=team-b", "--set=monitoring.enabled=true"],
+        text=True,
+        timeout=60,
+    )
+    objects = [document for document in yaml.safe_load_all(text) if document]
+    [rule], [monitor] = of_kind(objects, "PrometheusRule"), of_kind(objects, "ServiceMonitor")
+    [service] = of_kind(objects, "Service")
+    own = f'headway_operator_leading{{namespace="team-b", job="{service["metadata"]["name"]}"}}'
+    expressions = [one["expr"] for one in rule["spec"]["groups"][0]["rules"]]
+    asked = [one for one in expressions if "headway_operator_leading" in one or "absent(" in one]
+    assert asked == [f"absent({own})", f"max by (namespace, job) ({own}) == 0"]
+    # The Prometheus operator writes a Service's name as the job, unless the monitor says otherwise.
+    assert "jobLabel" not in monitor["spec"]
 
 
 def test_the_dashboard_lies_where_grafanas_sidecar_looks(render: Render) -> None:

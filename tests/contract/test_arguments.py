@@ -14,7 +14,8 @@ from headway_gateway.config import parse_config
 from headway_operator.errors import SpecError
 from headway_operator.manifests import render
 from headway_operator.manifests.evaluation_job import evaluation_job
-from headway_operator.spec import InferenceServiceSpec, parse
+from headway_operator.manifests.gateway_template import DEFAULT_MEMORY, HELD_DIVISOR
+from headway_operator.spec import InferenceServiceSpec, parse, parse_quantity
 from headway_operator.state import Site
 from headway_runtime.config import Envelope, Limits, LoraConfig, LoraModule, SpeculativeConfig
 from headway_runtime.errors import ConfigError
@@ -172,6 +173,14 @@ def test_adapters_arrive_at_the_engine(tmp_path: Path) -> None:
 def test_the_service_name_is_the_model_name_where_none_is_given() -> None:
     options = parse_options(arguments(BARE, SITES["local"])["serve"], environment={})
     assert options.served_model_names == ("demo",)
+
+
+def test_the_gateway_holds_what_half_of_its_memory_has_room_for() -> None:
+    """The flag is left out where the limit is the default one: the gateway's own default is for that."""
+    half = int(parse_quantity(DEFAULT_MEMORY)) // HELD_DIVISOR
+    assert parse_config(arguments(BARE, SITES["kubernetes"])["gateway"]).max_waiting_bytes == half
+    told = BARE | {"gateway": {"resources": {"limits": {"memory": "2Gi"}}}}
+    assert parse_config(arguments(told, SITES["kubernetes"])["gateway"]).max_waiting_bytes == 2**30
 
 
 def test_the_gateway_finds_replicas_by_each_worlds_means() -> None:

@@ -72,3 +72,13 @@ def test_dockerfiles_install_nothing_else(folder: str) -> None:
         is_checked = "--require-hashes" in line
         is_own = "--no-deps" in line and ("--no-index" in line or "--no-build-isolation" in line)
         assert is_checked or is_own, line
+
+
+def test_images_have_the_same_base_named_by_its_digest() -> None:
+    texts = [(CHECKOUT / folder / "Dockerfile").read_text() for folder in FILES]
+    [base] = {line for text in texts for line in re.findall(r"^ARG BASE=(.*)$", text, re.MULTILINE)}
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
+    # Nothing is taken from anywhere else.
+    for text in texts:
+        sources = re.findall(r"^FROM (\S+)|^COPY --from=(\S+)", text, re.MULTILINE)
+        assert {one for pair in sources for one in pair if one} == {"${BASE}", "${DEPENDENCIES}", "build"}

@@ -168,6 +168,32 @@ async def test_a_full_queue_rejects_at_once() -> None:
     assert len(await asyncio.gather(*waiting)) == 2
 
 
+async def test_bodies_that_wait_have_no_more_bytes_than_they_may() -> None:
+    pool = BackendPool(100, max_waiting_bytes=1000)
+    pool.update([])
+
+    async def wait(num_bytes: int) -> Lease | None:
+        return await pool.acquire(refused_by=(), since=asyncio.get_running_loop().time(), num_bytes=num_bytes)
+
+    # Alone it waits whatever its size, and nobody with it who would make it more.
+    large = asyncio.create_task(wait(5000))
+    await wait_for(pool, 1)
+    with pytest.raises(AnswerError, match="requests of 5000 bytes wait already, with which this one's 1 are"):
+        await wait(1)
+    large.cancel()
+    await wait_for(pool, 0)
+    held = [asyncio.create_task(wait(num_bytes)) for num_bytes in (600, 400, 0)]
+    await wait_for(pool, 3)
+    assert pool.num_waiting_bytes == 1000
+    with pytest.raises(AnswerError) as caught:
+        await wait(1)
+    assert (caught.value.status, caught.value.reason) == (503, "waiting_queue_full")
+    assert caught.value.retry_after_seconds is not None
+    pool.update(ready("a"))
+    assert len(await asyncio.gather(*held)) == 3
+    assert pool.num_waiting_bytes == 0
+
+
 async def test_one_that_gives_up_waiting_leaves_nothing_behind() -> None:
     pool = pool_of()
     first, second = asyncio.create_task(take(pool)), asyncio.create_task(take(pool))
@@ -291,6 +317,31 @@ async def test_no_more_than_max_waiting_requests_are_held(
     assert gateway.application.pool.num_waiting == 3
     gateway.application.pool.update([replica.entry()])
     assert sorted(await asyncio.gather(*requests)) == [200] * 3 + [503] * 5
+
+
+async def test_waking_requests_are_held_up_to_a_number_of_bytes(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    replica = await start_replica("a")
+    gateway = await start_gateway(max_waiting_bytes=250)
+
+    async def post() -> tuple[int, str | None]:
+        async with client.post(f"{gateway.url}/v1/completions", data=b"x" * 100) as response:
+            return response.status, response.headers.get("Retry-After")
+
+    async def gauges() -> dict[str, float]:
+        async with client.get(f"{gateway.url}/metrics") as response:
+            lines = [line.split() for line in (await response.text()).splitlines()]
+        return {line[0]: float(line[1]) for line in lines if line[0].startswith("headway_gateway_waiting")}
+
+    requests = [asyncio.create_task(post()) for _ in range(5)]
+    await gateway.until(lambda: gateway.counters["rejected"] == 3)
+    held = {"headway_gateway_waiting": 2.0, "headway_gateway_waiting_bytes": 200.0}
+    assert await gauges() == {**held, "headway_gateway_waiting_bytes_limit": 250.0}
+    gateway.application.pool.update([replica.entry()])
+    answers = await asyncio.gather(*requests)
+    assert sorted(answers, key=str) == [(200, None)] * 2 + [(503, "2")] * 3
+    assert (await gauges())["headway_gateway_waiting_bytes"] == 0
 
 
 async def test_a_client_that_leaves_while_it_waits_is_not_sent_to_a_replica(

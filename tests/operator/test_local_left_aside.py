@@ -16,6 +16,24 @@ from headway_operator.spec.safeguards import SAFEGUARDS
         pytest.param({"resources": {"limits": {"cpu": "1"}}}, [], id="threads-are-honoured"),
         pytest.param({"gateway": {"replicas": 1}, "rollout": {}, "waiting": {}}, [], id="as-it-is-here"),
         pytest.param(
+            {
+                "gateway": {
+                    "resources": {"limits": {"cpu": 1, "memory": "1Gi"}},
+                    "scheduling": {"priorityClassName": "front"},
+                    "template": {
+                        "spec": {"affinity": {}, "containers": [{"name": "gateway", "image": "own"}]}
+                    },
+                }
+            },
+            [
+                "gateway.resources.limits.memory",
+                "gateway.scheduling",
+                "gateway.template.spec.affinity",
+                "gateway.template.spec.containers[0].image",
+            ],
+            id="of-the-gateway",
+        ),
+        pytest.param(
             {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": 1, "memory": "2Gi"}}},
             ["resources.requests.cpu", "resources.requests.memory", "resources.limits.memory"],
             id="bounds",

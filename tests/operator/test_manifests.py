@@ -78,6 +78,23 @@ SEVERAL_NODES = {
     "monitoring": {"enabled": False},
 }
 
+GATEWAY = {
+    "replicas": 3,
+    "resources": {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}},
+    "scheduling": {
+        "nodeSelector": {"pool": "front"},
+        "tolerations": [{"key": "front", "operator": "Exists"}],
+        "topologySpreadConstraints": [
+            {"topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+        ],
+        "priorityClassName": "front",
+    },
+    "template": {
+        "metadata": {"annotations": {"team": "search"}},
+        "spec": {"containers": [{"name": "gateway", "env": [{"name": "LANG", "value": "C.UTF-8"}]}]},
+    },
+}
+
 
 def rendered(
     build: Any,
@@ -110,6 +127,7 @@ def status_of(result: Rendered) -> dict[str, Any]:
             "gatewayImage": pin.gateway_image,
             "gatewayHash": pin.gateway_hash,
             "specHash": pin.spec_hash,
+            "gatewaySpecHash": pin.gateway_spec_hash,
         }
     }
 
@@ -146,6 +164,7 @@ def keys(result: Rendered) -> frozenset[ChildKey]:
             },
             {},
         ),
+        ("gateways", {"gateway": GATEWAY}, {}),
         ("several-nodes", SEVERAL_NODES, {"optional_kinds": frozenset(names.OPTIONAL_KINDS)}),
         (
             "local",
@@ -556,3 +575,77 @@ def test_several_nodes_are_refused_where_nobody_could_make_the_group(
     with pytest.raises(SpecError, match=words) as caught:
         rendered(build, SEVERAL_NODES, build.site(**site))
     assert (caught.value.field, caught.value.reason) == ("spec.nodesPerReplica", reason)
+
+
+def gateway_pod(result: Rendered) -> Any:
+    return child(result, "Deployment", "demo-gateway")["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("part", ["resources", "scheduling", "template"])
+def test_a_change_of_the_gateway_makes_it_anew_and_no_replica(build: Any, part: str) -> None:
+    first = rendered(build)
+    newer = build.site(runtime_image="example.test/runtime:2", gateway_image="example.test/gateway:2")
+    spec = {"gateway": {part: GATEWAY[part]}}
+    changed = rendered(build, spec, newer, status_of(first), keys(first))
+    assert changed.revision.name == first.revision.name
+    assert runtime(changed)["image"] == "example.test/runtime:1"
+    # A gateway of the old image might not know a flag that is rendered today.
+    assert gateway_pod(changed)["containers"][0]["image"] == "example.test/gateway:2"
+    assert changed.revision.gateway_hash != first.revision.gateway_hash
+    # And once it is made, it stays: an operator upgrade makes neither anew.
+    newest = build.site(runtime_image="example.test/runtime:3", gateway_image="example.test/gateway:3")
+    assert rendered(build, spec, newest, status_of(changed), keys(changed)) == changed
+
+
+def test_a_pin_of_before_gateways_could_be_said_keeps_what_it_pinned(build: Any) -> None:
+    first = rendered(build)
+    status = status_of(first)
+    del status["revision"]["gatewaySpecHash"]
+    newer = build.site(gateway_image="example.test/gateway:2")
+    assert rendered(build, {}, newer, status, keys(first)) == first
+
+
+@pytest.mark.parametrize(
+    ("limits", "want"),
+    [
+        pytest.param(None, None, id="the default"),
+        pytest.param({"memory": "512Mi"}, None, id="the same in words"),
+        pytest.param({"memory": "2Gi"}, 2**30, id="more"),
+        pytest.param({"cpu": 1}, None, id="no limit of memory"),
+    ],
+)
+def test_a_gateway_may_hold_requests_of_half_its_memory(
+    build: Any, limits: dict[str, Any] | None, want: int | None
+) -> None:
+    spec = {} if limits is None else {"gateway": {"resources": {"limits": limits}}}
+    [container] = gateway_pod(rendered(build, spec))["containers"]
+    flag = "--max-waiting-bytes"
+    got = int(container["args"][container["args"].index(flag) + 1]) if flag in container["args"] else None
+    assert got == want
+
+
+def test_a_memory_limit_in_the_gateways_template_counts_too(build: Any) -> None:
+    def limited(memory: str) -> dict[str, Any]:
+        container = {"name": "gateway", "resources": {"limits": {"memory": memory}}}
+        return {"gateway": {"template": {"spec": {"containers": [container]}}}}
+
+    [container] = gateway_pod(rendered(build, limited("1Gi")))["containers"]
+    assert container["args"][-2:] == ["--max-waiting-bytes", str(2**29)]
+    with pytest.raises(
+        SpecError, match=r"name=gateway\].resources.limits.memory: 'much' is not a Kubernetes"
+    ):
+        rendered(build, limited("much"))
+
+
+def test_gateways_are_spread_over_nodes_unless_told_how(build: Any) -> None:
+    def spread(*told: dict[str, Any]) -> Any:
+        spec = {"gateway": {"scheduling": {"topologySpreadConstraints": list(told)}}}
+        return gateway_pod(rendered(build, spec))["topologySpreadConstraints"]
+
+    zones = {"topologyKey": "topology.kubernetes.io/zone"}
+    nodes = {"topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+    assert [one["topologyKey"] for one in spread(zones)] == [zones["topologyKey"], nodes["topologyKey"]]
+    [only] = spread(nodes)
+    assert only["whenUnsatisfiable"] == "DoNotSchedule"
+    assert only["labelSelector"] == {"matchLabels": names.component_selector("demo", "gateway")}
+    assert only["matchLabelKeys"] == ["pod-template-hash"]

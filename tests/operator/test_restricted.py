@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from headway_operator.errors import SpecError
+from headway_operator.manifests.gateway_template import gateway_template
 from headway_operator.manifests.restricted import faults
 from headway_operator.manifests.runtime_template import runtime_template
 from headway_operator.spec import parse
@@ -165,3 +166,51 @@ def test_what_takes_more_is_refused_by_name(build: Any, template: dict[str, Any]
 @pytest.mark.parametrize("site", [{"allows_unrestricted": True}, {"kind": "local"}])
 def test_an_administrator_or_ones_own_machine_allows_it(build: Any, site: dict[str, Any]) -> None:
     assert rendered(build, volume(hostPath={"path": "/"}), **site)
+
+
+def gateway(build: Any, pod: dict[str, Any], **site: Any) -> Any:
+    service = parse(build.manifest({"gateway": {"template": {"spec": pod}}}))
+    return gateway_template(service, build.site(**{"allows_unrestricted": False, **site}), "gateway:1")
+
+
+@pytest.mark.parametrize(
+    ("pod", "want"),
+    [
+        ({"hostNetwork": True}, "spec.hostNetwork"),
+        ({"serviceAccountName": "admin"}, "spec.serviceAccountName"),
+        ({"serviceAccount": "admin"}, "spec.serviceAccount"),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "spec.volumes[name=v].hostPath"),
+        (
+            {"volumes": [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]},
+            "spec.volumes[name=v].projected.sources[].serviceAccountToken",
+        ),
+        (
+            {"containers": [{"name": "gateway", "securityContext": {"privileged": True}}]},
+            "spec.containers[name=gateway].securityContext.privileged",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_gateways_template_may_take_no_more_and_no_other_account(
+    build: Any, pod: dict[str, Any], want: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        gateway(build, pod)
+    assert (caught.value.field, caught.value.reason) == (
+        f"spec.gateway.template.{want}",
+        "TemplateNotAllowed",
+    )
+    assert gateway(build, pod, allows_unrestricted=True)["spec"]["containers"]
+
+
+def test_a_gateway_keeps_its_own_account_its_container_and_its_arguments(build: Any) -> None:
+    sidecar = {"name": "sidecar", "image": "a", "securityContext": SAFE}
+    pod = gateway(build, {"containers": [sidecar]})["spec"]
+    assert pod["serviceAccountName"] == "demo-gateway"
+    assert {one["name"] for one in pod["containers"]} == {"gateway", "sidecar"}
+    for change, want in (
+        ({"containers": [{"name": "gateway", "$patch": "delete"}]}, "deletes the container `gateway`"),
+        ({"containers": [{"name": "gateway", "args": ["serve"]}]}, "the operator writes the arguments"),
+    ):
+        with pytest.raises(SpecError, match=want):
+            gateway(build, change)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from headway_operator import names
+from headway_operator.commands.operator import _parser
 from headway_operator.manifests import render
 from headway_operator.manifests.prometheus_rule import BURNS, missed_share
 from headway_operator.spec import parse
@@ -190,3 +191,22 @@ def test_several_gateways_are_evicted_one_at_a_time(
         assert one["spec"]["maxUnavailable"] == 1
         selector = names.component_selector("demo", names.GATEWAY_COMPONENT)
         assert one["spec"]["selector"] == {"matchLabels": selector}
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "PrometheusRule"])
+def test_labels_of_every_monitor_are_the_administrators_then_the_services_own(build: Any, kind: str) -> None:
+    told = (("release", "stack-of-all"), ("team", "platform"), (names.SERVICE_LABEL, "another"))
+    manifest = safeguards(rendered(build, SPEC, monitoring_labels=told))[kind]
+    labels = manifest["metadata"]["labels"]
+    assert labels == {"release": "stack", "team": "platform", **names.service_labels("demo")}
+
+
+def test_a_flag_gives_one_label_and_a_wrong_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--runtime-image=r", "--gateway-image=g", "--monitoring-label=a.b/release=stack"]
+    assert _parser().parse_args([*flags, "--monitoring-label=empty="]).monitoring_label == [
+        ("a.b/release", "stack"),
+        ("empty", ""),
+    ]
+    with pytest.raises(SystemExit):
+        _parser().parse_args([*flags, "--monitoring-label=no value"])
+    assert "'no value' is not a label; give KEY=VALUE" in " ".join(capsys.readouterr().err.split())

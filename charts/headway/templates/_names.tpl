@@ -19,10 +19,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{/* A full image reference; call it with (list . IMAGE). */}}
+{{/* A full image reference; call it with (list . IMAGE). A digest says which image, and a tag beside it which one it was. */}}
 {{- define "headway.image" -}}
 {{- $root := index . 0 }}{{ $image := index . 1 -}}
-{{ with $root.Values.imageRegistry }}{{ . | trimSuffix "/" }}/{{ end }}{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
+{{ with $root.Values.imageRegistry }}{{ . | trimSuffix "/" }}/{{ end }}{{ $image.repository }}
+{{- if and $image.digest (not $image.tag) }}@{{ $image.digest }}
+{{- else }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ with $image.digest }}@{{ . }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{- define "headway.gatewayImage" -}}
@@ -40,6 +43,17 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $named := .Values.watchNamespaces -}}
 {{- with .Values.watchNamespace }}{{ $named = append $named . }}{{ end -}}
 {{- $named | uniq | sortAlpha | toJson }}
+{{- end }}
+
+{{/* Whether the definitions come with the chart: "true" or "false". Values kept from a chart of before there was
+a choice say nothing, which is true. */}}
+{{- define "headway.hasCrds" -}}
+{{- dig "enabled" true (.Values.crds | default dict) }}
+{{- end }}
+
+{{/* Whether roles for people join Kubernetes' own: "true" or "false", likewise. */}}
+{{- define "headway.aggregates" -}}
+{{- dig "aggregate" true (.Values.rbac | default dict) }}
 {{- end }}
 
 {{/* Whether the operator may make LeaderWorkerSets: "true" or "false". */}}
@@ -88,13 +102,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if ne (toString .Values.monitoring.enabled) "false" }}
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 {{- end }}
 {{- if eq (include "headway.hasGroups" .) "true" }}
 # Replicas that span nodes.
 - apiGroups: [leaderworkerset.x-k8s.io]
   resources: [leaderworkersets]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [leaderworkerset.x-k8s.io]
   resources: [leaderworkersets/scale]
   verbs: [patch]

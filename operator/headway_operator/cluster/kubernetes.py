@@ -78,6 +78,7 @@ class KubernetesCluster(KubernetesChildren):
         gateway_image: str,
         operator_namespace: str = "",
         monitoring_namespace: str = "",
+        monitoring_labels: Sequence[tuple[str, str]] = (),
         image_pull_secrets: Sequence[str] = (),
         allows_unrestricted: bool = False,
         clock: Callable[[], float] = time.time,
@@ -94,6 +95,7 @@ class KubernetesCluster(KubernetesChildren):
             bind_port=HTTP_PORT,
             operator_namespace=operator_namespace,
             monitoring_namespace=monitoring_namespace,
+            monitoring_labels=tuple(monitoring_labels),
             image_pull_secrets=tuple(image_pull_secrets),
             allows_unrestricted=allows_unrestricted,
         )

@@ -58,7 +58,7 @@ def chart_text(definition: crd.Definition) -> str:
     made["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
     text = _yaml(made)
     assert "{{" not in text, "a description with {{ would be a template action"
-    return HEADER + text
+    return HEADER + '{{- if eq (include "headway.hasCrds" .) "true" }}\n' + text + "{{- end }}\n"
 
 
 def _yaml(definition: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import socket
 import sys
 import time
@@ -38,6 +39,7 @@ from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import World
 from headway_operator.resync import Resync, Version
 from headway_operator.scrape import Scraper
+from headway_operator.spec.scheduling import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
 from headway_operator.state import ServiceKey
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -86,6 +88,7 @@ async def run(options: argparse.Namespace) -> None:
             gateway_image=options.gateway_image,
             operator_namespace=_pod_namespace(),
             monitoring_namespace=options.monitoring_namespace,
+            monitoring_labels=options.monitoring_label,
             image_pull_secrets=options.image_pull_secret,
             allows_unrestricted=options.allow_unrestricted_templates,
             cache=cache,
@@ -248,6 +251,14 @@ def _parser() -> CommandParser:
         help="where Prometheus runs, which may then read replicas; empty: nowhere (default %(default)s)",
     )
     add(
+        "--monitoring-label",
+        action="append",
+        type=_label,
+        default=[],
+        metavar="KEY=VALUE",
+        help="a label of every PodMonitor and PrometheusRule, by which a Prometheus selects; may be repeated",
+    )
+    add(
         "--image-pull-secret",
         action="append",
         default=[],
@@ -262,6 +273,15 @@ def _parser() -> CommandParser:
     add("--log-level", choices=LOG_LEVELS, default="info")
     add("--log-format", choices=LOG_FORMATS, default="text", help="lines for people, or an object each")
     return parser
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if equals and re.fullmatch(LABEL_KEY_PATTERN, key) and re.fullmatch(LABEL_VALUE_PATTERN, value):
+        return key, value
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a label; give KEY=VALUE, for example release=prometheus"
+    )
 
 
 def _identity() -> str:

@@ -67,7 +67,9 @@ def _condition_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> li
 def _revision_events(previous: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     old, current = (_served(status) for status in (previous, new))
     if current and current != old:
-        return [("Normal", "RevisionMade", f"revision {current} replaces {old or 'nothing'}")]
+        seconds = (new.get("revision") or {}).get("drainTimeoutSeconds")
+        drain = f"; its pods have {seconds} s to finish their requests" if seconds else ""
+        return [("Normal", "RevisionMade", f"revision {current} replaces {old or 'nothing'}{drain}")]
     return []
 
 

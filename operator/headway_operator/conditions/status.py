@@ -206,7 +206,7 @@ def _degraded(otherwise: Condition, rollout: Rollout, lack: Lack | None) -> Cond
     return lacks.degraded(lack) or rollouts.degraded(rollout) or otherwise
 
 
-def _pin(revision: RevisionPin) -> dict[str, str]:
+def _pin(revision: RevisionPin) -> dict[str, str | int]:
     return {
         "name": revision.name,
         "hash": revision.hash,
@@ -214,6 +214,8 @@ def _pin(revision: RevisionPin) -> dict[str, str]:
         "gatewayImage": revision.gateway_image,
         "gatewayHash": revision.gateway_hash,
         "specHash": revision.spec_hash,
+        "gatewaySpecHash": revision.gateway_spec_hash,
+        "drainTimeoutSeconds": revision.drain_timeout_seconds,
     }
 
 

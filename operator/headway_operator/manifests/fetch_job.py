@@ -17,7 +17,7 @@ from headway_operator.manifests.model_source import (
     login_volume,
     secret_variables,
 )
-from headway_operator.manifests.runtime_template import with_template
+from headway_operator.manifests.user_template import REPLICAS, with_template
 from headway_operator.spec import ModelCache
 from headway_operator.state import Manifest, Site
 
@@ -104,7 +104,7 @@ def _template(cache: ModelCache, site: Site, claim_name: str, labels: dict[str, 
             "volumes": volumes,
         },
     }
-    return ours if spec.template is None else with_template(ours, spec.template, site)
+    return ours if spec.template is None else with_template(ours, spec.template, site, REPLICAS)
 
 
 def fetch_arguments(cache: ModelCache) -> list[str]:

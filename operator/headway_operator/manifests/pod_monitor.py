@@ -21,9 +21,7 @@ def pod_monitor(service: Service, site: Site) -> Manifest | None:
     return {
         "apiVersion": names.OPTIONAL_KINDS[KIND],
         "kind": KIND,
-        "metadata": metadata(
-            service, names.safeguard(service.name), {**told.labels, **names.service_labels(service.name)}
-        ),
+        "metadata": metadata(service, names.safeguard(service.name), monitoring_labels(service, site)),
         "spec": {
             "selector": {
                 "matchLabels": {names.SERVICE_LABEL: service.name},
@@ -39,3 +37,9 @@ def pod_monitor(service: Service, site: Site) -> Manifest | None:
             ],
         },
     }
+
+
+def monitoring_labels(service: Service, site: Site) -> dict[str, str]:
+    """Of a PodMonitor and a PrometheusRule: the site's, over them the service's, over both the operator's."""
+    told = service.spec.monitoring.labels
+    return {**dict(site.monitoring_labels), **told, **names.service_labels(service.name)}

@@ -14,6 +14,7 @@ from typing import Any
 
 from headway_operator import names
 from headway_operator.manifests.metadata import metadata
+from headway_operator.manifests.pod_monitor import monitoring_labels
 from headway_operator.spec import Service
 from headway_operator.state import Manifest, Site
 
@@ -68,9 +69,7 @@ def prometheus_rule(service: Service, site: Site) -> Manifest | None:
     return {
         "apiVersion": names.OPTIONAL_KINDS[KIND],
         "kind": KIND,
-        "metadata": metadata(
-            service, names.safeguard(service.name), {**told.labels, **names.service_labels(service.name)}
-        ),
+        "metadata": metadata(service, names.safeguard(service.name), monitoring_labels(service, site)),
         "spec": {"groups": [{"name": f"headway.{service.key.namespace}.{service.name}", "rules": rules}]},
     }
 

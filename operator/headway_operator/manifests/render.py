@@ -4,17 +4,21 @@ The algorithm:
 
 1. `spec_hash` covers what the user wrote that shapes a template (defaults left out, so that a field added by
    a newer operator changes nothing). SLO, quality, replicas, scaling, rollout, waiting, suspend, the lower
-   ends of batching and what stands around the pods are not in it.
+   ends of batching and what stands around the pods are not in it. What shapes the gateway's template alone
+   (`spec.gateway`, but for its replicas) has a hash of its own: changing it restarts no replica.
 2. While `spec_hash` equals the pinned one in `status.revision`, the images pinned there are used instead of
    the site's. Otherwise a new revision is made with the site's images.
 3. A template is rendered and hashed. If a newer operator renders an unchanged spec differently, the hash is
    not the pinned one: then the Deployment is kept as it is and not applied, as long as it exists.
+4. How long pods have to finish their requests follows from the promises (`spec/drain.py`) when a revision is
+   made, and is pinned with it: editing an SLO restarts nothing.
+5. A gateway that is made anew has the site's image, as a new revision has: flags are rendered for that one.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from headway_operator import names
@@ -37,6 +41,7 @@ from headway_operator.manifests.runtime_template import image_of, runtime_templa
 from headway_operator.manifests.service import client_service, replicas_service
 from headway_operator.manifests.service_account import gateway_service_account
 from headway_operator.spec import InferenceServiceSpec, Service
+from headway_operator.spec.drain import drain_seconds
 from headway_operator.spec.safeguards import SAFEGUARDS
 from headway_operator.state import ChildKey, Manifest, Rendered, RevisionPin, Site
 
@@ -54,11 +59,12 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
     pin = pin_of(service.status)
     if pin is not None and pin.spec_hash != spec_hash:
         pin = None
+    drain = _drain_seconds(service.spec, pin)
+    service = replace(service, spec=service.spec.model_copy(update={"drain_timeout_seconds": drain}))
     runtime_image = pin.runtime_image if pin else site.runtime_image
-    gateway_image = pin.gateway_image if pin else site.gateway_image
     runtime = runtime_template(service, site, runtime_image)
-    gateway = gateway_template(service, site, gateway_image)
-    runtime_hash, gateway_hash = content_hash(runtime), content_hash(gateway)
+    runtime_hash = content_hash(runtime)
+    gateway = _gateway(service, site, pin, existing)
 
     manifests: list[Manifest] = [
         admin_config_map(service, public_key_pem),
@@ -70,12 +76,10 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
         *_safeguards(service, site),
     ]
     keep = {ChildKey("ConfigMap", names.memory_config_map(service.name))}
-    gateway_key = ChildKey("Deployment", names.gateway(service.name))
-    if pin and pin.gateway_hash != gateway_hash and gateway_key in existing:
-        gateway_hash = pin.gateway_hash
-        keep.add(gateway_key)
+    if gateway.template is None:
+        keep.add(ChildKey("Deployment", names.gateway(service.name)))
     else:
-        manifests.append(gateway_deployment(service, gateway))
+        manifests.append(gateway_deployment(service, gateway.template))
     pinned = names.revision_children(pin.name) & existing if pin else frozenset()
     if pin and pin.hash != runtime_hash and pinned:
         runtime_hash, runtime_image = pin.hash, pin.runtime_image
@@ -89,12 +93,44 @@ def render(service: Service, site: Site, public_key_pem: str, existing: frozense
         name=names.revision(service.name, runtime_hash),
         hash=runtime_hash,
         runtime_image=runtime_image,
-        gateway_image=gateway_image,
-        gateway_hash=gateway_hash,
+        gateway_image=gateway.image,
+        gateway_hash=gateway.hash,
         spec_hash=spec_hash,
+        gateway_spec_hash=gateway.spec_hash,
+        drain_timeout_seconds=drain,
     )
     keep |= {ChildKey(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     return Rendered(revision, tuple(manifests), frozenset(keep))
+
+
+def _drain_seconds(spec: InferenceServiceSpec, pin: RevisionPin | None) -> int:
+    if pin is None:
+        return drain_seconds(spec)
+    return pin.drain_timeout_seconds or spec.drain_timeout_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    """What becomes of the gateway's Deployment. template: None where it stays as it is."""
+
+    template: dict[str, Any] | None
+    image: str
+    hash: str
+    spec_hash: str
+
+
+def _gateway(
+    service: Service, site: Site, pin: RevisionPin | None, existing: frozenset[ChildKey]
+) -> _Gateway:
+    spec_hash = hash_gateway_spec(service.spec)
+    if pin is not None and pin.gateway_spec_hash == spec_hash:
+        template = gateway_template(service, site, pin.gateway_image)
+        if content_hash(template) == pin.gateway_hash:
+            return _Gateway(template, pin.gateway_image, pin.gateway_hash, spec_hash)
+        if ChildKey("Deployment", names.gateway(service.name)) in existing:
+            return _Gateway(None, pin.gateway_image, pin.gateway_hash, spec_hash)
+    template = gateway_template(service, site, site.gateway_image)
+    return _Gateway(template, site.gateway_image, content_hash(template), spec_hash)
 
 
 def _check_nodes(spec: InferenceServiceSpec, site: Site) -> None:
@@ -144,6 +180,12 @@ def hash_spec(spec: InferenceServiceSpec) -> str:
     )
 
 
+def hash_gateway_spec(spec: InferenceServiceSpec) -> str:
+    """Hash of what the user wrote that shapes the gateway's template alone; "" where that is nothing."""
+    said = spec.gateway.model_dump(mode="json", by_alias=True, exclude={"replicas"}, exclude_defaults=True)
+    return content_hash(said) if said else ""
+
+
 def content_hash(content: Any) -> str:
     """A short hash that depends on values only, not on the order of keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -153,11 +195,12 @@ def content_hash(content: Any) -> str:
 def pin_of(status: Mapping[str, Any]) -> RevisionPin | None:
     """The pin in a status; None where none was written, or not completely."""
     written = status.get("revision") or {}
-    wanted = [field.name for field in fields(RevisionPin)]
-    values = {name: written.get(_camel(name)) for name in wanted}
-    if any(value is None for value in values.values()):
+    values = {field.name: written.get(_camel(field.name)) for field in fields(RevisionPin)}
+    if any(values[field.name] is None for field in fields(RevisionPin) if field.default is MISSING):
         return None
-    return RevisionPin(**{name: str(value) for name, value in values.items()})
+    seconds = values.pop("drain_timeout_seconds") or 0
+    told = {name: str(value) for name, value in values.items() if value is not None}
+    return RevisionPin(**told, drain_timeout_seconds=int(seconds))
 
 
 def _camel(name: str) -> str:

@@ -5,7 +5,8 @@ not be worth more than that. A namespace may enforce the standard itself; this h
 administrator may switch it off for all services (`--allow-unrestricted-templates`).
 
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (restricted includes baseline).
-Stricter than that: no sysctl at all, and nothing that gives the pod a token for the API.
+Stricter than that: no sysctl at all, and nothing that gives the pod a token for the API, but for the one that
+a gateway has, which may list and watch the EndpointSlices of its namespace.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,11 +37,15 @@ APPARMOR_VALUES = ("runtime/default", "localhost/")
 HANDLERS = ("livenessProbe", "readinessProbe", "startupProbe")
 
 
-def faults(template: Fields) -> list[Fault]:
-    """What is not allowed in a pod template, as (path below the template, what to write instead)."""
+def faults(template: Fields, account: str | None = None) -> list[Fault]:
+    """What is not allowed in a pod template, as (path below the template, what to write instead).
+
+    account: the ServiceAccount whose token the pod is to have, and no other's; None: it is to have none.
+    """
     pod = template["spec"]
     return [
         *_annotation_faults(template.get("metadata") or {}),
+        *_account_faults(pod, account),
         *_pod_faults(pod),
         *_volume_faults(pod.get("volumes") or ()),
         *(
@@ -58,12 +63,21 @@ def _annotation_faults(metadata: Fields) -> Iterator[Fault]:
             yield f"metadata.annotations[{name}]", "write runtime/default or localhost/PROFILE"
 
 
+def _account_faults(pod: Fields, account: str | None) -> Iterator[Fault]:
+    if account is None:
+        if pod.get("automountServiceAccountToken") is not False:
+            yield "spec.automountServiceAccountToken", "leave it false"
+        return
+    if pod.get("serviceAccountName") != account:
+        yield "spec.serviceAccountName", "remove it"
+    if "serviceAccount" in pod:  # its name of before
+        yield "spec.serviceAccount", "remove it"
+
+
 def _pod_faults(pod: Fields) -> Iterator[Fault]:
     for name in HOST_NAMESPACES:
         if pod.get(name):
             yield f"spec.{name}", "remove it"
-    if pod.get("automountServiceAccountToken") is not False:
-        yield "spec.automountServiceAccountToken", "leave it false"
     for path, remedy in _context_faults(pod.get("securityContext") or {}):
         yield f"spec.securityContext.{path}", remedy
 

@@ -8,12 +8,10 @@ import json
 from typing import Any
 
 from headway_operator import names
-from headway_operator.errors import SpecError
 from headway_operator.manifests import kv_offload, model_source, pod
 from headway_operator.manifests.placement import placement, with_gpus
-from headway_operator.manifests.restricted import faults
 from headway_operator.manifests.runtime_leader_worker_set import node_arguments
-from headway_operator.manifests.strategic_merge import merge
+from headway_operator.manifests.user_template import REPLICAS, with_template
 from headway_operator.spec import (
     InferenceServiceSpec,
     Lora,
@@ -66,37 +64,7 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
             ],
         },
     }
-    return ours if spec.template is None else with_template(ours, spec.template, site)
-
-
-def with_template(ours: dict[str, Any], template: dict[str, Any], site: Site) -> dict[str, Any]:
-    """The user's template over ours, whose labels stay. Raises SpecError."""
-    _check(template)
-    try:
-        merged = merge(ours, template)
-    except ValueError as error:
-        raise SpecError("spec.template", str(error)) from error
-    containers = merged["spec"].get("containers") or []
-    if not any(container.get("name") == names.RUNTIME_CONTAINER for container in containers):
-        raise SpecError("spec.template.spec.containers", "deletes the container `runtime`; keep it")
-    if site.kind == "kubernetes" and not site.allows_unrestricted:
-        _refuse_faults(merged)
-    labels = {**merged["metadata"].get("labels", {}), **ours["metadata"]["labels"]}
-    merged["metadata"]["labels"] = labels
-    return merged
-
-
-def _refuse_faults(template: dict[str, Any]) -> None:
-    found = faults(template)
-    if found:
-        path, remedy = found[0]
-        more = f" (and {len(found) - 1} more)" if found[1:] else ""
-        raise SpecError(
-            f"spec.template.{path}",
-            f"is not allowed in pods that the operator makes; {remedy}, or have it run with "
-            f"--allow-unrestricted-templates{more}",
-            reason="TemplateNotAllowed",
-        )
+    return ours if spec.template is None else with_template(ours, spec.template, site, REPLICAS)
 
 
 def image_of(template: dict[str, Any]) -> str:
@@ -221,32 +189,3 @@ def _api_key_volumes(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     reference = spec.auth.api_keys_secret_ref
     items = [{"key": reference.key, "path": reference.key}]
     return [{"name": API_KEYS_VOLUME, "secret": {"secretName": reference.name, "items": items}}]
-
-
-def _check(template: dict[str, Any]) -> None:
-    """Refuse what would be lost or would escape: other parts than metadata and spec, our own arguments."""
-    _check_fields("spec.template", template, ("metadata", "spec"))
-    _check_fields("spec.template.metadata", template.get("metadata") or {}, ("labels", "annotations"))
-    for field in template:
-        if not isinstance(template[field], dict):
-            raise SpecError(f"spec.template.{field}", f"{template[field]!r} is not an object; write a map")
-    for name in ("containers", "initContainers", "volumes"):
-        _check_named_list(f"spec.template.spec.{name}", (template.get("spec") or {}).get(name) or [])
-    for container in (template.get("spec") or {}).get("containers") or []:
-        if container.get("name") == names.RUNTIME_CONTAINER and "args" in container:
-            raise SpecError(
-                "spec.template.spec.containers[name=runtime].args",
-                "the operator writes the arguments from the other fields of the spec; change those, "
-                "or set `command` to change what they are passed to",
-            )
-
-
-def _check_fields(path: str, value: Any, allowed: tuple[str, ...]) -> None:
-    unknown = [] if not isinstance(value, dict) else sorted(set(value) - set(allowed))
-    if unknown:
-        raise SpecError(f"{path}.{unknown[0]}", f"is not used; write only {' and '.join(allowed)}")
-
-
-def _check_named_list(path: str, elements: Any) -> None:
-    if not isinstance(elements, list) or not all(isinstance(e, dict) and e.get("name") for e in elements):
-        raise SpecError(path, f"{elements!r} is not a list of objects with names; give each a name")

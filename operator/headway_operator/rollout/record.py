@@ -22,6 +22,8 @@ class Pin(Struct, frozen=True, rename="camel"):
     gateway_image: str
     gateway_hash: str
     spec_hash: str
+    gateway_spec_hash: str = ""
+    drain_timeout_seconds: int = 0
 
     @classmethod
     def of(cls, pin: RevisionPin) -> "Pin":

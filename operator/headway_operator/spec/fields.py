@@ -90,6 +90,8 @@ JUDGED_MESSAGE = (
     "quality judges the model in one pod, which one of several nodes could not hold: remove quality, or set "
     "nodesPerReplica to 1"
 )
+# A pod that could take longer to go would hold up the drain of its node.
+LONGEST_DRAIN_SECONDS = 3600
 
 
 class OffloadDisk(SpecModel):
@@ -207,9 +209,11 @@ class InferenceServiceSpec(SpecModel):
     """How many replicas an eviction may take at a time. Default: enabled."""
     monitoring: Monitoring = Monitoring()
     """What is made for the Prometheus operator. Default: enabled."""
-    drain_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
-    """Longest time, in seconds, that a replica may take to finish its requests when it is removed (1 to
-    3600). Default 60."""
+    drain_timeout_seconds: Annotated[int, Field(ge=1, le=LONGEST_DRAIN_SECONDS)] = 60
+    """Longest time, in seconds, that a replica or gateway may take to finish its requests when it is removed
+    (1 to 3600). Where the longest answer that is promised takes longer (model.maxModelLen tokens at the
+    targets of slo, or slo.endToEndMilliseconds), pods have that long instead, an hour at most;
+    status.revision.drainTimeoutSeconds says what they have. Default 60."""
     rollout: Rollout = Rollout()
     """How a changed template takes the place of the one that serves."""
     gateway: Gateway = Gateway()

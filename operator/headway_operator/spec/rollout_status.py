@@ -27,7 +27,12 @@ class RevisionStatus(_Status):
     gateway_hash: str | None = None
     """Content hash of the gateway's pod template."""
     spec_hash: str | None = None
-    """Hash of the parts of the spec that shape a template."""
+    """Hash of the parts of the spec that shape a replica's template."""
+    gateway_spec_hash: str | None = None
+    """Hash of the parts of spec.gateway that shape a gateway's template alone; empty where there are none."""
+    drain_timeout_seconds: int | None = None
+    """Seconds that its pods have to finish their requests: as spec.drainTimeoutSeconds, or as the longest
+    answer takes that was promised when it was made."""
 
 
 class RolloutFailure(_Status):

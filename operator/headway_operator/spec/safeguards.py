@@ -46,4 +46,5 @@ class Monitoring(SpecModel):
     """Seconds between two scrapes of each pod (5 to 300). Default 15."""
     labels: dict[str, LabelValue] = Field(default_factory=dict, max_length=16)
     """Labels of the PodMonitor and the PrometheusRule by which a Prometheus selects them, such as `release`,
-    at most 16. Default: none."""
+    at most 16. They add to those that the administrator gave the operator (`monitoring.labels` of the
+    chart), and win over them. Default: none."""

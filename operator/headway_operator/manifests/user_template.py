@@ -1,0 +1,92 @@
+"""A user's pod template over one of the operator's: merged strategically, and held to what it may do."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headway_operator import names
+from headway_operator.errors import SpecError
+from headway_operator.manifests.restricted import faults
+from headway_operator.manifests.strategic_merge import merge
+from headway_operator.state import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where such a template stands. field: of the manifest. container: the operator's own in the pod."""
+
+    field: str
+    container: str
+
+
+GRACE = "terminationGracePeriodSeconds"
+REPLICAS = Place("spec.template", names.RUNTIME_CONTAINER)
+GATEWAYS = Place("spec.gateway.template", names.GATEWAY_CONTAINER)
+
+
+def with_template(
+    ours: dict[str, Any], template: dict[str, Any], site: Site, place: Place, *, account: str | None = None
+) -> dict[str, Any]:
+    """The user's template over ours, whose labels stay, and time to end at the least. Raises SpecError.
+
+    account: the ServiceAccount whose token the pod has; None where it has none.
+    """
+    _check(template, place)
+    try:
+        merged = merge(ours, template)
+    except ValueError as error:
+        raise SpecError(place.field, str(error)) from error
+    containers = merged["spec"].get("containers") or []
+    if not any(container.get("name") == place.container for container in containers):
+        raise SpecError(
+            f"{place.field}.spec.containers", f"deletes the container `{place.container}`; keep it"
+        )
+    if site.kind == "kubernetes" and not site.allows_unrestricted:
+        _refuse_faults(merged, place, account)
+    grace = merged["spec"].get(GRACE)
+    if not isinstance(grace, int) or grace < ours["spec"][GRACE]:
+        merged["spec"][GRACE] = ours["spec"][GRACE]
+    labels = {**merged["metadata"].get("labels", {}), **ours["metadata"]["labels"]}
+    merged["metadata"]["labels"] = labels
+    return merged
+
+
+def _refuse_faults(template: dict[str, Any], place: Place, account: str | None) -> None:
+    found = faults(template, account)
+    if found:
+        path, remedy = found[0]
+        more = f" (and {len(found) - 1} more)" if found[1:] else ""
+        raise SpecError(
+            f"{place.field}.{path}",
+            f"is not allowed in pods that the operator makes; {remedy}, or have it run with "
+            f"--allow-unrestricted-templates{more}",
+            reason="TemplateNotAllowed",
+        )
+
+
+def _check(template: dict[str, Any], place: Place) -> None:
+    """Refuse what would be lost or would escape: other parts than metadata and spec, our own arguments."""
+    _check_fields(place.field, template, ("metadata", "spec"))
+    _check_fields(f"{place.field}.metadata", template.get("metadata") or {}, ("labels", "annotations"))
+    for field in template:
+        if not isinstance(template[field], dict):
+            raise SpecError(f"{place.field}.{field}", f"{template[field]!r} is not an object; write a map")
+    for name in ("containers", "initContainers", "volumes"):
+        _check_named_list(f"{place.field}.spec.{name}", (template.get("spec") or {}).get(name) or [])
+    for container in (template.get("spec") or {}).get("containers") or []:
+        if container.get("name") == place.container and "args" in container:
+            raise SpecError(
+                f"{place.field}.spec.containers[name={place.container}].args",
+                "the operator writes the arguments from the other fields of the spec; change those, "
+                "or set `command` to change what they are passed to",
+            )
+
+
+def _check_fields(path: str, value: Any, allowed: tuple[str, ...]) -> None:
+    unknown = [] if not isinstance(value, dict) else sorted(set(value) - set(allowed))
+    if unknown:
+        raise SpecError(f"{path}.{unknown[0]}", f"is not used; write only {' and '.join(allowed)}")
+
+
+def _check_named_list(path: str, elements: Any) -> None:
+    if not isinstance(elements, list) or not all(isinstance(e, dict) and e.get("name") for e in elements):
+        raise SpecError(path, f"{elements!r} is not a list of objects with names; give each a name")
