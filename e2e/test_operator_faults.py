@@ -27,7 +27,7 @@ from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.errors import ClusterError, NotLeadingError, ThrottledError, UnavailableError
-from headway_operator.names import component_labels
+from headway_operator.names import OPTIONAL_KINDS, component_labels
 from headway_operator.reconcile import Outcome
 from headway_operator.state import ServiceKey
 
@@ -457,7 +457,7 @@ async def test_what_is_kept_in_memory_is_what_the_api_server_has(
         remembering = KubernetesCluster(watched, runtime_image="", gateway_image="", cache=cache)
         task = asyncio.create_task(cache.run())
         await cache.tried(30.0)
-        assert cache.current_kinds() == set(CACHED_KINDS)
+        assert cache.current_kinds() == CACHED_KINDS.keys() - OPTIONAL_KINDS.keys()
 
         async def is_the_same() -> bool:
             return await remembering.observe(key) == await cluster.observe(key)

@@ -26,7 +26,7 @@ from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_children import KubernetesChildren
 from headway_operator.cluster.kubernetes_discovery import Discovery
 from headway_operator.cluster.kubernetes_observation import Found, observed, owner_uid
-from headway_operator.errors import ClusterError, ForbiddenError
+from headway_operator.errors import AbsentError, ClusterError, ForbiddenError
 from headway_operator.names import (
     API_VERSION,
     CACHE_KIND,
@@ -36,6 +36,7 @@ from headway_operator.names import (
     HTTP_PORT,
     KIND,
     MANAGED_BY_LABEL,
+    OPTIONAL_KINDS,
     PUBLIC_KEY_FILE,
     REVISION_KINDS,
     SERVICE_LABEL,
@@ -58,7 +59,9 @@ CACHED_KINDS = {
     KIND: "",
     CACHE_KIND: "",
     SCALER: "",
-    **dict.fromkeys((*CHILD_KINDS, CLAIM, "Pod"), selector_text({MANAGED_BY_LABEL: FIELD_MANAGER})),
+    **dict.fromkeys(
+        (*CHILD_KINDS, *OPTIONAL_KINDS, CLAIM, "Pod"), selector_text({MANAGED_BY_LABEL: FIELD_MANAGER})
+    ),
 }
 ADMIN_FOLDER = "/etc/headway/admin"
 MEMORY_FILE = "memory.json"
@@ -115,7 +118,7 @@ class KubernetesCluster(KubernetesChildren):
         optional = sorted(self._discovery.kinds)
         *lists, all_pods, scalers = await asyncio.gather(
             *(self._of_owner(kind, key, labels) for kind in CHILD_KINDS),
-            *(self._discovery.children(kind, key.namespace, labels) for kind in optional),
+            *(self._of_optional(kind, key, labels) for kind in optional),
             self._of_owner("Pod", key, labels),
             self._scalers(key.namespace),
         )
@@ -123,6 +126,19 @@ class KubernetesCluster(KubernetesChildren):
         self._owned[key] = found.owners()
         suspects = [pod for pod in found.engine_pods() if causes.needs_events(pod)]
         return observed(key, uid, replace(found, events=await self._events_of(suspects)))
+
+    async def _of_optional(self, kind: str, key: ServiceKey, labels: str) -> list[Json]:
+        held = self._cache.objects(kind, key)
+        return await self._discovery.children(kind, key.namespace, labels) if held is None else held
+
+    async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
+        """As for every kind of ours; an optional kind whose definition has gone is not rendered again."""
+        try:
+            await super().apply(key, manifest)
+        except AbsentError:
+            if manifest["kind"] in OPTIONAL_KINDS:
+                self._discovery.lost(manifest["kind"])
+            raise
 
     async def _scalers(self, namespace: str) -> list[Json]:
         held = self._cache.all_in(SCALER, namespace)

@@ -8,6 +8,7 @@ not lead and every call while the API server has asked to wait; the Lease itself
 """
 
 import asyncio
+import copy
 import os
 import random
 import time
@@ -102,6 +103,7 @@ class KubernetesApi:
         self._configuration = configuration
         self._timeout_seconds = timeout_seconds
         self._client: ApiClient | None = None
+        self._watches: ApiClient | None = None
         self._on_call = on_call
         self._may_write: Callable[[], bool] = lambda: True
         self._obeys_throttling = False
@@ -113,7 +115,7 @@ class KubernetesApi:
         Its calls raise NotLeadingError, or ThrottledError, instead of being made.
         """
         view = KubernetesApi(self._configuration, self._timeout_seconds, self._on_call)
-        view._client = self._client
+        view._client, view._watches = self._client, self._watches
         view._may_write = may_write
         view._obeys_throttling = True
         return view
@@ -148,6 +150,11 @@ class KubernetesApi:
 
     async def __aenter__(self) -> Self:
         self._client = ApiClient(self._configuration)
+        # A watch holds its connection for minutes. There is one for each kind and namespace: with a dozen of
+        # namespaces they are more than the client would open at once, and no call would have its turn.
+        endless = copy.copy(self._configuration)
+        endless.connection_pool_maxsize = 0
+        self._watches = ApiClient(endless)
         return self
 
     async def __aexit__(
@@ -156,8 +163,9 @@ class KubernetesApi:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._client is not None:
-            await self._client.close()  # type: ignore[no-untyped-call]
+        for client in (self._client, self._watches):
+            if client is not None:
+                await client.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
         """The object, or None when there is none."""
@@ -220,7 +228,7 @@ class KubernetesApi:
 
         Raises UnavailableError when nothing comes although bookmarks are due.
         """
-        if self._client is None:
+        if self._watches is None:
             raise RuntimeError("KubernetesApi is used outside its `async with` block")
         path = path_of(kind, namespace)
         what, began, status = f"WATCH {path}", time.monotonic(), 0
@@ -230,14 +238,14 @@ class KubernetesApi:
         self._check_guard("GET", what)
         try:
             try:
-                request = await self._client.param_serialize(
+                request = await self._watches.param_serialize(
                     "GET",
                     path,
                     query_params=list(query.items()),
                     header_params={"Accept": METADATA_ITEM if is_bare else JSON},
                     auth_settings=["BearerToken"],
                 )
-                answer = (await self._client.call_api(*request, _request_timeout=WATCH_TIMEOUT)).response
+                answer = (await self._watches.call_api(*request, _request_timeout=WATCH_TIMEOUT)).response
                 status = answer.status
             finally:
                 self._on_call("WATCH", status, time.monotonic() - began)

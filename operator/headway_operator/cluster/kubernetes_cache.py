@@ -26,6 +26,7 @@ from headway_operator.names import (
     CACHE_LABEL,
     CLAIM,
     KIND,
+    OPTIONAL_KINDS,
     SERVICE_LABEL,
     CacheKey,
     ServiceKey,
@@ -186,7 +187,8 @@ class KubernetesCache:
                 logger.warning("%s is asked for pass by pass, which is slow: %s", kind, error)
             except AbsentError as error:
                 wait = ABSENT_RETRY_SECONDS
-                level = logging.DEBUG if self._tried[watch].is_set() else logging.WARNING
+                is_usual = kind in OPTIONAL_KINDS or self._tried[watch].is_set()
+                level = logging.DEBUG if is_usual else logging.WARNING
                 logger.log(level, "%s is not known here, as its definition is not installed: %s", kind, error)
             except ClusterError as error:
                 logger.warning("%s cannot be watched; it is tried again in %g s: %s", kind, wait, error)

@@ -5,6 +5,7 @@ while the operator runs, so it asks again from time to time; while the server do
 stands.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -25,13 +26,20 @@ class Discovery:
         self._api = api
         self._clock = clock
         self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
         self._forbidden: dict[str, float] = {}  # until when a kind counts as absent
         self.kinds: frozenset[str] = frozenset()
 
     async def refresh(self) -> None:
-        """Ask, if it has been a while. Never raises: a kind that cannot be asked for is as it was."""
-        if self._clock() - self._asked_at < ASK_AGAIN_SECONDS:
-            return
+        """Ask, if it has been a while; who comes meanwhile waits for the same answer.
+
+        Never raises: a kind that cannot be asked for is as it was.
+        """
+        async with self._asking:
+            if self._clock() - self._asked_at >= ASK_AGAIN_SECONDS:
+                await self._ask()
+
+    async def _ask(self) -> None:
         self._asked_at = self._clock()
         served: set[str] = set()
         for version in sorted(set(OPTIONAL_KINDS.values())):
@@ -59,7 +67,12 @@ class Discovery:
             self._forbidden[kind] = self._clock() + FORBIDDEN_SECONDS
             logger.warning("%s is left out: %s; the chart's role grants it", kind, error)
         except ClusterError as error:
-            self._asked_at = float("-inf")
             logger.info("%s is left out: %s", kind, error)
+            self.lost(kind)
         self.kinds -= {kind}
         return []
+
+    def lost(self, kind: str) -> None:
+        """The API server has just said that there is no such kind; what there is is asked for anew."""
+        self._asked_at = float("-inf")
+        self.kinds -= {kind}

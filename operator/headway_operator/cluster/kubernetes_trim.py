@@ -7,14 +7,14 @@ they are a tenth of it. Who reads a further field adds it here.
 from collections.abc import Mapping
 from typing import Any
 
-from headway_operator.names import API_VERSION, CACHE_KIND, DELETION_COST_ANNOTATION, KIND
+from headway_operator.names import API_VERSION, CACHE_KIND, DELETION_COST_ANNOTATION, KIND, MONITORING_KINDS
 
 Json = dict[str, Any]
 # Of these only owner and name matter; they are asked for as bare metadata.
 METADATA_KINDS = frozenset(
     (
         *("Service", "ServiceAccount", "ConfigMap", "Role", "RoleBinding"),
-        *("PodDisruptionBudget", "NetworkPolicy"),
+        *("PodDisruptionBudget", "NetworkPolicy", *MONITORING_KINDS),
     )
 )
 METADATA = (

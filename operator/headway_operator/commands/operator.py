@@ -76,7 +76,9 @@ async def run(options: argparse.Namespace) -> None:
         secrets = options.admin_secret_namespace
         own = owners() if secrets == _pod_namespace() else []
         keys = KeyRing(await load_or_create_keys(api, secrets, own), time.monotonic)
-        lease = Lease(api, secrets, _identity(), owners=own)
+        # The Lease is renewed over connections of its own: however many calls wait, leadership does not.
+        lease_api = await stack.enter_async_context(await KubernetesApi.connect(on_call=metrics.called))
+        lease = Lease(lease_api, secrets, _identity(), owners=own)
         # Everything that is written for services goes through this view, or the scraper: the Lease gates
         # both.
         guarded = api.guarded(lambda: lease.is_held)
