@@ -87,6 +87,11 @@ class Commits:
         """Whether no step can be scheduled before the latest one is read."""
         return bool(self._launched) and self._launched[-1].needs_reading
 
+    @property
+    def is_any_unread(self) -> bool:
+        """Whether a step is under way that was not read yet."""
+        return bool(self._launched)
+
     def launch(self, batch: Batch) -> None:
         """Assume that a step does what it was told."""
         # Guesses may bring more tokens than one.

@@ -28,6 +28,10 @@ seldom say anything new; and not before what catching up takes is a hundredth of
 Each number of sequences, by powers of two, has such a pace of its own, so that the few that are left of a
 batch do not begin the learning of the next one anew; nor does a guess that seemed to pay for a moment.
 
+Guesses follow tokens that are known, so a step with guesses is scheduled once the one before it was read. A
+step without may be scheduled before: `may_guess` says which it is going to be, as far as that can be known by
+then, and where a step turns out to have been scheduled too early for guesses, it makes none.
+
 Owns no tokens, no clock and no torch. The idea of choosing lengths by a cost model and acceptance is that of
 SmartSpec (arXiv 2406.14066).
 """
@@ -137,18 +141,41 @@ class DraftPolicy:
         self._has_caught_up = False
         self._paces: defaultdict[int, _Pace] = defaultdict(_Pace)
 
-    def lengths(self, acceptances: Sequence[Acceptance], most: int, room: int) -> list[int]:
-        """Guesses for each of these sequences, `most` at most, in all no more than there is room for."""
+    def may_guess(self, acceptances: Sequence[Acceptance], most: int) -> bool:
+        """Whether a step that decodes these sequences could have guesses, `most` at most for each.
+
+        False: `lengths` would choose none. True: it would if there is room. Changes nothing.
+        """
+        if not acceptances or not most:
+            return False
+        if not self._is_adaptive:
+            return True
+        number = len(acceptances)
+        pace = self._pace(number)
+        # A try comes with the next step, if it is one more of those that do without.
+        if not pace.is_paying and pace.num_steps + 1 >= self._steps_to_probe(number, pace):
+            return True
+        return any(self._promising(acceptances, pace, most, most * number))
+
+    def lengths(
+        self, acceptances: Sequence[Acceptance], most: int, room: int, *, is_blind: bool = False
+    ) -> list[int]:
+        """Guesses for each of these sequences, `most` at most, in all no more than there is room for.
+
+        is_blind: their latest tokens are not known yet, so none are guessed; the step counts as one without.
+        """
         if not acceptances:
             return []
-        if not self._is_adaptive:
-            return _within(room, [most] * len(acceptances))
         number = len(acceptances)
+        if not self._is_adaptive:
+            return [0] * number if is_blind else _within(room, [most] * number)
         for one in acceptances:
             one.num_tokens += 1
         pace = self._pace(number)
-        rates = [min(0.98, one.rate if one.is_own else self._common) for one in acceptances]
-        best = [0] * number if pace.is_losing else self._best(rates, most, room)
+        if is_blind:
+            pace.turn(is_paying=False)
+            return [0] * number
+        best = self._promising(acceptances, pace, most, room)
         pace.turn(is_paying=any(best))
         if pace.num_steps < (PLAIN_STEPS if pace.is_paying else self._steps_to_probe(number, pace)):
             return best
@@ -215,6 +242,13 @@ class DraftPolicy:
         if not plain or not self._catch_up_seconds:
             return pace.probe_steps
         return max(pace.probe_steps, num_sequences * self._catch_up_seconds / (MOST_LOST * plain))
+
+    def _promising(self, acceptances: Sequence[Acceptance], pace: _Pace, most: int, room: int) -> list[int]:
+        """The lengths that bring most; none where such promises were not kept."""
+        if pace.is_losing:
+            return [0] * len(acceptances)
+        rates = [min(0.98, one.rate if one.is_own else self._common) for one in acceptances]
+        return self._best(rates, most, room)
 
     def _best(self, rates: Sequence[float], most: int, room: int) -> list[int]:
         number = len(rates)

@@ -6,16 +6,23 @@ from headway_runtime.step_draft import StepDraft
 
 
 def give_guesses(
-    draft: StepDraft, policy: DraftPolicy, most: int, cache: PrefixCache, num_free: int, block_size: int
+    draft: StepDraft,
+    policy: DraftPolicy,
+    most: int,
+    cache: PrefixCache,
+    num_free: int,
+    block_size: int,
+    *,
+    is_blind: bool,
 ) -> None:
     """Let at most `most` tokens be guessed for each of the step's decodes.
 
-    num_free: blocks that may be taken for it.
+    num_free: blocks that may be taken for it. is_blind: a step is under way that is not read yet.
     """
     decodes = [
         one for one, share in draft.shares.items() if share == 1 and one.num_computed >= one.num_prompt
     ]
-    lengths = policy.lengths([one.acceptance for one in decodes], most, draft.budget)
+    lengths = policy.lengths([one.acceptance for one in decodes], most, draft.budget, is_blind=is_blind)
     for sequence, length in zip(decodes, lengths, strict=True):
         num_known = len(sequence.token_ids)
         # One token more than is guessed is sampled.

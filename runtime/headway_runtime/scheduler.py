@@ -21,7 +21,8 @@ is spent:
 4. What is left goes to the prompts that were cut short, by rank.
 5. What is left then goes to guesses for the decodes, by rank: as many tokens as `DraftPolicy` finds worth it
    and the request can still take, in blocks that are free beyond one for each running sequence. Guesses never
-   preempt and never keep anybody waiting.
+   preempt and never keep anybody waiting. They follow tokens that are known: a step that may have some is
+   scheduled once the one before it was read (`needs_reading`), and any other has none.
 
 A step may be under way, and not read yet, while the next one is scheduled; see `commits`. What it computes
 and samples counts as there. A sequence whose last token it samples is in no step any more. While there is
@@ -217,7 +218,10 @@ class Scheduler:
         most_guesses = self.limits.num_speculative_tokens
         if most_guesses and draft.budget > 0 and draft.shares:
             num_free = self.pool.num_free - len(self._running)
-            give_guesses(draft, self.draft_policy, most_guesses, self.cache, num_free, self.block_size)
+            policy, is_blind = self.draft_policy, self._commits.is_any_unread
+            give_guesses(
+                draft, policy, most_guesses, self.cache, num_free, self.block_size, is_blind=is_blind
+            )
         to_clear, copies = self.cache.blocks_to_clear(), self.cache.copies()
         return Schedule(self._batch(draft), draft.admitted, draft.preempted, to_clear, copies)
 
@@ -228,7 +232,13 @@ class Scheduler:
     @property
     def needs_reading(self) -> bool:
         """Whether the step that was launched last must be read before the next one is scheduled."""
-        return self._commits.needs_reading or self.limits.num_speculative_tokens > 0
+        if self._commits.needs_reading:
+            return True
+        most_guesses = self.limits.num_speculative_tokens
+        if not most_guesses:
+            return False
+        decodes = [one for one in self._running if not one.is_ending and one.takes_guesses]
+        return self.draft_policy.may_guess([one.acceptance for one in decodes], most_guesses)
 
     def commit(self, batch: Batch, result: StepResult, now: float) -> Committed:
         """Take over what a step computed, read at `now`. Sequences removed meanwhile are passed over."""

@@ -121,6 +121,11 @@ class Sequence:
         """Whether its last token is on its way."""
         return len(self.token_ids) >= self.most_tokens
 
+    @property
+    def takes_guesses(self) -> bool:
+        """Whether it decodes: all but its last known token is computed, its whole prompt among them."""
+        return self.num_computed >= self.num_prompt and self.num_pending == 1
+
     def forget_computed(self) -> None:
         """Start again: none of the known tokens is computed."""
         self.num_computed = self.num_confirmed = self.num_given = 0

@@ -1,6 +1,6 @@
 """The scheduler while a step is under way: what it assumes, and what follows when it turns out otherwise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from headway_runtime.batch import UNREAD, Batch, Sample, StepResult
 from headway_runtime.commits import Committed
 from headway_runtime.config import Limits
-from headway_runtime.draft_policy import DraftPolicy
+from headway_runtime.draft_policy import Acceptance, DraftPolicy
 from headway_runtime.request import FinishReason, Grammar, Request, SamplingParams
 from headway_runtime.scheduler import Schedule, Scheduler
 from headway_runtime.step_draft import StepDraft
@@ -274,11 +274,67 @@ def test_who_must_know_tokens_has_them_read_first(change: dict[str, object], *, 
     assert not steps.scheduler.needs_reading
 
 
-def test_guessing_has_tokens_read_first() -> None:
-    steps = Steps(limits=Limits(8, 32, 3))
+class Told(DraftPolicy):
+    """Guesses three tokens for all, where a test says that it pays."""
+
+    pays = False
+
+    def may_guess(self, acceptances: Sequence[Acceptance], most: int) -> bool:
+        return self.pays and bool(acceptances)
+
+    def lengths(
+        self, acceptances: Sequence[Acceptance], most: int, room: int, *, is_blind: bool = False
+    ) -> list[int]:
+        self.is_blind = is_blind
+        return [3 * (self.pays and not is_blind)] * len(acceptances)
+
+
+@pytest.fixture
+def guessing() -> tuple[Steps, Told]:
+    steps, policy = Steps(limits=Limits(8, 32, 3)), Told()
+    steps.scheduler.draft_policy = policy
     steps.add("a", range(6))
-    steps.launch()
+    return steps, policy
+
+
+def test_a_step_that_could_have_guesses_has_tokens_read_first(guessing: tuple[Steps, Told]) -> None:
+    steps, policy = guessing
+    policy.pays = True
+    prompt = steps.launch()
     assert steps.scheduler.needs_reading
+    steps.read(prompt)
+    launched = steps.launch()
+    assert (launched.batch.num_drafts, policy.is_blind) == (3, False)
+    assert steps.scheduler.needs_reading
+
+
+def test_steps_overlap_while_guessing_is_on_and_does_not_pay(guessing: tuple[Steps, Told]) -> None:
+    steps, policy = guessing
+    launched = [steps.launch()]
+    for _ in range(4):
+        assert not steps.scheduler.needs_reading
+        launched.append(steps.launch())
+        assert policy.is_blind
+        assert launched[-1].batch.num_drafts == 0
+        steps.read(launched.pop(0))
+    policy.pays = True
+    assert steps.scheduler.needs_reading
+    steps.read(launched.pop())
+    assert steps.launch().batch.num_drafts == 3
+
+
+def test_prompts_under_way_are_nobodys_to_guess_for() -> None:
+    steps = Steps(limits=Limits(8, 8, 3))
+    steps.scheduler.draft_policy = DraftPolicy(is_adaptive=False)
+    steps.add("a", range(20))
+    first = steps.launch()
+    assert not steps.scheduler.needs_reading
+    second = steps.launch()
+    assert not steps.scheduler.needs_reading
+    steps.read(first)
+    steps.launch()
+    assert steps.scheduler.needs_reading, "the prompt's last part samples a token"
+    steps.read(second)
 
 
 def test_guesses_that_are_under_way_are_read_first_when_they_are_turned_off() -> None:

@@ -3,7 +3,8 @@
 At its end each request must have been answered as if it had been alone.
 """
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from tests.runtime_core.chain_runner import BLOCK_SIZE, STOP, ChainRunner, Failure, SlowDisk, link, run_alone
@@ -11,7 +12,7 @@ from tests.runtime_core.chain_runner import BLOCK_SIZE, STOP, ChainRunner, Failu
 from headway_runtime.batch import Batch
 from headway_runtime.commits import Committed
 from headway_runtime.config import Limits
-from headway_runtime.draft_policy import DraftPolicy
+from headway_runtime.draft_policy import Acceptance, DraftPolicy
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.offload.counters import OffloadCounters
 from headway_runtime.offload.tiers import KVOffload
@@ -80,9 +81,31 @@ class Shape:
     num_slots: int = 0
     has_disk: bool = False
     overlaps: bool = False
+    wavers: bool = False
 
 
 PREFIXES = tuple(tuple((3 * start + 5 * index) % 6 for index in range(64)) for start in range(3))
+
+
+class WaveringPolicy(DraftPolicy):
+    """Guesses in some steps, and not in the next few, by no reason that could be foreseen."""
+
+    num_asked = 0
+    num_chosen = 0
+    num_blind = 0
+
+    def may_guess(self, acceptances: Collection[Acceptance], most: int) -> bool:
+        self.num_asked += 1
+        return bool(acceptances) and zlib.crc32(f"asked {self.num_asked}".encode()) % 4 == 0
+
+    def lengths(
+        self, acceptances: Collection[Acceptance], most: int, room: int, *, is_blind: bool = False
+    ) -> list[int]:
+        self.num_blind += is_blind
+        self.num_chosen += 1
+        if is_blind or zlib.crc32(f"chosen {self.num_chosen}".encode()) % 2 == 0:
+            return [0] * len(acceptances)
+        return [min(most, room // max(1, len(acceptances)))] * len(acceptances)
 
 
 class JudgedScheduler(Scheduler):
@@ -136,7 +159,7 @@ class Trajectory:
             long_prefill_share=shape.long_prefill_share,
             priority_ageing_seconds=shape.ageing_seconds,
             enable_prefix_caching=shape.enable_prefix_caching,
-            draft_policy=DraftPolicy(is_adaptive=False),
+            draft_policy=WaveringPolicy() if shape.wavers else DraftPolicy(is_adaptive=False),
             offload=self.offload,
         )
         self.scheduler.judge = self._judge

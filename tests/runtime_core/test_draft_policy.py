@@ -20,6 +20,7 @@ class Machine:
 
     catch_up_seconds: of a sequence that is guessed for the first time; first_catch_up_seconds: of the very
     first one. answer_tokens: then another one comes. most_guesses: that a step has room for.
+    overlaps: whether steps that are to have no guesses are chosen while the one before them runs.
     """
 
     step_seconds: Callable[[int], float]
@@ -32,6 +33,8 @@ class Machine:
     first_catch_up_seconds: float | None = None
     answer_tokens: int = 10**9
     most_guesses: int = 10**9
+    overlaps: bool = False
+    num_blind_steps: int = 0
     seconds: float = 0.0
     num_tokens: int = 0
     num_guessing_steps: int = 0
@@ -44,9 +47,13 @@ class Machine:
 
     def run(self, num_steps: int, most: int = 6) -> None:
         """Decode for that many steps."""
-        self.seconds = self.num_tokens = self.num_guessing_steps = 0
+        self.seconds = self.num_tokens = self.num_guessing_steps = self.num_blind_steps = 0
         for _ in range(num_steps):
-            lengths = self.policy.lengths(self.acceptances, most, ROOM)
+            may_guess = self.policy.may_guess(self.acceptances, most)
+            is_blind = self.overlaps and not may_guess
+            self.num_blind_steps += is_blind
+            lengths = self.policy.lengths(self.acceptances, most, ROOM, is_blind=is_blind)
+            assert may_guess or not any(lengths), "a step that could have guesses is known to be one"
             assert all(0 <= length <= most for length in lengths)
             room, num_tokens = self.most_guesses, self.num_tokens
             for place, length in enumerate(lengths):
@@ -314,6 +321,47 @@ def test_one_slow_step_does_not_decide() -> None:
     machine.run(50)
     machine.run(300)
     assert machine.speedup > 1.8
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.85])
+def test_steps_that_are_chosen_early_learn_and_try_as_others_do(luck: float) -> None:
+    machines = [
+        Machine(waits_for_memory, small_draft, luck, 4, overlaps=overlaps) for overlaps in (False, True)
+    ]
+    for machine in machines:
+        machine.run(3000)
+    plain, overlapping = machines
+    assert overlapping.num_guessing_steps == plain.num_guessing_steps > 0
+    assert overlapping.seconds == plain.seconds
+    assert plain.num_blind_steps == 0
+    if luck:
+        # Where guesses pay, each step waits for those before it, but for the first, the measure of all.
+        assert overlapping.num_blind_steps < 10
+    else:
+        # Tries after 4, 8, 16, ... steps, and as many until the first were found wrong.
+        assert overlapping.num_blind_steps > 0.98 * 3000
+
+
+def test_a_try_that_comes_too_early_is_made_up_for_at_the_next_step() -> None:
+    policy = DraftPolicy()
+    sequences = [Acceptance(0.0, is_own=True)]
+    policy.observe_step(1, 0.020)
+    assert not any(
+        policy.may_guess(sequences, 2) or any(policy.lengths(sequences, 2, ROOM)) for _ in range(3)
+    )
+    assert policy.may_guess(sequences, 2)
+    assert not any(policy.lengths(sequences, 2, ROOM, is_blind=True))
+    assert policy.may_guess(sequences, 2)
+    assert any(policy.lengths(sequences, 2, ROOM))
+    assert not policy.may_guess(sequences, 2)
+
+
+def test_nothing_may_be_guessed_where_there_is_nobody_or_no_leave() -> None:
+    always = DraftPolicy(is_adaptive=False)
+    assert always.may_guess([Acceptance()], 1)
+    assert not always.may_guess([], 4)
+    assert not always.may_guess([Acceptance()], 0)
+    assert always.lengths([Acceptance()] * 2, 3, ROOM, is_blind=True) == [0, 0]
 
 
 def test_nobody_decoding_is_no_work() -> None:

@@ -19,8 +19,8 @@ def test_catching_up_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         caught_up.append(seconds)
         observe(policy, num_sequences, seconds)
 
-    def chosen(policy: DraftPolicy, *arguments: Any) -> list[int]:
-        found = lengths(policy, *arguments)
+    def chosen(policy: DraftPolicy, *arguments: Any, **named: Any) -> list[int]:
+        found = lengths(policy, *arguments, **named)
         # Two tokens in the third step of each ten, so that there are steps with and without.
         guessing.append(2 if len(guessing) % 10 == 2 else 0)
         return [guessing[-1]] * len(found)

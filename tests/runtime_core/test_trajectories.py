@@ -24,6 +24,7 @@ from tests.runtime_core.judged_trajectory import (
     Shape,
     Step,
     Trajectory,
+    WaveringPolicy,
 )
 
 from headway_runtime import scheduler as scheduler_module
@@ -66,6 +67,7 @@ SHAPES = st.builds(
     num_slots=st.sampled_from([0, 1, 4, 12, 40]),
     has_disk=st.booleans(),
     overlaps=st.sampled_from([True, True, False]),
+    wavers=st.booleans(),
 )
 
 
@@ -128,6 +130,21 @@ def test_trajectories_with_guesses_accept_and_preempt() -> None:
     trajectory.finish()
     assert trajectory.num_preempted >= 5
     assert trajectory.runner.num_accepted >= 100
+
+
+def test_trajectories_in_which_guessing_comes_and_goes_overlap_and_accept() -> None:
+    trajectory = busy(num_speculative_tokens=3, overlaps=True, wavers=True)
+    for _ in range(6):
+        add_many(trajectory, 6)
+        for _ in range(8):
+            trajectory.apply(Step())
+    trajectory.finish()
+    policy = trajectory.scheduler.draft_policy
+    assert isinstance(policy, WaveringPolicy)
+    assert policy.num_blind >= 50
+    assert trajectory.runner.num_fed >= 100, "steps go on from tokens that are not read yet"
+    assert trajectory.runner.num_accepted >= 50
+    assert trajectory.num_preempted >= 5
 
 
 def run_tenants(trajectory: Trajectory) -> OffloadCounters:
