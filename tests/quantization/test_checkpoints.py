@@ -37,6 +37,8 @@ def gptq_config(
         "sym": not has_zeros,
         "desc_act": has_order,
         "checkpoint_format": "gptq" if is_old else "gptq_v2",
+        # Who takes 1 off whole words.
+        "meta": {"quantizer": ["gptqmodel:7.7.0"]},
     }
 
 
