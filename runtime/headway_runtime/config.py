@@ -12,7 +12,7 @@ from headway_runtime.errors import LimitRangeError
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
-# As they are asked for, in vLLM's words: auto is as the checkpoint says or the model computes, fp8 is fp8_e4m3.
+# As they are asked for, in vLLM's words: fp8 is fp8_e4m3; auto follows the checkpoint, else the model.
 KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
 # auto: bfloat16 weights in 12 bits each, without loss, where products read them so.
 WeightCompression = Literal["auto", "none"]
