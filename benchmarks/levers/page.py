@@ -57,7 +57,10 @@ def _conditions(where: dict[str, Any], part: str) -> str:
 
 
 def _at_target(row: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
-    point: dict[str, Any] = next(one for one in row["points"] if one["users"] == sizes.target_users)
+    """Of several runs, the one whose P95 of TTFT is the middle one; the lower one of two."""
+    points = [one for one in row["points"] if one["users"] == sizes.target_users]
+    points.sort(key=lambda one: one["ttft"]["p95"])
+    point: dict[str, Any] = points[(len(points) - 1) // 2]
     return point
 
 

@@ -1,6 +1,7 @@
 """Which files of a folder hold a model's weights. Only safetensors are ever opened. Imports no torch."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from headway_runtime.errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# What AutoGPTQ calls the single file, by bits and group size: gptq_model-4bit-128g.safetensors.
+GPTQ_FILE = re.compile(r"gptq_model-\d+bit-(-1|\d+)g\.safetensors", re.ASCII)
 # A safetensors file begins with its header's length, and the header; the format's own limit.
 LENGTH_BYTES = 8
 LONGEST_HEADER = 100_000_000
@@ -17,8 +20,14 @@ def checkpoint_files(folder: Path) -> list[Path]:
     """The single file, or the shards that an index names. ModelLoadError if there is neither."""
     index = folder / INDEX_FILE
     if not index.is_file():
-        if (folder / SINGLE_FILE).is_file():
-            return [folder / SINGLE_FILE]
+        found = single_files(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        if len(found) > 1:
+            raise ModelLoadError(
+                f"{folder}: holds {' and '.join(map(repr, found))}, each of which may be the model; keep the "
+                f"one that config.json is of, or rename it {SINGLE_FILE}"
+            )
+        if found:
+            return [folder / found[0]]
         raise ModelLoadError(
             f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors checkpoints are read, "
             "so convert other formats first"
@@ -30,6 +39,12 @@ def checkpoint_files(folder: Path) -> list[Path]:
                 f"{index}: names {name!r}, which is no file beside it; copy the checkpoint again"
             )
     return [folder / name for name in sorted(names)]
+
+
+def single_files(names: Iterable[str]) -> list[str]:
+    """Those of these files that may hold a whole model: `SINGLE_FILE`, else those of AutoGPTQ's names."""
+    known = sorted(names)
+    return [SINGLE_FILE] if SINGLE_FILE in known else [one for one in known if GPTQ_FILE.fullmatch(one)]
 
 
 def indexed_tensors(folder: Path) -> dict[str, Path]:

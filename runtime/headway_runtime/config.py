@@ -12,7 +12,7 @@ from headway_runtime.errors import LimitRangeError
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
-# As they are asked for, in vLLM's words: auto is as the model computes, fp8 is fp8_e4m3.
+# As they are asked for, in vLLM's words: fp8 is fp8_e4m3; auto follows the checkpoint, else the model.
 KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
 # auto: bfloat16 weights in 12 bits each, without loss, where products read them so.
 WeightCompression = Literal["auto", "none"]
@@ -176,7 +176,7 @@ class EngineConfig:
         together while others want some of it; above 0, at most 1.
     priority_ageing_seconds: how much later a request may come and still be served first, for each unit that
         its priority is better; at least 0.
-    kv_cache_dtype: how keys and values are kept.
+    kv_cache_dtype: how keys and values are kept; "auto": as the checkpoint says, else as the model computes.
     weight_compression: "none" keeps bfloat16 weights in 16 bits, also where products could read 12.
     enable_prefix_caching: whether requests use KV that others computed for the same beginning.
     structured_output_timeout_seconds: how long compiling one request's grammar may take.

@@ -9,6 +9,7 @@ and guesses; methods marked `on_all_ranks` run on all of them.
 
 import logging
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from headway_runtime.parallel.open_ranks import open_ranks
 from headway_runtime.parallel.ranks import Ranks, on_all_ranks
 from headway_runtime.parallel.traffic import Traffic
 from headway_runtime.quantization.choice import choose_quantization
+from headway_runtime.quantization.kv_scheme import chosen_kv_cache_dtype
 from headway_runtime.runner_steps import StepsOnRanks
 from headway_runtime.sampler import make_sampler
 from headway_runtime.served_dtype import log_choice, served_dtype
@@ -61,6 +63,7 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
     def _load(self, config: EngineConfig) -> None:
         self.start = StartTimeline()
         folder, ranks = Path(config.model_path), self.ranks
+        config = replace(config, kv_cache_dtype=chosen_kv_cache_dtype(config.kv_cache_dtype, folder))
         self._model_config = read_model_config(folder)
         check_lengths(config, self._model_config)
         if ranks.rank == 0 and self._model_config.unknown_fields:

@@ -108,7 +108,50 @@ def test_a_row_that_misses_the_slo_is_tried_with_fewer_users(model: Path, tmp_pa
     (row, *_) = rows(hopeless, GUESSES)
     (found,) = study.ladder([row])
     assert found["users_within_slo"] == 0
-    assert [point.users for point in study.points] == [2, 1]
+    assert [point.users for point in study.points] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("runs", "want", "tried"),
+    [
+        pytest.param("+++++", 4, [2, 3, 4], id="every first run is in time"),
+        pytest.param("+-++-++", 4, [2, 3, 3, 3, 4, 4, 4], id="one miss of three is noise"),
+        pytest.param("+-+-", 2, [2, 3, 3, 3], id="two misses of three are not"),
+        pytest.param("+--", 2, [2, 3, 3], id="after two misses no third run"),
+        pytest.param("--+", 1, [2, 2, 1], id="fewer, where the target is too many"),
+        pytest.param("---+-", 0, [2, 2, 1, 1, 1], id="none"),
+    ],
+)
+def test_a_climb_ends_when_two_of_three_runs_miss(
+    runs: str, want: int, tried: list[int], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = replace(SMALL, users=(1, 2, 3, 4))
+    study = Study(sizes, str(model), "cpu", is_quick=False, log_file=tmp_path / "log")
+    left, asked_for = iter(runs), []
+
+    class Run:
+        def __init__(self, users: int) -> None:
+            asked_for.append(users)
+
+        def is_within(self, sizes: Sizes) -> bool:
+            return next(left) == "+"
+
+    monkeypatch.setattr(study, "_measure", lambda url, row, users: Run(users))
+    assert study._climb("", rows(sizes, GUESSES)[0]) == want
+    assert asked_for == tried
+
+
+def test_the_page_shows_the_middle_run_of_the_target(tmp_path: Path) -> None:
+    page = tmp_path / "levers.md"
+    page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+    found = made_up()
+    row = found["ladder"]["rows"][-1]
+    (point,) = row["points"]
+    row["points"] = [
+        point | {"ttft": {"p50": 1.0, "p95": p95, "p99": 9_999.0}} for p95 in (7_777.0, 5_555.0, 6_666.0)
+    ]
+    render_page(found, CPU, page)
+    assert "| 1 / 6,666 |" in page.read_text(encoding="utf-8")
 
 
 def test_the_page_gets_what_was_found_between_its_marks(tmp_path: Path) -> None:

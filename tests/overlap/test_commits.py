@@ -332,9 +332,11 @@ def test_prompts_under_way_are_nobodys_to_guess_for() -> None:
     second = steps.launch()
     assert not steps.scheduler.needs_reading
     steps.read(first)
-    steps.launch()
-    assert steps.scheduler.needs_reading, "the prompt's last part samples a token"
+    third = steps.launch()
+    assert [chunk.samples for chunk in third.batch.chunks] == [True]
     steps.read(second)
+    scheduler = steps.scheduler
+    assert scheduler.needs_reading, "the next step would decode"
 
 
 def test_guesses_that_are_under_way_are_read_first_when_they_are_turned_off() -> None:

@@ -106,12 +106,21 @@ def awq(group_size: int, *, has_zeros: bool = True, keeps_zeros: bool = True) ->
 
 
 def gptq(
-    group_size: int, *, bits: int = 4, has_zeros: bool = False, has_order: bool = False, is_old: bool = True
+    group_size: int,
+    *,
+    bits: int = 4,
+    has_zeros: bool = False,
+    has_order: bool = False,
+    is_old: bool = True,
+    least_zero: int = 0,
 ) -> Pack:
+    """least_zero: of zero points."""
+
     def pack(generator: np.random.Generator, outputs: int, inputs: int) -> Packed:
         codes, scales, zeros = random_groups(
             generator, outputs, inputs, bits, group_size, has_zeros=has_zeros
         )
+        zeros = zeros.clip(least_zero)
         groups_of = np.arange(inputs) // (inputs // scales.shape[1])
         if has_order:
             # The same for all that read the same input, as the tools find it.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headway_runtime.errors import ConfigError, ModelLoadError
+from headway_runtime.layers.quantized_weights import holds_no_numbers
 from headway_runtime.quantization.choice import choose_quantization, read_quantization
 
 AWQ: dict[str, Any] = {
@@ -57,6 +58,10 @@ def compressed(
         (AWQ | {"desc_act": "yes"}, "desc_act='yes': want true or false"),
         (AWQ | {"checkpoint_format": "gemv"}, "checkpoint_format='gemv': supported: 'gemm'"),
         (AWQ | {"format": "gemv_fast"}, "format='gemv_fast': supported: 'gemm'"),
+        (
+            GPTQ | {"checkpoint_format": "gptq", "format": "gptq_v2"},
+            "checkpoint_format='gptq': format='gptq_v2' says otherwise",
+        ),
         (GPTQ | {"bits": 3}, "bits=3: supported: 4, 8"),
         (GPTQ | {"bits": None}, "bits=None"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format='marlin': supported: 'gptq', 'gptq_v2'"),
@@ -171,6 +176,17 @@ def put(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     return lambda tensors: tensors.update({f"{DOWN}.{name}": make(tensors[f"{DOWN}.{name}"]).contiguous()})
 
 
+def with_code(byte: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One code, the last, is this byte."""
+
+    def change(codes: torch.Tensor) -> torch.Tensor:
+        changed = codes.view(torch.uint8).clone()
+        changed[-1, -1] = byte
+        return changed.view(codes.dtype)
+
+    return change
+
+
 def half_a_group_elsewhere(order: torch.Tensor) -> torch.Tensor:
     order = order.clone()
     order[:16] = 5
@@ -192,6 +208,41 @@ DAMAGES: dict[str, tuple[str, Change, str]] = {
     "scales that are not numbers": (
         "gptq",
         put("scales", lambda one: one.fill_(float("nan"))),
+        "holds numbers that are infinite or none",
+    ),
+    "gptq with zero points that AutoGPTQ overwrote": (
+        "gptq zeros",
+        put("qzeros", lambda one: one.fill_(0xFF654321 - (1 << 32))),
+        "qzeros' holds zero points that AutoGPTQ overwrote where it stored 0 less 1",
+    ),
+    "gptq of one version that says it is another": (
+        "gptq",
+        put("qzeros", lambda one: one.fill_(0x88888888 - (1 << 32))),
+        "holds zero points such as [9], though sym=true means 8; checkpoint_format may have to be 'gptq_v2'",
+    ),
+    "gptq of the other version that says it is one": (
+        "gptq v2",
+        put("qzeros", lambda one: one.fill_(0x77777777)),
+        "holds zero points such as [7], though sym=true means 8; checkpoint_format may have to be 'gptq'",
+    ),
+    "float8 with a code that is no number": (
+        "float8",
+        put("weight", with_code(0x7F)),
+        f"'{DOWN}.weight' holds FP8 codes that are no numbers (0x7F or 0xFF)",
+    ),
+    "float8 with a negative code that is no number": (
+        "float8",
+        put("weight", with_code(0xFF)),
+        f"'{DOWN}.weight' holds FP8 codes that are no numbers (0x7F or 0xFF)",
+    ),
+    "float8 with a scale that is infinite": (
+        "float8",
+        put("weight_scale", lambda one: one.fill_(float("inf"))),
+        "holds numbers that are infinite or none",
+    ),
+    "packed with scales that are not numbers": (
+        "packed",
+        put("weight_scale", lambda one: one.fill_(float("nan"))),
         "holds numbers that are infinite or none",
     ),
     "order though there is none": (
@@ -242,6 +293,9 @@ DAMAGES: dict[str, tuple[str, Change, str]] = {
 STATIC = INPUTS | {"strategy": "tensor", "dynamic": False}
 KINDS: dict[str, tuple[dict[str, Any], str, tuple[Any, ...], dict[str, Any]]] = {
     "gptq": (GPTQ, "gptq", (32,), {}),
+    "gptq v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, "gptq", (32,), {"is_old": False}),
+    # As AutoGPTQ writes them as long as no zero point is 0.
+    "gptq zeros": (GPTQ | {"sym": False}, "gptq", (32,), {"has_zeros": True, "least_zero": 1}),
     "gptq order": (GPTQ | {"desc_act": True}, "gptq", (32,), {"has_order": True}),
     "awq": (AWQ, "awq", (32,), {}),
     "packed": (
@@ -268,6 +322,50 @@ def test_damaged_tensors_are_named(
         start_runner(written.folder)
     assert complaint in str(caught.value)
     assert DOWN in str(caught.value)
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+def test_codes_that_are_no_numbers_are_found_wherever_they_are(
+    byte: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway_runtime.layers.quantized_weights.CHECKED_BYTES", 100)
+    codes = torch.tensor([one for one in range(256) if one & 0x7F != 0x7F], dtype=torch.uint8).repeat(7, 1)
+    assert not holds_no_numbers(codes.view(torch.float8_e4m3fn))
+    for place in (0, len(codes) // 2, -1):
+        changed = codes.clone()
+        changed[place, place] = byte
+        assert holds_no_numbers(changed.view(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("wanted", ["none", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_plain_weights_that_are_not_finite_are_named(
+    value: float, wanted: str, write_checkpoint: Any, packers: Any, change_tensors: Any, start_runner: Any
+) -> None:
+    """Of weights where they are quantized at load; of norms in any case."""
+    written = write_checkpoint(None, packers["plain"]())
+    name = "model.layers.1.input_layernorm.weight" if wanted == "none" else f"{DOWN}.weight"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name].view(-1)[-1] = value
+
+    change_tensors(written.folder, change)
+    with pytest.raises(ModelLoadError, match=f"'{name}' holds numbers that are infinite or none"):
+        start_runner(written.folder, quantization=wanted)
+
+
+def test_files_named_as_autogptq_names_them_are_found(
+    write_checkpoint: Any, packers: Any, start_runner: Any
+) -> None:
+    written = write_checkpoint(GPTQ, packers["gptq"](32))
+    single = written.folder / "model.safetensors"
+    single.rename(written.folder / "gptq_model-4bit-32g.safetensors")
+    start_runner(written.folder)
+    (written.folder / "gptq_model-8bit--1g.safetensors").write_bytes(b"")
+    with pytest.raises(ModelLoadError) as caught:
+        start_runner(written.folder)
+    told = "holds 'gptq_model-4bit-32g.safetensors' and 'gptq_model-8bit--1g.safetensors', each of which may"
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.quantization.make_layout_fixtures import make
 
 from headway_runtime.layers.quantized_linear import make_merged_linear
 from headway_runtime.layers.quantized_weights import Int4Weight
@@ -15,6 +16,8 @@ from headway_runtime.models.loader import CheckpointWeights
 from headway_runtime.quantization.choice import choose_quantization
 
 FIXTURES = Path(__file__).parent / "fixtures"
+LAYOUTS = Path(__file__).parent / "layout_fixtures"
+MADE_BY_LAYOUT = sorted(path.name for path in LAYOUTS.iterdir() if path.is_dir())
 MADE_BY_TOOLS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
 CPU = torch.device("cpu")
 TOKENS = [int(one) for one in np.random.default_rng(3).integers(0, 64, 40)]
@@ -37,6 +40,8 @@ def gptq_config(
         "sym": not has_zeros,
         "desc_act": has_order,
         "checkpoint_format": "gptq" if is_old else "gptq_v2",
+        # Who takes 1 off whole words.
+        "meta": {"quantizer": ["gptqmodel:7.7.0"]},
     }
 
 
@@ -204,7 +209,35 @@ def test_bfloat16_logits_are_near_those_of_the_dequantized_model(
 
 @pytest.mark.parametrize("name", MADE_BY_TOOLS)
 def test_checkpoints_of_the_tools_are_what_the_tools_make_of_them(name: str) -> None:
-    folder = FIXTURES / name
+    # AutoAWQ and GPTQModel compute in float16.
+    assert_products(FIXTURES / name, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("name", MADE_BY_LAYOUT)
+def test_checkpoints_of_published_layouts_are_what_their_bits_say(name: str) -> None:
+    assert_products(LAYOUTS / name, tolerance=2e-5)
+
+
+def test_the_script_makes_the_fixtures_of_layouts_that_are_here(tmp_path: Path) -> None:
+    make(tmp_path / "made")
+    files = {path.relative_to(LAYOUTS) for path in LAYOUTS.rglob("*") if path.is_file()}
+    made = {path.relative_to(tmp_path / "made") for path in (tmp_path / "made").rglob("*") if path.is_file()}
+    assert made == files
+    for name in files:
+        assert (tmp_path / "made" / name).read_bytes() == (LAYOUTS / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("name", MADE_BY_LAYOUT)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checkpoints_of_published_layouts_are_served(
+    dtype: str, name: str, start_runner: Any, logits_of: Any
+) -> None:
+    runner = start_runner(LAYOUTS / name, dtype=dtype)
+    assert logits_of(runner, [1, 2, 3]).isfinite().all()
+
+
+def assert_products(folder: Path, *, tolerance: float) -> None:
+    """Each weight times the vector is what products.json says."""
     products = json.loads((folder / "products.json").read_bytes())
     config = json.loads((folder / "config.json").read_bytes())
     inner = config["intermediate_size"]
@@ -214,8 +247,8 @@ def test_checkpoints_of_the_tools_are_what_the_tools_make_of_them(name: str) -> 
     }
     for module, weight in dequantized(folder, shapes).items():
         got = weight.astype(np.float64) @ np.linspace(-1, 1, weight.shape[1])
-        # AutoAWQ and GPTQModel compute in float16.
-        np.testing.assert_allclose(got, products[module], rtol=2e-3, atol=2e-3, err_msg=f"{name} {module}")
+        where = f"{folder.name} {module}"
+        np.testing.assert_allclose(got, products[module], rtol=tolerance, atol=tolerance, err_msg=where)
 
 
 @pytest.mark.parametrize("name", MADE_BY_TOOLS)

@@ -47,6 +47,15 @@ def test_the_weights_are_those_that_the_index_names() -> None:
     assert wanted.weight_files(["model.safetensors", "a.safetensors"], None, "x") == ["model.safetensors"]
 
 
+def test_the_weights_may_have_the_name_that_autogptq_gives_them() -> None:
+    named = "gptq_model-4bit-128g.safetensors"
+    assert wanted.may_be_wanted(named)
+    assert wanted.weight_files(["config.json", named, "other.safetensors"], None, "x") == [named]
+    assert wanted.weight_files([named, "model.safetensors"], None, "x") == ["model.safetensors"]
+    with pytest.raises(ModelFetchError, match="each of which may be the model"):
+        wanted.weight_files([named, "gptq_model-4bit--1g.safetensors"], None, "x")
+
+
 @pytest.mark.parametrize(
     ("index", "complaint"),
     [

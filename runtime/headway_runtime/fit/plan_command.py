@@ -36,6 +36,7 @@ from headway_runtime.memory import free_memory_bytes
 from headway_runtime.model_config import STORED_DTYPES, read_model_config
 from headway_runtime.offload_options import GIB
 from headway_runtime.quantization.choice import QUANTIZATIONS, choose_quantization
+from headway_runtime.quantization.kv_scheme import chosen_kv_cache_dtype
 from headway_runtime.served_dtype import served_dtype
 from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
@@ -269,7 +270,7 @@ def _question(
         placement=this_processor(dtype, max(1, usable_cpus() // ranks), arguments.weight_compression)
         if is_cpu
         else Placement(is_cpu=False, dtype=dtype),
-        kv_cache_dtype=arguments.kv_cache_dtype,
+        kv_cache_dtype=chosen_kv_cache_dtype(arguments.kv_cache_dtype, folder),
         max_model_len=length,
         max_num_seqs=most or DEFAULT_MAX_NUM_SEQS,
         max_num_batched_tokens=arguments.max_num_batched_tokens,

@@ -13,6 +13,11 @@ from torch import Tensor
 # What a 4-bit code stands for 0 where there are no zero points, and the largest code.
 INT4_ZERO = 8
 INT4_LARGEST = 15
+# Bits of an 8-bit float that is not a number, and that of the sign, with which it is none either.
+FP8_NO_NUMBER = 0xFF
+FP8_SIGN = 0x80
+# Codes that are looked at in one go.
+CHECKED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,16 @@ class Fp8Weight:
 
 
 QuantizedWeight: TypeAlias = Int8Weight | Int8GroupWeight | Int4Weight | Fp8Weight
+
+
+def holds_no_numbers(codes: Tensor) -> bool:
+    """Whether some of these float8_e4m3fn codes, [rows, columns], are none: all bits but the sign's are set.
+
+    By bytes, in pieces: a tenth of the time that turning codes into numbers takes, and hardly any memory.
+    """
+    numbers, rows = codes.view(torch.uint8), max(1, CHECKED_BYTES // max(1, codes.shape[1]))
+    pieces = (numbers[first : first + rows] for first in range(0, len(numbers), rows))
+    return any(bool((piece | FP8_SIGN).amax() == FP8_NO_NUMBER) for piece in pieces)
 
 
 def unpacked_nibbles(codes: Tensor) -> Tensor:

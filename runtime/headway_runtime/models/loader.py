@@ -24,9 +24,9 @@ from headway_runtime.layers.quantized_weights import QuantizedWeight
 from headway_runtime.layers.quantizer import quantized, quantized_as
 from headway_runtime.layers.weight_cuts import ALL, Part, cut, cut_plain, filled_rows
 from headway_runtime.load_progress import LoadProgress
-from headway_runtime.models.stored_weights import FLOATS, WEIGHT_NAMES, read_stored
+from headway_runtime.models.stored_weights import FLOATS, NOT_FINITE, WEIGHT_NAMES, read_stored
 from headway_runtime.parallel.share import Range
-from headway_runtime.quantization.choice import Quantization
+from headway_runtime.quantization.choice import Online, Quantization
 from headway_runtime.quantization.scheme import Scheme
 from headway_runtime.start_timeline import StartTimeline
 from headway_runtime.weight_stream.opening import open_tensor_files
@@ -137,9 +137,9 @@ class CheckpointWeights:
             if kind is None or isinstance(kind, Scheme):
                 return self._take_part(name, (outputs, inputs), part)
             if part.columns is None:
-                return quantized(self._take_part(name, (outputs, inputs), part), kind)
+                return self._quantized(name, self._take_part(name, (outputs, inputs), part), kind)
             # A scale may be of all inputs.
-            return cut(quantized(self.take(name, (outputs, inputs)), kind), part)
+            return cut(self._quantized(name, self.take(name, (outputs, inputs)), kind), part)
         except ValueError as error:
             raise self.error(name, str(error)) from error
 
@@ -149,11 +149,22 @@ class CheckpointWeights:
             return self.take(f"{module}.weight", (outputs, inputs))
         return read_stored(self, module, outputs, inputs, scheme).dequantized(self.dtype)
 
+    def _quantized(self, name: str, weight: Tensor, kind: Online) -> QuantizedWeight:
+        """A weight that is not finite has scales that are not."""
+        found = quantized(weight, kind)
+        if not bool(torch.isfinite(found.scales).all()):
+            raise self.error(name, NOT_FINITE)
+        return found
+
     def _take_part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
         if name in self._put:
             return cut_plain(self._put.pop(name), part)
         if part == ALL or name not in self._where:
-            return self.take_stored(name, FLOATS, shape).to(self.dtype)
+            tensor = self.take_stored(name, FLOATS, shape)
+            # Norms and biases. A second look at whole weights would cost a quarter of what loading them does.
+            if len(shape) == 1 and not bool(torch.isfinite(tensor).all()):
+                raise self.error(name, NOT_FINITE)
+            return tensor.to(self.dtype)
         files, rows = self._files, part.rows
         if files.shape_of(name) != shape or files.dtype_of(name) not in PLAIN_DTYPES:
             self.take_stored(name, FLOATS, shape)  # says what is wrong

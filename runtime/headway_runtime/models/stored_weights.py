@@ -18,6 +18,7 @@ from headway_runtime.layers.quantized_weights import (
     Int8Input,
     Int8Weight,
     QuantizedWeight,
+    holds_no_numbers,
     packed_nibbles,
     unpacked_nibbles,
 )
@@ -25,6 +26,12 @@ from headway_runtime.models.group_order import consistent_order
 from headway_runtime.quantization.scheme import Scheme
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+# What is said of a tensor.
+NOT_FINITE = "holds numbers that are infinite or none; copy or quantize the model anew"
+LOST_ZEROS = (
+    "holds zero points that AutoGPTQ overwrote where it stored 0 less 1 (checkpoint_format='gptq'), unless "
+    "GPTQModel wrote them, which meta.quantizer would say; quantize the model anew with GPTQModel"
+)
 FLOAT8_SCALES = (*FLOATS, torch.float8_e8m0fnu)
 WORD_BITS = 32
 # Which column of eight lies in each 4 bits of AutoAWQ's words, lowest first.
@@ -99,16 +106,37 @@ class _Reader:
 
     def gptq(self) -> QuantizedWeight:
         codes = self._take("qweight", (torch.int32,), (self._inputs // self._per_word, self._outputs))
-        zeros = self._take("qzeros", (torch.int32,), (self._groups, self._outputs // self._per_word))
-        if self._scheme.zero_offset:
-            # As whole words, carries and all: that is how 1 was taken off them.
-            zeros = zeros + sum(self._scheme.zero_offset << shift for shift in self._shifts())
+        words = self._take("qzeros", (torch.int32,), (self._groups, self._outputs // self._per_word))
         # A word's bytes are 4 or 8 inputs of one output in their order.
         rows = codes.view(torch.uint8).view(-1, self._outputs, 4).permute(1, 0, 2).flatten(1)
-        name = "g_idx"
-        return self._grouped(
-            rows, self._scales((self._groups, self._outputs)).t(), self._unpacked(zeros).t(), name
-        )
+        scales = self._scales((self._groups, self._outputs)).t()
+        return self._grouped(rows, scales, self._gptq_zeros(words).t(), "g_idx")
+
+    def _gptq_zeros(self, words: Tensor) -> Tensor:
+        """Zero points [groups, outputs] of their words, in which each may be stored less 1.
+
+        GPTQModel takes 1 off all numbers of a word at once, so that 0 borrows from the next number: adding
+        whole words undoes that. AutoGPTQ takes it off each, and where that makes -1 sets all higher bits of
+        the word: two or more numbers of nothing but ones at a word's end say that some are lost.
+        """
+        scheme = self._scheme
+        if scheme.zero_offset:
+            if not (scheme.zeros_borrow or scheme.is_symmetric) and bool(
+                (words >> (WORD_BITS - 2 * scheme.bits) == -1).any()
+            ):
+                raise self._error("qzeros", LOST_ZEROS)
+            # Carries and all.
+            words = words + sum(scheme.zero_offset << shift for shift in self._shifts())
+        zeros = self._unpacked(words)
+        if scheme.is_symmetric and not bool((zeros == self._zero).all()):
+            found = sorted(set(zeros.flatten().tolist()) - {self._zero})[:3]
+            other = "'gptq_v2'" if scheme.zero_offset else "'gptq'"
+            raise self._error(
+                "qzeros",
+                f"holds zero points such as {found}, though sym=true means {self._zero}; checkpoint_format "
+                f"may have to be {other}, or sym false: correct the one that is wrong",
+            )
+        return zeros
 
     def awq(self) -> QuantizedWeight:
         words = self._outputs // self._per_word
@@ -169,6 +197,11 @@ class _Reader:
 
     def fp8(self) -> Fp8Weight:
         codes = self._take("weight", (torch.float8_e4m3fn,), (self._outputs, self._inputs))
+        if holds_no_numbers(codes):
+            raise self._error(
+                "weight",
+                "holds FP8 codes that are no numbers (0x7F or 0xFF); copy or quantize the model anew",
+            )
         name = "weight_scale_inv" if self._holds("weight_scale_inv") else "weight_scale"
         scales = self._scales(*self._scale_shapes(), name=name)
         if self._scheme.has_input_scale:
@@ -237,9 +270,7 @@ class _Reader:
     def _finite(self, name: str, tensor: Tensor) -> Tensor:
         tensor = tensor.float()
         if not bool(torch.isfinite(tensor).all()):
-            raise self._error(
-                name, "holds numbers that are infinite or none; copy or quantize the model anew"
-            )
+            raise self._error(name, NOT_FINITE)
         return tensor
 
     def _for_outputs(self, values: Tensor) -> Tensor:

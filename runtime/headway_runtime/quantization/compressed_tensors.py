@@ -24,7 +24,7 @@ FORMATS = (*LAYOUTS, "mixed-precision")
 # What `quantization_status` says of weights that are what they are to be. In older checkpoints, which say
 # "frozen", numbers may be codes all the same; the format and each tensor's dtype tell.
 FINISHED = ("compressed", "frozen")
-# kv_cache_scheme: a KV cache finds its own scales here.
+# kv_cache_scheme: see `kv_scheme`.
 HARMLESS = frozenset(
     {"global_compression_ratio", "kv_cache_scheme", "quant_method", "run_compressed", "version"}
 )

@@ -3,7 +3,7 @@
 from headway_runtime.quantization.fields import Fields
 from headway_runtime.quantization.scheme import EVERYTHING, CheckpointQuantization, Rule, Scheme, part_of_name
 
-# kv_cache_*: a KV cache finds its own scales here. scale_fmt: scales are numbers, however they were rounded.
+# kv_cache_scheme: see `kv_scheme`. scale_fmt: scales are numbers, however they were rounded.
 HARMLESS = frozenset(
     {"kv_cache_scheme", "kv_cache_quant_method", "quant_method", "scale_fmt", "use_deep_gemm", "dequantize"}
 )

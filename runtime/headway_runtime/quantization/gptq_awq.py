@@ -1,5 +1,7 @@
 """What GPTQ's tools (AutoGPTQ, GPTQModel) and AWQ's (AutoAWQ, GPTQModel) write about their weights."""
 
+from dataclasses import replace
+
 from headway_runtime.quantization.fields import UNQUANTIZED, Fields
 from headway_runtime.quantization.scheme import (
     EVERYTHING,
@@ -37,17 +39,17 @@ HARMLESS = frozenset(
         *("tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "vram_strategy", "gc_mode"),
     }
 )
+GPTQ_VERSIONS = ("gptq", "gptq_v2")
 # Programs that had AWQ's codes in an order of their own. Others' names say only which kernel was to multiply.
 AWQ_BACKENDS_WITH_OWN_LAYOUT = ("llm-awq", "gemv", "gemv_fast")
 
 
 def read_gptq(fields: Fields) -> CheckpointQuantization:
     _refuse_other_formats(fields)
-    version = fields.choice(
-        "checkpoint_format", ("gptq", "gptq_v2"), fields.choice("format", ("gptq", "gptq_v2"), "gptq")
-    )
+    version = _version(fields)
     fields.choice("pack_dtype", ("int32",), "int32")
     scheme = _scheme(fields, "gptq", bits_name="bits", zero_offset=1 if version == "gptq" else 0)
+    scheme = replace(scheme, zeros_borrow=_is_of_gptqmodel(fields))
     rules = [*_dynamic_rules(fields, scheme), *_head_rules(fields)]
     fields.finish(HARMLESS)
     return CheckpointQuantization("gptq", (*rules, Rule(EVERYTHING, scheme)))
@@ -80,6 +82,27 @@ def read_awq(fields: Fields) -> CheckpointQuantization:
     rules += [*_dynamic_rules(fields, scheme), *_head_rules(fields)]
     fields.finish(HARMLESS)
     return CheckpointQuantization("awq", (*rules, Rule(EVERYTHING, scheme)))
+
+
+def _version(fields: Fields) -> str:
+    """How zero points are stored: less 1 ("gptq", and AutoGPTQ before it said so), or as they are."""
+    declared = fields.get("checkpoint_format") is not None
+    version = fields.choice("checkpoint_format", GPTQ_VERSIONS, "gptq")
+    other = fields.choice("format", GPTQ_VERSIONS, version)
+    if declared and other != version:
+        raise fields.error(
+            "checkpoint_format",
+            f"format={other!r} says otherwise, and zero points mean another number by each; correct either",
+        )
+    return other
+
+
+def _is_of_gptqmodel(fields: Fields) -> bool:
+    """Whether `meta.quantizer` names GPTQModel."""
+    meta = fields.get("meta")
+    quantizers = meta.get("quantizer", []) if isinstance(meta, dict) else []
+    named = [quantizers] if isinstance(quantizers, str) else quantizers
+    return any(str(one).lower().startswith("gptqmodel") for one in named)
 
 
 def _refuse_other_formats(fields: Fields) -> None:
@@ -133,6 +156,7 @@ def _changed(own: Fields, base: Scheme) -> Scheme:
         is_symmetric=own.boolean("sym", default=base.is_symmetric),
         has_input_order=has_order and base.layout == "gptq",
         zero_offset=base.zero_offset,
+        zeros_borrow=base.zeros_borrow,
     )
     own.finish(HARMLESS)
     return scheme

@@ -29,6 +29,7 @@ class Scheme:
     block: rows and columns that do, with "block".
     has_input_order: groups are of inputs in an order of their own, which the checkpoint names.
     zero_offset: what is added to zero points as they are stored.
+    zeros_borrow: whether a zero point of 0 may have borrowed from its neighbours when 1 was taken off it.
     input: None where the product takes its input as it is.
     has_input_scale: whether the checkpoint carries a scale of inputs that the product does without.
     """
@@ -42,6 +43,7 @@ class Scheme:
     is_symmetric: bool = True
     has_input_order: bool = False
     zero_offset: int = 0
+    zeros_borrow: bool = False
     input: InputScheme | None = None
     has_input_scale: bool = False
 

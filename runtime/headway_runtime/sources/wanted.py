@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from headway_runtime.checkpoint_files import INDEX_FILE, SINGLE_FILE
+from headway_runtime.checkpoint_files import INDEX_FILE, SINGLE_FILE, single_files
 from headway_runtime.errors import ModelFetchError
 
 CONFIG_FILE = "config.json"
@@ -86,8 +86,14 @@ def weight_files(names: Collection[str], index: bytes | None, where: str, kind: 
     ModelFetchError if they are not there.
     """
     if index is None:
-        if kind.single_file in names:
-            return [kind.single_file]
+        found_files = single_files(names) if kind is MODEL else sorted({kind.single_file} & set(names))
+        if len(found_files) > 1:
+            raise ModelFetchError(
+                f"{where}: holds {' and '.join(map(repr, found_files))}, each of which may be the model; "
+                "choose a revision or a folder with one of them"
+            )
+        if found_files:
+            return found_files
         others = sorted(name for name in names if name.endswith(_OTHER_WEIGHTS))
         found = f" (there is {others[0]!r}, which is never fetched)" if others else ""
         if kind is ADAPTER:
