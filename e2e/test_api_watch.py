@@ -42,9 +42,10 @@ async def test_a_burst_of_services_is_heard_of_at_once(
     async def nothing() -> None:
         return
 
-    task = asyncio.create_task(
-        watch([namespace], lambda key: heard.setdefault(key, time.monotonic()) and None, nothing, {})
-    )
+    def hear(key: ServiceKey) -> None:
+        heard.setdefault(key, time.monotonic())
+
+    task = asyncio.create_task(watch([namespace], hear, nothing, {}))
     try:
         await eventually(lambda: len(heard) == NUM_SERVICES, 3 * MOST_SECONDS)
     finally:
