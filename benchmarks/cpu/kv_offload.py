@@ -14,7 +14,6 @@ step that gave the first token. Answers are compared.
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu.conditions import conditions
 from benchmarks.cpu.environments import cache_folder
 from benchmarks.cpu.model_folder import CONFIG, make_model_folder
-from benchmarks.cpu.speculation import processor_name
 
 PREFIX_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 1500, 36, 8
 BLOCK_SIZE = 16
@@ -172,7 +171,7 @@ def _drop_from_page_cache(folder: Path) -> None:
         os.close(descriptor)
 
 
-def render(measured: Measured, flags: str, conditions: str) -> str:
+def render(measured: Measured, flags: str, told: str) -> str:
     """The results page."""
     base = statistics.median(measured.ttft[PLAIN])
     rows = [
@@ -194,7 +193,7 @@ def render(measured: Measured, flags: str, conditions: str) -> str:
             "",
             f"Written by `python -m benchmarks.cpu.kv_offload {flags}",
             "--output benchmarks/cpu/kv_offload.md`.",
-            conditions,
+            told,
             "",
             f"A prefix of {PREFIX_TOKENS:,} tokens and a question of {QUESTION_TOKENS}, one request at a",
             "time, the benchmark's Llama of 349 million parameters in bfloat16, blocks of 16 tokens and 768",
@@ -233,15 +232,20 @@ def main() -> int:
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Read when libraries load, so it has to be there from the start.
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.cpu.kv_offload", *sys.argv[1:]], wanted)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10, check=False
-    ).stdout.strip()
-    load = f"load average {os.getloadavg()[0]:.0f} at the start"
-    cpus = f"{arguments.threads} of {len(os.sched_getaffinity(0))} CPUs"
-    conditions = f"Commit {commit}, {processor_name()}, {cpus}, {load}, {arguments.rounds} prefixes."
+    where = conditions()
+    told = ", ".join(
+        [
+            f"Commit {where['commit']}",
+            str(where["date"]),
+            str(where["processor"]),
+            f"{arguments.threads} of {where['cpus']} CPUs",
+            f"load average {where['load_average']:.0f} at the start",
+            f"{arguments.rounds} prefixes.",
+        ]
+    )
     measured = run(arguments.rounds, arguments.threads, is_quick=arguments.quick)
     flags = f"--threads {arguments.threads} --rounds {arguments.rounds}"
-    page = render(measured, flags, conditions)
+    page = render(measured, flags, told)
     print(page)
     if arguments.output is not None:
         arguments.output.write_text(page)

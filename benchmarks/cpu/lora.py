@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.cpu.conditions import conditions
 from benchmarks.cpu.environments import cache_folder
 from benchmarks.cpu.model_folder import make_model_folder
 
@@ -177,7 +178,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    text = json.dumps(run(arguments.batch, arguments.rank, arguments.rounds, arguments.threads), indent=1)
+    where = conditions()
+    found = run(arguments.batch, arguments.rank, arguments.rounds, arguments.threads)
+    text = json.dumps({"environment": where, **found}, indent=1)
     if arguments.output is not None:
         arguments.output.write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -13,7 +13,6 @@ that fails is a row that says so. Only ratios within one run mean anything.
 
 import argparse
 import json
-import os
 import platform
 import signal
 import subprocess
@@ -25,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from benchmarks.cpu.conditions import conditions
 from benchmarks.cpu.environments import HERE, InstallError, cache_folder, peer_python
+from benchmarks.cpu.lever_folders import make_for_levers
 from benchmarks.cpu.load import LoadError
-from benchmarks.cpu.lora import make_adapter
 from benchmarks.cpu.model_folder import WEIGHTS_FILE, make_model_folder
 from benchmarks.cpu.peers import IN_PROCESS, SERVED, PeerError, ServedPeer, measure_in_process
 from benchmarks.cpu.report import page, table
-from benchmarks.cpu.servers import ADAPTER, LEVERS, ServerError, adapter_folder
+from benchmarks.cpu.servers import LEVERS, ServerError
 from benchmarks.cpu.workload import FULL, OUTPUT_TOKENS, PROMPT_TOKENS, QUICK, Plan
 
 # Slow ones answer a batch of 64 as well, but once is enough.
@@ -97,26 +97,12 @@ class Visits:
 
 
 def environment() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10, check=False
-    )
     return {
-        "processor": _processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg()[0],
+        **conditions(),
         "python": platform.python_version(),
         "torch": version("torch"),
-        "commit": commit.stdout.strip(),
         "command": " ".join(["python -m benchmarks.cpu.run", *sys.argv[1:]]),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def main() -> int:
@@ -154,8 +140,7 @@ def main() -> int:
     }
     for old in logs.glob("*.log"):
         old.unlink()
-    if any(ADAPTER in flag for name in arguments.only for flag in LEVERS.get(name, ())):
-        make_adapter(adapter_folder(folder), folder, rank=16, seed=0)
+    make_for_levers(arguments.only, folder)
     visits = Visits(folder, config, plan, logs)
     for name in (name for name in VISITS if name in arguments.only):
         print(f"{name} ...", flush=True)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from benchmarks.cpu.environments import peer_python
 
+from headway_runtime.quantization.choice import Online
+
 # What requests name as their model.
 MODEL_NAME = "benchmark"
 START_TIMEOUT_SECONDS = 420.0
@@ -59,9 +61,10 @@ def vllm_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
     }
 
 
-# Headway with one lever pulled: what it adds to the command. A draft model, which needs a model that it can
-# guess for, is measured by `benchmarks.cpu.speculation`.
+# Headway with one lever pulled: what it adds to the command. Of a model of random weights a draft knows
+# nothing: that row says what one costs that is of no use. `benchmarks.cpu.speculation` has one that is.
 ADAPTER = "ADAPTER"
+DRAFT = "DRAFT"
 SIXTEEN_BITS = "headway, 16-bit weights"
 LEVERS = {
     "headway, fp8 weights": ("--quantization", "fp8"),
@@ -72,12 +75,29 @@ LEVERS = {
     "headway, fp8 KV": ("--kv-cache-dtype", "fp8"),
     "headway, int8 KV": ("--kv-cache-dtype", "int8"),
     "headway, prompt lookup": ("--speculative-config", '{"method": "ngram"}'),
+    "headway, draft model": ("--speculative-config", f'{{"model": "{DRAFT}"}}'),
+    "headway, fp8 checkpoint": (),
+    "headway, int4 checkpoint": (),
     "headway, KV offload": ("--kv-offloading-size", "0.5"),
     "headway, LoRA adapter": (
         *("--enable-lora", "--max-lora-rank", "16", "--lora-modules", f"{MODEL_NAME}={ADAPTER}"),
     ),
     "headway, two ranks": ("--tensor-parallel-size", "2"),
 }
+
+
+# Those that serve a quantized checkpoint instead of the model, and the kind of its codes.
+CHECKPOINTS: dict[str, Online] = {"headway, fp8 checkpoint": "fp8", "headway, int4 checkpoint": "int4"}
+
+
+def checkpoint_folder(model: Path, kind: Online) -> Path:
+    """Where the quantized copy of a benchmark's model lies."""
+    return model.with_name(f"{model.name}-{kind}")
+
+
+def draft_folder(model: Path) -> Path:
+    """Where its draft lies."""
+    return model.with_name(f"{model.name}-draft")
 
 
 def adapter_folder(model: Path) -> Path:
@@ -89,9 +109,11 @@ def command_of(name: str, folder: Path, port: int) -> tuple[list[str], dict[str,
     """The command of a peer, or of Headway with a lever, and what its environment has besides."""
     if name == "vllm":
         return vllm_command(folder, port)
-    own = [flag.replace(ADAPTER, str(adapter_folder(folder))) for flag in LEVERS.get(name, ())]
+    adapter, draft = str(adapter_folder(folder)), str(draft_folder(folder))
+    own = [flag.replace(ADAPTER, adapter).replace(DRAFT, draft) for flag in LEVERS.get(name, ())]
+    served = checkpoint_folder(folder, CHECKPOINTS[name]) if name in CHECKPOINTS else folder
     # Where there is an adapter, it is what requests ask for.
-    command, environment = headway_command(folder, port, "base" if "--lora-modules" in own else MODEL_NAME)
+    command, environment = headway_command(served, port, "base" if "--lora-modules" in own else MODEL_NAME)
     return [*command, *own], environment
 
 

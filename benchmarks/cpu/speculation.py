@@ -18,7 +18,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.cpu.conditions import processor_name
 from benchmarks.cpu.environments import be_as_the_engine, cache_folder
 
 from headway_bench.percentiles import Estimate, describe
@@ -311,16 +311,6 @@ def _between(interval: tuple[float, float] | None) -> str:
         if interval is None
         else f", {interval[0]:.3f} to {interval[1]:.3f} with {CONFIDENCE:.0%} confidence"
     )
-
-
-def processor_name() -> str:
-    """As the system has it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def main() -> int:

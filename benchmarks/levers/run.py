@@ -23,8 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu.conditions import processor_name
 from benchmarks.cpu.environments import cache_folder
-from benchmarks.cpu.speculation import DRAFT, NUM_GUESSES, make_heavy, processor_name
+from benchmarks.cpu.speculation import DRAFT, NUM_GUESSES, make_heavy
 from benchmarks.kv_recall import recall
 from benchmarks.levers.page import render_page
 from benchmarks.levers.points import Point, commit, measure, serving

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from headway_eval.flags import BASELINE_PREFIX
+from headway_runtime.config import KVCacheDtype
 from headway_runtime.engine_options import EngineOptions, engine_options
 from headway_runtime.head_start import is_for_cpu
 from headway_runtime.memory import kept_as
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.quantization.choice import choose_quantization
+from headway_runtime.quantization.kv_scheme import chosen_kv_cache_dtype
 from headway_runtime.served_dtype import served_dtype
 from headway_runtime.sources import resolve
 
@@ -44,10 +46,12 @@ class Side:
         quantization = choose_quantization(self.options.quantization, self.folder)
         is_cpu = is_for_cpu(self.options.device)
         dtype = served_dtype(self.options.dtype, self.model.dtype, quantization, is_cpu=is_cpu)
+        wanted: KVCacheDtype = self.options.kv_cache_dtype  # type: ignore[assignment]
+        kv_cache_dtype = chosen_kv_cache_dtype(wanted, self.folder)
         return {
             "dtype": dtype,
             "quantization": self.options.quantization,
-            "kv_cache_dtype": kept_as(self.options.kv_cache_dtype, dtype),  # type: ignore[arg-type]
+            "kv_cache_dtype": kept_as(kv_cache_dtype, dtype),
             "speculation": "off" if speculative is None else str(speculative),
         }
 

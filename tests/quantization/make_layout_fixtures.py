@@ -146,7 +146,7 @@ def number(rows: list[list[int]], row: int, column: int, bits: int) -> int:
     """The number at a column of a row of words, read from its bits."""
     per_word = WORD_BITS // bits
     found = rows[row][column // per_word] >> (bits * (column % per_word))
-    return found & (2**bits - 1)
+    return int(found & (2**bits - 1))
 
 
 def meant_by_gptq(bits: int) -> Callable[[Tensors], Matrix]:

@@ -1,14 +1,33 @@
 """The CPU benchmark's own arithmetic: how visits add up, what a failed one leaves, what its table says."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks.cpu import run
+from benchmarks.cpu.conditions import conditions
+from benchmarks.cpu.lever_folders import make_for_levers
+from benchmarks.cpu.model_folder import CONFIG, make_model_folder
 from benchmarks.cpu.peers import ServedPeer
 from benchmarks.cpu.report import table
-from benchmarks.cpu.servers import ADAPTER, LEVERS, ServerError, command_of
+from benchmarks.cpu.servers import (
+    ADAPTER,
+    CHECKPOINTS,
+    DRAFT,
+    LEVERS,
+    ServerError,
+    checkpoint_folder,
+    command_of,
+    draft_folder,
+)
 from benchmarks.cpu.workload import QUICK, Answer, BatchResult, percentile
+from safetensors.torch import load_file
+
+from headway_runtime.layers.quantized_weights import Fp8Weight, Int4Weight
+from headway_runtime.models.loader import CheckpointWeights
+from headway_runtime.quantization.choice import Online, choose_quantization
 
 MACHINE = {"read_gigabytes_per_second": 40.0, "products_tokens_per_second": 50.0}
 
@@ -89,11 +108,43 @@ def test_every_lever_is_a_command_and_is_visited_between_ours(tmp_path: Path) ->
     plain, _ = command_of("headway", tmp_path, 1)
     for name, flags in LEVERS.items():
         command = command_of(name, tmp_path, 1)[0]
+        if name in CHECKPOINTS:
+            served = str(checkpoint_folder(tmp_path, CHECKPOINTS[name]))
+            command = [str(tmp_path) if part == served else part for part in command]
         assert command[: len(plain)] == [
             "base" if "LoRA" in name and part == "benchmark" else part for part in plain
         ]
         assert len(command) == len(plain) + len(flags)
-        assert not any(ADAPTER in part for part in command)
+        assert not any(ADAPTER in part or DRAFT in part for part in command)
+
+
+def test_quantized_copies_and_drafts_are_what_the_engine_reads(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    config = make_model_folder(model, is_quick=True)
+    make_for_levers([*CHECKPOINTS, "headway, draft model"], model)
+    plain = load_file(model / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
+    losses: dict[Online, float] = {"fp8": 0.04, "int4": 0.12}
+    for kind, most_lost in losses.items():
+        folder = checkpoint_folder(model, kind)
+        weights = CheckpointWeights(
+            folder, torch.bfloat16, torch.device("cpu"), choose_quantization("auto", folder)
+        )
+        weight = weights.take_linear("model.layers.1.mlp.down_proj", *plain.shape)
+        assert isinstance(weight, Fp8Weight if kind == "fp8" else Int4Weight)
+        lost = (weight.dequantized(torch.float32) - plain.float()).norm() / plain.float().norm()
+        assert 0.01 < float(lost) < most_lost
+    draft = load_file(draft_folder(model) / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
+    assert config["vocab_size"] == CONFIG["vocab_size"]
+    assert torch.equal(draft, plain)
+
+
+def test_results_name_commit_machine_and_date() -> None:
+    found = conditions()
+    assert found.keys() == {"commit", "date", "processor", "cpus", "load_average"}
+    assert found["commit"]
+    assert found["processor"]
+    assert date.fromisoformat(str(found["date"])).year >= 2024
+    assert found.items() <= (run.environment() | {"load_average": found["load_average"]}).items()
 
 
 @pytest.mark.parametrize("failing", [1, 2])
