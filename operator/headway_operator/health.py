@@ -15,6 +15,7 @@ class Health:
     """is_leading: holds the Lease. oldest_pass_seconds: how long the longest waiting service has waited.
 
     watch_lag_seconds: for how long the watch has owed a change that a list showed.
+    task_failing_seconds: for how long a task beside the passes has kept ending.
     """
 
     is_leading: bool
@@ -22,12 +23,13 @@ class Health:
     oldest_pass_seconds: float
     limit_seconds: float
     watch_lag_seconds: float = 0.0
+    task_failing_seconds: float = 0.0
 
     @property
     def is_alive(self) -> bool:
-        """Whether passes still come (who does not lead has none to take) and changes are heard of."""
+        """Whether passes still come (who does not lead has none to take), changes are heard of, tasks run."""
         is_passing = not self.is_leading or self.oldest_pass_seconds <= self.limit_seconds
-        return is_passing and self.watch_lag_seconds <= self.limit_seconds
+        return is_passing and max(self.watch_lag_seconds, self.task_failing_seconds) <= self.limit_seconds
 
 
 @asynccontextmanager

@@ -151,6 +151,12 @@ class OperatorMetrics:
             "Changes of services that a full list showed and the watch had not",
             registry=self.registry,
         )
+        self._restarts = Counter(
+            "headway_operator_task_restarts",
+            "Tasks beside the passes that ended and were begun anew, by name",
+            ("task",),
+            registry=self.registry,
+        )
 
     def _make_starts(self) -> None:
         """What the starts of replicas took."""
@@ -186,6 +192,10 @@ class OperatorMetrics:
     def missed(self) -> None:
         """A list showed a change that the watch had not brought."""
         self._missed.inc()
+
+    def restarted(self, task: str) -> None:
+        """A task beside the passes ended and is begun anew."""
+        self._restarts.labels(task).inc()
 
     def watch(self, is_leading: Callable[[], bool], num_services: Callable[[], int]) -> None:
         """Where the gauges of the operator itself look when they are read."""

@@ -189,6 +189,8 @@ async def test_health_turns_bad_when_passes_stop_coming_to_the_one_that_leads() 
             assert await status() == 503
             state["health"] = Health(True, 1, 3.0, 120.0, watch_lag_seconds=121.0)
             assert await status() == 503
+            state["health"] = Health(True, 1, 3.0, 120.0, task_failing_seconds=121.0)
+            assert await status() == 503
             state["health"] = Health(False, 1, 121.0, 120.0)
             assert await status() == 200
             async with session.get(f"http://127.0.0.1:{ports[1]}/metrics") as response:

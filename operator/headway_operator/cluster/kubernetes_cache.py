@@ -163,10 +163,14 @@ class KubernetesCache:
                     await event.wait()
 
     async def run(self) -> None:
-        """Keep every kind until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for kind, namespace in self._held:
-                tasks.create_task(self._keep(kind, namespace), name=f"watch {kind} {namespace}")
+        """Keep every kind until cancelled; afterwards nothing is said to be current."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for kind, namespace in self._held:
+                    tasks.create_task(self._keep(kind, namespace), name=f"watch {kind} {namespace}")
+        finally:
+            for held in self._held.values():
+                held.is_current = False
 
     async def _keep(self, kind: str, namespace: str) -> None:
         watch, next_wait = (kind, namespace), FIRST_RETRY_SECONDS

@@ -11,12 +11,11 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
 
 from headway.argument_types import integer, positive
 from headway.command_parser import CommandParser
+from headway_operator.background import Background
 from headway_operator.cache_metrics import CacheMetrics
 from headway_operator.cache_pass import take_cache_pass
 from headway_operator.cluster.kubernetes import CACHED_KINDS, KubernetesCluster
@@ -121,15 +120,18 @@ async def run(options: argparse.Namespace) -> None:
             return tuple(itertools.chain.from_iterable(lists))
 
         resync = Resync(listed, seen, loops.wake, metrics.missed)
-        await stack.enter_async_context(_running(lease.run(), "lease"))
-        await stack.enter_async_context(_running(resync.run(), "resync"))
-        await stack.enter_async_context(_running(cache.run(), "cache"))
-        await stack.enter_async_context(_running(follow_keys(api, secrets, keys, own), "keys"))
+        background = Background(metrics.restarted)
+        follow = functools.partial(follow_keys, api, secrets, keys, own)
+        await stack.enter_async_context(background.running(lease.run, "lease"))
+        await stack.enter_async_context(background.running(resync.run, "resync"))
+        await stack.enter_async_context(background.running(cache.run, "cache"))
+        await stack.enter_async_context(background.running(follow, "keys"))
 
         def health() -> Health:
             limit = max(MIN_LIVENESS_SECONDS, MISSED_INTERVALS * options.interval_seconds)
             oldest = max(loops.oldest_pass_seconds(), cache_loops.oldest_pass_seconds())
-            return Health(lease.is_held, len(loops), oldest, limit, resync.lag_seconds())
+            lag, failing = resync.lag_seconds(), background.failing_seconds()
+            return Health(lease.is_held, len(loops), oldest, limit, lag, failing)
 
         await stack.enter_async_context(
             serving(
@@ -215,16 +217,6 @@ def _users(cache: KubernetesCache, key: ServiceKey) -> list[ServiceKey]:
     """Services that name this ModelCache, as far as they are in memory; others see it by their next tick."""
     held = cache.all_in(KIND, key.namespace) or ()
     return [ServiceKey(key.namespace, one["metadata"]["name"]) for one in held if uses(one, key.name)]
-
-
-@contextlib.asynccontextmanager
-async def _running(what: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(what, name=name)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _parser() -> CommandParser:
