@@ -90,8 +90,8 @@ def weight_bytes(
 ) -> int:
     """Bytes of everything that is loaded.
 
-    packs_plain: whether plain weights are put into another layout, as they are in bfloat16 on a CPU: then a
-        head that is the embedding is there twice.
+    packs_plain: whether plain weights are put into another layout, as they are in bfloat16 on most CPUs: then
+        a head that is the embedding is there twice.
     """
     embedding = model.vocab_size * model.hidden_size * DTYPE_BYTES[dtype]
     small = model.hidden_size * (2 * model.num_layers + 1)

@@ -66,7 +66,8 @@ def test_a_prompts_chunk_takes_what_is_predicted(
     batch = Batch((chunk(start, count),), 0, count)
     if start:
         runner.execute(batch)  # room for what is gathered is kept
-    want = predicted(folder, Step(count, start + count, 1, 0, has_codes=quantization != "none"))
+    codes = {"has_codes": quantization != "none", "is_int4": quantization == "int4"}
+    want = predicted(folder, Step(count, start + count, 1, 0, **codes))
     assert peak_bytes(lambda: runner.execute(batch)) == pytest.approx(want.peak, rel=0.05)
 
 
@@ -118,7 +119,19 @@ W8A8: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(
+            "bfloat16",
+            marks=pytest.mark.skipif(
+                not this_processor("bfloat16", 2).has_integer_products,
+                reason="what PyTorch's products of W8A8 in bfloat16 take is not predicted (docs/plan.md)",
+            ),
+        ),
+        "float32",
+    ],
+)
 @pytest.mark.parametrize("size", [1536, 6144], ids=["attention", "a wide middle"])
 def test_inputs_that_are_quantized_too_are_counted(
     dtype: str, size: int, write_model: Any, start_runner: Any, peak_bytes: Any, tmp_path: Path

@@ -16,6 +16,8 @@ Kind = Literal["plain"] | Form
 
 SCALE_BYTES = 4
 ORDER_BYTES = 8
+# Of PyTorch's product of 4-bit weights: a scale and what the middle code means, both bfloat16.
+TORCH_INT4_GROUPS, TORCH_INT4_SCALE_BYTES = (32, 64, 128, 256), 4
 # Of `layers.quantizer`: inputs that share a scale in weights that are quantized at load.
 ONLINE_INT4_GROUPS = (128, 64, 32)
 # Of `kernels.cpu.strips` and `coded_linear`.
@@ -93,7 +95,7 @@ def linear_bytes(outputs: list[int], inputs: int, kept: Kept, placement: Placeme
     codes = numbers // 2 if kept.kind == "int4" else numbers
     total = _strip_bytes(outputs, inputs, kept, placement) if placement.has_strips else None
     if total is None:
-        total = codes + sum(_scale_bytes(own, inputs, kept) for own in outputs)
+        total = codes + sum(_scale_bytes(own, inputs, kept, placement) for own in outputs)
     return LinearBytes(codes, total - codes + (ORDER_BYTES * inputs if kept.has_order else 0))
 
 
@@ -110,12 +112,14 @@ def _compressed_bytes(outputs: list[int], inputs: int, placement: Placement) -> 
     return LinearBytes(numbers * 3 // 2, num_strips * of_strip + numbers // WEIGHTS_PER_PATCH * PATCH_BYTES)
 
 
-def _scale_bytes(outputs: int, inputs: int, kept: Kept) -> int:
+def _scale_bytes(outputs: int, inputs: int, kept: Kept, placement: Placement) -> int:
     """Beside codes that lie as they come."""
     if kept.block is not None:
         rows, columns = kept.block
         return -(-outputs // rows) * -(-inputs // columns) * SCALE_BYTES
     groups = 1 if kept.group is None else inputs // kept.group
+    if kept.kind == "int4" and kept.group in TORCH_INT4_GROUPS and placement.has_torch_int4:
+        return outputs * groups * TORCH_INT4_SCALE_BYTES
     return outputs * groups * SCALE_BYTES * (2 if kept.has_zeros else 1)
 
 

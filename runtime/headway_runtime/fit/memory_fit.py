@@ -177,6 +177,7 @@ def assess(question: Question) -> Fit:
         has_codes=question.model.quantization.name != "none",
         kv_is_coded=KV_BYTES[kv_dtype][1] > 0,
         has_integer_inputs=question.model.quantization.has_integer_inputs,
+        is_int4=question.model.quantization.is_int4,
     )
     return Fit(
         question,

@@ -20,6 +20,8 @@ class Placement:
     has_kernels: whether attention and the MLP's middle are CPU kernels' work.
     has_integer_products: whether kernels turn inputs of W8A8 products into integers; else PyTorch does.
     num_threads: what strips are cut for.
+    attends_by_products: whether chunks attend by batched products, where there are kernels; else by PyTorch's
+        own attention.
     """
 
     is_cpu: bool
@@ -30,6 +32,12 @@ class Placement:
     num_threads: int = 1
     compresses: bool = False
     has_integer_products: bool = False
+    attends_by_products: bool = False
+
+    @property
+    def has_torch_int4(self) -> bool:
+        """Whether products of 4-bit weights are PyTorch's, which reads their codes as they lie."""
+        return self.is_cpu and self.dtype == "bfloat16" and not self.has_strips
 
     @property
     def number_bytes(self) -> int:
@@ -40,20 +48,30 @@ def this_processor(
     dtype: StoredDtype, num_threads: int, weight_compression: WeightCompression = "auto"
 ) -> Placement:
     """On this machine's CPU, as far as can be told without PyTorch."""
-    has_strips = has_kernels = compresses = multiplies_integers = False
+    packs_plain = by_products = has_strips = has_kernels = compresses = multiplies_integers = False
     is_bfloat16 = dtype == "bfloat16"
     try:
-        from headway_runtime.kernels.cpu.processor import has_features, reads_12_bits
+        from headway_runtime.kernels.cpu.processor import has_features, packs_bfloat16, reads_12_bits
     except ImportError:
         pass
     else:
         # As `kernels.cpu` asks for: `compiler.NEEDED_ON_X86`, `coded_linear.NEEDED`, `NEEDED_FOR_INTEGERS`.
         has_kernels = has_features("avx2", "fma", "f16c") or has_features("neon")
+        packs_plain = is_bfloat16 and packs_bfloat16()
+        by_products = dtype == "float32" or packs_plain
         has_strips = is_bfloat16 and has_features("avx512bf16", "avx512bw", "avx512vbmi")
         compresses = is_bfloat16 and weight_compression == "auto" and reads_12_bits()
         multiplies_integers = is_bfloat16 and has_features("avx512bf16", "avx512bw", "avx512vnni")
     return Placement(
-        True, dtype, is_bfloat16, has_strips, has_kernels, num_threads, compresses, multiplies_integers
+        True,
+        dtype,
+        packs_plain,
+        has_strips,
+        has_kernels,
+        num_threads,
+        compresses,
+        multiplies_integers,
+        by_products,
     )
 
 

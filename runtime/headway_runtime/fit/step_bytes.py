@@ -4,13 +4,15 @@ With T rows, H hidden size, Q and K numbers of all query heads and of all keys a
 V the vocabulary, C the context, S sampled rows, and b bytes of a number, what is alive at once is
 
     attention  b (3 T H + 2 T D + T (2 Q + K) + max(workspace, T H))   D: head size, for each rotary table
-    MLP        b (4 T H + 2 T D + R (H + max(3 I, I + H)))             R: rows at once; all of them on a GPU
+    MLP        b (3 T H + 2 T D + R (H + max(3 I, I + H)))             R: rows at once; all of them on a GPU
     experts    b (5 T H + 2 T D + 2 n T H + T max(3 I, I + H))         n: experts of a token; all T to one
     sampling   b (T H + 2 S H + S V) + float32 copies of S rows' logits (edits, softmax)
 
-and the largest of these counts. The workspace of attention is what a chunk's keys and values take, gathered,
-and the scores of 128 rows against them; where there are no kernels for decodes, the gathered KV of all of one
-layer's sequences.
+and the largest of these counts; Gemma, which norms an MLP's result, takes another T H there. The workspace of
+attention is what a chunk's keys and values take, gathered, and the scores of 128 rows against them. Where
+batched products are not the fast way (bfloat16 without products of it), PyTorch's own attention takes its
+result and, for all of a step, masks; where there are no kernels for decodes, the gathered KV of all of one
+layer's sequences as well.
 
 Where inputs of products are quantized too (W8A8), a product of I inputs and O outputs takes for each row,
 beside what it returns, a byte for each input and its scale; on a CPU without a kernel for that PyTorch's
@@ -39,8 +41,8 @@ TILE_BYTES = (1 << 18) * (2 * FLOAT32_BYTES + 2)
 class Step:
     """The largest step. num_tokens: of one prompt's chunk, the context's last. num_sampled: rows of logits.
 
-    decoded_context: of all sequences that are decoded at once. has_codes: whether weights are coded.
-    kv_is_coded: whether keys and values are.
+    decoded_context: of all sequences that are decoded at once. has_codes: whether weights are coded; is_int4:
+    all of them in 4 bits. kv_is_coded: whether keys and values are.
     has_integer_inputs: whether inputs of products are turned into 8-bit integers.
     """
 
@@ -51,6 +53,7 @@ class Step:
     has_codes: bool = False
     kv_is_coded: bool = False
     has_integer_inputs: bool = False
+    is_int4: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,12 @@ def step_bytes(model: ModelConfig, placement: Placement, step: Step) -> StepByte
     rotations = 2 * tokens * model.head_dim * len(model.ropes)
     # Hidden states, and what the layer before adds to them.
     base = b * (2 * tokens * hidden + rotations)
-    tile = TILE_BYTES if step.has_codes and not placement.has_strips else 0
+    has_tiles = (
+        step.has_codes and not placement.has_strips and not (step.is_int4 and placement.has_torch_int4)
+    )
+    tile = TILE_BYTES if has_tiles else 0
     attention = base + _attention(model, placement, step, tile)
-    is_torch = not placement.has_kernels
-    masks = (tokens * step.context * b * _num_masks(model)) if is_torch else 0
+    masks = tokens * step.context * b * _num_masks(model, placement, step)
     feed_forward = base + _feed_forward(model, placement, step, tile)
     return StepBytes(
         tokens,
@@ -107,10 +112,12 @@ def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) 
     """tile: what products take while they turn codes into numbers, of all rows together."""
     b, tokens, hidden = placement.number_bytes, step.num_tokens, model.hidden_size
     query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
-    if placement.has_kernels:
+    if placement.has_kernels and placement.attends_by_products:
         workspace = b * _product_numbers(model, step)
         if step.context == tokens:  # a prompt's first chunk is not gathered
             workspace += b * kv * tokens
+    elif placement.has_kernels:  # which gather, into a buffer that is kept
+        workspace = b * tokens * query + _capped_bytes(model, step)
     else:
         workspace = _torch_workspace(model, placement, step)
     # The projection back, of what is attended; its layer's norm makes another of it in Gemma.
@@ -143,12 +150,17 @@ def _torch_workspace(model: ModelConfig, placement: Placement, step: Step) -> in
     # Codes, and float32 before and after their scale, on the way.
     per_number = b + (1 + 2 * FLOAT32_BYTES if step.kv_is_coded else 0)
     chunk = kv * (0 if step.context == step.num_tokens else step.context) * per_number
-    chunk += 2 * b * step.num_tokens * query
-    if model.attention_soft_cap is not None:
-        keys = 2 * query * step.context
-        scores = 3 * CHUNK_ROWS * model.num_attention_heads * step.context
-        chunk += FLOAT32_BYTES * (keys + scores)
+    chunk += 2 * b * step.num_tokens * query + _capped_bytes(model, step)
     return max(chunk, step.decoded_context * (kv * per_number + b))
+
+
+def _capped_bytes(model: ModelConfig, step: Step) -> int:
+    """Of PyTorch's attention where scores are capped: keys, values and some rows of scores in float32."""
+    if model.attention_soft_cap is None:
+        return 0
+    keys = 2 * model.num_attention_heads * model.head_dim * step.context
+    scores = 3 * CHUNK_ROWS * model.num_attention_heads * step.context
+    return FLOAT32_BYTES * (keys + scores)
 
 
 def _feed_forward(model: ModelConfig, placement: Placement, step: Step, tile: int) -> int:
@@ -157,7 +169,9 @@ def _feed_forward(model: ModelConfig, placement: Placement, step: Step, tile: in
     if not all(layer.has_experts for layer in model.layers):
         rows = min(tokens, CPU_MLP_ROWS) if placement.is_cpu else tokens
         middle = _middle_bytes(placement, step, hidden, model.intermediate_size, tile // rows)
-        largest = b * (2 * tokens * hidden + rows * hidden) + rows * middle
+        # What its own norm makes of the result, in Gemma.
+        normed = tokens * hidden if model.architecture.startswith("Gemma") else 0
+        largest = b * (tokens * hidden + normed + rows * hidden) + rows * middle
     if model.experts is not None:
         size, used = model.experts.size, model.experts.num_used
         middle = _middle_bytes(placement, step, hidden, size, tile // tokens)
@@ -217,7 +231,7 @@ def _kept(model: ModelConfig, placement: Placement, step: Step) -> int:
             2
             * model.num_kv_heads
             * model.head_dim
-            * _grown(step, _widest_window(model))
+            * _grown(step, _widest_window(model) if placement.attends_by_products else None)
             * placement.number_bytes
         )
     return integers + hashes + gathered
@@ -235,8 +249,15 @@ def _grown(step: Step, window: int | None) -> int:
         context = min(context + step.num_tokens, most)
 
 
-def _num_masks(model: ModelConfig) -> int:
-    return len({layer.window for layer in model.layers})
+def _num_masks(model: ModelConfig, placement: Placement, step: Step) -> int:
+    """Of PyTorch's attention: one for each way in which layers attend. A causal first chunk needs none."""
+    if placement.has_kernels and placement.attends_by_products:
+        return 0
+    windows = {layer.window for layer in model.layers}
+    is_first = placement.has_kernels and step.context == step.num_tokens
+    if is_first and model.attention_soft_cap is None:
+        windows -= {None}
+    return len(windows)
 
 
 def _widest_window(model: ModelConfig) -> int | None:

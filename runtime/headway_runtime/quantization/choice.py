@@ -45,6 +45,14 @@ class Quantization:
         rules = () if self.stored is None else self.stored.rules
         return any(rule.scheme is not None and rule.scheme.input is not None for rule in rules)
 
+    @property
+    def is_int4(self) -> bool:
+        """Whether every module that is quantized is in 4 bits, but perhaps the head."""
+        if self.stored is None:
+            return self.online == "int4"
+        schemes = [rule.scheme for rule in self.stored.rules if rule.scheme is not None]
+        return bool(schemes) and all(scheme.form == "int4" for scheme in schemes)
+
     def of_module(self, module: str) -> Scheme | Online | None:
         """How a module's weights lie in the checkpoint, or what plain ones become."""
         if self.stored is not None:

@@ -15,6 +15,19 @@ def has_features(*names: str) -> bool:
     return all(features().get(name) for name in names)
 
 
+def packs_bfloat16() -> bool:
+    """Whether oneDNN, and so PyTorch, puts bfloat16 weights into a layout of its own.
+
+    It has products of them from AVX-512 on, on processors with AVX-VNNI-INT8 and AVX-NE-CONVERT, and on Arm
+    ones with bf16 (oneDNN's documentation of data types). `layers.linear.can_pack` finds the same by trying.
+    """
+    return (
+        has_features("avx512bw", "avx512vl", "avx512dq")
+        or has_features("avxvnniint8", "avxneconvert")
+        or has_features("neon", "bf16")
+    )
+
+
 def reads_12_bits() -> bool:
     """Whether products of bfloat16 weights in 12 bits each (`lossless_codes`) are the fastest."""
     return multiplies_pairs() and has_features("avx512bw", "avx512vbmi")
