@@ -1,6 +1,7 @@
 """Every rule of stability as a course: how fast the shipped law goes up and down, and what holds it."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -70,15 +71,21 @@ def test_a_load_that_grows_slowly_is_met_before_a_promise_breaks(build: Any) -> 
 
 
 def test_a_queue_adds_more_than_the_rate_alone_calls_for(build: Any) -> None:
-    course = build.course(build.steps((60, 0.8), (10, 16.0), (60, 0.8)), build.slow())
+    """Three times what the one replica allowed can do; then the load is gone, and more are allowed."""
+
+    def edited(shown: Any) -> Any:
+        return shown if shown.at < 180 else shown._replace(target=replace(shown.target, max_replicas=8))
+
+    load = build.steps((60, 0.8), (70, 6.5), (70, 0.3))
+    course = build.course(load, build.slow(scaling={"maxReplicas": 1}), edited)
     course.run()
-    queued = [one for one in course.between(70, 130) if one.evidence["late"] > 0]
-    assert any(
-        one.evidence["recommended_replicas"]
-        > 1 + one.evidence["expected_per_second"] / one.evidence["capacity_per_second"]
-        for one in queued
-    )
-    assert course.decisions[-1].evidence["waiting"] == 0
+    numbers = course.between(180, 186)[0].evidence
+    assert numbers["late"] > 0
+    ahead = numbers["expected_per_second"]
+    rate = ahead + 1.3 * math.sqrt(numbers["index_of_dispersion"] * ahead / numbers["lead_seconds"])
+    of_the_rate = math.ceil(rate / (numbers["kappa"] * numbers["capacity_per_second"]))
+    assert numbers["recommended_replicas"] > of_the_rate
+    assert course.moves()[0][1:] == (1, numbers["recommended_replicas"])
 
 
 def test_what_is_pending_is_not_asked_for_twice_and_freezes_nothing(build: Any) -> None:
@@ -118,11 +125,20 @@ def test_trust_is_not_won_by_time_alone(build: Any) -> None:
 # --- down
 
 
-def test_down_is_one_at_a_time_after_the_time_looked_back(build: Any) -> None:
+def test_down_begins_after_the_time_looked_back(build: Any) -> None:
+    """A fleet of which all is well, to the second."""
     course = falling(build)
     course.run()
     assert course.moves() == [(202, 4, 3), (242, 3, 2)]
     assert {one.ttft.verdict for one in course.between(200, 320)} == {"met"}
+
+
+def test_down_is_one_at_a_time_however_few_would_do(build: Any) -> None:
+    """Five replicas for what one can do. Until the model is learnt what there is counts as recommended."""
+    course = build.course(build.steps((300, 0.8)), build.slow(initial_replicas=5, interval_seconds=10.0))
+    course.run()
+    assert course.moves()[0][0] >= LOOKED_BACK_SECONDS
+    assert [(before, after) for _, before, after in course.moves()] == [(5, 4), (4, 3), (3, 2)]
 
 
 def test_a_large_fleet_goes_down_by_a_tenth(build: Any) -> None:
