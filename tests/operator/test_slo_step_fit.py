@@ -74,6 +74,28 @@ def test_without_steps_that_computed_prompts_there_is_no_model() -> None:
     assert learnt(StepFit(), [(decode, NOTHING)]).model is None
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="ripe by steps of all batch sizes, fitted by sizes with LEAST_STEPS alone: prompts cost nothing",
+)
+def test_prompts_spread_over_many_batch_sizes_are_not_free() -> None:
+    chance = random.Random(9)
+    sizes = [(1, 1), (2, 3), (4, 7), (8, 15)]
+
+    def steps(least: int, most: int, *, prompts: bool, count: int) -> Sums:
+        drawn = [
+            (chance.randint(50, 2000) if prompts else 0, chance.randint(least, most)) for _ in range(count)
+        ]
+        return sums((p, d, 500.0 * d, TRUE.milliseconds(p, d, 500.0 * d)) for p, d in drawn)
+
+    # Fifteen of each size: sixty steps with prompts, and no size has enough of them to be fitted.
+    fit = learnt(
+        StepFit(),
+        [(steps(*size, prompts=False, count=100), steps(*size, prompts=True, count=15)) for size in sizes],
+    )
+    assert fit.model is None or fit.model.prefill > 0.5 * TRUE.prefill
+
+
 def test_no_coefficient_is_negative_whatever_was_measured() -> None:
     """Steps that get shorter by more attended tokens, which no model should believe."""
     chance = random.Random(4)

@@ -1,18 +1,24 @@
-"""Builders: a small replica, a service, loads."""
+"""Builders: a small replica, a service, loads, and the shipped controller watched while it acts."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from headway_operator.slo import Memory, Target, decide, resume
 from headway_operator.spec import Service, parse
+from headway_operator.state import Decision, Observed, Sample
 from headway_runtime.config import Limits
-from headway_simulator.cluster import Conditions, Setting
+from headway_simulator import generators
+from headway_simulator.cluster import BEGIN_SECONDS, Conditions, Setting, Simulation
+from headway_simulator.control import Controller
 from headway_simulator.engine import EngineSettings
-from headway_simulator.generators import Course, generated
-from headway_simulator.rates import Lengths
-from headway_simulator.step_model import StepModel
+from headway_simulator.rates import Lengths, RateWindow, arrivals_of
+from headway_simulator.records import Run
+from headway_simulator.step_model import StepModel, slower
 from headway_simulator.trace import Arrival, Trace
 
 SMALL = StepModel(
@@ -24,9 +30,13 @@ SMALL = StepModel(
     decode_context_milliseconds=1e-4,
     kv_cache_tokens=64_000,
 )
+# Keeps a quarter of its requests per second, at four times its latencies: long courses of few requests.
+SLOW = slower(SMALL, 4.0)
 
 
-def build_service(**slo: Any) -> Service:
+def build_service(
+    scaling: dict[str, Any] | None = None, batching: dict[str, Any] | None = None, **slo: Any
+) -> Service:
     """TTFT 1 s and TPOT 60 ms at P95, one to six replicas, soon let go."""
     return parse(
         {
@@ -36,8 +46,17 @@ def build_service(**slo: Any) -> Service:
             "spec": {
                 "model": {"source": "/model"},
                 "slo": {"ttftMilliseconds": 1000, "tpotMilliseconds": 60, "percentile": 95, **slo},
-                "scaling": {"minReplicas": 1, "maxReplicas": 6, "stabilizationSeconds": 60},
-                "batching": {"maxNumSeqs": {"max": 32}, "maxNumBatchedTokens": {"max": 1024}},
+                "scaling": {
+                    "minReplicas": 1,
+                    "maxReplicas": 6,
+                    "stabilizationSeconds": 60,
+                    **(scaling or {}),
+                },
+                "batching": {
+                    "maxNumSeqs": {"max": 32},
+                    "maxNumBatchedTokens": {"max": 1024},
+                    **(batching or {}),
+                },
             },
         }
     )
@@ -57,8 +76,91 @@ def build_setting(*, engine: dict[str, Any] | None = None, **conditions: Any) ->
     )
 
 
+def build_slow(
+    *,
+    scaling: dict[str, Any] | None = None,
+    batching: dict[str, Any] | None = None,
+    slo: dict[str, int] | None = None,
+    model: StepModel = SLOW,
+    **conditions: Any,
+) -> Setting:
+    """A SLOW replica that is promised four times the latencies, up to sixteen of it, and ready after 20 s."""
+    service = build_service(
+        {"maxReplicas": 16, **(scaling or {})},
+        batching,
+        **{"ttftMilliseconds": 4000, "tpotMilliseconds": 240, **(slo or {})},
+    )
+    limits = Limits(*service.spec.batching.initial)
+    engine = EngineSettings(model=model, max_model_len=3072, limits=limits)
+    return Setting(service, engine, Conditions(**{"cold_start_seconds": 20.0, **conditions}))
+
+
+def build_steps(*parts: tuple[float, float], prompt: int = 400, output: int = 50, seed: int = 1) -> Trace:
+    """Poisson arrivals of requests of one size. parts: (seconds, requests per second), one after another."""
+    ends = [*accumulate(seconds for seconds, _ in parts)]
+    windows = [RateWindow(end - seconds, end, rate) for end, (seconds, rate) in zip(ends, parts, strict=True)]
+    sizes = Trace("sizes", (Arrival(0.0, prompt, output),), 1.0)
+    return arrivals_of("course", windows, Lengths(sizes), seed)
+
+
+class Shown(NamedTuple):
+    """What the controller is given in one pass; `at`: seconds since the load began."""
+
+    at: float
+    target: Target
+    memory: Memory
+    sample: Sample
+    observed: Observed
+
+
+def unchanged(shown: Shown) -> Shown:
+    return shown
+
+
+@dataclass
+class Course:
+    """One simulation of the shipped controller, with everything that it decided and remembered.
+
+    change: what the controller is shown instead of what there is; a fault, or another writer.
+    """
+
+    trace: Trace
+    setting: Setting
+    change: Callable[[Shown], Shown] = unchanged
+    decisions: list[Decision] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        controller = Controller("headway", lambda sample, now: resume(None, sample, now), self._decide)
+        self.simulation = Simulation(self.trace, self.setting, controller)
+
+    def run(self) -> Run:
+        return self.simulation.result()
+
+    def _decide(
+        self, target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
+    ) -> tuple[Decision, Memory]:
+        shown = self.change(Shown(now - BEGIN_SECONDS, target, memory, sample, observed))
+        decision, memory = decide(shown.target, shown.memory, shown.sample, shown.observed, now)
+        self.decisions.append(decision)
+        self.memories.append(memory)
+        return decision, memory
+
+    def moves(self) -> list[tuple[int, int, int]]:
+        """(seconds since the load began, replicas before, replicas after) of each change of their number."""
+        return [
+            (round(after.at - BEGIN_SECONDS), before.replicas, after.replicas)
+            for before, after in pairwise(self.decisions)
+            if after.replicas != before.replicas
+        ]
+
+    def between(self, start: float, end: float) -> list[Decision]:
+        """What was decided in [start, end) of the load."""
+        return [one for one in self.decisions if start <= one.at - BEGIN_SECONDS < end]
+
+
 def build_load(kind: Any = "poisson", rate: float = 2.0, seconds: float = 300.0, seed: int = 1) -> Trace:
-    return generated(Course(kind, rate, seconds, factor=5.0), Lengths(SHORT), seed)
+    return generators.generated(generators.Course(kind, rate, seconds, factor=5.0), Lengths(SHORT), seed)
 
 
 SHORT = Trace(
@@ -76,4 +178,8 @@ def build() -> SimpleNamespace:
         engine=build_engine,
         setting=build_setting,
         load=build_load,
+        slow_model=SLOW,
+        slow=build_slow,
+        steps=build_steps,
+        course=Course,
     )

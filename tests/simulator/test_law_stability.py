@@ -1,0 +1,295 @@
+"""Every rule of stability as a course: how fast the shipped law goes up and down, and what holds it."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from headway_operator.slo import resume
+from headway_operator.state import Routing
+from headway_simulator.cluster import BEGIN_SECONDS
+from headway_simulator.measures import reversals
+
+# Removal looks back three start-up times of a minute, while no start has been seen; recommendations are kept
+# in slots of so many seconds.
+LOOKED_BACK_SECONDS, SLOT_SECONDS = 180.0, 10.0
+
+
+def without_samples(shown: Any, *names: str) -> Any:
+    """No sample of these replicas; of none at all, and none of the gateway, where none is named."""
+    lost = names or tuple(shown.sample.replicas)
+    sample = replace(
+        shown.sample,
+        replicas={name: None if name in lost else one for name, one in shown.sample.replicas.items()},
+        gateways=shown.sample.gateways if names else dict.fromkeys(shown.sample.gateways),
+    )
+    return shown._replace(sample=sample)
+
+
+def falling(build: Any, change: Any = None, **setting: Any) -> Any:
+    """Four replicas whose load falls, after two minutes, to what one of them can do."""
+    load = build.steps((120, 4.0), (200, 0.5), seed=2)
+    asked = build.slow(initial_replicas=4, **setting)
+    return build.course(load, asked) if change is None else build.course(load, asked, change)
+
+
+# --- up
+
+
+@pytest.mark.parametrize(
+    ("ready", "rate", "want"),
+    [
+        pytest.param(1, 20.0, 5, id="four more where that is more than double"),
+        pytest.param(5, 30.0, 10, id="doubled"),
+        pytest.param(9, 45.0, 17, id="eight more at most"),
+    ],
+)
+def test_up_is_at_once_and_bounded(build: Any, ready: int, rate: float, want: int) -> None:
+    course = build.course(
+        build.steps((60, 0.5 * ready), (20, rate)),
+        build.slow(initial_replicas=ready, scaling={"maxReplicas": 64}),
+    )
+    course.run()
+    at, before, after = course.moves()[0]
+    assert (before, after) == (ready, want)
+    assert 60 < at <= 72
+    for _, low, high in course.moves():
+        assert high - low <= min(8, max(4, low))
+
+
+def test_a_load_that_grows_slowly_is_met_before_a_promise_breaks(build: Any) -> None:
+    rises = [(20, 0.8 + 0.2 * step) for step in range(16)]
+    course = build.course(build.steps(*rises), build.slow())
+    course.run()
+    assert "violated" not in {
+        verdict for one in course.decisions for verdict in (one.ttft.verdict, one.tpot.verdict)
+    }
+    assert course.moves()[-1][2] >= 3
+
+
+def test_a_queue_adds_more_than_the_rate_alone_calls_for(build: Any) -> None:
+    """Three times what the one replica allowed can do; then the load is gone, and more are allowed."""
+
+    def edited(shown: Any) -> Any:
+        return shown if shown.at < 180 else shown._replace(target=replace(shown.target, max_replicas=8))
+
+    load = build.steps((60, 0.8), (70, 6.5), (70, 0.3))
+    course = build.course(load, build.slow(scaling={"maxReplicas": 1}), edited)
+    course.run()
+    numbers = course.between(180, 186)[0].evidence
+    assert numbers["late"] > 0
+    ahead = numbers["expected_per_second"]
+    rate = ahead + 1.3 * math.sqrt(numbers["index_of_dispersion"] * ahead / numbers["lead_seconds"])
+    of_the_rate = math.ceil(rate / (numbers["kappa"] * numbers["capacity_per_second"]))
+    assert numbers["recommended_replicas"] > of_the_rate
+    assert course.moves()[0][1:] == (1, numbers["recommended_replicas"])
+
+
+def test_what_is_pending_is_not_asked_for_twice_and_freezes_nothing(build: Any) -> None:
+    """Replicas that take 100 s to start; the load doubles again while they do."""
+    course = build.course(
+        build.steps((60, 0.8), (30, 3.0), (50, 6.0)), build.slow(initial_replicas=2, cold_start_seconds=100.0)
+    )
+    course.run()
+    added = [one for one in course.decisions if one.cause == "AddedReplicas"]
+    assert all(one.replicas == one.evidence["recommended_replicas"] for one in added)
+    assert len([one for one in added if one.evidence["pending"]]) >= 2
+    assert course.decisions[-1].evidence["pending"] == course.decisions[-1].replicas - 2
+
+
+def test_a_promise_that_the_model_thinks_kept_costs_trust_which_adds_replicas(build: Any) -> None:
+    course = build.course(
+        build.steps((120, 0.6), (240, 1.3), prompt=100, output=120),
+        build.slow(slo={"tpotMilliseconds": 110}, step_time_error=0.5),
+    )
+    course.run()
+    trust = [one.kappa for one in course.memories]
+    assert min(trust) < 0.9
+    assert all(0.5 <= one <= 1.2 for one in trust)
+    assert max(b / a for a, b in pairwise(trust)) <= 1.002
+    assert course.moves()[-1][2] > 1
+
+
+def test_trust_is_not_won_by_time_alone(build: Any) -> None:
+    """Two requests a minute prove nothing, whatever becomes of them."""
+    course = build.course(build.steps((100, 1.0), (500, 0.03)), build.slow(interval_seconds=10.0))
+    course.run()
+    at_first = [one.kappa for one in course.memories if one.kappa_at and one.kappa_at - BEGIN_SECONDS > 420]
+    assert len(set(at_first)) == 1
+    assert at_first[0] > 1.0
+
+
+# --- down
+
+
+def test_down_begins_after_the_time_looked_back(build: Any) -> None:
+    """A fleet of which all is well, to the second."""
+    course = falling(build)
+    course.run()
+    assert course.moves() == [(202, 4, 3), (242, 3, 2)]
+    assert {one.ttft.verdict for one in course.between(200, 320)} == {"met"}
+
+
+def test_down_is_one_at_a_time_however_few_would_do(build: Any) -> None:
+    """Five replicas for what one can do. Until the model is learnt what there is counts as recommended."""
+    course = build.course(build.steps((300, 0.8)), build.slow(initial_replicas=5, interval_seconds=10.0))
+    course.run()
+    assert course.moves()[0][0] >= LOOKED_BACK_SECONDS
+    assert [(before, after) for _, before, after in course.moves()] == [(5, 4), (4, 3), (3, 2)]
+
+
+def test_a_large_fleet_goes_down_by_a_tenth(build: Any) -> None:
+    course = build.course(
+        build.steps((250, 2.0)),
+        build.slow(initial_replicas=30, scaling={"maxReplicas": 30}, interval_seconds=10.0),
+    )
+    course.run()
+    at, before, after = course.moves()[0]
+    assert at >= LOOKED_BACK_SECONDS
+    assert (before, after) == (30, 27)
+
+
+def test_the_highest_recommendation_of_the_time_looked_back_holds(build: Any) -> None:
+    """Half-minutes of load and of next to none: what the crests call for stays through the troughs."""
+    waves = [(30, rate) for _ in range(5) for rate in (3.2, 0.6)]
+    course = build.course(build.steps(*waves, (100, 0.6)), build.slow(initial_replicas=4))
+    course.run()
+    removals = [one for one in course.decisions if one.cause == "RemovedReplica"]
+    assert removals
+    for removal in removals:
+        since = removal.at - LOOKED_BACK_SECONDS + SLOT_SECONDS
+        looked_back = [one for one in course.decisions if since < one.at <= removal.at]
+        assert max(one.evidence["recommended_replicas"] for one in looked_back) <= removal.replicas
+    held = [one for one in course.between(LOOKED_BACK_SECONDS, 300) if one.cause == "Stabilizing"]
+    assert min(one.evidence["recommended_replicas"] for one in held) <= held[0].replicas - 2
+
+
+@pytest.mark.parametrize("rate", [1.3, 1.7, 3.1])
+def test_a_load_near_what_a_number_can_do_does_not_flap(build: Any, rate: float) -> None:
+    course = build.course(build.steps((360, rate)), build.slow(initial_replicas=2))
+    course.run()
+    assert reversals(high - low for _, low, high in course.moves()) <= 1
+
+
+# --- what there is no place for
+
+
+def test_replicas_without_a_place_go_when_the_load_falls(build: Any) -> None:
+    course = build.course(build.steps((60, 0.8), (90, 5.0), (200, 0.5)), build.slow(most_pods=2))
+    course.run()
+    highest = max(one.replicas for one in course.decisions)
+    assert highest > 2
+    lowered = [(before, after) for _, before, after in course.moves() if after < before]
+    assert lowered[-1] == (2, 1), "one that serves is removed in its own turn"
+    assert course.decisions[-1].replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "want", "blocker"),
+    [
+        pytest.param({"most_pods": 2}, 3, "Unschedulable", id="no place is asked for again"),
+        pytest.param(
+            {"cold_start_seconds": 5000.0}, 4, "PendingPastDeadline", id="one substitute, and no more"
+        ),
+    ],
+)
+def test_a_replica_past_its_deadline_is_replaced_once_at_most(
+    build: Any, setting: dict[str, Any], want: int, blocker: str
+) -> None:
+    """Three at least are asked for; one of them never gets ready, nor does what is asked for in its stead."""
+    course = build.course(
+        build.steps((1500, 0.2)),
+        build.slow(scaling={"minReplicas": 3}, initial_replicas=2, interval_seconds=10.0, **setting),
+    )
+    course.run()
+    assert {one.replicas for one in course.between(0, 600)} == {3}
+    assert {one.replicas for one in course.between(620, 1501)} == {want}
+    assert {one.blocker for one in course.between(620, 1501)} == {blocker}
+
+
+# --- when in doubt
+
+
+def test_blind_it_holds_everything_but_the_minimum(build: Any) -> None:
+    def blind(shown: Any) -> Any:
+        if shown.at < 150:
+            return shown
+        shown = without_samples(shown)
+        return shown._replace(target=replace(shown.target, min_replicas=5)) if shown.at > 280 else shown
+
+    course = falling(build, blind)
+    course.run()
+    held = course.between(175, 280)
+    assert {(one.replicas, one.blocker) for one in held} == {(4, "SamplesMissing")}
+    assert course.moves()[0][1:] == (4, 5)
+    assert course.moves()[0][0] <= 290
+
+
+def test_a_single_missing_sample_holds_every_removal(build: Any) -> None:
+    def partial(shown: Any) -> Any:
+        return without_samples(shown, "pod-2") if 190 <= shown.at < 290 else shown
+
+    course = falling(build, partial)
+    course.run()
+    assert course.moves()[0][0] >= 290
+    assert course.moves()[0][1:] == (4, 3)
+
+
+def test_after_a_restart_nothing_is_removed_for_the_time_looked_back(build: Any) -> None:
+    """A moment before the first removal is due."""
+    restarted: list[float] = []
+
+    def restart(shown: Any) -> Any:
+        if shown.at < 195 or restarted:
+            return shown
+        restarted.append(shown.at)
+        checkpoint = json.loads(json.dumps(shown.memory.to_dict()))
+        return shown._replace(memory=resume(checkpoint, shown.sample, BEGIN_SECONDS + shown.at))
+
+    course = build.course(
+        build.steps((120, 4.0), (300, 0.5), seed=2), build.slow(initial_replicas=4), restart
+    )
+    course.run()
+    assert course.moves()[0][0] >= restarted[0] + LOOKED_BACK_SECONDS
+    assert course.moves()[0][1:] == (4, 3)
+
+
+def test_another_writer_of_the_number_is_left_to_it(build: Any) -> None:
+    def rival(shown: Any) -> Any:
+        return shown._replace(observed=replace(shown.observed, other_scaler="HorizontalPodAutoscaler/demo"))
+
+    course = build.course(build.steps((60, 1.0), (60, 5.0)), build.slow(initial_replicas=2), rival)
+    course.run()
+    assert not course.moves()
+    assert {one.blocker for one in course.decisions} == {"OtherScaler"}
+
+
+def test_nobody_asks_and_none_is_left_until_somebody_does(build: Any) -> None:
+    """Of those that come back 24 wait at the next pass, and a replica that runs eight takes twice as many."""
+
+    def routed(shown: Any) -> Any:
+        """As of a gateway that says that it holds what comes."""
+        gateways = {
+            name: None if one is None else replace(one, routing=Routing(1024, 30.0))
+            for name, one in shown.sample.gateways.items()
+        }
+        return shown._replace(sample=replace(shown.sample, gateways=gateways))
+
+    course = build.course(
+        build.steps((60, 1.0), (140, 0.0), (5, 12.0), (35, 0.2)),
+        build.slow(
+            scaling={"minReplicas": 0, "idleSeconds": 60},
+            batching={"maxNumSeqs": {"max": 8}},
+        ),
+        routed,
+    )
+    run = course.run()
+    (slept_at, *slept), (woken_at, *woken) = course.moves()[:2]
+    assert slept == [1, 0]
+    assert 120 <= slept_at <= 140
+    assert woken == [0, 2]
+    assert 200 <= woken_at <= 206
+    assert {one.fate for one in run.flights} == {"finished"}
