@@ -74,10 +74,6 @@ def test_without_steps_that_computed_prompts_there_is_no_model() -> None:
     assert learnt(StepFit(), [(decode, NOTHING)]).model is None
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="ripe by steps of all batch sizes, fitted by sizes with LEAST_STEPS alone: prompts cost nothing",
-)
 def test_prompts_spread_over_many_batch_sizes_are_not_free() -> None:
     chance = random.Random(9)
     sizes = [(1, 1), (2, 3), (4, 7), (8, 15)]

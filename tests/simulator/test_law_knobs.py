@@ -89,14 +89,7 @@ def test_prompts_that_take_long_raise_the_budget_and_add_nobody(build: Any) -> N
 @pytest.mark.parametrize(
     ("promise", "words"),
     [
-        pytest.param(
-            {"ttftMilliseconds": 150},
-            "prefill alone takes",
-            id="a prompt takes 200 ms alone",
-            marks=pytest.mark.xfail(
-                strict=True, reason="as a replica gets ready no verdict stands, and more are asked for"
-            ),
-        ),
+        pytest.param({"ttftMilliseconds": 150}, "prefill alone takes", id="a prompt takes 200 ms alone"),
         pytest.param(
             {"tpotMilliseconds": 40}, "a step with one sequence takes", id="a decode takes 44 ms alone"
         ),

@@ -49,13 +49,13 @@ def falling(build: Any, change: Any = None, **setting: Any) -> Any:
 )
 def test_up_is_at_once_and_bounded(build: Any, ready: int, rate: float, want: int) -> None:
     course = build.course(
-        build.steps((60, 0.5 * ready), (20, rate)),
+        build.steps((120, 0.5 * ready), (20, rate)),
         build.slow(initial_replicas=ready, scaling={"maxReplicas": 64}),
     )
     course.run()
     at, before, after = course.moves()[0]
     assert (before, after) == (ready, want)
-    assert 60 < at <= 72
+    assert 120 < at <= 132
     for _, low, high in course.moves():
         assert high - low <= min(8, max(4, low))
 

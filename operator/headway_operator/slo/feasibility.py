@@ -34,8 +34,10 @@ def _by_model(target: Target, found: Sizing, ttft: Attainment, tpot: Attainment)
     wanted, idle = target.targets, found.capacity.idle
     if wanted.tpot_milliseconds is not None and idle.tpot > wanted.tpot_milliseconds:
         return _words(target, found, "tpot", "a step with one sequence", wanted.tpot_milliseconds)
-    is_missed = ttft.verdict == "violated"
-    if is_missed and wanted.ttft_milliseconds is not None and idle.ttft > wanted.ttft_milliseconds:
+    # Evidence to the contrary counts; the lack of any does not: after each replica that gets ready there is
+    # none for a while, and another one would be asked for in vain.
+    is_kept = ttft.verdict == "met"
+    if not is_kept and wanted.ttft_milliseconds is not None and idle.ttft > wanted.ttft_milliseconds:
         return _words(target, found, "ttft", "prefill alone", wanted.ttft_milliseconds)
     return ""
 

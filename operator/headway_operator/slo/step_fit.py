@@ -140,10 +140,12 @@ def _forgetting(before: Sums | None, rows: Sequence[Sums]) -> Sums:
 
 
 def _is_ripe(buckets: Mapping[str, Sums]) -> bool:
-    """Whether there are steps enough of both kinds."""
-    return all(
-        sum(sums[0] for name, sums in buckets.items() if name[0] == kind) >= LEAST_KIND_STEPS for kind in "dp"
-    )
+    """Whether there are steps enough of both kinds, in the buckets that a model is fitted to."""
+    counts = {"d": 0.0, "p": 0.0}
+    for name, sums in buckets.items():
+        if sums[0] >= LEAST_STEPS:
+            counts[name[0]] += sums[0]
+    return min(counts.values()) >= LEAST_KIND_STEPS
 
 
 def _residual(model: StepModel, sums: Sums) -> float:
