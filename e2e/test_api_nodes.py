@@ -107,9 +107,10 @@ async def test_without_the_kind_it_is_refused_and_what_serves_goes_on(play: Play
     (serving,) = await play.scales()
     await play.ask_for(**SPANNING)
     outcome = await play.look()
-    status, reason, message = told(outcome, "Ready")
-    assert (status, reason) == ("False", "LeaderWorkerSetMissing")
+    status, reason, message = told(outcome, "Degraded")
+    assert (status, reason) == ("True", "LeaderWorkerSetMissing")
     assert "install LeaderWorkerSet" in message
+    assert "stays in force" in message
     assert await play.scales() == {serving: 2}
 
 
