@@ -14,7 +14,7 @@ SOURCES := operator runtime tests e2e benchmarks
 .PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo bench-slo-validate bench-live format requirements sbom crds clean
 
 help: ## list the commands
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
 install: $(VENV)/.installed ## make .venv with the headway command on it
 
