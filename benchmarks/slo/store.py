@@ -1,31 +1,30 @@
 """Results that are there already: one JSON line per finished task, under a fingerprint of all that shapes it.
 
-The fingerprint is of the task, of the plan, of the traces and of the code that decides the outcome: the
-simulator, and what of the runtime and the operator it runs. Headway's own results hang on the control law,
-too, and a fault's on its values; baselines on their code, the oracle on its own; so that a change of the law
-simulates nothing else again. Rows hold no time series, so that the file is small enough to be kept beside the
-code and a run that began on one machine goes on another.
+The fingerprint is of the task, of the plan, of what is simulated (the arrivals, the promise and its bounds,
+replicas and conditions) and of the code that decides the outcome: the simulator, and what of the runtime and
+the operator it runs. How traces are read and services are specified is none of it, only what comes of that.
+Headway's own results hang on the control law, too, and a fault's on its values; baselines on their code, the
+oracle on its own; so that a change of the law simulates nothing else again. Rows hold no time series, so that
+the file is small enough to be kept beside the code and a run that began on one machine goes on another.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.slo.loads import LOADS
+from benchmarks.slo.loads import LOADS, Parts
 from benchmarks.slo.plan import Plan, Task, as_inputs
+from benchmarks.slo.work import excerpts
+
+from headway_operator.slo import target_of
+from headway_simulator.trace import Trace
 
 ROOT = Path(__file__).parents[2]
-SIMULATED = (
-    "operator/headway_simulator",
-    "operator/headway_operator/plan.py",
-    "operator/headway_operator/slo/target.py",
-    "operator/headway_operator/spec",
-    "benchmarks/slo/loads.py",
-    "benchmarks/slo/work.py",
-)
+SIMULATED = ("operator/headway_simulator", "operator/headway_operator/plan.py", "benchmarks/slo/work.py")
 # What the simulated engine runs of the runtime.
 ENGINE = (
     *("batch", "blocks", "commits", "config", "draft_policy", "histograms", "metrics", "prefix_cache"),
@@ -34,9 +33,10 @@ ENGINE = (
 LAW = ("operator/headway_operator/slo",)
 BASELINES = ("operator/headway_simulator/baselines",)
 ORACLE = tuple(f"operator/headway_simulator/{name}.py" for name in ("oracle", "courses", "least_work"))
-# Law, decision and observation are one thing to Headway; to the others its files are nothing.
+# What makes the excerpts, which are fingerprinted themselves; what shows results; what only the oracle reads.
 NOT_OF_THE_PROOF = (
-    *("simulate_command.py", "report.py", "plot.py", "timeline.py", "plan_over_load.py"),
+    *("errors.py", "flags.py", "generators.py", "options.py", "rates.py", "trace_files.py"),
+    *("levers.py", "plan_over_load.py", "plot.py", "report.py", "simulate_command.py", "timeline.py"),
     *(Path(one).name for one in ORACLE),
 )
 
@@ -48,21 +48,45 @@ class Fingerprints:
         self._plan = plan
         self._simulator = _code([*SIMULATED, *(f"runtime/headway_runtime/{name}.py" for name in ENGINE)])
         self._of_kind = {"headway": _code(LAW), "oracle": _code(ORACLE), "baseline": _code(BASELINES)}
-        self._traces = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+        self._files = files
+        self._parts: dict[str, Parts] = {}
+        self._digests: dict[int, str] = {}
+        self._met: dict[Task, list[str]] = {}
 
     def of(self, task: Task) -> str:
         """Equal for what would come out equal."""
-        load = LOADS[task.load]
-        step_model = Path(load.step_model)
         parts = {
             "task": [task.kind, task.load, task.name, task.promise],
             "plan": as_inputs(self._plan, task),
             "simulator": self._simulator,
             "controller": self._of_kind[task.kind],
-            "traces": [self._traces[name] for name in load.files],
-            "step_model": step_model.read_text() if step_model.is_file() else load.step_model,
+            "excerpts": self._excerpts(task),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _excerpts(self, task: Task) -> list[str]:
+        # All baselines meet the same.
+        met = replace(task, name="") if task.kind == "baseline" else task
+        if met not in self._met:
+            self._met[met] = list(self._made(met))
+        return self._met[met]
+
+    def _made(self, task: Task) -> Iterator[str]:
+        plan = self._plan.of(task.load)
+        if task.load not in self._parts:
+            self._parts[task.load] = LOADS[task.load].make(self._files, plan)
+        for one in excerpts(plan, task, self._parts[task.load]):
+            target = target_of(one.setting.service.spec)
+            simulated = (target, one.setting.engine, one.setting.conditions, one.warm_up_seconds)
+            yield f"{self._digest(one.trace)} {simulated!r}"
+
+    def _digest(self, trace: Trace) -> str:
+        # By identity: the parts of each load are kept, and comparing thousands of arrivals takes its time.
+        found = self._digests.get(id(trace))
+        if found is None:
+            told = repr((trace.arrivals, trace.duration_seconds, trace.step_at_seconds))
+            found = self._digests[id(trace)] = hashlib.sha256(told.encode()).hexdigest()
+        return found
 
 
 def _code(paths: Iterable[str]) -> str:

@@ -59,12 +59,30 @@ def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
     return list(_baseline(plan, task, parts))
 
 
-def _headway(plan: Plan, task: Task, parts: Parts, promise: Promise) -> Row:
+def excerpts(plan: Plan, task: Task, parts: Parts) -> Iterator[Excerpt]:
+    """What a task simulates: with the code that does it, all that its results hang on. plan: of the load."""
+    if task.kind == "headway":
+        assert task.promise is not None
+        yield _met_by_headway(plan, task, parts, task.promise)
+        return
+    for promise in plan.promises if task.kind == "oracle" else plan.baseline_promises:
+        yield _verdict(plan, task.load, parts, promise)
+        if task.kind == "baseline":
+            yield _tuning(plan, task.load, parts, promise)
+
+
+def _met_by_headway(plan: Plan, task: Task, parts: Parts, promise: Promise) -> Excerpt:
+    """The verdict's excerpt, with the task's fault if it has one."""
     excerpt = _verdict(plan, task.load, parts, promise)
     for fault in plan.faults:
         if fault.name == task.name:
             changed = replace(excerpt.setting, conditions=fault.on(excerpt.setting.conditions))
             excerpt = replace(excerpt, setting=changed)
+    return excerpt
+
+
+def _headway(plan: Plan, task: Task, parts: Parts, promise: Promise) -> Row:
+    excerpt = _met_by_headway(plan, task, parts, promise)
     began = time.process_time()
     found = _judged(excerpt, headway())
     return _row(task, promise, found, began, controller="headway", fault=task.name)

@@ -1,6 +1,7 @@
 """The benchmark of the controller, on a load of a minute: all it does, once, and again after a stop."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,24 @@ def test_a_change_of_the_law_is_a_change_of_headway_alone(monkeypatch: pytest.Mo
     # More loads or controllers change nothing of those that there were.
     more = store.Fingerprints(replace(TINY, loads=("step", "flash"), baselines=tuple(BASELINES)), {})
     assert all(after.of(task) == more.of(task) for task in tasks(TINY))
+
+
+def test_other_arrivals_or_another_promise_are_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    fingerprints = store.Fingerprints(TINY, {})
+    before = {task: fingerprints.of(task) for task in tasks(TINY)}
+    task = Task("headway", "step", promise=(3.0, 95))
+    assert fingerprints.of(task) == before[task]
+    assert fingerprints.of(replace(task, promise=(3.0, 99))) != before[task]
+    made = LOADS["step"].make
+
+    def without_the_last(files: Mapping[str, Path], plan: Plan) -> loads.Parts:
+        parts = made(files, plan)
+        return replace(parts, verdict=replace(parts.verdict, arrivals=parts.verdict.arrivals[:-1]))
+
+    monkeypatch.setattr(store, "LOADS", {"step": replace(LOADS["step"], make=without_the_last)})
+    fewer = store.Fingerprints(TINY, {})
+    # The arrivals that are tuned on are the same, but a baseline is judged on the others, too.
+    assert all(fewer.of(task) != before[task] for task in tasks(TINY))
 
 
 def test_a_fault_of_other_values_is_another_row() -> None:
