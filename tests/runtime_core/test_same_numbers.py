@@ -49,7 +49,7 @@ class Replay:
         folder = str(resolve("bundled://headway-tiny"))
         limits = Limits(8, 512)
         envelope = Envelope(8, 512)
-        # A number in FP8 that is rounded to the other side is a sixteenth off; 0.6 was seen, and 0.16 otherwise.
+        # A number in FP8 that is rounded to the other side is a sixteenth off; 0.6 was seen, 0.16 otherwise.
         self.rounded = 1.5 if kv_cache_dtype == "fp8" else 0.5
         self._runner = Runner(
             EngineConfig(
