@@ -35,7 +35,8 @@ BASELINES = ("operator/headway_simulator/baselines",)
 ORACLE = tuple(f"operator/headway_simulator/{name}.py" for name in ("oracle", "courses", "least_work"))
 # What makes the excerpts, which are fingerprinted themselves; what shows results; what only the oracle reads.
 NOT_OF_THE_PROOF = (
-    *("errors.py", "flags.py", "generators.py", "options.py", "rates.py", "trace_files.py"),
+    *("errors.py", "flags.py", "generators.py", "options.py", "rates.py"),
+    *("service_flags.py", "trace_files.py"),
     *("levers.py", "plan_over_load.py", "plot.py", "report.py", "simulate_command.py", "timeline.py"),
     *(Path(one).name for one in ORACLE),
 )

@@ -3,7 +3,7 @@
 import argparse
 import math
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from headway.argument_types import at_least_one, integer, not_negative, positive, share_or_none
 from headway.command_parser import CommandParser
@@ -16,12 +16,51 @@ from headway_simulator.trace import Half
 
 DEFAULT_SLO_FACTOR = 3.0
 DEFAULT_PERCENTILE = 95
+LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50, 99
 DEFAULT_MAX_REPLICAS = 64
 DEFAULT_ACCEPTANCE = 0.6
 DEFAULT_REQUESTS_PER_SECOND, DEFAULT_DURATION_SECONDS = 5.0, 3600.0
 SHIPPED = "headway"
 _CONDITIONS = Conditions()
 _COURSE = Course("poisson", DEFAULT_REQUESTS_PER_SECOND, DEFAULT_DURATION_SECONDS)
+
+
+class Promise(argparse.Action):
+    """A whole promise in one flag: what it names is as if the flags of these names had been given."""
+
+    PARTS = {  # noqa: RUF012 - never changed
+        "ttft": ("ttft_milliseconds", integer(1)),
+        "tpot": ("tpot_milliseconds", integer(1)),
+        "percentile": ("percentile", integer(LOWEST_PERCENTILE, HIGHEST_PERCENTILE)),
+    }
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+        """Sets them; a part that is misspelt, there twice or out of range is the parser's error."""
+        try:
+            for name, value in self._read(values).items():
+                if getattr(namespace, name, None) is not None:
+                    raise argparse.ArgumentTypeError(
+                        f"--{name.replace('_', '-')} is given already; leave out one of them"
+                    )
+                setattr(namespace, name, value)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from error
+
+    def _read(self, text: str) -> dict[str, float]:
+        if "=" not in text:
+            return {"slo_factor": at_least_one(text)}
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            short, _, value = part.partition("=")
+            if short.strip() not in self.PARTS:
+                raise argparse.ArgumentTypeError(
+                    f"{part!r} is no part of a promise; write ttft=500,tpot=50,percentile=99"
+                )
+            name, kind = self.PARTS[short.strip()]
+            if name in found:
+                raise argparse.ArgumentTypeError(f"{part!r} comes a second time; leave it out")
+            found[name] = kind(value.strip().removesuffix("ms"))
+        return found
 
 
 def build_parser() -> CommandParser:
@@ -87,9 +126,16 @@ def add_service(group: argparse._ArgumentGroup) -> None:
     """What is promised, and with how many replicas."""
     group.add_argument(
         "--service",
+        "-f",
         type=Path,
         metavar="FILE",
-        help="an InferenceService; default: one made of the flags below",
+        help="an InferenceService, before which the flags below go; default: one made of them",
+    )
+    group.add_argument(
+        "--slo",
+        action=Promise,
+        metavar="PROMISE",
+        help="ttft=500,tpot=50,percentile=99 (in ms; each may be left out), or a number: as --slo-factor",
     )
     group.add_argument(
         "--ttft-milliseconds",
@@ -99,9 +145,15 @@ def add_service(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tpot-milliseconds", type=integer(1), help="target; default: --slo-factor times the idle TPOT"
     )
-    group.add_argument("--slo-factor", type=at_least_one, help=f"default: {DEFAULT_SLO_FACTOR:g}")
     group.add_argument(
-        "--percentile", type=integer(50, 99), help=f"objective, 50 to 99 (default: {DEFAULT_PERCENTILE})"
+        "--slo-factor",
+        type=at_least_one,
+        help=f"targets as multiples of idle latencies (default: {DEFAULT_SLO_FACTOR:g}, or a manifest's own)",
+    )
+    group.add_argument(
+        "--percentile",
+        type=integer(LOWEST_PERCENTILE, HIGHEST_PERCENTILE),
+        help=f"objective, {LOWEST_PERCENTILE} to {HIGHEST_PERCENTILE} (default: {DEFAULT_PERCENTILE})",
     )
     group.add_argument("--min-replicas", type=integer(1), help="default: 1")
     group.add_argument("--max-replicas", type=integer(1), help=f"default: {DEFAULT_MAX_REPLICAS}")

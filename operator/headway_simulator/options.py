@@ -1,13 +1,8 @@
 """From flags to a load, a service and its conditions; the one place that knows what defaults mean."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from headway_operator.errors import SpecError
-from headway_operator.names import API_VERSION, KIND
-from headway_operator.spec import Service, parse
-from headway_operator.yaml_file import read_documents
 from headway_runtime.config import Limits
 from headway_simulator.baselines import BASELINES, Known
 from headway_simulator.cluster import Conditions, Setting
@@ -17,28 +12,24 @@ from headway_simulator.errors import OptionsError
 from headway_simulator.flags import (
     DEFAULT_ACCEPTANCE,
     DEFAULT_DURATION_SECONDS,
-    DEFAULT_MAX_REPLICAS,
-    DEFAULT_PERCENTILE,
     DEFAULT_REQUESTS_PER_SECOND,
-    DEFAULT_SLO_FACTOR,
     SHIPPED,
 )
 from headway_simulator.generators import Course, Kind, generated
 from headway_simulator.oracle import INTERVAL_SECONDS
 from headway_simulator.rates import Lengths, arrivals_of, scaled_to_mean
+from headway_simulator.service_flags import service_of
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import (
     StepModel,
-    idle_tpot_milliseconds,
-    idle_ttft_milliseconds,
     read_step_model,
     slower,
 )
-from headway_simulator.trace import Trace, half_of, part_of, percentile_of, scaled_rate
+from headway_simulator.trace import Trace, half_of, part_of, scaled_rate
 from headway_simulator.trace_files import read_trace
 from headway_simulator.work import guessed_replicas, mean_replicas, peak_replicas
 
-# Which flags only mean something for made-up loads, for CSVs of rates, and for a service made of flags.
+# Which flags only mean something for made-up loads, and for CSVs of rates.
 GENERATOR_FLAGS = ("duration_seconds", "factor", "period_seconds")
 KINDS_WITH: dict[str, tuple[Kind, ...]] = {
     "factor": ("diurnal", "step", "flash"),
@@ -46,10 +37,6 @@ KINDS_WITH: dict[str, tuple[Kind, ...]] = {
     "period_seconds": ("diurnal",),
 }
 RATE_FLAGS = ("rate", "variation", "lengths")
-SERVICE_FLAGS = (
-    *("ttft_milliseconds", "tpot_milliseconds", "slo_factor", "percentile", "min_replicas", "max_replicas"),
-)
-PROMPT_PERCENTILE = 99
 
 
 def load_of(options: argparse.Namespace) -> Trace:
@@ -126,7 +113,7 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             f"the longest request has {longest} tokens, and the KV cache of step model {model.name!r} holds "
             f"{model.kv_cache_tokens}; leave the request out, or give a larger kv_cache_tokens"
         )
-    service = _made_service(options, trace, model) if options.service is None else _read_service(options)
+    service = service_of(options, trace, model)
     scaling = service.spec.scaling
     first = part_of(trace, 0.0, INTERVAL_SECONDS)
     initial = options.initial_replicas or max(
@@ -180,59 +167,3 @@ def _speculation(options: argparse.Namespace) -> Speculation | None:
         return None
     acceptance = DEFAULT_ACCEPTANCE if options.acceptance is None else options.acceptance
     return Speculation(options.num_speculative_tokens, acceptance)
-
-
-def _read_service(options: argparse.Namespace) -> Service:
-    _refuse(options, SERVICE_FLAGS, "does not go with --service; write it there")
-    path: Path = options.service
-    try:
-        documents = read_documents(path)
-    except SpecError as error:
-        raise OptionsError(f"--service={error}") from error
-    if len(documents) != 1 or not isinstance(documents[0], dict):
-        raise OptionsError(f"--service={str(path)!r} is no manifest; write one InferenceService")
-    return _parsed(documents[0], f"--service={str(path)!r}")
-
-
-def _made_service(options: argparse.Namespace, trace: Trace, model: StepModel) -> Service:
-    """The spec's own defaults, but for its promise and its bounds."""
-    if options.ttft_milliseconds and options.tpot_milliseconds:
-        _refuse(options, ("slo_factor",), "makes targets, and both are given; leave one of the three out")
-    factor = options.slo_factor or DEFAULT_SLO_FACTOR
-    manifest: dict[str, Any] = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": "simulated"},
-        "spec": {
-            "model": {"source": "/simulated"},
-            "slo": {
-                "percentile": options.percentile or DEFAULT_PERCENTILE,
-                "ttftMilliseconds": options.ttft_milliseconds or 1,
-                "tpotMilliseconds": options.tpot_milliseconds or 1,
-            },
-            "scaling": {
-                "minReplicas": options.min_replicas or 1,
-                "maxReplicas": options.max_replicas or DEFAULT_MAX_REPLICAS,
-            },
-        },
-    }
-    budget = _parsed(manifest, "the flags").spec.batching.max_num_batched_tokens.max
-    prompt = round(percentile_of((one.prompt_tokens for one in trace.arrivals), PROMPT_PERCENTILE))
-    slo = manifest["spec"]["slo"]
-    if options.ttft_milliseconds is None:
-        slo["ttftMilliseconds"] = _target(factor * idle_ttft_milliseconds(model, prompt, budget))
-    if options.tpot_milliseconds is None:
-        slo["tpotMilliseconds"] = _target(factor * idle_tpot_milliseconds(model, prompt))
-    return _parsed(manifest, "the flags")
-
-
-def _target(milliseconds: float) -> int:
-    """A spec's targets are whole milliseconds, at least one: a small model on a large GPU takes less."""
-    return max(1, round(milliseconds))
-
-
-def _parsed(manifest: dict[str, Any], where: str) -> Service:
-    try:
-        return parse(manifest)
-    except SpecError as error:
-        raise OptionsError(f"{where}: {error}") from error

@@ -1,5 +1,7 @@
 """`headway plan MODEL --gpu KIND --trace FILE`: replicas and costs of a load, and which lever pays.
 
+With `-f FILE` instead of a MODEL: of a manifest's model and replicas.
+
 The plan's arithmetic gives each lever a step model (`levers`); the simulator runs the load through the
 controller with each of them, all held to the same promise. Exit status as without a load.
 """
@@ -33,6 +35,7 @@ from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with
 from headway_simulator.measures import Measures, measures
 from headway_simulator.options import controller_of, load_of, setting_with
 from headway_simulator.report import judged_targets
+from headway_simulator.service_flags import planned_arguments
 from headway_simulator.step_model import StepModel, read_step_model
 from headway_simulator.trace import Trace
 
@@ -57,7 +60,7 @@ class Cost:
 def main(argv: list[str]) -> int:
     """Answer for the arguments after `headway plan`; returns the exit status."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parsed(argv)
         answer = _answer(arguments)
         trace = load_of(arguments)
         costs = _costs(arguments, answer, trace)
@@ -73,8 +76,19 @@ def main(argv: list[str]) -> int:
     return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
 
 
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    """Flags that are given go before those of a manifest, which go before defaults."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.model is not None:
+        return arguments
+    if arguments.service is None:
+        raise ConfigError("MODEL: a plan is of a model; give one, or a manifest with -f FILE")
+    return parser.parse_args([*planned_arguments(arguments.service), *argv])
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = build_parser()
+    parser = build_parser(is_model_needed=False)
     add_load(parser.add_argument_group("load"))
     add_service(parser.add_argument_group("service"))
     replica = parser.add_argument_group("replicas")

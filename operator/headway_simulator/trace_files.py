@@ -3,6 +3,7 @@
     {"at_seconds": ..., "prompt_tokens": ..., "output_tokens": ...}   our own, JSON lines; docs/simulate.md
     TIMESTAMP,ContextTokens,GeneratedTokens                           Azure LLM inference, CSV
     {"timestamp": ms, "input_length": ..., "output_length": ...}      Mooncake, JSON lines
+    {"chat_id": ..., "timestamp": s, "input_length": ..., ...}        Qwen-Bailian, JSON lines
     start_seconds,requests_per_second,...                             rates, as ServeGen's, CSV
 
 Times become relative to the first row. Every row is checked; an error names file, line and field.
@@ -11,9 +12,10 @@ Times become relative to the first row. Every row is checked; an error names fil
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,17 @@ from headway_simulator.errors import TraceError
 from headway_simulator.rates import RateWindow
 from headway_simulator.trace import Arrival, Trace, by_time
 
-MOONCAKE_BLOCK_TOKENS = 512
+MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 MOST_TOKENS = 1 << 24
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 RATE_COLUMNS = ("start_seconds", "requests_per_second")
 OWN_FIELDS = ("at_seconds", "prompt_tokens", "output_tokens")
 OWN_OPTIONAL_FIELDS = ("hash_ids", "hash_block_tokens")
-MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
+PUBLISHED_FIELDS = ("timestamp", "input_length", "output_length")
+# What only Qwen-Bailian's rows have. Their other fields are not read: a later turn comes when it was recorded
+# to come, and what it shares with the one before is in its hash ids.
+BAILIAN_FIELD = "chat_id"
+RowReader = Callable[[str, Mapping[str, Any]], Arrival]
 
 
 def read_trace(path: Path) -> Trace | tuple[RateWindow, ...]:
@@ -38,7 +44,7 @@ def read_trace(path: Path) -> Trace | tuple[RateWindow, ...]:
         raise TraceError(f"{path}: cannot be read: {error}") from error
     first = next((line for line in lines if line.strip()), "")
     if first.lstrip().startswith("{"):
-        return _trace(path, _json_rows(path, lines, is_own="at_seconds" in first))
+        return _trace(path, _json_rows(path, lines, _row_reader(first)))
     columns = [column.strip() for column in first.split(",")]
     if set(columns) >= set(AZURE_COLUMNS):
         return _trace(path, _azure_rows(path, lines))
@@ -46,7 +52,8 @@ def read_trace(path: Path) -> Trace | tuple[RateWindow, ...]:
         return _windows(path, lines)
     raise TraceError(
         f"{path}, line 1: {first[:80]!r} begins no known format; give JSON lines with "
-        f"{', '.join(OWN_FIELDS)}, an Azure CSV, Mooncake JSON lines, or a CSV of {','.join(RATE_COLUMNS)}"
+        f"{', '.join(OWN_FIELDS)}, an Azure CSV, Mooncake's or Qwen-Bailian's JSON lines, or a CSV "
+        f"of {','.join(RATE_COLUMNS)}"
     )
 
 
@@ -62,7 +69,7 @@ def _trace(path: Path, rows: Iterator[Arrival]) -> Trace:
 
 
 def _azure_rows(path: Path, lines: list[str]) -> Iterator[Arrival]:
-    for number, row in enumerate(csv.DictReader(lines), start=2):
+    for number, row in enumerate(_csv_rows(lines), start=2):
         where = f"{path}, line {number}"
         text = row["TIMESTAMP"] or ""
         try:
@@ -77,7 +84,22 @@ def _azure_rows(path: Path, lines: list[str]) -> Iterator[Arrival]:
         )
 
 
-def _json_rows(path: Path, lines: list[str], *, is_own: bool) -> Iterator[Arrival]:
+def _row_reader(first: str) -> RowReader:
+    if '"at_seconds"' in first:
+        return _own_row
+    if f'"{BAILIAN_FIELD}"' in first:
+        return partial(_published_row, units_per_second=1, block_tokens=BAILIAN_BLOCK_TOKENS)
+    return partial(_published_row, units_per_second=1000, block_tokens=MOONCAKE_BLOCK_TOKENS)
+
+
+def _csv_rows(lines: list[str]) -> Iterator[dict[str, Any]]:
+    """By their columns' names without blanks around them."""
+    reader = csv.DictReader(lines)
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    yield from reader
+
+
+def _json_rows(path: Path, lines: list[str], read: RowReader) -> Iterator[Arrival]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -88,7 +110,7 @@ def _json_rows(path: Path, lines: list[str], *, is_own: bool) -> Iterator[Arriva
             raise TraceError(f"{where}: is no JSON: {error}") from error
         if not isinstance(row, dict):
             raise TraceError(f"{where}: {line[:80]!r} is no object; write one per line")
-        yield _own_row(where, row) if is_own else _mooncake_row(where, row)
+        yield read(where, row)
 
 
 def _own_row(where: str, row: Mapping[str, Any]) -> Arrival:
@@ -106,20 +128,22 @@ def _own_row(where: str, row: Mapping[str, Any]) -> Arrival:
     )
 
 
-def _mooncake_row(where: str, row: Mapping[str, Any]) -> Arrival:
-    _require(where, row, MOONCAKE_FIELDS)
+def _published_row(
+    where: str, row: Mapping[str, Any], *, units_per_second: int, block_tokens: int
+) -> Arrival:
+    _require(where, row, PUBLISHED_FIELDS)
     return Arrival(
-        _seconds(where, "timestamp", row["timestamp"]) / 1000,
+        _seconds(where, "timestamp", row["timestamp"]) / units_per_second,
         _recorded_tokens(where, "input_length", row["input_length"]),
         _recorded_tokens(where, "output_length", row["output_length"]),
         _hash_ids(where, row.get("hash_ids", [])),
-        MOONCAKE_BLOCK_TOKENS,
+        block_tokens,
     )
 
 
 def _windows(path: Path, lines: list[str]) -> tuple[RateWindow, ...]:
     seen: list[tuple[float, float, float | None]] = []
-    for number, row in enumerate(csv.DictReader(lines), start=2):
+    for number, row in enumerate(_csv_rows(lines), start=2):
         where = f"{path}, line {number}"
         start = _seconds(where, "start_seconds", row["start_seconds"])
         rate = _seconds(where, "requests_per_second", row["requests_per_second"])

@@ -35,7 +35,6 @@ from headway_bench.prompts import (
 from headway_bench.spread import fixed
 from headway_bench.tokenizer import LocalTokenizer
 from headway_bench.traces import (
-    MOONCAKE_BLOCK_TOKENS,
     Trace,
     TraceRequest,
     read_trace,
@@ -124,7 +123,8 @@ def workload_of(config: BenchConfig, material: Material, point: int) -> Workload
     """What is asked in one point of a sweep."""
     prompts, files = config.prompts, material.files
     if files.requests:
-        block_tokens = max(1, round(MOONCAKE_BLOCK_TOKENS * prompts.replay.length_scale))
+        assert files.trace is not None, "requests are a trace's"
+        block_tokens = max(1, round(files.trace.block_tokens * prompts.replay.length_scale))
         return from_trace(
             files.requests, block_tokens, material.writer, material.overhead_tokens, config.seed, point
         )

@@ -2,6 +2,7 @@
 
     TIMESTAMP,ContextTokens,GeneratedTokens            Azure LLM inference 2023 and 2024, CSV: a request each
     {"timestamp": ms, "input_length": ...              Mooncake, JSON lines; `hash_ids` are 512-token blocks
+    {"chat_id": ..., "timestamp": s, "input_length": ...   Qwen-Bailian, the same with seconds and 16 tokens
     start_seconds,requests_per_second,...              rates by window, CSV; `rate_weighted_cv` may follow
 
 Times are made relative to the first row. `replay` cuts a slice out of a trace, speeds it up and thins it.
@@ -21,7 +22,10 @@ import numpy
 from headway_bench.arrivals import RateSegment
 from headway_bench.errors import InputFileError, OptionsError
 
-MOONCAKE_BLOCK_TOKENS = 512
+MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
+# What only Qwen-Bailian's rows have. Their other fields are not read: a later turn comes when it was recorded
+# to come, and what it shares with the one before is in its hash ids.
+BAILIAN_FIELD = "chat_id"
 _AZURE_COLUMNS = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 _RATE_COLUMNS = {"start_seconds", "requests_per_second"}
 
@@ -48,11 +52,12 @@ class RateWindow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A file's rows by time: either requests or windows, the other is empty."""
+    """A file's rows by time: either requests or windows, the other is empty. block_tokens: of a hash id."""
 
     format_name: str
     requests: tuple[TraceRequest, ...] = ()
     windows: tuple[RateWindow, ...] = ()
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,10 @@ def read_trace(path: Path) -> Trace:
             first = file.readline()
             file.seek(0)
             if first.lstrip().startswith("{"):
-                return _requests("mooncake", path, _mooncake_rows(path, file))
+                if f'"{BAILIAN_FIELD}"' in first:
+                    found = _requests("bailian", path, _json_rows(path, file, units_per_second=1))
+                    return replace(found, block_tokens=BAILIAN_BLOCK_TOKENS)
+                return _requests("mooncake", path, _json_rows(path, file, units_per_second=1000))
             columns = {column.strip() for column in first.split(",")}
             if columns >= _AZURE_COLUMNS:
                 return _requests("azure", path, _azure_rows(path, csv.DictReader(file)))
@@ -89,7 +97,8 @@ def read_trace(path: Path) -> Trace:
         raise InputFileError(f"--trace {str(path)!r} cannot be read: {error}") from error
     raise InputFileError(
         f"--trace {str(path)!r} begins with {first[:80]!r}, which no known format does; "
-        "give an Azure CSV, Mooncake JSON lines or a CSV of start_seconds,requests_per_second"
+        "give an Azure CSV, Mooncake's or Qwen-Bailian's JSON lines, or a CSV of "
+        "start_seconds,requests_per_second"
     )
 
 
@@ -175,7 +184,7 @@ def _azure_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Iterator[TraceReq
         yield TraceRequest((at.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds(), *lengths)  # noqa: DTZ001
 
 
-def _mooncake_rows(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
+def _json_rows(path: Path, lines: Iterable[str], *, units_per_second: int) -> Iterator[TraceRequest]:
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
@@ -187,7 +196,7 @@ def _mooncake_rows(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
             raise InputFileError(f"--trace {str(path)!r}, line {number} is no JSON object; write one a line")
         line = _Line(path, number, row)
         lengths = line.tokens("input_length"), line.tokens("output_length")
-        yield TraceRequest(line.number("timestamp") / 1000, *lengths, line.hash_ids())
+        yield TraceRequest(line.number("timestamp") / units_per_second, *lengths, line.hash_ids())
 
 
 @dataclass(frozen=True, slots=True)

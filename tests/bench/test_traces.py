@@ -44,6 +44,20 @@ def test_mooncake_keeps_what_prompts_share(tmp_path: Path) -> None:
     assert [r.hash_ids for r in trace.requests] == [(0, 1), (0, 2, 3)]
 
 
+def test_bailian_is_in_seconds_and_in_blocks_of_16(tmp_path: Path) -> None:
+    rows = (
+        '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 30, "output_length": 2, '
+        '"type": "text", "turn": 1, "hash_ids": [7, 8]}\n'
+        '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 64.0, "input_length": 40, "output_length": 2, '
+        '"type": "text", "turn": 2, "hash_ids": [7, 9, 10]}\n'
+    )
+    trace = read_trace(write(tmp_path, rows))
+    assert (trace.format_name, trace.block_tokens) == ("bailian", 16)
+    assert [r.at_seconds for r in trace.requests] == [0, 2.5]
+    assert [r.hash_ids for r in trace.requests] == [(7, 8), (7, 9, 10)]
+    assert read_trace(write(tmp_path, MOONCAKE)).block_tokens == 512
+
+
 def test_rates_hold_until_the_next_window_and_the_last_as_long_as_the_one_before(tmp_path: Path) -> None:
     windows = read_trace(write(tmp_path, RATES)).windows
     assert [(w.start_seconds, w.end_seconds) for w in windows] == [(0, 600), (600, 1200), (1200, 1800)]

@@ -101,6 +101,41 @@ def test_a_manifest_brings_its_promise_and_a_measured_step_model_its_speed(
     assert fp8["step_model"]["base_milliseconds"] == pytest.approx(4.15, abs=0.1)
 
 
+def test_a_manifest_brings_its_model_and_replicas_too(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 4096}}\n  quantization: fp8\n"
+        "  tensorParallelSize: 2\n  kvCacheDtype: fp8\n  slo: {ttftMilliseconds: 900, percentile: 90}\n"
+    )
+    load = ["--gpu", "h100-80g", "--trace", str(trace), "--price", "3"]
+
+    def planned(*flags: str) -> dict[str, Any]:
+        assert main(["-f", str(service), *load, *flags, "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    found = planned("--slo", "ttft=800")
+    assert found["load"]["targets"] == {"ttft_milliseconds": 800.0, "tpot_milliseconds": None}
+    levers = [one["flags"].split("'")[0].strip() for one in found["load"]["levers"]]
+    # What the manifest pulls already is no lever.
+    assert "--quantization fp8" not in levers
+    assert "--kv-cache-dtype fp8" not in levers
+    assert "--tensor-parallel-size 4" in levers
+    assert found["load"]["levers"][0]["step_model"]["gpus"] == 2
+    # Flags go before the manifest.
+    assert planned("--tensor-parallel-size", "1")["load"]["levers"][0]["step_model"]["gpus"] == 1
+
+
+def test_without_a_model_and_a_manifest_there_is_no_plan(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--gpu", "h100-80g", "--trace", str(trace)]) == 2
+    assert "MODEL: a plan is of a model; give one, or a manifest with -f FILE" in capsys.readouterr().err
+
+
 def test_the_table_names_what_does_not_fit(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--gpu", "l4", "--max-model-len", "32768", "--trace", str(trace), "--price-per-gpu-hour", "1"]
     assert main([str(MODEL), *flags]) in (0, 1)

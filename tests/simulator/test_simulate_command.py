@@ -99,6 +99,13 @@ def test_a_manifest_brings_promise_and_bounds(
     assert report["objective"] == 0.9
     assert report["targets"] == {"ttft_milliseconds": 900.0, "tpot_milliseconds": None}
     assert report["mean_replicas"] == pytest.approx(3.0)
+    # What flags say goes before it.
+    other = simulated("--trace", trace, "-f", service, "--slo", "ttft=700ms,percentile=99", "--no-oracle")
+    assert other["objective"] == 0.99
+    assert other["targets"] == {"ttft_milliseconds": 700.0, "tpot_milliseconds": None}
+    made = simulated("--trace", trace, "-f", service, "--slo", "2", "--no-oracle")
+    assert made["objective"] == 0.9
+    assert None not in made["targets"].values()
 
 
 def test_rates_are_scaled_and_take_lengths_from_another_trace(
@@ -165,10 +172,6 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
         (["--trace", "TRACE", "--start-seconds", "500"], "--start-seconds=500 is not before"),
         (["--trace", "TRACE", "--min-replicas", "70"], "minReplicas"),
         (["--trace", "TRACE", "--step-model", "gpt"], "step model 'gpt' is neither"),
-        (
-            ["--trace", "TRACE", "--service", "TRACE", "--percentile", "90"],
-            "--percentile=90 does not go with",
-        ),
         (["--trace", "TRACE", "--service", "none"], "--service=none: cannot be read"),
         (["--trace", "TRACE", "--plot", "a.gif"], "--plot='a.gif' must end in"),
         (["--trace", "TRACE", "--json", "no/folder/out"], "there is no folder 'no/folder'"),
@@ -178,7 +181,7 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
         (["--trace", "TRACE", "--acceptance", "0.5"], "--acceptance=0.5 needs --num-speculative-tokens"),
         (
             ["--trace", "TRACE", "--ttft-milliseconds", "9", "--tpot-milliseconds", "9", "--slo-factor", "2"],
-            "--slo-factor=2.0 makes targets",
+            "--slo-factor=2 makes targets",
         ),
         (["--generate", "step", "--lengths", "none.csv"], "none.csv: cannot be read"),
     ],
@@ -199,3 +202,21 @@ def test_a_request_larger_than_the_cache_is_refused(
     path.write_text(json.dumps({**ROW, "prompt_tokens": 2_000_000}))
     assert main(["--trace", str(path)]) == 2
     assert "2000041 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "want"),
+    [
+        (["--slo", "ttft=50,p99=1"], "--slo: 'p99=1' is no part of a promise; write ttft=500,tpot=50"),
+        (["--slo", "percentile=100"], "--slo: '100' is out of range; give from 50 to 99"),
+        (["--slo", "ttft=5,ttft=6"], "--slo: 'ttft=6' comes a second time"),
+        (["--slo", "fast"], "--slo: 'fast' is not a number"),
+        (["--slo-factor", "2", "--slo", "3"], "--slo: --slo-factor is given already"),
+    ],
+)
+def test_a_promise_that_says_nothing_clear_is_refused(
+    trace: Path, capsys: pytest.CaptureFixture[str], flags: list[str], want: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--trace", str(trace), *flags])
+    assert want in capsys.readouterr().err

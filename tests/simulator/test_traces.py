@@ -45,6 +45,29 @@ def test_mooncake_rows_keep_their_hash_ids(tmp_path: Path) -> None:
     assert trace.arrivals[1] == Arrival(2.5, 100, 6, (0,), 512)
 
 
+def test_bailian_rows_are_in_seconds_and_in_blocks_of_16(tmp_path: Path) -> None:
+    path = tmp_path / "bailian.jsonl"
+    path.write_text(
+        '{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, '
+        '"output_length": 132, "type": "text", "turn": 1, "hash_ids": [1089, 1090]}\n'
+        '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 71.614, "input_length": 700, '
+        '"output_length": 10, "type": "text", "turn": 2, "hash_ids": [1089, 1091]}\n'
+    )
+    trace = read_trace(path)
+    assert isinstance(trace, Trace)
+    assert [one.at_seconds for one in trace.arrivals] == pytest.approx([0, 10.5])
+    assert [one.hash_ids for one in trace.arrivals] == [(1089, 1090), (1089, 1091)]
+    assert {one.hash_block_tokens for one in trace.arrivals} == {16}
+
+
+def test_blanks_around_the_columns_of_a_csv_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP, ContextTokens ,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    trace = read_trace(path)
+    assert isinstance(trace, Trace)
+    assert [one.prompt_tokens for one in trace.arrivals] == [374]
+
+
 def test_rows_of_our_own_format_may_say_how_long_their_blocks_are(tmp_path: Path) -> None:
     text = (
         '{"at_seconds": 0, "prompt_tokens": 40, "output_tokens": 2, "hash_ids": [3], "hash_block_tokens": 64}'

@@ -80,8 +80,8 @@ def _over_a_load(argv: list[str]) -> int:
     return int(simulate(argv))
 
 
-def build_parser() -> CommandParser:
-    """The flags of a plan without a load."""
+def build_parser(*, is_model_needed: bool = True) -> CommandParser:
+    """The flags of a plan without a load. is_model_needed: whether nothing else can name one."""
     parser = CommandParser(
         prog="headway plan",
         description="Show the arithmetic of a model's memory on a GPU or a machine, and bounds of its speed.",
@@ -90,7 +90,7 @@ def build_parser() -> CommandParser:
         raises=ConfigError,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL_HELP)
+    add("model", metavar="MODEL", help=MODEL_HELP, nargs=None if is_model_needed else "?")
     add_source_arguments(parser)
     where = parser.add_argument_group("the device (default: this machine's memory)").add_argument
     where("--gpu", choices=tuple(GPU_KINDS), help="kind of GPU: its memory, bandwidth and arithmetic")

@@ -1,0 +1,116 @@
+"""From flags and a manifest to the simulated service, and from a manifest to flags of `headway plan`."""
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import Any
+
+from headway_operator.errors import SpecError
+from headway_operator.manifests.runtime_template import runtime_arguments
+from headway_operator.names import API_VERSION, KIND
+from headway_operator.spec import Service, parse
+from headway_operator.state import Site
+from headway_operator.yaml_file import read_documents
+from headway_simulator.errors import OptionsError
+from headway_simulator.flags import DEFAULT_MAX_REPLICAS, DEFAULT_PERCENTILE, DEFAULT_SLO_FACTOR
+from headway_simulator.step_model import StepModel, idle_tpot_milliseconds, idle_ttft_milliseconds
+from headway_simulator.trace import Trace, percentile_of
+
+PROMPT_PERCENTILE = 99
+# Where a flag's value stands in a manifest.
+PLACES = {
+    "ttft_milliseconds": ("slo", "ttftMilliseconds"),
+    "tpot_milliseconds": ("slo", "tpotMilliseconds"),
+    "percentile": ("slo", "percentile"),
+    "min_replicas": ("scaling", "minReplicas"),
+    "max_replicas": ("scaling", "maxReplicas"),
+}
+TARGETS = ("ttft_milliseconds", "tpot_milliseconds")
+# What of a replica's flags a plan asks for. Limits of its batch are left to what fits.
+PLANNED_FLAGS = (
+    *("--dtype", "--quantization", "--weight-compression", "--max-model-len", "--max-num-batched-tokens"),
+    *("--tensor-parallel-size", "--kv-cache-dtype", "--speculative-config", "--kv-offloading-size"),
+    *("--max-loras", "--max-cpu-loras", "--max-lora-rank"),
+)
+PLANNED_SWITCHES = ("--enable-lora",)
+_ANYWHERE = Site("kubernetes", "", "", "", (), 0)
+
+
+def service_of(options: argparse.Namespace, trace: Trace, model: StepModel) -> Service:
+    """That of `--service`, or one of the spec's own defaults; what flags say goes before either.
+
+    Targets that neither gives are made of idle latencies; those of a manifest stay as they are, unless
+    `--slo-factor` asks for others. Raises OptionsError.
+    """
+    is_made = options.service is None
+    manifest = _default_manifest() if is_made else _read_manifest(options.service)
+    where = "the flags" if is_made else f"--service={str(options.service)!r}"
+    given = {name: value for name in PLACES if (value := getattr(options, name)) is not None}
+    if all(name in given for name in TARGETS) and options.slo_factor is not None:
+        raise OptionsError(
+            f"--slo-factor={options.slo_factor:g} makes targets, and both are given; leave one of the three "
+            "out"
+        )
+    if is_made or options.slo_factor is not None:
+        factor = DEFAULT_SLO_FACTOR if options.slo_factor is None else options.slo_factor
+        budget = _parsed(manifest, where).spec.batching.max_num_batched_tokens.max
+        given = {**_idle_targets(trace, model, budget, factor), **given}
+    for name, value in given.items():
+        group, field = PLACES[name]
+        part = manifest["spec"].setdefault(group, {})
+        if isinstance(part, dict):
+            part[field] = value
+    return _parsed(manifest, where)
+
+
+def planned_arguments(path: Path) -> list[str]:
+    """MODEL and flags of `headway plan` for the replicas of a manifest. Raises OptionsError."""
+    service = _parsed(_read_manifest(path), f"--service={str(path)!r}")
+    serving = runtime_arguments(service, _ANYWHERE)
+    flags = [one for one in serving if one in PLANNED_SWITCHES]
+    for flag, value in itertools.pairwise(serving):
+        if flag in PLANNED_FLAGS:
+            flags += [flag, value]
+    return [service.spec.model.revised_source, *flags]
+
+
+def _default_manifest() -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "simulated"},
+        "spec": {
+            "model": {"source": "/simulated"},
+            "slo": {"percentile": DEFAULT_PERCENTILE, "ttftMilliseconds": 1, "tpotMilliseconds": 1},
+            "scaling": {"minReplicas": 1, "maxReplicas": DEFAULT_MAX_REPLICAS},
+        },
+    }
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Its one document, with a spec that fields can be put into."""
+    try:
+        documents = read_documents(path)
+    except SpecError as error:
+        raise OptionsError(f"--service={error}") from error
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise OptionsError(f"--service={str(path)!r} is no manifest; write one InferenceService")
+    [manifest] = documents
+    if not isinstance(manifest.get("spec"), dict):
+        _parsed(manifest, f"--service={str(path)!r}")
+    return manifest
+
+
+def _idle_targets(trace: Trace, model: StepModel, budget: int, factor: float) -> dict[str, int]:
+    """Multiples of what a request of the P99 prompt's length takes where no other is; a millisecond at least,
+    since a small model on a large GPU takes less."""
+    prompt = round(percentile_of((one.prompt_tokens for one in trace.arrivals), PROMPT_PERCENTILE))
+    idle = (idle_ttft_milliseconds(model, prompt, budget), idle_tpot_milliseconds(model, prompt))
+    return {name: max(1, round(factor * one)) for name, one in zip(TARGETS, idle, strict=True)}
+
+
+def _parsed(manifest: dict[str, Any], where: str) -> Service:
+    try:
+        return parse(manifest)
+    except SpecError as error:
+        raise OptionsError(f"{where}: {error}") from error
