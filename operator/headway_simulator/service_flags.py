@@ -95,7 +95,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise OptionsError(f"--service={error}") from error
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise OptionsError(f"--service={str(path)!r} is no manifest; write one InferenceService")
-    [manifest] = documents
+    manifest: dict[str, Any] = documents[0]
     if not isinstance(manifest.get("spec"), dict):
         _parsed(manifest, f"--service={str(path)!r}")
     return manifest
