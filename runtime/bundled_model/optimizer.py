@@ -12,13 +12,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from bundled_model.precision import training_dtype
+
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalized(gradient: Tensor, steps: int = 5) -> Tensor:
     """The gradient [rows, columns] with its singular values pushed near one."""
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
-    x = gradient.bfloat16()
+    x = gradient.to(training_dtype())
     is_tall = x.shape[0] > x.shape[1]
     if is_tall:
         x = x.T

@@ -21,6 +21,7 @@ from bundled_model.export import export, load_exported
 from bundled_model.network import DRAFT_NAME, TARGET_NAME, Network, shape_of
 from bundled_model.optimizer import TwoOptimizers
 from bundled_model.packing import Batch, Packer
+from bundled_model.precision import mixed_precision
 from bundled_model.recipe import TOKENS_PER_STEP, Recipe, recipe_of
 from bundled_model.tokenizer import train_tokenizer
 from bundled_model.workers import Worker, run_workers
@@ -95,15 +96,15 @@ def new_trainer(
 
 
 def loss_function(network: Network, teacher: Network | None) -> LossFunction:
-    """The weighted mean loss over (inputs, next tokens, weights), in bfloat16 where that is safe."""
+    """The weighted mean loss over (inputs, next tokens, weights), in bfloat16 where that is safe and fast."""
 
     def loss_of(inputs: Tensor, next_tokens: Tensor, weights: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             logits = network(inputs)
         flat = logits.float().flatten(0, 1)
         losses = functional.cross_entropy(flat, next_tokens.flatten(), reduction="none")
         if teacher is not None:
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad(), mixed_precision():
                 wanted = teacher(inputs).float().flatten(0, 1).softmax(-1)
             losses = 0.5 * losses + 0.5 * functional.cross_entropy(flat, wanted, reduction="none")
         return (losses * weights.flatten()).sum() / weights.sum()
