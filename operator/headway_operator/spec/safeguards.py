@@ -58,7 +58,7 @@ class Monitoring(SpecModel):
         for key in labels:
             if re.fullmatch(LABEL_KEY_PATTERN, key) is None:
                 raise ValueError(
-                    f"{key!r} is not a label's key; write NAME or PREFIX/NAME, where PREFIX is a DNS name and "
+                    f"{key!r} is not a label's key; write NAME or PREFIX/NAME, PREFIX a DNS name and "
                     "NAME at most 63 letters, digits, '-', '_' and '.', a letter or digit first and last"
                 )
             if key in names.service_labels(""):
