@@ -182,10 +182,13 @@ def test_a_port_in_use_is_one_line_and_status_2(model_folder: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_model_that_the_memory_cannot_hold_is_status_4_and_the_arithmetic(model_folder: Path) -> None:
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_a_model_that_the_memory_cannot_hold_is_status_4_and_the_arithmetic(
+    model_folder: Path, fronts: int
+) -> None:
     """The engine process finds out; the server hands on its status, by which a supervisor knows."""
     flags = ("--port=0", "--device=cpu", "--load-format=dummy", f"--kv-cache-memory-bytes={2**50}")
-    ended = serve(str(model_folder), *flags)
+    ended = serve(str(model_folder), *flags, f"--api-server-count={fronts}")
     assert ended.returncode == DoesNotFitError.exit_status
     assert "headway serve: kv_cache_memory_bytes=1125899906842624 is more than the" in ended.stderr
     assert "lower --kv-cache-memory-bytes, to no less than" in ended.stderr
