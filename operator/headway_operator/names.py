@@ -57,6 +57,7 @@ GROUP_SET_LABEL = "leaderworkerset.sigs.k8s.io/name"
 GROUP_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/group-index"
 # How `headway serve` and `headway fetch` end when a model could not be fetched (docs/contract.md).
 EXIT_STATUS_FETCH = 3
+EXIT_STATUS_DOES_NOT_FIT = 4
 
 OPERATOR_KEY_SECRET = "headway-admin-key"
 PUBLIC_KEY_FILE = "public.pem"

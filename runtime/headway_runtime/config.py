@@ -16,6 +16,7 @@ LoadFormat = Literal["auto", "dummy"]
 KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
 # auto: bfloat16 weights in 12 bits each, without loss, where products read them so.
 WeightCompression = Literal["auto", "none"]
+MemoryCheck = Literal["enforce", "warn"]
 SpeculativeMethod = Literal["draft_model", "ngram"]
 
 
@@ -178,6 +179,7 @@ class EngineConfig:
         its priority is better; at least 0.
     kv_cache_dtype: how keys and values are kept; "auto": as the checkpoint says, else as the model computes.
     weight_compression: "none" keeps bfloat16 weights in 16 bits, also where products could read 12.
+    memory_check: what is done with a model that will not fit, by the arithmetic.
     enable_prefix_caching: whether requests use KV that others computed for the same beginning.
     structured_output_timeout_seconds: how long compiling one request's grammar may take.
     speculative: None for an engine that guesses no tokens.
@@ -212,6 +214,7 @@ class EngineConfig:
     seed: int = 0
     quantization: str = "auto"
     weight_compression: WeightCompression = "auto"
+    memory_check: MemoryCheck = "enforce"
     parallel: ParallelConfig = ParallelConfig()
     enforce_eager: bool = False
     cuda_graph_sizes: tuple[int, ...] | None = None

@@ -13,6 +13,7 @@ from headway_runtime.config import (
     EngineConfig,
     KVCacheDtype,
     LoadFormat,
+    MemoryCheck,
     ParallelConfig,
     WeightCompression,
 )
@@ -27,6 +28,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
     assert options.dtype in get_args(Dtype)
     assert options.load_format in get_args(LoadFormat)
     assert options.kv_cache_dtype in get_args(KVCacheDtype)
+    assert options.memory_check in get_args(MemoryCheck)
     assert options.weight_compression in get_args(WeightCompression)
     return EngineConfig(
         model_path=options.model_path,
@@ -44,6 +46,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         long_prefill_share=options.long_prefill_share,
         priority_ageing_seconds=options.priority_ageing_seconds,
         weight_compression=options.weight_compression,  # type: ignore[arg-type]
+        memory_check=options.memory_check,  # type: ignore[arg-type]
         kv_cache_dtype=options.kv_cache_dtype,  # type: ignore[arg-type]
         enable_prefix_caching=options.enable_prefix_caching,
         structured_output_timeout_seconds=options.structured_output_timeout_seconds,

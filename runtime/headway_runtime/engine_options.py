@@ -20,6 +20,7 @@ from headway_runtime.config import (
     KVCacheDtype,
     Limits,
     LoraConfig,
+    MemoryCheck,
     OffloadConfig,
     ParallelConfig,
     SpeculativeConfig,
@@ -67,6 +68,7 @@ class EngineOptions:
     long_prefill_share: float
     priority_ageing_seconds: float
     weight_compression: str
+    memory_check: str
     kv_cache_dtype: str
     enable_prefix_caching: bool
     structured_output_timeout_seconds: float
@@ -107,6 +109,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: on a CPU whose products can read them so, bfloat16 weights are kept in 12 bits each, "
         "without any loss; none: in 16 (default %(default)s)",
+    )
+    add(
+        "--memory-check",
+        choices=get_args(MemoryCheck),
+        default="enforce",
+        help="of a model that the free memory cannot hold, by the arithmetic of `headway plan`: enforce ends "
+        "before it is loaded, with exit status 4; warn tries (default %(default)s)",
     )
     add(
         "--generation-config",
@@ -282,6 +291,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         long_prefill_share=arguments.long_prefill_share,
         priority_ageing_seconds=arguments.priority_ageing_seconds,
         weight_compression=arguments.weight_compression,
+        memory_check=arguments.memory_check,
         kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=arguments.enable_prefix_caching,
         structured_output_timeout_seconds=arguments.structured_output_timeout_seconds,

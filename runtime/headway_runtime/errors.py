@@ -2,6 +2,7 @@
 
     HeadwayRuntimeError
     ├── ConfigError               a flag or config value is wrong; the process does not start
+    │   └── DoesNotFitError       the memory there is cannot hold the model as it is asked for
     ├── ModelLoadError            the model's files are missing, damaged or of an unknown architecture
     ├── ModelFetchError           the model's files cannot be brought to this machine
     │   ├── SourceRefusedError    its source says no: there is no such model, or no right to it
@@ -58,6 +59,12 @@ class HeadwayRuntimeError(Exception):
 
 class ConfigError(HeadwayRuntimeError):
     """A flag, environment variable or config value is not usable."""
+
+
+class DoesNotFitError(ConfigError):
+    """The memory that is free cannot hold the model: the arithmetic, and the nearest that fits."""
+
+    exit_status = 4  # told apart by who supervises the process: the remedy is another size, or more memory
 
 
 class ModelLoadError(HeadwayRuntimeError):

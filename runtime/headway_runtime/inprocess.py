@@ -62,6 +62,7 @@ class EngineKeywords(TypedDict, total=False):
     load_format: Literal["auto", "dummy"]
     quantization: Literal["auto", "none", "fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
     weight_compression: Literal["auto", "none"]
+    memory_check: Literal["enforce", "warn"]
     generation_config: Literal["auto", "none", "vllm"]
     max_model_len: int | None
     max_num_seqs: int
@@ -415,9 +416,9 @@ class Engine:
 def _end_with_ranks(thread: EngineThread, watch: RankWatch) -> None:
     """A thread that waits for requests must hear of it, too."""
 
-    def fail(message: str, is_config: bool) -> None:  # noqa: FBT001 - the type of the callback
+    def fail(message: str, status: int) -> None:
         thread.fail(message)
 
     watch.on_failure = fail
     if watch.failure is not None:
-        fail(watch.failure, watch.is_config_failure)
+        fail(watch.failure, watch.failure_status)

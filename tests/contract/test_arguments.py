@@ -32,6 +32,7 @@ FULL: dict[str, Any] = {
     "dtype": "float32",
     "quantization": "int4",
     "weightCompression": "none",
+    "memoryCheck": "Warn",
     "device": "cpu",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 50, "percentile": 90},
     "scaling": {"minReplicas": 1, "maxReplicas": 3},
@@ -90,6 +91,7 @@ def test_every_field_of_the_spec_arrives_at_the_engine() -> None:
     engine = options.engine
     assert (engine.dtype, engine.device, engine.max_model_len) == ("float32", "cpu", 512)
     assert (engine.quantization, engine.weight_compression) == ("int4", "none")
+    assert engine.memory_check == "warn"
     assert engine.envelope == Envelope(16, 1024, 3)
     assert engine.limits == Limits(4, 128, 3)
     assert engine.speculative == SpeculativeConfig(

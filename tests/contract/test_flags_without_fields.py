@@ -20,6 +20,7 @@ SPECS: tuple[dict[str, Any], ...] = (
         "model": {"source": "/m", "maxModelLen": 512},
         "quantization": "int8",
         "weightCompression": "none",
+        "memoryCheck": "Warn",
         "kvCacheMemory": "1Gi",
         "kvCacheDtype": "int8",
         "kvOffload": {"hostMemory": "1Gi", "disk": {"size": "1Gi"}},

@@ -8,7 +8,7 @@ import pytest
 
 from headway_runtime import cleared_memory, kv_budget, runner, start_memory
 from headway_runtime.config import Envelope, Limits, SpeculativeConfig
-from headway_runtime.errors import ConfigError
+from headway_runtime.errors import ConfigError, DoesNotFitError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
 from headway_runtime.model_config import read_model_config
 from headway_runtime.quantization.choice import choose_quantization
@@ -111,6 +111,15 @@ def test_a_draft_counts(admit: Any, fixture_folder: Any) -> None:
     draft = SpeculativeConfig("draft_model", str(fixture_folder("llama-3.2-1b")))
     with pytest.raises(ConfigError, match=r"weights 17.27 GiB"):
         admit(17 * GIB, speculative=draft)
+
+
+def test_a_check_that_only_warns_lets_it_try(admit: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DoesNotFitError, match="the model does not fit"):
+        admit(12 * GIB)
+    assert not caplog.records
+    admit(12 * GIB, memory_check="warn")
+    assert "the model does not fit: weights 14.96 GiB" in caplog.text
+    assert "nearest that fits: --quantization fp8" in caplog.text
 
 
 def test_an_engine_is_refused_before_it_opens_its_weights(

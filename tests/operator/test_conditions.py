@@ -347,6 +347,30 @@ def test_is_written_for_what_lasts(world: World, change: dict[str, Any]) -> None
     assert conditions.worth_writing(first, world.status(NOW + 1), NOW + 1)
 
 
+def test_a_decision_says_what_the_load_asks_for_and_since_when_it_stands(world: World) -> None:
+    def pass_at(at: float, **changes: Any) -> dict[str, Any]:
+        world.decision = replace(STEADY, at=at, **changes)
+        world.previous = world.status(at)
+        last: dict[str, Any] = world.previous["lastDecision"]
+        return last
+
+    assert "candidateReplicas" not in pass_at(NOW, evidence={})
+    blocked: dict[str, Any] = {"blocker": "AtMaxReplicas", "evidence": {"recommended_replicas": 5}}
+    first = pass_at(NOW + 5, **blocked)
+    assert (first["replicas"], first["candidateReplicas"], first["since"]) == (2, 5, "2027-01-15T08:00:05Z")
+    later = pass_at(NOW + 10, **(blocked | {"evidence": {"recommended_replicas": 6}}))
+    assert (later["time"], later["since"]) == ("2027-01-15T08:00:10Z", "2027-01-15T08:00:05Z")
+    assert later["candidateReplicas"] == 6
+    assert pass_at(NOW + 15)["since"] == "2027-01-15T08:00:15Z"
+
+
+def test_a_candidate_that_moves_is_no_cause_to_write(world: World) -> None:
+    world.decision = replace(STEADY, evidence={"recommended_replicas": 3})
+    world.previous = world.status(NOW)
+    world.decision = replace(STEADY, evidence={"recommended_replicas": 4})
+    assert not conditions.worth_writing(world.previous, world.status(NOW + 1), NOW + 1)
+
+
 def test_a_refused_spec_keeps_what_serves_and_names_the_field(world: World) -> None:
     world.previous = world.status(NOW)
     manifest = {**world.build.manifest(generation=4), "status": world.previous}

@@ -29,6 +29,7 @@ FULL_SPEC = {
     "dtype": "bfloat16",
     "quantization": "fp8",
     "weightCompression": "none",
+    "memoryCheck": "Warn",
     "slo": {"ttftMilliseconds": 300, "tpotMilliseconds": 40, "percentile": 90},
     "batching": {
         "maxNumSeqs": {"max": 128, "initial": 8},

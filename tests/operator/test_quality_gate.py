@@ -238,6 +238,7 @@ CHANGES: dict[str, tuple[dict[str, Any], bool]] = {
     "batching": ({"batching": {"maxNumSeqs": {"max": 8}}}, False),
     "drain": ({"drainTimeoutSeconds": 5}, False),
     "weights without loss": ({"weightCompression": "none"}, False),
+    "what memory may not hold": ({"memoryCheck": "Warn"}, False),
     "prefix cache": ({"prefixCaching": False}, False),
     "resources": ({"resources": {"limits": {"cpu": 2}}}, False),
     "time": ({"quality": {"timeoutSeconds": 60, "resources": {"limits": {"cpu": 2}}}}, False),

@@ -25,6 +25,7 @@ SPEC = {
     },
     "quantization": "awq",
     "weightCompression": "none",
+    "memoryCheck": "Warn",
     "kvCacheDtype": "fp8",
     "device": "cuda",
     "resources": {"limits": {"nvidia.com/gpu": 1}},

@@ -128,6 +128,24 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
         ),
         pytest.param({"replicas": -1}, "spec.replicas", "got -1", id="negative replicas"),
         pytest.param(
+            {"monitoring": {"labels": {"re lease": "stack"}}},
+            "spec.monitoring.labels",
+            "'re lease' is not a label's key; write NAME or PREFIX/NAME",
+            id="no key of a label",
+        ),
+        pytest.param(
+            {"monitoring": {"labels": {"release": "a stack"}}},
+            "spec.monitoring.labels.release",
+            "got 'a stack'",
+            id="no value of a label",
+        ),
+        pytest.param(
+            {"monitoring": {"labels": {"serving.headway.dev/service": "other"}}},
+            "spec.monitoring.labels",
+            "'serving.headway.dev/service' is set by Headway; remove it",
+            id="a label of Headway's own",
+        ),
+        pytest.param(
             {"speculative": {}}, "spec.speculative", "set speculative.draft.source", id="nobody guesses"
         ),
         pytest.param(

@@ -241,7 +241,14 @@ def failures() -> Iterator[Facts]:
 
 def local_processes() -> Iterator[Facts]:
     """What `headway up` says has the same words."""
-    for ending in ((-9, "not ready", 0), (-9, "/health failed", 0), (-9, "", 1), (3, "", 0), (1, "", 0)):
+    for ending in (
+        (-9, "not ready", 0),
+        (-9, "/health failed", 0),
+        (-9, "", 1),
+        (3, "", 0),
+        (1, "", 0),
+        (4, "", 0),
+    ):
         reason, message = explain_exit(*ending, "boom")
         crashed = replace(ready(), phase="failed", ready_at=None, reason=reason, message=message)
         yield told(Observed(replicas=(crashed,)))

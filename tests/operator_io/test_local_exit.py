@@ -22,6 +22,7 @@ from headway_operator.cluster.local_exit import count_oom_kills, explain_exit, l
             "",
             ("LivenessProbeFailed", "killed because it was /health failed"),
         ),
+        (4, "", 0, "16 GiB", ("DoesNotFit", "the memory cannot hold the model; last line: 16 GiB")),
         (3, "", 0, "404", ("ModelFetchFailed", "the model could not be fetched; last line: 404")),
     ],
     ids=[
@@ -32,6 +33,7 @@ from headway_operator.cluster.local_exit import count_oom_kills, explain_exit, l
         "out-of-memory",
         "by-its-supervisor",
         "not-alive",
+        "does-not-fit",
         "fetch",
     ],
 )

@@ -29,6 +29,17 @@ SERVICE = {
         "display": {"replicas": "3/3", "ttft": "P95 300/500 ms"},
         "conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "message": "3 of 3"}],
         "recommendation": "prefill alone takes 640 ms",
+        "lastDecision": {
+            "time": "2027-01-15T08:01:00Z",
+            "since": "2027-01-15T08:00:00Z",
+            "replicas": 3,
+            "candidateReplicas": 4,
+            "maxNumSeqs": 64,
+            "maxNumBatchedTokens": 2048,
+            "cause": "AtMaxReplicas",
+            "blocker": "AtMaxReplicas",
+            "message": "12.50 requests/s expected, 3.00 per replica",
+        },
     },
 }
 OBJECTS: dict[str, Any] = {
@@ -83,6 +94,10 @@ def test_conditions_advice_and_the_last_decisions_are_told(
     assert "team/demo: replicas 3/3, ttft P95 300/500 ms" in told
     assert "Ready is True (Serving): 3 of 3" in told
     assert "recommended: prefill alone takes 640 ms" in told
+    assert (
+        "wanted since 2027-01-15T08:00:00Z: 3 replicas (the load asks for 4), 64 sequences, 2048 tokens: "
+        "AtMaxReplicas, blocked by AtMaxReplicas\n  12.50 requests/s expected, 3.00 per replica\n"
+    ) in told
     assert "AtMaxReplicas, blocked by AtMaxReplicas: 3 replicas, 64 sequences, 2048 tokens" in told
     assert "recommended_replicas 4" in told
     assert "Steady" not in told

@@ -18,7 +18,7 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from headway_runtime.errors import ConfigError, EngineDeadError
+from headway_runtime.errors import ConfigError, DoesNotFitError, EngineDeadError
 from headway_runtime.inprocess import Engine
 from headway_runtime.parallel import leader
 from headway_runtime.parallel.tensor_group import TensorGroup, open_group
@@ -238,6 +238,15 @@ def test_a_node_that_does_not_come_is_named(serve: Any, wait_until: Any) -> None
     alone = node(serve, free_port(), 1, 2, "--distributed-timeout-seconds", "0.5")
     assert alone.process.wait(START_SECONDS) == 1
     wait_until(lambda: "rank 0 does not listen on 127.0.0.1" in alone.log, 5)
+
+
+def test_ranks_that_do_not_fit_end_their_server_with_that_status() -> None:
+    """Whichever of the ranks is the first to say so."""
+    flags = ["-tp", "2", "--port=0", "--device=cpu", f"--kv-cache-memory-bytes={2**50}"]
+    command = [sys.executable, "-m", "headway", "serve", MODEL, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+    assert done.returncode == DoesNotFitError.exit_status
+    assert "kv_cache_memory_bytes=1125899906842624 is more than the" in done.stderr
 
 
 @pytest.mark.parametrize(

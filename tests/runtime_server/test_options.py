@@ -12,7 +12,7 @@ import pytest
 
 from headway_runtime.config import Envelope, Limits
 from headway_runtime.cpus import usable_cpus
-from headway_runtime.errors import ConfigError, HeadwayRuntimeError
+from headway_runtime.errors import ConfigError, DoesNotFitError, HeadwayRuntimeError
 from headway_runtime.server.http_options import HttpOptions
 from headway_runtime.server.options import ServeOptions, parse_options
 
@@ -179,6 +179,19 @@ def test_a_port_in_use_is_one_line_and_status_2(model_folder: Path) -> None:
         ended = serve(str(model_folder), f"--port={port}", "--load-format=dummy")
     assert ended.returncode == 2
     assert f"--port={port}: cannot listen" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_a_model_that_the_memory_cannot_hold_is_status_4_and_the_arithmetic(
+    model_folder: Path, fronts: int
+) -> None:
+    """The engine process finds out; the server hands on its status, by which a supervisor knows."""
+    flags = ("--port=0", "--device=cpu", "--load-format=dummy", f"--kv-cache-memory-bytes={2**50}")
+    ended = serve(str(model_folder), *flags, f"--api-server-count={fronts}")
+    assert ended.returncode == DoesNotFitError.exit_status
+    assert "headway serve: kv_cache_memory_bytes=1125899906842624 is more than the" in ended.stderr
+    assert "lower --kv-cache-memory-bytes, to no less than" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

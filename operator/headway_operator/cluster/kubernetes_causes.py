@@ -12,13 +12,15 @@ from datetime import datetime
 from typing import Any
 
 from headway_operator.errors import is_refused_by_admission
-from headway_operator.names import EXIT_STATUS_FETCH
+from headway_operator.names import EXIT_STATUS_DOES_NOT_FIT, EXIT_STATUS_FETCH
 from headway_operator.state import Loss
 
 Pod = Mapping[str, Any]
 Cause = tuple[str, str]
 NO_CAUSE: Cause = ("", "")
 MAX_MESSAGE_CHARACTERS = 500
+# The arithmetic of what does not fit, with the nearest that does at its end.
+MAX_FIT_CHARACTERS = 1000
 # How a container ends that was asked to: by itself after SIGTERM, by SIGTERM, by SIGKILL.
 EXIT_STATUSES_OF_KILLED = frozenset((0, 128 + signal.SIGTERM, 128 + signal.SIGKILL))
 # A container that waits for one of these does so because something is in order, only not yet.
@@ -64,9 +66,9 @@ def seconds_of(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def one_line(text: str) -> str:
-    """A message without its line breaks, of bounded length."""
-    return " ".join(text.split())[:MAX_MESSAGE_CHARACTERS]
+def one_line(text: str, most: int = MAX_MESSAGE_CHARACTERS) -> str:
+    """A message without its line breaks, of at most so many characters."""
+    return " ".join(text.split())[:most]
 
 
 def condition(thing: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -134,6 +136,8 @@ def ended(
         return OTHER_WAITING_REASON, one_line(_of(pod, status, f"{told}{last_line}"))
     if exit_code == EXIT_STATUS_FETCH:
         return "ModelFetchFailed", one_line(f"the model could not be fetched{last_line}")
+    if exit_code == EXIT_STATUS_DOES_NOT_FIT:
+        return "DoesNotFit", one_line(f"the memory cannot hold the model{last_line}", MAX_FIT_CHARACTERS)
     if (probe := killed_by_probe(terminated, events)) != NO_CAUSE:
         return probe
     if exit_code > 128 and exit_code - 128 in set(signal.Signals):

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from headway_operator.names import EXIT_STATUS_FETCH
+from headway_operator.names import EXIT_STATUS_DOES_NOT_FIT, EXIT_STATUS_FETCH
 
 TAIL_BYTES = 4096
 VMSTAT = Path("/proc/vmstat")
@@ -30,6 +30,8 @@ def explain_exit(
         cause = f"ended by {signal.Signals(-returncode).name}"
     elif returncode == EXIT_STATUS_FETCH:
         reason, cause = "ModelFetchFailed", "the model could not be fetched"
+    elif returncode == EXIT_STATUS_DOES_NOT_FIT:
+        reason, cause = "DoesNotFit", "the memory cannot hold the model"
     else:
         cause = f"exited with status {returncode}"
     return reason, f"{cause}; last line: {last_line}" if last_line else cause

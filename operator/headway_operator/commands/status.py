@@ -70,6 +70,7 @@ def page(service: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]], *, 
     ]
     if advice := status.get("recommendation"):
         lines.append(f"recommended: {advice}")
+    lines += _last_decision(status.get("lastDecision") or {})
     lines.append(
         "decisions:" if decisions else "no decision is kept yet; the checkpoint is a minute old at most"
     )
@@ -82,6 +83,19 @@ def page(service: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]], *, 
         if has_inputs:
             lines += [f"    {name} {value:g}" for name, value in one["inputs"].items()]
     return "\n".join(lines)
+
+
+def _last_decision(last: Mapping[str, Any]) -> list[str]:
+    """What stands now; nothing for a service that no pass has decided on."""
+    if last.get("replicas") is None:
+        return []
+    since = f"since {last['since']}: " if last.get("since") else ""
+    candidate = last.get("candidateReplicas")
+    asked = "" if candidate is None else f" (the load asks for {candidate})"
+    blocker = f", blocked by {last['blocker']}" if last.get("blocker") else ""
+    limits = f"{last.get('maxNumSeqs')} sequences, {last.get('maxNumBatchedTokens')} tokens"
+    wanted = f"{last['replicas']} replicas{asked}, {limits}"
+    return [f"wanted {since}{wanted}: {last.get('cause')}{blocker}", f"  {last.get('message')}"]
 
 
 def _parser() -> CommandParser:

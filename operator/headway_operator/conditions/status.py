@@ -107,15 +107,7 @@ def status(
         "rollout": rollout_status(rollout.record),
         **({"startup": starts} if starts else {}),
         **({"recommendation": decision.advice} if decision.advice else {}),
-        "lastDecision": {
-            "time": timestamp(decision.at),
-            "replicas": decision.replicas,
-            "maxNumSeqs": decision.limits.max_num_seqs,
-            "maxNumBatchedTokens": decision.limits.max_num_batched_tokens,
-            "cause": decision.cause,
-            "message": decision.message,
-            "blocker": decision.blocker,
-        },
+        "lastDecision": _last_decision(decision, service.status.get("lastDecision") or {}),
         "display": {
             "replicas": f"{num_ready}/{wanted}",
             "ttft": _display(decision.ttft, percentile),
@@ -123,6 +115,26 @@ def status(
             **({} if gate is None else {"quality": _QUALITY_WORDS[gate.reason]}),
         },
         "updatedAt": timestamp(now),
+    }
+
+
+def _last_decision(decision: Decision, before: Mapping[str, Any]) -> dict[str, Any]:
+    """before: the one that the last status had; what says the same keeps its `since`."""
+    said = {
+        "replicas": decision.replicas,
+        "maxNumSeqs": decision.limits.max_num_seqs,
+        "maxNumBatchedTokens": decision.limits.max_num_batched_tokens,
+        "cause": decision.cause,
+        "blocker": decision.blocker,
+    }
+    stands = bool(before.get("since")) and all(before.get(key) == value for key, value in said.items())
+    candidate = decision.evidence.get("recommended_replicas")
+    return {
+        "time": timestamp(decision.at),
+        "since": before["since"] if stands else timestamp(decision.at),
+        **said,
+        **({} if candidate is None else {"candidateReplicas": int(candidate)}),
+        "message": decision.message,
     }
 
 
@@ -192,7 +204,7 @@ def _lasting(written_status: Mapping[str, Any]) -> dict[str, Any]:
     lasting["lastDecision"] = {
         key: value
         for key, value in (written_status.get("lastDecision") or {}).items()
-        if key not in ("time", "message")
+        if key not in ("time", "message", "candidateReplicas")
     }
     latencies = written_status.get("slo") or {}
     lasting["targets"] = {name: (latency or {}).get("target") for name, latency in latencies.items()}

@@ -35,7 +35,7 @@ OF_A_SERVER = ("ports", "startupProbe", "readinessProbe", "livenessProbe", "life
 # What a replica is told that makes its answers what they are; the evaluation is told the same.
 ENGINE_FLAGS = (
     *("--dtype", "--device", "--quantization", "--max-model-len", "--kv-cache-dtype"),
-    *("--speculative-config", "--tensor-parallel-size", "--weight-compression"),
+    *("--memory-check", "--speculative-config", "--tensor-parallel-size", "--weight-compression"),
 )
 SERVER_VOLUMES = frozenset((pod.ADMIN_VOLUME, API_KEYS_VOLUME))
 

@@ -135,13 +135,7 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
         arguments += ["--tensor-parallel-size", str(spec.tensor_parallel_size)]
     if spec.nodes_per_replica > 1:
         arguments += node_arguments(spec.nodes_per_replica)
-    if spec.kv_cache_dtype != "auto":
-        arguments += ["--kv-cache-dtype", spec.kv_cache_dtype]
-    if spec.kv_cache_memory is not None:
-        arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
-    if not spec.prefix_caching:
-        arguments.append("--no-enable-prefix-caching")
-    arguments += kv_offload.arguments(spec)
+    arguments += _memory_arguments(spec)
     if spec.speculative is not None:
         arguments += ["--speculative-config", _speculative_config(spec, spec.speculative)]
     if spec.lora is not None:
@@ -150,6 +144,18 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
         arguments += ["--api-key-file", f"{API_KEYS_FOLDER}/{spec.auth.api_keys_secret_ref.key}"]
     arguments += ["--drain-timeout-seconds", str(spec.drain_timeout_seconds)]
     return arguments + pod.admin_arguments(service, site)
+
+
+def _memory_arguments(spec: InferenceServiceSpec) -> list[str]:
+    """What the KV cache is, and what is done where it does not fit beside the weights."""
+    arguments = [] if spec.kv_cache_dtype == "auto" else ["--kv-cache-dtype", spec.kv_cache_dtype]
+    if spec.kv_cache_memory is not None:
+        arguments += ["--kv-cache-memory-bytes", str(int(parse_quantity(spec.kv_cache_memory)))]
+    if spec.memory_check != "Enforce":
+        arguments += ["--memory-check", spec.memory_check.lower()]
+    if not spec.prefix_caching:
+        arguments.append("--no-enable-prefix-caching")
+    return arguments + kv_offload.arguments(spec)
 
 
 def _speculative_config(spec: InferenceServiceSpec, speculative: Speculative) -> str:

@@ -1,10 +1,10 @@
 """Names what is judged by a hash of what the user wrote, the image that runs it, and the files it is given.
 
 What changes no answer is not in it: batch limits, replicas, targets, keys, drain time, labels, resources,
-where prefixes are kept, bits of weights that nothing is lost by, how it is rolled out; nor adapters, which
-are not judged. Fields that a later version adds are, until somebody says otherwise: judging once too often is
-the smaller fault. What a newer operator renders differently is not either, so that an upgrade judges nothing
-anew.
+what is done where memory may not do, where prefixes are kept, bits of weights that nothing is lost by, how it
+is rolled out; nor adapters, which are not judged. Fields that a later version adds are, until somebody says
+otherwise: judging once too often is the smaller fault. What a newer operator renders differently is not
+either, so that an upgrade judges nothing anew.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from headway_operator.spec.safeguards import SAFEGUARDS
 NOT_JUDGED: dict[str, Any] = {
     **dict.fromkeys(("slo", "replicas", "scaling", "batching", "kv_cache_memory", "resources"), True),
     **dict.fromkeys(("auth", "drain_timeout_seconds", "lora"), True),
-    **dict.fromkeys(("prefix_caching", "kv_offload", "weight_compression"), True),
+    **dict.fromkeys(("prefix_caching", "kv_offload", "weight_compression", "memory_check"), True),
     **dict.fromkeys(("rollout", "gateway", "waiting", "suspend"), True),
     "model": {"served_name", "credentials_secret_ref"},
     "quality": {"timeout_seconds", "resources"},

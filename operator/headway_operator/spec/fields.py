@@ -192,6 +192,10 @@ class InferenceServiceSpec(SpecModel):
     kv_cache_memory: MemoryQuantity | None = None
     """Memory for the KV cache of one replica, a quantity in bytes such as 512Mi. Default: the engine
     chooses."""
+    memory_check: Literal["Enforce", "Warn"] = "Enforce"
+    """What a replica does that, by the arithmetic, will not fit into the memory it finds free. Enforce: it
+    ends before any weights are loaded, and the reason is DoesNotFit; Warn: it says so in its log and tries.
+    Default Enforce."""
     resources: Resources = Resources()
     """Resources of each replica. Default: none asked."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -3,12 +3,14 @@
 None of it is part of a pod: switching it restarts nothing.
 """
 
+import re
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
+from headway_operator import names
 from headway_operator.spec.base import SpecModel, with_empty_default
-from headway_operator.spec.scheduling import LabelValue
+from headway_operator.spec.scheduling import LABEL_KEY_PATTERN, LabelValue
 
 # The fields of the spec that these are.
 SAFEGUARDS = frozenset(("network_policy", "disruption_budget", "monitoring"))
@@ -47,4 +49,18 @@ class Monitoring(SpecModel):
     labels: dict[str, LabelValue] = Field(default_factory=dict, max_length=16)
     """Labels of the PodMonitor and the PrometheusRule by which a Prometheus selects them, such as `release`,
     at most 16. They add to those that the administrator gave the operator (`monitoring.labels` of the
-    chart), and win over them. Default: none."""
+    chart), and win over them; those of Headway's own are not for them. Default: none."""
+
+    @field_validator("labels")
+    @classmethod
+    def _have_keys_of_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        """Here and not in the CRD, whose schema has no words for the keys of a map."""
+        for key in labels:
+            if re.fullmatch(LABEL_KEY_PATTERN, key) is None:
+                raise ValueError(
+                    f"{key!r} is not a label's key; write NAME or PREFIX/NAME, PREFIX a DNS name and "
+                    "NAME at most 63 letters, digits, '-', '_' and '.', a letter or digit first and last"
+                )
+            if key in names.service_labels(""):
+                raise ValueError(f"{key!r} is set by Headway; remove it, or take another key")
+        return labels

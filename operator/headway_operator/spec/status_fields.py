@@ -71,8 +71,13 @@ class LastDecision(StatusModel):
 
     time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
     """When it was taken."""
+    since: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
+    """Since when every decision has wanted the same, for the same cause and with the same blocker."""
     replicas: int | None = None
     """Replicas wanted."""
+    candidate_replicas: int | None = None
+    """Replicas that the load asks for, before bounds, patience and what blocks more have their say; absent
+    where the controller does not count them."""
     max_num_seqs: int | None = None
     """Live limit wanted, in sequences."""
     max_num_batched_tokens: int | None = None

@@ -17,7 +17,13 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from headway_runtime.config import EngineConfig
-from headway_runtime.errors import ConfigError, HeadwayRuntimeError, OtherResultError, RankDiedError
+from headway_runtime.errors import (
+    ConfigError,
+    DoesNotFitError,
+    HeadwayRuntimeError,
+    OtherResultError,
+    RankDiedError,
+)
 from headway_runtime.parallel import wire
 from headway_runtime.parallel.messages import (
     Accepted,
@@ -197,4 +203,6 @@ class Leader:
 
     def _death(self) -> HeadwayRuntimeError:
         message = self._watch.failure or "a rank is lost"
-        return ConfigError(message) if self._watch.is_config_failure else RankDiedError(message)
+        if self._watch.failure_status == DoesNotFitError.exit_status:
+            return DoesNotFitError(message)
+        return RankDiedError(message) if self._watch.failure_status == 1 else ConfigError(message)

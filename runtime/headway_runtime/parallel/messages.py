@@ -92,10 +92,10 @@ RANK_ENDED = b"r"
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last word of a rank that cannot start. is_config: it is a flag's fault."""
+    """The last word of a rank that cannot start. status: that its process ends with."""
 
     message: str
-    is_config: bool
+    status: int
 
 
 @dataclass(frozen=True, slots=True)

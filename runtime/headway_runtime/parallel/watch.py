@@ -41,7 +41,8 @@ LAST_WORDS_SECONDS = 2.0
 END_SECONDS = 5.0
 
 # Called with what is wrong, and whether a flag is at fault.
-OnFailure = Callable[[str, bool], None]
+# Why, and with which status the rank has ended: that of a ConfigError where it was refused, else 1.
+OnFailure = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
@@ -63,7 +64,8 @@ class RankWatch:
         # Called after that: lets go who waits for tensors on a device, whom no connection's end reaches.
         self.let_go: Callable[[], None] | None = None
         self.failure: str | None = None
-        self.is_config_failure = False
+        # That the failed rank has ended with: 1, but for one that was refused.
+        self.failure_status = 1
         self.has_failed = threading.Event()
         # Silence counts from then on: loading keeps some things waiting.
         self.is_ready = False
@@ -197,7 +199,7 @@ class RankWatch:
     def _hear(self, message: object) -> None:
         match message:
             case Failed():
-                self._fail(message.message, is_config=message.is_config)
+                self._fail(message.message, message.status)
             case RankEnded():
                 self._lost(message.rank, message.status)
             case _:
@@ -217,17 +219,17 @@ class RankWatch:
             return f"node {hello.node_rank}"
         return f"rank {hello.rank} on node {hello.node_rank} (process {hello.pid})"
 
-    def _fail(self, message: str, *, is_config: bool = False) -> None:
+    def _fail(self, message: str, status: int = 1) -> None:
         if self.failure is not None:
             return
-        self.is_config_failure = is_config
+        self.failure_status = status
         self.failure = (
-            message if is_config else f"{message}; it holds a part of the model, so the engine ends"
+            message if status != 1 else f"{message}; it holds a part of the model, so the engine ends"
         )
         self.has_failed.set()
         self._end_all()
         if self.on_failure is not None:
-            self.on_failure(self.failure, is_config)
+            self.on_failure(self.failure, status)
         if self.let_go is not None:
             try:
                 self.let_go()

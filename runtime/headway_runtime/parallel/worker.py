@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXIT_STATUS_CONFIG = 2
-
-
 MakeRunner = Callable[["EngineConfig", "Ranks"], object]
 
 
@@ -64,21 +61,25 @@ def main(make: MakeRunner = make_runner) -> int:
         calls, watch, watching = _connections(launch)
     except HeadwayRuntimeError as error:
         print(f"rank {launch.rank} on node {launch.node_rank}: {error}", file=sys.stderr)
-        return EXIT_STATUS_CONFIG if isinstance(error, ConfigError) else 1
+        return _status_of(error)
     try:
         _serve(launch, calls, make)
     except HeadwayRuntimeError as error:
-        _tell(launch, watch, str(error), is_config=isinstance(error, ConfigError))
-        return EXIT_STATUS_CONFIG if isinstance(error, ConfigError) else 1
+        _tell(launch, watch, str(error), _status_of(error))
+        return _status_of(error)
     except (EOFError, ConnectionError):
         return _orphaned(launch)
     except Exception as error:
         # What failed may be that others are gone, which the other thread is about to hear.
         watching.join(1.0)
         logger.exception("rank %d cannot go on", launch.rank)
-        _tell(launch, watch, f"{type(error).__name__}: {error}", is_config=False)
+        _tell(launch, watch, f"{type(error).__name__}: {error}", 1)
         return 1
     return 0
+
+
+def _status_of(error: HeadwayRuntimeError) -> int:
+    return error.exit_status if isinstance(error, ConfigError) else 1
 
 
 def _connections(launch: RankLaunch) -> tuple[socket.socket, socket.socket, threading.Thread]:
@@ -103,11 +104,11 @@ def _serve(launch: RankLaunch, calls: socket.socket, make: MakeRunner) -> None:
     follower.serve(runner)
 
 
-def _tell(launch: RankLaunch, watch: socket.socket, message: str, *, is_config: bool) -> None:
+def _tell(launch: RankLaunch, watch: socket.socket, message: str, status: int) -> None:
     told = f"rank {launch.rank} on node {launch.node_rank}: {message}"
     print(told, file=sys.stderr)
     with contextlib.suppress(OSError):
-        watch.sendall(FAILED + wire.encode(Failed(told, is_config)))
+        watch.sendall(FAILED + wire.encode(Failed(told, status)))
 
 
 def _orphaned(launch: RankLaunch) -> int:

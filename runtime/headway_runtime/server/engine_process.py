@@ -65,11 +65,11 @@ def make_engine(options: "EngineOptions", metrics: EngineMetrics, mark: Callable
     return engine
 
 
-def _end_with_rank(message: str, is_config: bool) -> None:  # noqa: FBT001 - the type of the callback
+def _end_with_rank(message: str, status: int) -> None:
     """End this process: whatever waits for a lost rank, a device even, may never come back."""
-    if is_config:
+    if status in messages.EXIT_STATUSES_REFUSED:
         print(f"headway serve: {message}", file=sys.stderr, flush=True)
-        os._exit(messages.EXIT_STATUS_CONFIG)
+        os._exit(status)
     logger.error("%s", message)
     os._exit(1)
 
@@ -96,7 +96,7 @@ def run(launch: messages.Launch, make: MakeEngine = make_engine) -> int:
         engine = make(launch.engine, metrics, mark)
     except ConfigError as error:
         print(f"headway serve: {error}", file=sys.stderr)
-        return messages.EXIT_STATUS_CONFIG
+        return error.exit_status
     except HeadwayRuntimeError as error:
         print(f"headway serve: {error}", file=sys.stderr)
         return 1

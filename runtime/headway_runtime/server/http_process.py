@@ -30,7 +30,7 @@ from headway_runtime.server.front_process import EngineLink, FrontLaunch
 from headway_runtime.server.http_protocol import REQUESTS_PER_TURN, ServerProtocol
 from headway_runtime.server.lifecycle import Lifecycle
 from headway_runtime.server.listening import LISTEN_BACKLOG, allow_connections, doors, listen, write_port_file
-from headway_runtime.server.messages import EXIT_STATUS_CONFIG
+from headway_runtime.server.messages import EXIT_STATUSES_REFUSED
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.places import MOST_TURNED_AWAY, Places
 from headway_runtime.server.serving import Serving
@@ -250,9 +250,10 @@ class _Ending:
         """The engine process is gone: answer what is open with an error, then end."""
         if self._server.should_exit:
             return  # as it was told to
-        if self._front.alone and (status != EXIT_STATUS_CONFIG or self._client.is_ready):
+        is_refusal = status in EXIT_STATUSES_REFUSED
+        if self._front.alone and (not is_refusal or self._client.is_ready):
             logger.error("the engine process ended with status %d; this server ends, too", status)
-        self.status = EXIT_STATUS_CONFIG if status == EXIT_STATUS_CONFIG else 1
+        self.status = status if is_refusal else 1
         self._client.engine_ended(f"the engine process ended with status {status}; send the request again")
         if self._task is not None:
             self._task.cancel()

@@ -15,12 +15,15 @@ from headway_runtime.adapters.adapter import AdapterEntry
 from headway_runtime.adapters.metrics import AdapterSnapshot
 from headway_runtime.config import Envelope, Limits, LoraModule
 from headway_runtime.engine_options import EngineOptions
+from headway_runtime.errors import ConfigError, DoesNotFitError
 from headway_runtime.metrics import MetricsSnapshot
 from headway_runtime.request import Request, RequestOutput
 from headway_runtime.server.error_codes import HttpCode
 
 # How the engine process ends when the command line or the model is at fault, which it has then printed.
-EXIT_STATUS_CONFIG = 2
+EXIT_STATUS_CONFIG = ConfigError.exit_status
+# With all of these it has printed why, and its successor would end likewise.
+EXIT_STATUSES_REFUSED = frozenset((EXIT_STATUS_CONFIG, DoesNotFitError.exit_status))
 
 
 class Launch(msgspec.Struct, frozen=True):

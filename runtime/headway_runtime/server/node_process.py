@@ -37,7 +37,7 @@ from headway_runtime.parallel.messages import RANK_ENDED, Hello, RankEnded
 from headway_runtime.parallel.spawn import RankLaunch, end_rank, start_rank, told_status
 from headway_runtime.server.engine_handle import engine_environment
 from headway_runtime.server.listening import listen, write_port_file
-from headway_runtime.server.messages import EXIT_STATUS_CONFIG
+from headway_runtime.server.messages import EXIT_STATUSES_REFUSED
 from headway_runtime.server.options import ServeOptions
 from headway_runtime.server.tls import tls_context
 
@@ -73,7 +73,7 @@ def run(options: ServeOptions) -> int:
         return node.run()
     except HeadwayRuntimeError as error:
         print(f"headway serve: {error}", file=sys.stderr)
-        return EXIT_STATUS_CONFIG if isinstance(error, ConfigError) else 1
+        return error.exit_status if isinstance(error, ConfigError) else 1
     finally:
         node.kill()
 
@@ -203,7 +203,7 @@ class _Node:
                 if isinstance(event, _LeaderEnded):
                     return self._leader_ended(is_good=event.is_good)
         logger.error("rank %d %s; this node ends, too", ended.rank, told_status(ended.status))
-        return EXIT_STATUS_CONFIG if ended.status == EXIT_STATUS_CONFIG else 1
+        return ended.status if ended.status in EXIT_STATUSES_REFUSED else 1
 
     def _answer_probes(self) -> None:
         options = self._options

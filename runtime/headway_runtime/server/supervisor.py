@@ -31,7 +31,7 @@ import msgspec
 from headway_runtime.server.engine_handle import EngineHandle
 from headway_runtime.server.front_process import DRAIN, ENGINE_ENDED, FrontLaunch
 from headway_runtime.server.listening import listen, write_port_file
-from headway_runtime.server.messages import EXIT_STATUS_CONFIG
+from headway_runtime.server.messages import EXIT_STATUS_CONFIG, EXIT_STATUSES_REFUSED
 from headway_runtime.server.options import ServeOptions
 
 logger = logging.getLogger(__name__)
@@ -145,11 +145,10 @@ class Supervisor:
         return True
 
     def _engine_ended(self, status: int) -> None:
-        if status != EXIT_STATUS_CONFIG:
+        is_refusal = status in EXIT_STATUSES_REFUSED
+        if not is_refusal:
             logger.error("the engine process ended with status %d; this server ends, too", status)
-        self._end_with(
-            EXIT_STATUS_CONFIG if status == EXIT_STATUS_CONFIG else 1, ENGINE_ENDED + b"%d" % status, 0.0
-        )
+        self._end_with(status if is_refusal else 1, ENGINE_ENDED + b"%d" % status, 0.0)
 
     def _front_ended(self, event: FrontEnded) -> None:
         if self._status is not None:
