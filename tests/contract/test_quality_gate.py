@@ -14,7 +14,9 @@ from headway_operator.commands.up_view import line
 from headway_operator.local_service import LocalService, running_service
 from headway_operator.spec import InferenceServiceStatus
 
-SECONDS = 120.0
+# An evaluation scores thousands of tokens, two models one after the other, on a processor that others use.
+SECONDS = 400.0
+pytestmark = pytest.mark.timeout(900)
 BROKEN = {"model.layers.1.mlp.down_proj": 3.0}
 QUESTION = [{"role": "user", "content": "What is 27 + 15?"}]
 
