@@ -42,6 +42,7 @@ class Fleet:
         self.per_second = per_second
         self.totals: dict[str, float] = {"ttft_met": 4000, "tpot_met": 4000}
         self.now_totals: dict[str, float] = {}
+        self.ttft_bucket = 50
         self.gauges: dict[str, Any] = {"limits": BEST, "running": 10}
         self.waiting = 0
         self.replicas = {f"r{number}": build.replica(f"r{number}") for number in range(ready)}
@@ -60,6 +61,11 @@ class Fleet:
             watched_since=NOW - 5000,
             replicas_raised_at=1.0,
         )
+
+    def promise(self, targets: Targets) -> None:
+        """Instead of the one before."""
+        self.target = replace(self.target, targets=targets)
+        self.memory = replace(self.memory, targets=targets)
 
     def pending(self, count: int, age: float = 5.0, reason: str = "") -> None:
         phase: ReplicaPhase = "pending"
@@ -90,7 +96,10 @@ class Fleet:
         judged = {name: value / 60 for name, value in self.totals.items()}
         made = [
             Slice(
-                NOW - 5 * k, NOW - 5 * (k - 1), {**requests, **judged}, {"tpot": {24: 10}, "ttft": {50: 10}}
+                NOW - 5 * k,
+                NOW - 5 * (k - 1),
+                {**requests, **judged},
+                {"tpot": {24: 10}, "ttft": {self.ttft_bucket: 10}},
             )
             for k in range(60, 0, -1)
         ]
@@ -169,14 +178,47 @@ def test_memory_that_is_short_never_raises_the_cap(fleet: Fleet, sign: str) -> N
     assert fleet.decide()[0].limits.max_num_seqs <= 8
 
 
-def test_a_target_that_prefill_alone_misses_is_infeasible_and_says_what_would_help(fleet: Fleet) -> None:
+@pytest.mark.parametrize(
+    ("milliseconds", "per_second"),
+    [
+        pytest.param(50.0, 20.0, id="a mean prompt misses it"),
+        pytest.param(100.0, 2.0, id="replicas that are nearly idle miss it"),
+    ],
+)
+def test_a_target_that_prefill_alone_misses_is_infeasible_and_says_what_would_help(
+    fleet: Fleet, milliseconds: float, per_second: float
+) -> None:
     fleet.violated("ttft")
-    fleet.target = replace(fleet.target, targets=Targets(100.0, 26.0))
-    fleet.memory = replace(fleet.memory, targets=fleet.target.targets)
+    fleet.promise(Targets(milliseconds, 26.0))
+    fleet.per_second = per_second
     decision, _ = fleet.decide()
     assert (decision.replicas, decision.blocker) == (4, "TargetInfeasible")
     assert "prefill alone takes" in decision.message
     assert "so more replicas would not help: no lever of the model is known to help" in decision.message
+
+
+def test_busy_replicas_do_not_show_that_an_idle_one_would_miss(fleet: Fleet) -> None:
+    """How prompts are spread is not known: their longest may be shorter than a lognormal's."""
+    fleet.violated("ttft")
+    fleet.promise(Targets(100.0, 26.0))
+    decision, _ = fleet.decide()
+    assert (decision.replicas, decision.advice) == (8, "")
+
+
+def test_what_was_measured_under_load_is_no_less_than_what_an_idle_replica_takes(fleet: Fleet) -> None:
+    fleet.violated("ttft")
+    fleet.promise(Targets(50.0, 26.0))
+    fleet.ttft_bucket = 20
+    decision, _ = fleet.decide()
+    assert decision.blocker != "TargetInfeasible"
+
+
+def test_prompts_less_spread_than_they_are_taken_for_are_known_by_the_factor(fleet: Fleet) -> None:
+    fleet.violated("ttft")
+    fleet.promise(Targets(100.0, 26.0))
+    fleet.per_second = 2.0
+    fleet.memory = replace(fleet.memory, factors=Factors(ttft=0.4))
+    assert fleet.decide()[0].blocker != "TargetInfeasible"
 
 
 @pytest.mark.parametrize("misses_alone", ["one", "all"])
@@ -206,16 +248,15 @@ def test_a_sick_replica_costs_neither_trust_nor_limits_nor_replicas(fleet: Fleet
 def test_advice_is_about_what_replicas_are(fleet: Fleet) -> None:
     fleet.violated("ttft")
     gpu = Build(quantization="none", tensor_parallel_size=2, has_gpu=True)
-    fleet.target = replace(fleet.target, targets=Targets(100.0, 26.0), build=gpu)
-    fleet.memory = replace(fleet.memory, targets=fleet.target.targets)
+    fleet.promise(Targets(50.0, 26.0))
+    fleet.target = replace(fleet.target, build=gpu)
     decision, _ = fleet.decide()
     assert "fp8 weights or tensorParallelSize 4 would be predicted at" in decision.advice
 
 
 def test_a_target_that_one_sequence_misses_is_infeasible_before_anybody_misses_it(fleet: Fleet) -> None:
     fleet.per_second = 40.0
-    fleet.target = replace(fleet.target, targets=Targets(700.0, 8.0))
-    fleet.memory = replace(fleet.memory, targets=fleet.target.targets)
+    fleet.promise(Targets(700.0, 8.0))
     decision, _ = fleet.decide()
     assert (decision.replicas, decision.blocker) == (4, "TargetInfeasible")
     assert "a step with one sequence takes 9 ms at idle against a target of 8 ms" in decision.message

@@ -52,10 +52,13 @@ class Lever:
         )
 
 
-def advice(build: Build, replica: Replica, limits: Limits, latency: Latency, target: float) -> str:
+def advice(
+    build: Build, replica: Replica, limits: Limits, latency: Latency, target: float, factor: float = 1.0
+) -> str:
     """What would bring the latency of a lone request down, with predictions, and whether it is enough.
 
-    target: milliseconds. limits: those that the replica would have.
+    target: milliseconds. limits: those that the replica would have. factor: what is known over what the step
+    model says of the replica as it is.
     """
 
     def predicted(*pulled: Lever) -> float:
@@ -63,7 +66,7 @@ def advice(build: Build, replica: Replica, limits: Limits, latency: Latency, tar
         for lever in pulled:
             model = lever.of(model)
         found: float = getattr(replace(replica, model=model).idle(limits), latency)
-        return found
+        return factor * found
 
     now = predicted()
     groups = [

@@ -76,11 +76,10 @@ OVERLOADED = Latencies(inf, inf, inf, inf)
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Requests per second of one replica, with the limits that allow them. idle: what one alone would see."""
+    """Requests per second of one replica, with the limits that allow them."""
 
     per_second: float
     limits: Limits
-    idle: Latencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ class Replica:
         limits = target.bound_limits(
             Limits(self._sequences(per_second, limits, target), limits.max_num_batched_tokens)
         )
-        return Capacity(per_second, limits, self.idle(limits))
+        return Capacity(per_second, limits)
 
     def idle(self, limits: Limits) -> Latencies:
         """What a request of the percentile's prompt sees on a replica that has nothing else to do."""

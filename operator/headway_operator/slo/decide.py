@@ -123,7 +123,7 @@ def _situation(
         forecast=ahead,
         lead_seconds=lead_seconds(memory),
         sizing=found,
-        infeasible=infeasible(target, found, now_load, ttft, tpot),
+        infeasible=infeasible(target, found, now_load, ahead, counted.ready, ttft, tpot),
         sick=ill,
     )
     return situation, reported

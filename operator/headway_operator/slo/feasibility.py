@@ -2,19 +2,36 @@
 
 A request that comes to an idle replica sees the least latency that there is: the prompt's own steps, and one
 sequence's. Where even that misses a target, more replicas miss it as well; the model's own levers are advice.
+
+What an idle replica takes for a mean prompt follows from the step model alone, and where that misses, nobody
+has to wait for evidence. What it takes for the percentile's prompt hangs on how prompts are spread, of which
+only two moments are known; so that is believed only of replicas that are nearly idle and miss. Nothing is
+believed that what was measured, on whatever load, contradicts.
 """
 
+from dataclasses import replace
+
 from headway_operator.slo.advice import Latency, advice
+from headway_operator.slo.capacity import Factors, with_work
 from headway_operator.slo.evidence import Load
-from headway_operator.slo.sizing import Sizing
+from headway_operator.slo.forecast import Forecast
+from headway_operator.slo.sizing import NEARLY_IDLE, Sizing, idle_latencies
 from headway_operator.slo.target import Target
 from headway_operator.state import Attainment
 
 
-def infeasible(target: Target, found: Sizing | None, load: Load, ttft: Attainment, tpot: Attainment) -> str:
-    """Why no number of replicas would do, with advice; "" where one may."""
+def infeasible(
+    target: Target,
+    found: Sizing | None,
+    load: Load,
+    ahead: Forecast,
+    ready: int,
+    ttft: Attainment,
+    tpot: Attainment,
+) -> str:
+    """Why no number of replicas would do, with advice; "" where one may. ready: how many there are."""
     if found is not None:
-        return _by_model(target, found, ttft, tpot)
+        return _by_model(target, found, ahead.now / max(1, ready), ttft, tpot)
     is_missed = ttft.verdict == "violated" and (load.late > 0 or load.ttft_missed > 0)
     is_tpot_missed = tpot.verdict == "violated" and load.tpot_missed > 0
     is_queued = load.late > 0 or load.queue_milliseconds > load.prefill_milliseconds
@@ -30,21 +47,34 @@ def infeasible(target: Target, found: Sizing | None, load: Load, ttft: Attainmen
     return ""
 
 
-def _by_model(target: Target, found: Sizing, ttft: Attainment, tpot: Attainment) -> str:
-    wanted, idle = target.targets, found.capacity.idle
+def _by_model(target: Target, found: Sizing, per_second: float, ttft: Attainment, tpot: Attainment) -> str:
+    """per_second: requests of one replica."""
+    wanted, idle = target.targets, idle_latencies(target, found.replica, found.factors)
     if wanted.tpot_milliseconds is not None and idle.tpot > wanted.tpot_milliseconds:
-        return _words(target, found, "tpot", "a step with one sequence", wanted.tpot_milliseconds)
-    # Evidence to the contrary counts; the lack of any does not: after each replica that gets ready there is
+        return _words(target, found, "tpot", idle.tpot, "a step with one sequence")
+    if wanted.ttft_milliseconds is None or ttft.verdict == "met" or idle.ttft <= wanted.ttft_milliseconds:
+        return ""
+    # For want of evidence the mean prompt is taken at its word: after each replica that gets ready there is
     # none for a while, and another one would be asked for in vain.
-    is_kept = ttft.verdict == "met"
-    if not is_kept and wanted.ttft_milliseconds is not None and idle.ttft > wanted.ttft_milliseconds:
-        return _words(target, found, "ttft", "prefill alone", wanted.ttft_milliseconds)
+    even = with_work(found.replica, prompt_square=found.replica.workload.prompt**2)
+    is_sure = idle_latencies(target, even, Factors()).ttft > wanted.ttft_milliseconds
+    is_shown = ttft.verdict == "violated" and per_second <= NEARLY_IDLE * found.replica.most_per_second
+    if (is_sure or is_shown) and not _is_contradicted(idle.ttft, ttft):
+        return _words(target, found, "ttft", idle.ttft, "prefill alone")
     return ""
 
 
-def _words(target: Target, found: Sizing, latency: Latency, what: str, wanted: float) -> str:
-    milliseconds = getattr(found.capacity.idle, latency)
-    helps = advice(target.build, found.replica, found.capacity.limits, latency, wanted)
+def _is_contradicted(milliseconds: float, measured: Attainment) -> bool:
+    """Whether the percentile was lower on replicas that had more to do."""
+    return measured.p_milliseconds is not None and measured.p_milliseconds < milliseconds
+
+
+def _words(target: Target, found: Sizing, latency: Latency, milliseconds: float, what: str) -> str:
+    wanted = getattr(target.targets, f"{latency}_milliseconds")
+    limits = target.bound_limits(target.highest)
+    lone = replace(found.replica, percent=float(target.percentile))
+    factor = milliseconds / getattr(lone.idle(limits), latency)
+    helps = advice(target.build, lone, limits, latency, wanted, factor)
     return (
         f"{what} takes {milliseconds:.0f} ms at idle against a target of {wanted:.0f} ms, so "
         f"more replicas would not help: {helps}"

@@ -14,7 +14,7 @@ from math import exp, inf, log
 
 from headway_operator.slo import histogram
 from headway_operator.slo.baselines import Baseline
-from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
+from headway_operator.slo.capacity import Capacity, Factors, Latencies, Replica, Workload
 from headway_operator.slo.evidence import Load
 from headway_operator.slo.forecast import Forecast, arrivals, forecast, watched
 from headway_operator.slo.memory import Memory
@@ -36,8 +36,9 @@ LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
 LEAD_PERCENT = 90
 WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
-# However far the quantiles are, a replica does so much of what its device could.
-LEAST_UTILIZATION = 0.05
+# However far the quantiles are, a replica does so much of what its device could; and so much if only TTFT is
+# predicted to be missed then, whose percentile hangs on a tail of prompts that is not known.
+LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +117,34 @@ def sizing(target: Target, memory: Memory, happened: Recent, load: Load, now: fl
         return None
     replica = Replica(memory.fit.model, work, aimed_percent(target))
     capacity = replica.capacity(target, memory.factors)
-    least = LEAST_UTILIZATION * replica.most_per_second
+    least = _least_per_second(target, replica, capacity, memory.factors)
     return Sizing(
         replica,
         replace(capacity, per_second=max(least, capacity.per_second)),
         memory.factors,
         memory.kappa,
     )
+
+
+def _least_per_second(target: Target, replica: Replica, found: Capacity, factors: Factors) -> float:
+    """What a replica is taken to do, whatever is predicted of latencies."""
+    least, doubtful = LEAST_UTILIZATION * replica.most_per_second, NEARLY_IDLE * replica.most_per_second
+    targets = target.targets
+    if found.per_second >= doubtful or targets.ttft_milliseconds is None:
+        return least
+    without = replace(target, targets=replace(targets, ttft_milliseconds=None))
+    return max(least, min(doubtful, replica.capacity(without, factors).per_second))
+
+
+def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latencies:
+    """What the percentile's request sees on a replica that has nothing else to do.
+
+    It shares its steps with nobody, so nothing is saved by a smaller budget. Where less was measured of TTFT
+    than predicted, prompts are less spread than the lognormal that they are taken for.
+    """
+    lone = replace(replica, percent=float(target.percentile))
+    found = lone.idle(target.bound_limits(target.highest))
+    return replace(found, ttft=min(1.0, factors.ttft) * found.ttft)
 
 
 def workload(happened: Recent, load: Load, now: float) -> Workload | None:
