@@ -291,3 +291,28 @@ async def test_each_of_several_namespaces_is_current_by_itself(eventually: Calla
     assert cache.current_kinds() == set(), "it is not, everywhere"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_kind_that_the_cluster_lacks_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has a right to it there, and what is refused stands in the audit log."""
+    monkeypatch.setattr(kubernetes_cache, "ABSENT_RETRY_SECONDS", 0.01)
+    api: Any = ToldApi()
+    served: set[str] = set()
+
+    async def served_kinds(version: str) -> frozenset[str]:
+        assert version == "leaderworkerset.x-k8s.io/v1"
+        return frozenset(served)
+
+    api.served_kinds = served_kinds
+    cache = KubernetesCache(api, (), {"LeaderWorkerSet": "managed=yes"})
+    running = asyncio.create_task(cache.run())
+    try:
+        await cache.tried(5.0)
+        await asyncio.sleep(0.05)
+        assert (api.lists, cache.current_kinds()) == (0, set())
+        served.add("LeaderWorkerSet")
+        async with asyncio.timeout(5.0):
+            while cache.current_kinds() != {"LeaderWorkerSet"}:
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()

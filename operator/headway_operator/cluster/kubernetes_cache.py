@@ -178,6 +178,7 @@ class KubernetesCache:
         while True:
             wait, next_wait = next_wait, min(2 * next_wait, LONGEST_RETRY_SECONDS)
             try:
+                await self._require(kind)
                 version = await self._list(kind, namespace)
                 held.is_current, next_wait = True, FIRST_RETRY_SECONDS
                 self._tried[watch].set()
@@ -202,6 +203,12 @@ class KubernetesCache:
             held.is_current = False
             self._tried[watch].set()
             await asyncio.sleep(wait)
+
+    async def _require(self, kind: str) -> None:
+        """Raises AbsentError for a kind that the cluster lacks and may lack: no role grants it there, and the
+        API server asks for rights before it says that there is no such kind."""
+        if kind in OPTIONAL_KINDS and kind not in await self._api.served_kinds(OPTIONAL_KINDS[kind]):
+            raise AbsentError(f"{kind} of {OPTIONAL_KINDS[kind]} is not served")
 
     async def _list(self, kind: str, namespace: str) -> str:
         is_bare, labels = kind in METADATA_KINDS, self._selectors[kind]
