@@ -293,7 +293,9 @@ async def test_each_of_several_namespaces_is_current_by_itself(eventually: Calla
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_kind_that_the_cluster_lacks_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kind_that_the_cluster_lacks_is_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
     """Nobody has a right to it there, and what is refused stands in the audit log."""
     monkeypatch.setattr(kubernetes_cache, "ABSENT_RETRY_SECONDS", 0.01)
     api: Any = ToldApi()
@@ -311,8 +313,6 @@ async def test_a_kind_that_the_cluster_lacks_is_not_asked_for(monkeypatch: pytes
         await asyncio.sleep(0.05)
         assert (api.lists, cache.current_kinds()) == (0, set())
         served.add("LeaderWorkerSet")
-        async with asyncio.timeout(5.0):
-            while cache.current_kinds() != {"LeaderWorkerSet"}:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: cache.current_kinds() == {"LeaderWorkerSet"})
     finally:
         running.cancel()
