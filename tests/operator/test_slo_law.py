@@ -528,3 +528,16 @@ def test_what_was_learnt_survives_a_checkpoint(fleet: Fleet) -> None:
     _, memory = fleet.decide()
     forgotten = replace(memory, watched_since=None, idle_since=None, marks=())
     assert Memory.from_dict(memory.to_dict(), NOW) == forgotten
+
+
+def test_a_model_of_short_contexts_is_not_asked_about_long_ones(fleet: Fleet) -> None:
+    """Of sequences that all attend to some 24 tokens it cannot tell whose time it is."""
+
+    def capacity(context: float) -> float:
+        decoded = (4000.0, 0.0, 4000.0, 4000.0 * context, *(0.0,) * 11)
+        fit = StepFit({"d1": decoded}, StepModel(base=1.6, prefill=0.05, sequence=0.0, kv=0.14))
+        fleet.memory = replace(fleet.memory, fit=fit)
+        return fleet.decide()[0].evidence["capacity_per_second"]
+
+    # The load attends to 1,200: it would take 168 ms a sequence.
+    assert capacity(24.0) > 5 * capacity(1200.0) > 0.0

@@ -36,6 +36,8 @@ LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
 LEAD_PERCENT = 90
 WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
+# A model is not asked about contexts so many times as long as those that it was fitted to.
+CONTEXT_STRETCH = 2.0
 # However far the quantiles are, a replica does so much of what its device could; and so much if only TTFT is
 # predicted to be missed then, whose percentile hangs on a tail of prompts that is not known.
 LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
@@ -115,6 +117,10 @@ def sizing(target: Target, memory: Memory, happened: Recent, load: Load, now: fl
     work = workload(happened, load, now) or memory.workload
     if memory.fit.model is None or work is None:
         return None
+    # Of answers that are over the model may have seen nothing: where sequences attend to much the same number
+    # of tokens, it cannot tell what a token costs from what a sequence does.
+    seen = memory.fit.context or work.context
+    work = replace(work, context=min(work.context, CONTEXT_STRETCH * seen))
     replica = Replica(memory.fit.model, work, aimed_percent(target))
     capacity = replica.capacity(target, memory.factors)
     least = _least_per_second(target, replica, capacity, memory.factors)

@@ -75,6 +75,12 @@ class StepFit:
     residual: float = 0.0
     num_odd: int = 0
 
+    @property
+    def context(self) -> float:
+        """The most tokens that a sequence attended to on average in any bucket; 0 where none has decoded."""
+        decoded = [sums[3] / sums[2] for sums in self.buckets.values() if sums[0] >= LEAST_STEPS and sums[2]]
+        return max(decoded, default=0.0)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
