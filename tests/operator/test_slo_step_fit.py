@@ -117,6 +117,32 @@ def test_steps_that_stay_different_are_believed_and_old_ones_forgotten() -> None
     assert_close(fit.model, StepModel(40.0, 0.2, 1.0, 2e-5), 0.02)
 
 
+def test_begun_anew_on_steps_of_one_size_it_is_the_last_model_at_todays_speed() -> None:
+    """A replica that has become four times as fast, of which one user alone asks for short answers."""
+    chance = random.Random(7)
+    fit = learn(StepFit(), chance, 5)
+    fast = StepModel(*(one / 4 for one in TRUE.coefficients))
+
+    def alone() -> tuple[Sums, Sums]:
+        decodes = [(0, 1, k, fast.milliseconds(0, 1, k)) for k in (chance.randint(17, 32) for _ in range(60))]
+        prompts = [(p, 0, 0, fast.milliseconds(p, 0, 0)) for p in (chance.randint(6, 9) for _ in range(6))]
+        return sums(decodes), sums(prompts)
+
+    for _ in range(60):
+        fit = learnt(fit, [alone()])
+    assert fit.is_anew
+    assert fit.model is not None
+    # What such steps do not tell: that a batch of 30 takes little more than one alone.
+    assert fit.model.milliseconds(0, 30, 900) == pytest.approx(fast.milliseconds(0, 30, 900), rel=0.1)
+    assert fit.model.milliseconds(8, 0, 0) == pytest.approx(fast.milliseconds(8, 0, 0), rel=0.1)
+    again = StepFit.from_dict(fit.to_dict())
+    assert_close(learn(again, chance, 20, **vars_of(fast)).model, fast, 0.02)
+
+
+def vars_of(model: StepModel) -> dict[str, float]:
+    return dict(zip(("base", "prefill", "sequence", "kv"), model.coefficients, strict=True))
+
+
 def test_a_slow_drift_is_followed() -> None:
     chance = random.Random(7)
     fit = learn(StepFit(), chance, 5)

@@ -13,8 +13,8 @@ occurs is as well known as the usual one.
 Robustness. Left out are a replica's first WARM_UP_SECONDS, increments during which its limits changed, and
 increments whose mean the model in force misses by more than OUTLIER. Where these go on for
 PATIENCE_INCREMENTS, the model is what is wrong: the reservoir begins anew. Until that holds steps enough, the
-last model stays in force. A fit that misses a bucket's mean by more than WORST_MISS is not taken; the last
-good one stays.
+last model stays in force; then, while there are decodes of one octave only, that model at today's speed. A
+fit that misses a bucket's mean by more than WORST_MISS is not taken; the last good one stays.
 
 Coefficients are not negative: of the subsets of the four, the least-squares solution with least residual
 among those without a negative coefficient (16 solutions of at most 4x4; exact, as NNLS is). A weak pull
@@ -23,7 +23,7 @@ towards the model in force decides what the data leave open. Pure Python, no sta
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import sqrt
 from typing import Any
@@ -68,12 +68,13 @@ class StepModel:
 @dataclass(frozen=True, slots=True)
 class StepFit:
     """The reservoir and the model in force. residual: relative, of the last fit; num_odd: increments in a row
-    that the model did not explain."""
+    that the model did not explain. is_anew: whether the reservoir was begun anew, after the model."""
 
     buckets: Mapping[str, Sums] = field(default_factory=dict)
     model: StepModel | None = None
     residual: float = 0.0
     num_odd: int = 0
+    is_anew: bool = False
 
     @property
     def context(self) -> float:
@@ -88,6 +89,7 @@ class StepFit:
             "model": None if self.model is None else list(self.model.coefficients),
             "residual": self.residual,
             "num_odd": self.num_odd,
+            "is_anew": self.is_anew,
         }
 
     @classmethod
@@ -99,6 +101,7 @@ class StepFit:
             None if model is None else StepModel(*model),
             data["residual"],
             data["num_odd"],
+            data.get("is_anew", False),
         )
 
 
@@ -118,20 +121,19 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
             num_odd = 0
             new[kind, int(sums[2] / sums[0]).bit_length()].append(sums)
     if num_odd >= PATIENCE_INCREMENTS:
-        return StepFit(model=fit.model, residual=fit.residual)
+        return StepFit(model=fit.model, residual=fit.residual, is_anew=True)
     if not new:
-        return StepFit(fit.buckets, fit.model, fit.residual, num_odd)
+        return replace(fit, num_odd=num_odd)
     buckets = dict(fit.buckets)
     for (kind, octave), rows in new.items():
         name = f"{kind}{octave}"
         buckets[name] = _forgetting(buckets.get(name), rows)
-    found = _fitted(buckets, fit.model)
+    after = replace(fit, buckets=buckets, num_odd=num_odd)
+    found = _fitted(buckets, fit.model, is_anew=fit.is_anew)
     if found is None:
-        return StepFit(buckets, fit.model, fit.residual, num_odd)
+        return after
     model, residual, worst = found
-    if worst > WORST_MISS:
-        return StepFit(buckets, fit.model, residual, num_odd)
-    return StepFit(buckets, model, residual, num_odd)
+    return replace(after, model=fit.model if worst > WORST_MISS else model, residual=residual)
 
 
 def _forgetting(before: Sums | None, rows: Sequence[Sums]) -> Sums:
@@ -165,18 +167,25 @@ def _residual(model: StepModel, sums: Sums) -> float:
 
 def _mean_miss(model: StepModel, sums: Sums) -> float:
     """By how much the model misses the mean time of these steps, as a share of it."""
-    explained = model.base * sums[0] + model.prefill * sums[1] + model.sequence * sums[2] + model.kv * sums[3]
-    return abs(sums[_TIME] - explained) / sums[_TIME]
+    return abs(sums[_TIME] - _explained(model, sums)) / sums[_TIME]
 
 
-def _fitted(buckets: Mapping[str, Sums], before: StepModel | None) -> tuple[StepModel, float, float] | None:
+def _explained(model: StepModel, sums: Sums) -> float:
+    """Milliseconds that the model says of these steps together."""
+    return model.base * sums[0] + model.prefill * sums[1] + model.sequence * sums[2] + model.kv * sums[3]
+
+
+def _fitted(
+    buckets: Mapping[str, Sums], before: StepModel | None, *, is_anew: bool
+) -> tuple[StepModel, float, float] | None:
     """The model over all buckets, its relative residual over steps, and the most that it misses a bucket's
     mean by; None where the data are too few."""
     if not _is_ripe(buckets):
         return None
-    rows = [sums for sums in buckets.values() if sums[0] >= LEAST_STEPS]
-    if not rows:
-        return None
+    known = {name: sums for name, sums in buckets.items() if sums[0] >= LEAST_STEPS}
+    rows = list(known.values())
+    if is_anew and before is not None and (model := _rescaled(before, known)) is not None:
+        return _judged(model, rows)
     weights = [sums[0] / sums[_TIME] ** 2 for sums in rows]
     total = [sum(w * sums[i] for w, sums in zip(weights, rows, strict=True)) for i in range(15)]
     scale = [sqrt(total[_GRAM[i][i]]) or 1.0 for i in range(4)]
@@ -190,8 +199,35 @@ def _fitted(buckets: Mapping[str, Sums], before: StepModel | None) -> tuple[Step
     model = StepModel(*(solved[i] / scale[i] for i in range(4)))
     if model.base <= 0.0 and model.sequence <= 0.0 and model.kv <= 0.0:
         return None
+    return _judged(model, rows)
+
+
+def _judged(model: StepModel, rows: Sequence[Sums]) -> tuple[StepModel, float, float]:
     residual = sqrt(sum(_residual(model, sums) ** 2 for sums in rows) / len(rows))
     return model, residual, max(_mean_miss(model, sums) for sums in rows)
+
+
+def _rescaled(before: StepModel, known: Mapping[str, Sums]) -> StepModel | None:
+    """The model in force at today's speed, where steps decoded for about the same number of sequences.
+
+    Of these nobody can tell what a step costs from what a sequence does; the last model could, and what has
+    changed is most likely how fast the replica is. None where steps were of several sizes, or where that
+    would leave nothing for prompts.
+    """
+    decodes = [sums for name, sums in known.items() if name[0] == "d"]
+    prompts = [sums for name, sums in known.items() if name[0] == "p"]
+    if len(decodes) > 1:
+        return None
+    rest = StepModel(before.base, 0.0, before.sequence, before.kv)
+    explained = sum(_explained(rest, sums) for sums in decodes)
+    if explained <= 0.0:
+        return None
+    speed = sum(sums[_TIME] for sums in decodes) / explained
+    left = sum(sums[_TIME] - speed * _explained(rest, sums) for sums in prompts)
+    tokens = sum(sums[1] for sums in prompts)
+    if left <= 0.0 or tokens <= 0.0:
+        return None
+    return StepModel(speed * rest.base, left / tokens, speed * rest.sequence, speed * rest.kv)
 
 
 def nonnegative_least_squares(gram: Sequence[Sequence[float]], cross: Sequence[float]) -> list[float]:
