@@ -32,7 +32,8 @@ class Load:
     """A running load: `outcomes` grows as requests end; `stop()` lets every request in hand finish.
 
     ignore_eos: whether every answer has `max_tokens` tokens. attempts: how often a request is sent whose
-    connection fails before any byte of an answer; the openai client sends it three times.
+    connection fails before any byte of an answer; the openai client sends it three times. pause_seconds: of
+    each user after each answer.
     """
 
     base_url: str
@@ -42,6 +43,7 @@ class Load:
     ignore_eos: bool = False
     timeout_seconds: float = 120.0
     attempts: int = 1
+    pause_seconds: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
     sent: int = 0
     _users: list[asyncio.Task[None]] = field(default_factory=list)
@@ -71,6 +73,7 @@ class Load:
             if self._stopping:
                 return
             await self.request(self.prompts[turn % len(self.prompts)])
+            await asyncio.sleep(self.pause_seconds)
 
     async def request(self, prompt: str) -> Outcome:
         """Send one streamed chat request, record and return how it went."""

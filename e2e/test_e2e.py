@@ -38,7 +38,7 @@ PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "C
 USERS = MAX_REPLICAS * MAX_NUM_SEQS  # as many as all replicas can run at once: one fewer makes requests wait
 JUDGED_SECONDS = 15.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_chart_installs_an_operator_that_meets_the_restricted_standard(installed: Kubernetes) -> None:
@@ -143,7 +143,8 @@ async def test_promise_is_broken_repaired_and_kept_and_no_request_fails(
     start_limit = status(installed)["limits"]["maxNumSeqs"]
     # Answers so long that those who wait for a place miss the target on a fast machine, too.
     load = Load(url, NAME, PROMPTS, max_tokens=600, ignore_eos=True)
-    trickle = Load(url, NAME, PROMPTS, max_tokens=16)
+    # So little that one replica on a slow machine is enough for it.
+    trickle = Load(url, NAME, PROMPTS, max_tokens=16, pause_seconds=0.5)
     started_at = time.monotonic()
 
     def progress(what: str) -> None:
@@ -167,7 +168,8 @@ async def test_promise_is_broken_repaired_and_kept_and_no_request_fails(
     progress(f"P95 TTFT {kept:.0f} ms for clients, target {TTFT_MILLISECONDS} ms")
     await trickle.start(1)
     await load.stop()
-    await eventually("replicas are removed", 240, lambda: len(runtime_pods(installed)) == 1)
+    # Replicas are sized for answers as they were in the last five minutes, of which there were long ones.
+    await eventually("replicas are removed", 480, lambda: len(runtime_pods(installed)) == 1)
     progress("1 replica left, still serving")
     await trickle.stop()
 
