@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway_operator.slo.capacity import Factors, Replica, Workload
+from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
+from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
 from headway_operator.state import Limits, Targets
@@ -94,7 +95,49 @@ def test_sequences_are_limited_where_more_would_break_tpot(target: Target) -> No
     assert REPLICA.capacity(target, PLAIN).limits.max_num_seqs == 64
 
 
+def test_a_request_meets_nobody_where_a_gateway_finds_idle_replicas() -> None:
+    """Long prompts between answers: on twenty replicas that are mostly idle none shares its steps."""
+    long = replace(WORK, prompt=10_000.0, prompt_square=3e8)
+    alone, many = (Replica(MODEL, long, 95.0, fleet=number) for number in (1, 20))
+    idle = alone.idle(LIMITS).tpot
+    assert alone.latencies(0.2, LIMITS, PLAIN).tpot > 1.4 * idle
+    assert many.latencies(0.2, LIMITS, PLAIN).tpot < 1.1 * idle
+    # Where each has one request at least, a gateway can do no better than chance.
+    busy = 1001.0 / (10_000 * 0.05 + 5 * 8.3 + 200 * 8.55)
+    assert many.latencies(busy, LIMITS, PLAIN).tpot == pytest.approx(
+        alone.latencies(busy, LIMITS, PLAIN).tpot
+    )
+
+
+def test_the_percentiles_request_finds_a_place(target: Target) -> None:
+    """Of 30 places so many are taken on average that 95 in 100 requests find one; of a pool, more."""
+    free = replace(target, targets=Targets())
+    few = Limits(30, 2048)
+    bound = replace(free, highest=few, initial=few)
+    running = {
+        fleet: one.latencies(one.capacity(bound, PLAIN).per_second, few, PLAIN).running
+        for fleet in (1, 16)
+        for one in (replace(REPLICA, fleet=fleet),)
+    }
+    for fleet, mean in running.items():
+        assert mean + 1.645 * (mean / fleet) ** 0.5 == pytest.approx(30.0, rel=0.02)
+
+
+def test_places_memory_and_device_bound_what_latencies_allow(target: Target) -> None:
+    assert REPLICA.capacity(target, PLAIN).bound > REPLICA.capacity(target, PLAIN).per_second
+    free = REPLICA.capacity(replace(target, targets=Targets()), PLAIN)
+    assert free.bound == free.per_second
+
+
 def test_without_a_target_the_other_one_decides(target: Target) -> None:
     both = REPLICA.capacity(target, PLAIN).per_second
     assert REPLICA.capacity(replace(target, targets=Targets(None, 26.0)), PLAIN).per_second >= both
     assert REPLICA.capacity(replace(target, targets=Targets(700.0, None)), PLAIN).per_second >= both
+
+
+def test_trust_makes_no_places() -> None:
+    found = [
+        Sizing(REPLICA, Capacity(5.0, LIMITS, bound=5.5), PLAIN, kappa).per_second
+        for kappa in (0.9, 1.0, 1.05, 1.2)
+    ]
+    assert found == pytest.approx([4.5, 5.0, 5.25, 5.5])

@@ -39,6 +39,18 @@ def test_a_single_odd_slice_of_a_poisson_load_moves_little() -> None:
     assert found.ahead < 10.6
 
 
+def test_a_burst_of_ten_seconds_is_no_step() -> None:
+    """Conversations come in such bursts; a replica for one would be ready when it is over."""
+    found = forecast(Course(idc=1.5), spans([3.6] * 58 + [6.5] * 2), NOW, 60.0)
+    assert found.now < 4.0
+
+
+def test_chance_is_of_the_time_that_was_seen() -> None:
+    """A slice that began a little too early counts whole, so that ten seconds are not judged by five."""
+    late = [Span(one.start - 0.1, one.end - 0.1, one.count) for one in spans([3.6] * 59 + [8.0])]
+    assert forecast(Course(), late, NOW, 60.0).now < 4.0
+
+
 def test_a_trend_is_followed_as_far_as_chance_does_not_explain_it() -> None:
     rates = [20.0 + 0.5 * i for i in range(60)]
     found = forecast(Course(), spans(rates), NOW, 60.0)

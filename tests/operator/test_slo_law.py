@@ -265,6 +265,7 @@ def test_a_target_that_one_sequence_misses_is_infeasible_before_anybody_misses_i
 def test_slow_tokens_among_many_prompts_trim_the_budget_and_no_further(fleet: Fleet) -> None:
     """Whatever is missed, for however long: a fifth below the model's best is the end."""
     fleet.violated("tpot")
+    fleet.per_second = 8.0
     fleet.memory = replace(fleet.memory, fit=StepFit(model=replace(MODEL, prefill=0.06, sequence=0.2)))
     decision, memory = fleet.decide()
     assert (decision.limits, decision.cause) == (Limits(64, 1638), "LoweredTokenBudget")
@@ -518,6 +519,37 @@ def test_fewer_are_not_recommended_where_they_would_come_close_to_a_target(build
 def test_latencies_measured_worse_than_predicted_are_believed(fleet: Fleet) -> None:
     fleet.memory = replace(fleet.memory, factors=Factors(ttft=1.0, tpot=1.4))
     assert fleet.decide()[0].replicas > 4
+
+
+def test_each_promise_has_what_the_other_leaves_of_the_misses(fleet: Fleet) -> None:
+    def capacity(ttft_missed: int, tpot_missed: int) -> float:
+        fleet.totals = {
+            "ttft_met": 6000 - ttft_missed,
+            "ttft_missed": ttft_missed,
+            "tpot_met": 6000 - tpot_missed,
+            "tpot_missed": tpot_missed,
+        }
+        return fleet.decide()[0].evidence["capacity_per_second"]
+
+    neither, both = capacity(0, 0), capacity(120, 120)
+    fleet.totals = {}
+    unknown = fleet.decide()[0].evidence["capacity_per_second"]
+    assert both < unknown < neither
+    assert capacity(0, 120) == neither, "nothing is missed of TTFT, so TPOT may be missed by all that may be"
+
+
+@pytest.mark.parametrize(("load", "how"), [(1.0, "at once"), (0.3, "slowly")])
+def test_the_first_measurement_counts_whole_near_what_a_replica_can_do(
+    build: Any, load: float, how: str
+) -> None:
+    fleet = Fleet(build, 4, 4 * CAPACITY * load)
+    factors = []
+    for _ in range(2):
+        _, memory = fleet.decide()
+        fleet.memory = replace(fleet.memory, factors=memory.factors)
+        factors.append(memory.factors.tpot)
+    assert factors[0] != 1.0
+    assert (factors[1] == pytest.approx(factors[0], rel=1e-3)) is (how == "at once")
 
 
 def test_a_decision_does_not_depend_on_what_the_clock_says_besides_its_argument(fleet: Fleet) -> None:

@@ -178,3 +178,14 @@ def test_a_baseline_survives_being_written_down(build: Any) -> None:
     one = build.sample(1000, counters={"ttft_met": 10}, histograms={"ttft": build.histogram({100.0: 9})})
     for baseline in (of_replica(one), of_gateway(GatewaySample("g", 1.0, 0, 0.0, 0, {"rejected": 3}))):
         assert Baseline.from_dict(json.loads(json.dumps(baseline.to_dict()))) == baseline
+
+
+def test_what_runs_is_summed_up_at_each_sample(build: Any) -> None:
+    """So that memory per sequence is a mean over minutes, and is known while nothing runs for a moment."""
+    state = EMPTY
+    for now, running in ((1000, 4), (1005, 0), (1010, 6)):
+        one = build.sample(now, running=running, kv_blocks_used=10 * running, kv_blocks_total=400)
+        state = step(build, state, now, {"a": one, "b": None})
+    totals = joined(state[0]).totals
+    assert totals["ran"] == 10
+    assert totals["kv_held"] == pytest.approx(0.25)

@@ -42,9 +42,9 @@ def falling(build: Any, change: Any = None, **setting: Any) -> Any:
 @pytest.mark.parametrize(
     ("ready", "calm", "rate", "want"),
     [
-        pytest.param(1, 200.0, 20.0, 5, id="four more where that is more than double"),
+        pytest.param(1, 200.0, 40.0, 5, id="four more where that is more than double"),
         pytest.param(5, 90.0, 30.0, 10, id="doubled"),
-        pytest.param(9, 90.0, 45.0, 17, id="eight more at most"),
+        pytest.param(9, 90.0, 70.0, 17, id="eight more at most"),
     ],
 )
 def test_up_is_at_once_and_bounded(build: Any, ready: int, calm: float, rate: float, want: int) -> None:

@@ -9,6 +9,11 @@ work      each request takes w = p*b + o*s of the device besides the steps' base
 TPOT      a decoding sequence meets, per step, the base, its own s, the s of rate*o*TPOT others (Little), and
           rate*p*b*TPOT of prompts: TPOT = (a + s) / (1 - u). It varies with the prompts that come while an
           answer lasts, rate * E[p^2] * b^2 * TPOT / o, and with the number that decode, s^2 * rate*o*TPOT.
+routing   a gateway gives a request to the replica with the fewest, so that a busy one gets some only while
+          all are busy: of n replicas, on each of which r requests would be on average if none met another,
+          one that is busy gets r^(sqrt(2(n+1)) - 2) of the rate (Erlang's C over r, by Sakasegawa 1977; 1
+          where n = 1 or r >= 1). So much of others' work and prompts is met by a decoding sequence, and by a
+          new prompt.
 TTFT      the rest of the step under way and the one launched behind it, then a queue for the prompts' share
           of steps: M/G/1 (Pollaczek and Khinchine) with service p*(b + h/room), where h is what a step costs
           without prompts, and room the tokens that the budget leaves beside decodes; then one's own chunks.
@@ -28,7 +33,7 @@ from statistics import NormalDist
 
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
-from headway_operator.state import Limits
+from headway_operator.state import Limits, Targets
 
 MOST_KV_USE = 0.85
 MOST_UTILIZATION = 0.97
@@ -55,10 +60,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Measured over predicted, of latencies at the percentile."""
+    """Measured over predicted, of latencies at the percentile; and from how many passes each was learnt."""
 
     ttft: float = 1.0
     tpot: float = 1.0
+    num_ttft: int = 0
+    num_tpot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +83,25 @@ OVERLOADED = Latencies(inf, inf, inf, inf)
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Requests per second of one replica, with the limits that allow them."""
+    """Requests per second of one replica, with the limits that allow them. bound: what its places, its memory
+    and its device allow, whatever the latencies."""
 
     per_second: float
     limits: Limits
+    bound: float
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica's speed and load in kind, and the percentile (in percent) that latencies are taken at."""
+    """One replica's speed and load in kind, and the percentile (in percent) that latencies are taken at.
+
+    fleet: of how many replicas a gateway chooses the least loaded; 1 where requests are spread blindly.
+    """
 
     model: StepModel
     workload: Workload
     percent: float
+    fleet: int = 1
 
     @property
     def _deviations(self) -> float:
@@ -107,13 +120,15 @@ class Replica:
         used = rate * (work.prompt * model.prefill + work.answer * token)
         if used >= MOST_UTILIZATION:
             return OVERLOADED
-        tpot = (model.base + token) / (1.0 - used)
+        met = self._met(rate, token, limits)
+        tpot = (model.base + token) / (1.0 - met * used)
         running = rate * work.answer * tpot
-        if running > limits.max_num_seqs:
+        # The percentile's request finds a place; a gateway evens out how many run on each.
+        if running + self._deviations * sqrt(running / self.fleet) > limits.max_num_seqs:
             return OVERLOADED
-        noise = rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
+        noise = met * rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
         noise += token**2 * running
-        ttft = self._ttft(rate, running, token, limits)
+        ttft = self._ttft(rate, met, running, token, limits)
         deviations = self._deviations
         return Latencies(
             ttft=factors.ttft * ttft,
@@ -122,7 +137,16 @@ class Replica:
             kv_use=work.kv_share * (running + deviations * sqrt(running)),
         )
 
-    def _ttft(self, rate: float, running: float, token: float, limits: Limits) -> float:
+    def _met(self, rate: float, token: float, limits: Limits) -> float:
+        """The share of the rate that comes to a replica which is busy; see the header."""
+        if self.fleet == 1:
+            return 1.0
+        model, work = self.model, self.workload
+        chunks = max(1.0, work.prompt / limits.max_num_batched_tokens)
+        alone = model.base * chunks + model.prefill * work.prompt + work.answer * (model.base + token)
+        return exp((sqrt(2.0 * (self.fleet + 1.0)) - 2.0) * log(max(1e-9, min(1.0, rate * alone))))
+
+    def _ttft(self, rate: float, met: float, running: float, token: float, limits: Limits) -> float:
         model, work = self.model, self.workload
         room = limits.max_num_batched_tokens - running
         if room < 1.0:
@@ -133,6 +157,7 @@ class Replica:
         busy = rate * service
         if busy >= MOST_UTILIZATION:
             return inf
+        rate, busy = met * rate, met * busy
         queued = rate * square / (2.0 * (1.0 - busy))
         # Chunks of an exponential prompt; the step under way is one with prompts in `busy` of all cases.
         chunks = 1.0 / (1.0 - exp(-room / max(1.0, work.prompt)))
@@ -175,7 +200,8 @@ class Replica:
         limits = target.bound_limits(
             Limits(self._sequences(per_second, limits, target), limits.max_num_batched_tokens)
         )
-        return Capacity(per_second, limits)
+        unpromised = replace(target, targets=Targets())
+        return Capacity(per_second, limits, max(per_second, self._most(unpromised, target.highest, factors)))
 
     def idle(self, limits: Limits) -> Latencies:
         """What a request of the percentile's prompt sees on a replica that has nothing else to do."""

@@ -92,7 +92,9 @@ def _situation(
     since = max(settled_at, memory.kappa_cut_at or 0.0)
     ttft, tpot = evidence.attainments(target, happened, now_load, now, since)
     reported = evidence.attainments(target, happened, now_load, now)
-    found = sizing(target, memory, happened, now_load, now)
+    # A gateway knows who is busy; without one requests are spread blindly.
+    fleet = max(1, counted.desired) if sample.gateways else 1
+    found = sizing(target, memory, happened, fleet, now)
     ahead = expected(memory, now)
     ill = sick(target, memory, sample, found, ahead, (ttft, tpot), since, now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)

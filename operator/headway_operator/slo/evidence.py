@@ -30,7 +30,7 @@ STALE_SECONDS = 20.0
 class Load:
     """How busy the sampled replicas are, all together, right now and over the last 10 s.
 
-    late: waiting requests older than the TTFT target. kv_use: of the fullest replica; kv_mean_use: of all.
+    late: waiting requests older than the TTFT target. kv_use: of the fullest replica.
     queue_milliseconds, prefill_milliseconds: means. prefill_share: share of prompt tokens in all tokens
     computed. num_sampled: replicas that gave a sample. num_queues: replicas where requests wait.
     num_queues_with_room: those of them that could run two more (one free place is one about to be taken).
@@ -45,7 +45,6 @@ class Load:
     late: int = 0
     oldest_waiting_seconds: float = 0.0
     kv_use: float = 0.0
-    kv_mean_use: float = 0.0
     has_preempted: bool = False
     queue_milliseconds: float = 0.0
     prefill_milliseconds: float = 0.0
@@ -92,8 +91,6 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
             (one.oldest_waiting_seconds for one in queues if one.waiting), default=0.0
         ),
         kv_use=max((one.kv_blocks_used / max(1, one.kv_blocks_total) for one in replicas), default=0.0),
-        kv_mean_use=sum(one.kv_blocks_used / max(1, one.kv_blocks_total) for one in replicas)
-        / max(1, len(replicas)),
         has_preempted=totals.get("preemptions", 0) > 0,
         queue_milliseconds=_mean(totals, "queue"),
         prefill_milliseconds=_mean(totals, "prefill"),

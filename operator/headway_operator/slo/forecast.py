@@ -18,10 +18,11 @@ from typing import Any
 from headway_operator.slo.slices import Slice
 
 LEVEL_SECONDS = 120.0
-SHORTER_SECONDS = (10.0, 20.0, 40.0, 60.0)
 # By so many standard deviations must a shorter window's mean, or the slope, differ to be believed. Windows
-# are many, so that chance would often make one of them stand out at less.
-BELIEVED_LEVEL, BELIEVED_SLOPE = 3.0, 2.0
+# are many, so that chance would often make one of them stand out at less; and a burst of ten seconds is over
+# before a replica for it has started. What is believed is taken for this much less than it looks.
+SHORTER_SECONDS = {10.0: 5.0, 20.0: 4.0, 40.0: 3.0, 60.0: 3.0}
+BELIEVED_MARGIN, BELIEVED_SLOPE = 1.5, 2.0
 # A trend is believed to go on for so much of the level, up or down: a flash crowd ends.
 MOST_TREND = 0.25
 BIN_SECONDS = 15.0
@@ -86,13 +87,15 @@ def arrivals(slices: Sequence[Slice]) -> list[Span]:
 def forecast(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> Forecast:
     """What to expect `lead_seconds` from now."""
     idc = course.idc
-    mean = _rate(spans, now - LEVEL_SECONDS)
+    mean, _ = _rate(spans, now - LEVEL_SECONDS)
     level = mean
-    for seconds in SHORTER_SECONDS:
-        recent = _rate(spans, now - seconds)
-        chance = BELIEVED_LEVEL * sqrt(idc * max(mean, 1.0 / LEVEL_SECONDS) / seconds)
-        if recent - chance > level:
-            level = recent - chance / 2.0
+    for seconds, deviations in SHORTER_SECONDS.items():
+        recent, covered = _rate(spans, now - seconds)
+        if covered <= 0.0:
+            continue
+        chance = sqrt(idc * max(mean, 1.0 / LEVEL_SECONDS) / covered)
+        if recent - deviations * chance > mean:
+            level = max(level, recent - BELIEVED_MARGIN * chance)
     most = MOST_TREND * level
     ahead = level + max(-most, min(most, _trend(spans, now, mean, idc) * lead_seconds))
     yesterday = _yesterday(course, now + lead_seconds)
@@ -106,7 +109,7 @@ def watched(course: Course, spans: Sequence[Span], now: float) -> Course:
         return course
     index, today = int(now % DAY_SECONDS // DAY_BIN_SECONDS), int(now // DAY_SECONDS)
     day = dict(course.day or {})
-    rate = _rate(spans, now - LEVEL_SECONDS)
+    rate, _ = _rate(spans, now - LEVEL_SECONDS)
     seen = day.get(index)
     day[index] = (today, rate if seen is None or seen[0] != today else max(seen[1], rate))
     return replace(course, day=day)
@@ -126,11 +129,12 @@ def _with_burst(course: Course, spans: Sequence[Span], now: float) -> Course:
     return replace(course, idc=max(LEAST_IDC, idc), idc_at=now)
 
 
-def _rate(spans: Sequence[Span], since: float) -> float:
-    """Mean rate of the spans that began after `since`; of the last one if none did."""
-    kept = [one for one in spans if one.start >= since - 1e-6] or list(spans[-1:])
+def _rate(spans: Sequence[Span], since: float) -> tuple[float, float]:
+    """Mean rate of the spans that lie after `since` by more than half, of the last one if none does; and the
+    seconds that they cover."""
+    kept = [one for one in spans if (one.start + one.end) / 2.0 > since] or list(spans[-1:])
     seconds = sum(one.end - one.start for one in kept)
-    return sum(one.count for one in kept) / seconds if seconds > 0 else 0.0
+    return (sum(one.count for one in kept) / seconds if seconds > 0 else 0.0), seconds
 
 
 def _rate_within(spans: Sequence[Span], start: float, end: float) -> float | None:

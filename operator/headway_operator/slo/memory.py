@@ -79,7 +79,7 @@ class Memory:
             "recommended": [list(one) for one in self.recommended],
             "fit": self.fit.to_dict(),
             "workload": None if work is None else [getattr(work, name) for name in _WORKLOAD_FIELDS],
-            "factors": [self.factors.ttft, self.factors.tpot],
+            "factors": list(astuple(self.factors)),
             "course": self.course.to_dict(),
             "starts": [list(one) for one in self.starts],
             "trims": list(self.trims),

@@ -21,7 +21,7 @@ the number that the load calls for go at once. The last one is not removed this 
 for `sleep` to say.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from headway_operator.slo import histogram
@@ -95,8 +95,11 @@ def _after_dead_band(situation: Situation, found: Sizing, number: int) -> int:
     limits = found.capacity.limits
     expected = situation.forecast.ahead
     for fewer in range(max(1, number), situation.supply.desired):
-        predicted = found.replica.latencies(expected / fewer / found.kappa, limits, found.factors)
-        if found.replica.is_kept(predicted, situation.target, MOST_TARGET_USE):
+        if expected > fewer * found.capacity.bound:
+            continue
+        replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
+        predicted = replica.latencies(expected / fewer / found.kappa, limits, found.factors)
+        if replica.is_kept(predicted, situation.target, MOST_TARGET_USE):
             return fewer
     return situation.supply.desired
 

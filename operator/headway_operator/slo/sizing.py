@@ -4,18 +4,19 @@ Each pass learns a little: the step model from sums over steps, the work of requ
 percentile stand to what the model says of them, how long a replica takes until it is ready, how the load
 behaves. How far the whole is trusted is `trust`.
 
-The percentile. Each of two promises is sized for SHARE_OF_MISSES of the misses that the objective leaves,
-since a request that misses either has not been served as promised, and mostly they are not the same requests.
+The percentile. A request that misses either of two promises has not been served as promised, and mostly they
+are not the same requests. So each is sized for what the other leaves of the misses that the objective allows:
+by what was missed of the one that is missed less, and for SHARE_OF_MISSES until enough requests were judged.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp, inf, log
+from typing import Any
 
 from headway_operator.slo import histogram
 from headway_operator.slo.baselines import Baseline
-from headway_operator.slo.capacity import Capacity, Factors, Latencies, Replica, Workload
-from headway_operator.slo.evidence import Load
+from headway_operator.slo.capacity import Capacity, Factors, Latencies, Replica, Workload, with_work
 from headway_operator.slo.forecast import Forecast, arrivals, forecast, watched
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.step_fit import learnt
@@ -23,12 +24,15 @@ from headway_operator.slo.target import Target
 from headway_operator.slo.window import Recent, step_increments
 from headway_operator.state import Limits, Observed
 
-SHARE_OF_MISSES = 0.7
+SHARE_OF_MISSES, LEAST_SHARE_OF_MISSES = 0.7, 0.5
 WORKLOAD_SECONDS = 300.0
 LEAST_REQUESTS = 20
 CALIBRATION_SECONDS = 120.0
 LEAST_CALIBRATION_SECONDS = 30.0
 LEAST_JUDGED = 60
+# The first passes count as much as one another, where so many requests lay beyond the percentile that it is
+# known well, and the rate was within this factor of what a replica can do; then newer ones count for more.
+LEAST_BEYOND, NEAR = 5.0, 1.5
 FACTOR_WEIGHT = 0.05
 LEAST_FACTOR, MOST_FACTOR = 0.4, 3.0
 FIRST_LEAD_SECONDS = 60.0
@@ -54,8 +58,8 @@ class Sizing:
 
     @property
     def per_second(self) -> float:
-        """Requests that one replica is trusted with."""
-        return self.kappa * self.capacity.per_second
+        """Requests that one replica is trusted with. No trust makes more places, memory or time."""
+        return min(self.kappa * self.capacity.per_second, self.capacity.bound)
 
 
 def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Observed, now: float) -> Memory:
@@ -106,30 +110,35 @@ def expected(memory: Memory, now: float) -> Forecast:
     return forecast(memory.course, arrivals(memory.slices), now, lead_seconds(memory))
 
 
-def aimed_percent(target: Target) -> float:
+def aimed_percent(target: Target, happened: Recent, now: float) -> float:
     """The percentile that each promise is sized for."""
-    both = target.targets.ttft_milliseconds is not None and target.targets.tpot_milliseconds is not None
-    return 100.0 - (100.0 - target.percentile) * (SHARE_OF_MISSES if both else 1.0)
+    allowed = 100.0 - target.percentile
+    if target.targets.ttft_milliseconds is None or target.targets.tpot_milliseconds is None:
+        return 100.0 - allowed
+    totals = happened.totals(now - WORKLOAD_SECONDS)
+    shares = []
+    for name in ("ttft", "tpot"):
+        missed = totals.get(f"{name}_missed", 0.0)
+        judged = totals.get(f"{name}_met", 0.0) + missed
+        is_known = judged * allowed >= 100.0 * LEAST_BEYOND
+        shares.append(1.0 - missed / judged / allowed * 100.0 if is_known else SHARE_OF_MISSES)
+    return 100.0 - allowed * max(LEAST_SHARE_OF_MISSES, *shares)
 
 
-def sizing(target: Target, memory: Memory, happened: Recent, load: Load, now: float) -> Sizing | None:
-    """What one replica is worth; None while no model or no workload is known."""
-    work = workload(happened, load, now) or memory.workload
+def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: float) -> Sizing | None:
+    """What one replica is worth, of so many that share the load; None while no model or workload is known."""
+    work = workload(happened, now) or memory.workload
     if memory.fit.model is None or work is None:
         return None
     # Of answers that are over the model may have seen nothing: where sequences attend to much the same number
     # of tokens, it cannot tell what a token costs from what a sequence does.
     seen = memory.fit.context or work.context
     work = replace(work, context=min(work.context, CONTEXT_STRETCH * seen))
-    replica = Replica(memory.fit.model, work, aimed_percent(target))
+    replica = Replica(memory.fit.model, work, aimed_percent(target, happened, now), fleet)
     capacity = replica.capacity(target, memory.factors)
-    least = _least_per_second(target, replica, capacity, memory.factors)
-    return Sizing(
-        replica,
-        replace(capacity, per_second=max(least, capacity.per_second)),
-        memory.factors,
-        memory.kappa,
-    )
+    per_second = max(capacity.per_second, _least_per_second(target, replica, capacity, memory.factors))
+    capacity = replace(capacity, per_second=per_second, bound=max(per_second, capacity.bound))
+    return Sizing(replica, capacity, memory.factors, memory.kappa)
 
 
 def _least_per_second(target: Target, replica: Replica, found: Capacity, factors: Factors) -> float:
@@ -146,26 +155,29 @@ def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latenc
     """What the percentile's request sees on a replica that has nothing else to do.
 
     It shares its steps with nobody, so nothing is saved by a smaller budget. Where less was measured of TTFT
-    than predicted, prompts are less spread than the lognormal that they are taken for.
+    than predicted, prompts are less spread than the lognormal that they are taken for; but a mean one takes
+    as long as it does.
     """
     lone = replace(replica, percent=float(target.percentile))
-    found = lone.idle(target.bound_limits(target.highest))
-    return replace(found, ttft=min(1.0, factors.ttft) * found.ttft)
+    limits = target.bound_limits(target.highest)
+    found = lone.idle(limits)
+    even = with_work(lone, prompt_square=lone.workload.prompt**2).idle(limits)
+    return replace(found, ttft=max(even.ttft, min(1.0, factors.ttft) * found.ttft))
 
 
-def workload(happened: Recent, load: Load, now: float) -> Workload | None:
+def workload(happened: Recent, now: float) -> Workload | None:
     """What requests of the last minutes brought; None where there were too few."""
     totals = happened.totals(now - WORKLOAD_SECONDS)
     prompts, answers = totals.get("prompts", 0.0), totals.get("answers", 0.0)
     if min(prompts, answers) < LEAST_REQUESTS:
         return None
-    decoded = totals.get("decoded", 0.0)
+    decoded, ran = totals.get("decoded", 0.0), totals.get("ran", 0.0)
     return Workload(
         prompt=totals.get("prompt_sum", 0.0) / prompts,
         prompt_square=totals.get("prompt_squares", 0.0) / prompts,
         answer=totals.get("answer_sum", 0.0) / answers,
         context=totals.get("attended", 0.0) / decoded if decoded else 0.0,
-        kv_share=load.kv_mean_use * load.num_sampled / load.running if load.running else 0.0,
+        kv_share=totals.get("kv_held", 0.0) / ran if ran else 0.0,
     )
 
 
@@ -180,14 +192,21 @@ def calibrated(
     if seconds < LEAST_CALIBRATION_SECONDS / 2.0:
         return memory.factors
     rate = happened.totals(since).get("arrived", 0.0) / seconds / ready
-    plain = found.replica.latencies(rate, limits, Factors())
-    changes = {}
+    served = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=ready)
+    plain = served.latencies(rate, limits, Factors())
+    is_near = 1.0 / NEAR <= rate / found.per_second <= NEAR
+    changes: dict[str, Any] = {}
     for name in ("ttft", "tpot"):
         counts, predicted = happened.counts(name, since), getattr(plain, name)
         measured = histogram.percentile(counts, found.replica.percent)
         if measured is None or sum(counts.values()) < LEAST_JUDGED or not 0.0 < predicted < inf:
             continue
         ratio = min(MOST_FACTOR, max(LEAST_FACTOR, measured / predicted))
-        before = getattr(memory.factors, name)
-        changes[name] = exp(log(before) + FACTOR_WEIGHT * (log(ratio) - log(before)))
+        before, num = getattr(memory.factors, name), getattr(memory.factors, f"num_{name}")
+        beyond = sum(counts.values()) * (100.0 - found.replica.percent) / 100.0
+        weight = FACTOR_WEIGHT
+        if is_near and beyond >= LEAST_BEYOND:
+            weight = max(weight, 1.0 / (1 + num))
+            changes[f"num_{name}"] = min(num + 1, round(1.0 / FACTOR_WEIGHT))
+        changes[name] = exp(log(before) + weight * (log(ratio) - log(before)))
     return replace(memory.factors, **changes)

@@ -10,6 +10,9 @@ A replica counts whom it turns away as missed, but another one may serve that re
 apart from `ttft_missed`, as `refused`, and taken from the gateways, who know how each request ended; from the
 replicas only where no gateway gave a sample. So are arrivals, as `arrived`; a slice in which one of those who
 count them gave no sample is marked `blind`: what came in it shows in the next.
+
+Of what is no counter, the sequences that ran at each sample are summed up as `ran`, and the shares of KV
+caches in use as `kv_held`.
 """
 
 from bisect import bisect_left
@@ -120,7 +123,7 @@ def advance(
         if not is_gap and (name in baselines or name in young)
     ]
     new = Slice(now if is_gap else last_end, now, *summed(grown))
-    return _append(slices, _with_arrivals(new, sample), changed_at), after | current
+    return _append(slices, _with_sampled(new, sample), changed_at), after | current
 
 
 def step_increments(
@@ -138,14 +141,22 @@ def step_increments(
     return found
 
 
-def _with_arrivals(one: Slice, sample: Sample) -> Slice:
-    """Refusals and arrivals as the gateways count them, else as the replicas do; see the header."""
+def _with_sampled(one: Slice, sample: Sample) -> Slice:
+    """Refusals and arrivals as the gateways count them, else as the replicas do; and what runs. See the
+    header."""
     is_gateway_sampled = any(gateway is not None for gateway in sample.gateways.values())
     refused = one.total("gateway_rejected" if is_gateway_sampled else "rejected")
     arrived = one.total("gateway_received" if sample.gateways else "received")
     counters = sample.gateways if sample.gateways else sample.replicas
     is_blind = any(source is None for source in counters.values())
-    told = {"refused": refused, "arrived": arrived, "blind": float(is_blind)}
+    replicas = [replica for replica in sample.replicas.values() if replica is not None]
+    told = {
+        "refused": refused,
+        "arrived": arrived,
+        "blind": float(is_blind),
+        "ran": float(sum(replica.running for replica in replicas)),
+        "kv_held": sum(replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas),
+    }
     dropped = (*_REFUSALS, "gateway_received")
     totals = {name: value for name, value in one.totals.items() if name not in dropped}
     return one.with_totals({**totals, **{name: value for name, value in told.items() if value}})
