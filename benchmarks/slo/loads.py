@@ -9,15 +9,16 @@ flash         a crowd of three times as much; 8B on two A100
 own-step      a jump to twice as much, of short requests, on replicas with the step times of our own engine on
               a CPU (`make bench-slo-validate` fits them; until FITTED_FILE is there, there is no such load)
 
-Rates are such that the oracle has at least eight replicas on average with the looser targets. The first half
-of a trace is for tuning, the second for the verdict; of a made-up load there are two, of different seeds.
+Rates are such that the oracle has at least eight replicas on average with the looser targets, and half as
+high (`plan.TIGHT_RATE`) with the tighter ones, which need more. The first half of a trace is for tuning, the
+second for the verdict; of a made-up load there are two, of different seeds.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.slo.plan import Plan
+from benchmarks.slo.plan import Plan, Promise
 
 from headway_simulator.generators import Course, Kind, generated
 from headway_simulator.rates import Lengths, RateWindow, arrivals_of, scaled_to_mean
@@ -42,6 +43,20 @@ class Parts:
     whole: Trace
     tuning: Trace
     verdict: Trace
+
+
+class Halves:
+    """The parts of a load that each promise is met on, made once for each rate."""
+
+    def __init__(self, load: str, files: Mapping[str, Path], plan: Plan) -> None:
+        self._load, self._files, self._plan = load, files, plan
+        self._made: dict[Plan, Parts] = {}
+
+    def of(self, promise: Promise) -> Parts:
+        plan = self._plan.met(self._load, promise)
+        if plan not in self._made:
+            self._made[plan] = LOADS[self._load].make(self._files, plan)
+        return self._made[plan]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ SECONDS_PER_SIMULATED_SECOND = 0.03
 # time.
 PAGE_SECONDS = 300.0
 TRACES = ("azure", "mooncake", "servegen")
+KINDS = ("headway", "oracle", "baseline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             return 2
     names = tuple(name for name, load in LOADS.items() if set(load.files) <= files.keys())
+    kinds = tuple(options.only or KINDS)
     plan = quick(names[:2]) if options.quick else long(names) if options.long else Plan(names)
-    run(plan, files, options.out, options.jobs, is_only_told=options.report)
+    run(plan, files, options.out, options.jobs, () if options.report else kinds)
     return 0
 
 
@@ -69,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="simulations at a time; default: the cores there are",
     )
+    parser.add_argument(
+        "--only",
+        choices=KINDS,
+        action="append",
+        help="do only tasks of this kind, of those that are left; may be given again",
+    )
     parser.add_argument("--report", action="store_true", help="simulate nothing, write the tables again")
     parser.add_argument("--out", type=Path, default=FOLDER)
     return parser
@@ -88,18 +96,22 @@ def _from_environment(name: str) -> Path | None:
 
 
 def run(
-    plan: Plan, files: Mapping[str, Path], folder: Path, num_processes: int, *, is_only_told: bool = False
+    plan: Plan,
+    files: Mapping[str, Path],
+    folder: Path,
+    num_processes: int,
+    kinds: Sequence[str] = KINDS,
 ) -> None:
-    """Do what is not done yet, and write tables and pictures of all of it."""
+    """Do what is not done yet of these kinds of tasks, and write tables and pictures of all that is."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = folder / "results.jsonl"
     fingerprints = store.Fingerprints(plan, files)
     known = store.read(lines)
     keys = {task: fingerprints.of(task) for task in tasks(plan)}
-    todo = [task for task, key in keys.items() if key not in known]
+    todo = [task for task, key in keys.items() if key not in known and task.kind in kinds]
     told_at = time.monotonic()
-    _print_plan(plan, todo, len(keys), num_processes)
-    for task, rows in () if is_only_told else _worked_off(plan, todo, files, num_processes):
+    _print_plan(plan, todo, sum(key in known for key in keys.values()), num_processes)
+    for task, rows in _worked_off(plan, todo, files, num_processes):
         known[keys[task]] = rows
         store.add(lines, keys[task], rows)
         if time.monotonic() - told_at > PAGE_SECONDS:
@@ -146,9 +158,9 @@ def _told(rows: Sequence[Row]) -> str:
     )
 
 
-def _print_plan(plan: Plan, todo: Sequence[Task], num_tasks: int, num_processes: int) -> None:
+def _print_plan(plan: Plan, todo: Sequence[Task], num_done: int, num_processes: int) -> None:
     """What is to be done, and how long it should take on as many idle cores."""
-    print(f"loads: {', '.join(plan.loads)}; {num_tasks} tasks, {num_tasks - len(todo)} of them done before")
+    print(f"loads: {', '.join(plan.loads)}; {len(todo)} tasks to do, {num_done} done before")
     left_out = [name for name in ALL_LOADS if name not in plan.loads]
     if left_out:
         print(f"left out, for want of traces or fitted step times, or in a quick run: {', '.join(left_out)}")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.slo.loads import LOADS, Parts
+from benchmarks.slo.loads import Halves
 from benchmarks.slo.plan import Plan, Task, as_inputs
 from benchmarks.slo.work import excerpts
 
@@ -50,7 +50,7 @@ class Fingerprints:
         self._simulator = _code([*SIMULATED, *(f"runtime/headway_runtime/{name}.py" for name in ENGINE)])
         self._of_kind = {"headway": _code(LAW), "oracle": _code(ORACLE), "baseline": _code(BASELINES)}
         self._files = files
-        self._parts: dict[str, Parts] = {}
+        self._parts: dict[str, Halves] = {}
         self._digests: dict[int, str] = {}
         self._met: dict[Task, list[str]] = {}
 
@@ -75,7 +75,7 @@ class Fingerprints:
     def _made(self, task: Task) -> Iterator[str]:
         plan = self._plan.of(task.load)
         if task.load not in self._parts:
-            self._parts[task.load] = LOADS[task.load].make(self._files, plan)
+            self._parts[task.load] = Halves(task.load, self._files, self._plan)
         for one in excerpts(plan, task, self._parts[task.load]):
             target = target_of(one.setting.service.spec)
             simulated = (target, one.setting.engine, one.setting.conditions, one.warm_up_seconds)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.slo.loads import LOADS, Parts
+from benchmarks.slo.loads import LOADS, Halves
 from benchmarks.slo.plan import Plan, Promise, Task
 
 from headway_operator.slo import Target, target_of
@@ -49,8 +49,8 @@ class Excerpt:
 
 def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
     """The results of a task, one for each promise."""
+    parts = Halves(task.load, files, plan)
     plan = plan.of(task.load)
-    parts = LOADS[task.load].make(files, plan)
     if task.kind == "headway":
         assert task.promise is not None
         return [_headway(plan, task, parts, task.promise)]
@@ -59,7 +59,7 @@ def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
     return list(_baseline(plan, task, parts))
 
 
-def excerpts(plan: Plan, task: Task, parts: Parts) -> Iterator[Excerpt]:
+def excerpts(plan: Plan, task: Task, parts: Halves) -> Iterator[Excerpt]:
     """What a task simulates: with the code that does it, all that its results hang on. plan: of the load."""
     if task.kind == "headway":
         assert task.promise is not None
@@ -71,7 +71,7 @@ def excerpts(plan: Plan, task: Task, parts: Parts) -> Iterator[Excerpt]:
             yield _tuning(plan, task.load, parts, promise)
 
 
-def _met_by_headway(plan: Plan, task: Task, parts: Parts, promise: Promise) -> Excerpt:
+def _met_by_headway(plan: Plan, task: Task, parts: Halves, promise: Promise) -> Excerpt:
     """The verdict's excerpt, with the task's fault if it has one."""
     excerpt = _verdict(plan, task.load, parts, promise)
     for fault in plan.faults:
@@ -81,21 +81,24 @@ def _met_by_headway(plan: Plan, task: Task, parts: Parts, promise: Promise) -> E
     return excerpt
 
 
-def _headway(plan: Plan, task: Task, parts: Parts, promise: Promise) -> Row:
+def _headway(plan: Plan, task: Task, parts: Halves, promise: Promise) -> Row:
     excerpt = _met_by_headway(plan, task, parts, promise)
     began = time.process_time()
     found = _judged(excerpt, headway())
     return _row(task, promise, found, began, controller="headway", fault=task.name)
 
 
-def _oracles(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
-    """One for each promise; what becomes of a minute's arrivals on n replicas is simulated once for all."""
-    ends: Ends = {}
+def _oracles(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
+    """One for each promise; what becomes of a minute's arrivals on n replicas is simulated once for all that
+    differ in nothing but the percentile."""
+    known: dict[float, Ends] = {}
     for promise in plan.promises:
         began = time.process_time()
         excerpt = _verdict(plan, task.load, parts, promise)
         judged = part_of(excerpt.trace, excerpt.warm_up_seconds, excerpt.trace.duration_seconds)
-        found = find_oracle(judged, excerpt.setting, ends=ends, budget=plan.oracle_budget)
+        found = find_oracle(
+            judged, excerpt.setting, ends=known.setdefault(promise[0], {}), budget=plan.oracle_budget
+        )
         gpus = excerpt.setting.engine.model.gpus
         more = {
             "is_attained": found.is_attained,
@@ -107,8 +110,8 @@ def _oracles(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
         yield _row(task, promise, found.measures, began, controller="oracle", **more)
 
 
-def _baseline(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
-    """Tuned on the first half, judged on the second; a run that knows no promise is judged by all of them."""
+def _baseline(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
+    """Tuned on the first half, judged on the second; a run is judged by all promises on the same requests."""
     baseline = BASELINES[task.name]
     candidates = baseline.candidates[: plan.num_candidates]
     tuned: dict[object, Run] = {}
@@ -117,7 +120,7 @@ def _baseline(plan: Plan, task: Task, parts: Parts) -> Iterator[Row]:
         began = time.process_time()
         tuning = _tuning(plan, task.load, parts, promise)
         trial = replace(tuning, trace=part_of(tuning.trace, 0.0, plan.limits_seconds))
-        limits = _fixed_limits(trial, tuned)
+        limits = _fixed_limits(trial, promise, tuned)
         known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
         results = [_tried(tuning, known, baseline, one, promise, tuned) for one in candidates]
         best = _best(results, promise)
@@ -160,13 +163,13 @@ def _tried(
     promise: Promise,
     runs: dict[object, Run],
 ) -> Measures:
-    key = (candidate, known.limits, promise[0] if baseline.reads_targets else None)
+    key = (candidate, known.limits, promise[0])
     if key not in runs:
         runs[key] = _run(excerpt, baseline.make(known, candidate))
     return excerpt.judged(runs[key], target_of(excerpt.setting.service.spec))
 
 
-def _fixed_limits(tuning: Excerpt, runs: dict[object, Run]) -> Limits:
+def _fixed_limits(tuning: Excerpt, promise: Promise, runs: dict[object, Run]) -> Limits:
     """Batch limits for controllers that move none: of some token budgets the one with which most requests of
     the tuning half meet the targets, on the replicas that its busiest minute needs."""
     target = target_of(tuning.setting.service.spec)
@@ -176,7 +179,7 @@ def _fixed_limits(tuning: Excerpt, runs: dict[object, Run]) -> Limits:
         tokens = target.highest.max_num_batched_tokens >> halvings
         limits = target.bound_limits(Limits(target.highest.max_num_seqs, tokens))
         known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
-        key = ("limits", limits)
+        key = ("limits", limits, promise[0])
         if key not in runs:
             runs[key] = _run(tuning, baseline.make(known, baseline.candidates[0]))
         attained = tuning.judged(runs[key], target).joint_attainment
@@ -193,12 +196,16 @@ def _judged(excerpt: Excerpt, controller: Controller[Any]) -> Measures:
     return excerpt.judged(_run(excerpt, controller), target_of(excerpt.setting.service.spec))
 
 
-def _tuning(plan: Plan, load: str, parts: Parts, promise: Promise) -> Excerpt:
-    return _excerpt(plan, load, parts.whole, parts.tuning, plan.tuning_warm_up_seconds, promise)
+def _tuning(plan: Plan, load: str, parts: Halves, promise: Promise) -> Excerpt:
+    return _excerpt(
+        plan, load, parts.of(promise).whole, parts.of(promise).tuning, plan.tuning_warm_up_seconds, promise
+    )
 
 
-def _verdict(plan: Plan, load: str, parts: Parts, promise: Promise) -> Excerpt:
-    return _excerpt(plan, load, parts.whole, parts.verdict, plan.warm_up_seconds, promise)
+def _verdict(plan: Plan, load: str, parts: Halves, promise: Promise) -> Excerpt:
+    return _excerpt(
+        plan, load, parts.of(promise).whole, parts.of(promise).verdict, plan.warm_up_seconds, promise
+    )
 
 
 def _excerpt(

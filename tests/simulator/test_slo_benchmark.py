@@ -73,7 +73,7 @@ def test_it_runs_writes_its_page_and_goes_on_after_a_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(TINY, {}, tmp_path, 1)
-    assert "5 tasks, 0 of them done before" in capsys.readouterr().out
+    assert "5 tasks to do, 0 done before" in capsys.readouterr().out
     report = json.loads((tmp_path / "results.json").read_text())
     controllers = [(one["controller"], one["fault"]) for one in report["rows"]]
     assert controllers == [
@@ -88,11 +88,30 @@ def test_it_runs_writes_its_page_and_goes_on_after_a_stop(
     lines = tmp_path / "results.jsonl"
     lines.write_text(lines.read_text()[:-20])
     run(TINY, {}, tmp_path, 1)
-    assert "5 tasks, 4 of them done before" in capsys.readouterr().out
+    assert "1 tasks to do, 4 done before" in capsys.readouterr().out
     again = json.loads((tmp_path / "results.json").read_text())
     for one in (*report["rows"], *again["rows"]):
         del one["processor_seconds"]
     assert again["rows"] == report["rows"]
+
+
+def test_one_kind_of_tasks_can_be_done_before_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(TINY, {}, tmp_path, 1, ("baseline",))
+    assert "2 tasks to do, 0 done before" in capsys.readouterr().out
+    report = json.loads((tmp_path / "results.json").read_text())
+    assert [one["controller"] for one in report["rows"]] == ["static-mean", "keda-waiting-1"]
+    run(TINY, {}, tmp_path, 1, ())
+    assert "0 tasks to do, 2 done before" in capsys.readouterr().out
+
+
+def test_tighter_targets_are_met_on_half_of_the_requests() -> None:
+    plan = Plan(("step",))
+    loose, tight = (
+        len(loads.Halves("step", {}, plan).of((factor, 95)).verdict.arrivals) for factor in (3.0, 1.5)
+    )
+    assert tight == pytest.approx(loose / 2, rel=0.05)
 
 
 def test_a_change_of_the_law_is_a_change_of_headway_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +139,7 @@ def test_other_arrivals_or_another_promise_are_other_rows(monkeypatch: pytest.Mo
         parts = made(files, plan)
         return replace(parts, verdict=replace(parts.verdict, arrivals=parts.verdict.arrivals[:-1]))
 
-    monkeypatch.setattr(store, "LOADS", {"step": replace(LOADS["step"], make=without_the_last)})
+    monkeypatch.setattr(loads, "LOADS", {"step": replace(LOADS["step"], make=without_the_last)})
     fewer = store.Fingerprints(TINY, {})
     # The arrivals that are tuned on are the same, but a baseline is judged on the others, too.
     assert all(fewer.of(task) != before[task] for task in tasks(TINY))

@@ -32,7 +32,7 @@ MOST_CANDIDATES = 10
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """candidates: its settings, the documented default first. reads_targets: whether it knows of latencies.
+    """candidates: its settings, the documented default first.
 
     make: the controller, of what is known and one of the candidates.
     """
@@ -40,7 +40,6 @@ class Baseline:
     name: str
     candidates: tuple[Any, ...]
     make: Callable[[Known, Any], Controller[Any]]
-    reads_targets: bool = False
 
 
 BASELINES: Mapping[str, Baseline] = {
@@ -53,7 +52,7 @@ BASELINES: Mapping[str, Baseline] = {
         Baseline("keda-waiting-1", WAITING_1_CANDIDATES, on_waiting),
         Baseline("knative-kpa", KNATIVE_CANDIDATES, by_concurrency),
         Baseline("wva-saturation", SATURATION_CANDIDATES, by_saturation),
-        Baseline("dynamo-planner", PLANNER_CANDIDATES, by_profile, reads_targets=True),
+        Baseline("dynamo-planner", PLANNER_CANDIDATES, by_profile),
     )
 }
 
