@@ -25,6 +25,7 @@ from headway_simulator.trace import Arrival, Trace, by_time
 
 MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 MOST_TOKENS = 1 << 24
+MOST_DIGITS = len(str(MOST_TOKENS))
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 RATE_COLUMNS = ("start_seconds", "requests_per_second")
 OWN_FIELDS = ("at_seconds", "prompt_tokens", "output_tokens")
@@ -34,6 +35,7 @@ PUBLISHED_FIELDS = ("timestamp", "input_length", "output_length")
 # to come, and what it shares with the one before is in its hash ids.
 BAILIAN_FIELD = "chat_id"
 RowReader = Callable[[str, Mapping[str, Any]], Arrival]
+Rows = Iterator[tuple[int, dict[str, Any]]]
 
 
 def read_trace(path: Path) -> Trace | tuple[RateWindow, ...]:
@@ -47,9 +49,9 @@ def read_trace(path: Path) -> Trace | tuple[RateWindow, ...]:
         return _trace(path, _json_rows(path, lines, _row_reader(first)))
     columns = [column.strip() for column in first.split(",")]
     if set(columns) >= set(AZURE_COLUMNS):
-        return _trace(path, _azure_rows(path, lines))
+        return _trace(path, _azure_rows(path, _csv_rows(path, lines)))
     if set(columns) >= set(RATE_COLUMNS):
-        return _windows(path, lines)
+        return _windows(path, _csv_rows(path, lines))
     raise TraceError(
         f"{path}, line 1: {first[:80]!r} begins no known format; give JSON lines with "
         f"{', '.join(OWN_FIELDS)}, an Azure CSV, Mooncake's or Qwen-Bailian's JSON lines, or a CSV "
@@ -68,8 +70,8 @@ def _trace(path: Path, rows: Iterator[Arrival]) -> Trace:
     return Trace(path.name, moved, last + (last / (len(moved) - 1) if len(moved) > 1 and last else 1.0))
 
 
-def _azure_rows(path: Path, lines: list[str]) -> Iterator[Arrival]:
-    for number, row in enumerate(_csv_rows(lines), start=2):
+def _azure_rows(path: Path, rows: Rows) -> Iterator[Arrival]:
+    for number, row in rows:
         where = f"{path}, line {number}"
         text = row["TIMESTAMP"] or ""
         try:
@@ -92,11 +94,16 @@ def _row_reader(first: str) -> RowReader:
     return partial(_published_row, units_per_second=1000, block_tokens=MOONCAKE_BLOCK_TOKENS)
 
 
-def _csv_rows(lines: list[str]) -> Iterator[dict[str, Any]]:
-    """By their columns' names without blanks around them."""
-    reader = csv.DictReader(lines)
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-    yield from reader
+def _csv_rows(path: Path, lines: list[str]) -> Rows:
+    """With their line's number, by their columns' names without blanks around them."""
+    blank = next(index for index, line in enumerate(lines) if line.strip())
+    reader = csv.DictReader(lines[blank:])
+    try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        for row in reader:
+            yield blank + reader.line_num, row
+    except csv.Error as error:
+        raise TraceError(f"{path}, line {blank + reader.line_num + 1}: is no CSV: {error}") from error
 
 
 def _json_rows(path: Path, lines: list[str], read: RowReader) -> Iterator[Arrival]:
@@ -106,7 +113,7 @@ def _json_rows(path: Path, lines: list[str], read: RowReader) -> Iterator[Arriva
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"{where}: is no JSON: {error}") from error
         if not isinstance(row, dict):
             raise TraceError(f"{where}: {line[:80]!r} is no object; write one per line")
@@ -141,9 +148,9 @@ def _published_row(
     )
 
 
-def _windows(path: Path, lines: list[str]) -> tuple[RateWindow, ...]:
+def _windows(path: Path, rows: Rows) -> tuple[RateWindow, ...]:
     seen: list[tuple[float, float, float | None]] = []
-    for number, row in enumerate(_csv_rows(lines), start=2):
+    for number, row in rows:
         where = f"{path}, line {number}"
         start = _seconds(where, "start_seconds", row["start_seconds"])
         rate = _seconds(where, "requests_per_second", row["requests_per_second"])
@@ -188,8 +195,8 @@ def _tokens(where: str, field: str, value: object) -> int:
 def _recorded_tokens(where: str, field: str, value: object) -> int:
     """Of a published trace: text in a CSV, and now and then 0, which no server takes; that counts as 1."""
     text = str(value).strip()
-    if not text.isdecimal() or isinstance(value, bool):
-        raise TraceError(f"{where}, {field}: {value!r} is no number of tokens; write 0 to {MOST_TOKENS}")
+    if not text.isdecimal() or isinstance(value, bool) or len(text) > MOST_DIGITS:
+        raise TraceError(f"{where}, {field}: {value!r:.80} is no number of tokens; write 0 to {MOST_TOKENS}")
     return _tokens(where, field, max(1, int(text)))
 
 

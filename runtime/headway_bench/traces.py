@@ -23,6 +23,7 @@ from headway_bench.arrivals import RateSegment
 from headway_bench.errors import InputFileError, OptionsError
 
 MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
+MOST_TOKENS = 1 << 24
 # What only Qwen-Bailian's rows have. Their other fields are not read: a later turn comes when it was recorded
 # to come, and what it shares with the one before is in its hash ids.
 BAILIAN_FIELD = "chat_id"
@@ -81,18 +82,18 @@ def read_trace(path: Path) -> Trace:
     """The trace in `path`, its format told by its first line. Raises InputFileError naming the line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            file.seek(0)
+            lines = file.readlines()
+            first = next((line for line in lines if line.strip()), "")
             if first.lstrip().startswith("{"):
                 if f'"{BAILIAN_FIELD}"' in first:
-                    found = _requests("bailian", path, _json_rows(path, file, units_per_second=1))
+                    found = _requests("bailian", path, _json_rows(path, lines, units_per_second=1))
                     return replace(found, block_tokens=BAILIAN_BLOCK_TOKENS)
-                return _requests("mooncake", path, _json_rows(path, file, units_per_second=1000))
+                return _requests("mooncake", path, _json_rows(path, lines, units_per_second=1000))
             columns = {column.strip() for column in first.split(",")}
             if columns >= _AZURE_COLUMNS:
-                return _requests("azure", path, _azure_rows(path, csv.DictReader(file)))
+                return _requests("azure", path, _azure_rows(_csv_rows(path, lines)))
             if columns >= _RATE_COLUMNS:
-                return Trace("rates", windows=_windows(path, csv.DictReader(file)))
+                return Trace("rates", windows=_windows(path, _csv_rows(path, lines)))
     except (OSError, UnicodeDecodeError) as error:
         raise InputFileError(f"--trace {str(path)!r} cannot be read: {error}") from error
     raise InputFileError(
@@ -172,9 +173,22 @@ def _requests(format_name: str, path: Path, rows: Iterable[TraceRequest]) -> Tra
     return Trace(format_name, tuple(replace(r, at_seconds=r.at_seconds - first) for r in ordered))
 
 
-def _azure_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Iterator[TraceRequest]:
-    for number, row in enumerate(rows, start=2):
-        line = _Line(path, number, row)
+def _csv_rows(path: Path, lines: Sequence[str]) -> "Iterator[_Line]":
+    """Columns are known by their names without blanks around them."""
+    blank = next(index for index, line in enumerate(lines) if line.strip())
+    reader = csv.DictReader(lines[blank:])
+    try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        for row in reader:
+            yield _Line(path, blank + reader.line_num, row)
+    except csv.Error as error:
+        raise InputFileError(
+            f"--trace {str(path)!r}, line {blank + reader.line_num + 1} is no CSV: {error}"
+        ) from error
+
+
+def _azure_rows(lines: "Iterator[_Line]") -> Iterator[TraceRequest]:
+    for line in lines:
         try:
             at = datetime.fromisoformat(str(line.value("TIMESTAMP")).strip())
         except ValueError as error:
@@ -190,22 +204,24 @@ def _json_rows(path: Path, lines: Iterable[str], *, units_per_second: int) -> It
             continue
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputFileError(f"--trace {str(path)!r}, line {number} is no JSON: {error}") from error
         if not isinstance(row, dict):
             raise InputFileError(f"--trace {str(path)!r}, line {number} is no JSON object; write one a line")
-        line = _Line(path, number, row)
+        line = _Line(path, number, row, is_json=True)
         lengths = line.tokens("input_length"), line.tokens("output_length")
         yield TraceRequest(line.number("timestamp") / units_per_second, *lengths, line.hash_ids())
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a trace by its fields. What cannot be is an InputFileError that names all of it."""
+    """One line of a trace by its fields. What cannot be is an InputFileError that names all of it. is_json:
+    numbers are numbers and no text."""
 
     path: Path
     number_in_file: int
     fields: Mapping[str, Any]
+    is_json: bool = False
 
     def value(self, field: str) -> Any:
         if self.fields.get(field) is None:
@@ -223,8 +239,11 @@ class _Line:
 
     def number(self, field: str, lowest: float = -math.inf) -> float:
         wanted = "a finite number" if math.isinf(lowest) else f"a finite number from {lowest:g} on"
+        found = self.value(field)
+        if isinstance(found, bool) or (self.is_json and not isinstance(found, int | float)):
+            raise self.error(field, wanted)
         try:
-            value = float(self.value(field))
+            value = float(found)
         except (ValueError, TypeError, OverflowError) as error:
             raise self.error(field, wanted) from error
         if not math.isfinite(value) or value < lowest:
@@ -234,22 +253,21 @@ class _Line:
     def tokens(self, field: str) -> int:
         """Published traces hold a few requests of no tokens; a server takes none such."""
         value = self.number(field, 0)
-        if value != int(value):
-            raise self.error(field, "a whole number")
+        if value != int(value) or value > MOST_TOKENS:
+            raise self.error(field, f"a whole number up to {MOST_TOKENS}")
         return max(1, int(value))
 
     def hash_ids(self) -> tuple[int, ...]:
-        try:
-            return tuple(int(part) for part in self.fields.get("hash_ids", ()))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise self.error("hash_ids", "a list of integers") from error
+        found = self.fields.get("hash_ids", [])
+        if not isinstance(found, list) or not all(type(one) is int and one >= 0 for one in found):
+            raise self.error("hash_ids", "a list of integers from 0 on")
+        return tuple(found)
 
 
-def _windows(path: Path, rows: Iterable[dict[str, Any]]) -> tuple[RateWindow, ...]:
+def _windows(path: Path, lines: Iterator[_Line]) -> tuple[RateWindow, ...]:
     seen: list[tuple[float, float, float | None]] = []
-    for number, row in enumerate(rows, start=2):
-        line = _Line(path, number, row)
-        variation = line.number("rate_weighted_cv", 0) if row.get("rate_weighted_cv") else None
+    for line in lines:
+        variation = line.number("rate_weighted_cv", 0) if line.fields.get("rate_weighted_cv") else None
         seen.append((line.number("start_seconds"), line.number("requests_per_second", 0), variation))
         if len(seen) > 1 and seen[-1][0] <= seen[-2][0]:
             raise line.error("start_seconds", f"after {seen[-2][0]:g}, that of the line before")

@@ -124,6 +124,15 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
             "line 3, requests_per_second: '-2' is no number",
         ),
         ("start_seconds,requests_per_second\n0,1\n", "holds 1 rows"),
+        # Blank lines count, too.
+        ("\n\n" + AZURE + "yesterday,1,2\n", "line 4, TIMESTAMP: 'yesterday' is no time"),
+        (AZURE + "\n\nyesterday,1,2\n", "line 4, TIMESTAMP: 'yesterday' is no time"),
+        (AZURE + f"2023-11-16 18:15:46,{'9' * 5000},2\n", "line 2, ContextTokens: '99999"),
+        (AZURE + f"2023-11-16 18:15:46,{'9' * 140_000},2\n", "line 2: is no CSV: field larger than"),
+        (
+            '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": ' + 99_999 * "[" + "\n",
+            "line 1: is no JSON",
+        ),
     ],
 )
 def test_a_bad_line_is_named_with_its_field(tmp_path: Path, text: str, want: str) -> None:
