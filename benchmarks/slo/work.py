@@ -18,7 +18,7 @@ from headway_simulator.control import Controller, headway
 from headway_simulator.flags import build_parser
 from headway_simulator.measures import Measures, judged_from, measures
 from headway_simulator.options import known_of, setting_of
-from headway_simulator.oracle import Ends, find_oracle
+from headway_simulator.oracle import INTERVAL_SECONDS, Ends, find_oracle
 from headway_simulator.records import Run
 from headway_simulator.step_model import read_step_model
 from headway_simulator.trace import Trace, part_of
@@ -219,7 +219,9 @@ def _excerpt(
     )
     made = setting_of(build_parser().parse_args(list(common)), whole)
     model = read_step_model(LOADS[load].step_model)
-    conditions = replace(made.conditions, initial_replicas=guessed_replicas(model, part))
+    first = part_of(part, 0.0, min(INTERVAL_SECONDS, part.duration_seconds))
+    initial = guessed_replicas(model, first, target_of(made.service.spec))
+    conditions = replace(made.conditions, initial_replicas=initial)
     longest = 1 + max(one.prompt_tokens + one.output_tokens for one in part.arrivals)
     engine = replace(
         made.engine,

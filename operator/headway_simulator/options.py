@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from headway_operator.slo import target_of
 from headway_runtime.config import Limits
 from headway_simulator.baselines import BASELINES, Known
 from headway_simulator.cluster import Conditions, Setting
@@ -117,7 +118,8 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
     scaling = service.spec.scaling
     first = part_of(trace, 0.0, INTERVAL_SECONDS)
     initial = options.initial_replicas or max(
-        scaling.min_replicas, min(scaling.max_replicas, guessed_replicas(model, first))
+        scaling.min_replicas,
+        min(scaling.max_replicas, guessed_replicas(model, first, target_of(service.spec))),
     )
     return Setting(
         service,

@@ -311,7 +311,7 @@ class _Search:
         return Trace("", self._trace.arrivals[first:last], end - start)
 
     def _guess(self, index: int) -> int:
-        guess = guessed_replicas(self._setting.engine.model, self._part(index))
+        guess = guessed_replicas(self._setting.engine.model, self._part(index), self._target)
         return max(self._target.min_replicas, min(self._most(), guess))
 
     def _most(self) -> int:

@@ -92,7 +92,9 @@ def _write(path: Path, report: dict[str, Any]) -> None:
 def _stage(name: str, taken: dict[str, float], *, is_quiet: bool) -> Iterator[Callable[[float], None]]:
     """A progress bar from 0 to 1 on a terminal, and how long it took."""
     began = time.monotonic()
-    with tqdm(total=100, desc=name, unit="%", disable=is_quiet or None, bar_format="{l_bar}{bar}| {elapsed}") as bar:
+    with tqdm(
+        total=100, desc=name, unit="%", disable=is_quiet or None, bar_format="{l_bar}{bar}| {elapsed}"
+    ) as bar:
 
         def told(share: float) -> None:
             bar.update(max(0.0, 100 * share - bar.n))

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from headway_operator.slo import target_of
+from headway_operator.state import Targets
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.measures import Measures, measures
 from headway_simulator.oracle import Ends, find_oracle
 from headway_simulator.trace import Arrival, Trace
-from headway_simulator.work import guessed_replicas
+from headway_simulator.work import guessed_batch, guessed_replicas
 
 
 def fixed(trace: Trace, setting: Setting, replicas: int) -> Measures:
@@ -132,6 +133,18 @@ def test_the_bound_has_blocks_that_were_seen_before_computed_once(build: Any) ->
 
 
 def test_more_work_is_guessed_to_need_more_replicas(build: Any) -> None:
-    guesses = [guessed_replicas(build.model, build.load(rate=rate)) for rate in (1.0, 8.0, 32.0)]
+    target = target_of(build.setting().service.spec)
+    guesses = [guessed_replicas(build.model, build.load(rate=rate), target) for rate in (1.0, 8.0, 32.0)]
     assert guesses[0] == 1
     assert guesses[0] < guesses[1] < guesses[2]
+
+
+def test_a_tighter_tpot_is_guessed_to_need_more_replicas(build: Any) -> None:
+    """Its steps hold fewer sequences: a batch costs its base as often as it is smaller."""
+    target = target_of(build.setting().service.spec)
+    loose, tight, impossible = (
+        guessed_batch(build.model, replace(target, targets=Targets(None, milliseconds)))
+        for milliseconds in (60.0, 20.0, 1.0)
+    )
+    # A step takes 10 ms and one more for each sequence, and may take 0.8 of the target.
+    assert (loose, tight, impossible) == (min(38, target.highest.max_num_seqs), 6, 1)

@@ -1,6 +1,7 @@
 """`headway simulate` as users run it."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,17 @@ def test_a_trace_alone_gives_the_report_with_the_oracle(
     shown = capsys.readouterr()
     assert "240 requests" in shown.out
     assert "1.00 times that" in shown.out
-    assert "headway" in shown.err  # the progress bar
+    assert not shown.err  # A progress bar is for terminals.
+
+
+def test_a_terminal_sees_the_progress(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert headway_main(["simulate", "--trace", str(trace)]) == 0
+    bars = capsys.readouterr().err
+    assert "headway: 100%" in bars
+    assert "oracle: 100%" in bars
 
 
 def test_flags_reach_the_simulation(trace: Path, simulated: Callable[..., dict[str, Any]]) -> None:
