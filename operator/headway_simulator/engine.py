@@ -194,12 +194,17 @@ class SimulatedEngine:
         latest = runner.latest
         assert latest is not None
         batch = latest.batch
+        # Who waits may come in after an end, or after a prompt whose blocks it waited for.
+        nobody_comes_in = scheduler.num_waiting == 0 or (
+            done.num_prefill_tokens == 0
+            and num_running == scheduler.num_running
+            and not any(one.finish_reason for one in done.outputs)
+        )
         self._was_uneventful = (
             latest is not before
             and done.num_preempted == 0
-            and done.num_prefill_tokens == 0
-            and batch.num_decodes == len(batch.chunks) == num_running == scheduler.num_running
-            and not any(one.finish_reason for one in done.outputs)
+            and batch.num_decodes == len(batch.chunks) == scheduler.num_running
+            and nobody_comes_in
         )
 
     def _emit(self, now: float) -> Emitted:

@@ -4,10 +4,10 @@ Between two events of a replica (a request comes, one ends, a limit changes) its
 their times and the tokens they add. This does to sequences, blocks, prefix cache and metrics in one go what
 the scheduler and the accounts would do step by step; the tests hold one against the other.
 
-Uneventful are the next steps if the last one was, which means that it decoded for every running sequence and
-admitted nobody; and as long as no sequence gets its last token and there are free blocks for all, so that
-nobody is preempted. Who waits goes on waiting: decodes only take blocks, and without a prompt under way
-nobody waits for another one's blocks either.
+Uneventful are the next steps if the last one launched decodes for every running sequence and nobody can be
+admitted after it; and as long as no sequence gets its last token and there are free blocks for all, so that
+nobody is preempted. Who waits goes on waiting if the step read before it ended nobody and had no prompt:
+decodes only take blocks, and without a prompt under way nobody waits for another one's blocks either.
 
 Times are computed one after the other by the very additions that the runner makes, so that they are the same
 to the last digit.
@@ -65,7 +65,7 @@ def plan(
     if not sequences or latest is None or scheduler.limits.num_speculative_tokens:
         return None
     last_at = sequences[0].last_token_at
-    if last_at is None or any(one.last_token_at != last_at or one.num_generated < 2 for one in sequences):
+    if last_at is None or any(one.last_token_at != last_at for one in sequences):
         return None
     left = min(one.most_tokens - len(one.token_ids) for one in sequences)
     num_turns = _with_blocks(scheduler, sequences, min(MOST_TURNS, left if is_under_way else left - 1))
@@ -101,6 +101,9 @@ def take_over(
     count = len(ahead.sequences)
     previous = ahead.previous_read_at
     num_kv_tokens = ahead.num_kv_tokens
+    num_beginners = sum(one.num_generated == 1 for one in ahead.sequences)
+    if num_beginners:
+        metrics.first_decoded(ahead.read_at[0] - previous, num_beginners)
     for now in ahead.read_at[:num_turns]:
         seconds = now - previous
         runner.now = now

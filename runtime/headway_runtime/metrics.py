@@ -163,9 +163,9 @@ class EngineMetrics:
         """A request's first token is computed, `prefill_seconds` after the request was first scheduled."""
         self._histograms["prefill"].observe(prefill_seconds)
 
-    def first_decoded(self, seconds: float) -> None:
-        """A request's second token is computed, `seconds` after its first."""
-        self._histograms["first_decode"].observe(seconds)
+    def first_decoded(self, seconds: float, count: int = 1) -> None:
+        """The second tokens of `count` requests are computed, `seconds` after their first."""
+        self._histograms["first_decode"].observe(seconds, count)
 
     def delivered(self, seconds: float) -> None:
         """The HTTP process wrote the first byte, `seconds` after the first token was computed."""
