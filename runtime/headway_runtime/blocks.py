@@ -39,12 +39,17 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, each with one reference. The caller has checked num_free."""
         assert count <= self.num_free, (count, self.num_free)
+        following, num_references = self._next, self._num_references
         taken = []
+        block = following[NULL_BLOCK]
         for _ in range(count):
-            block = self._next[NULL_BLOCK]
-            self._unlink(block)
-            self._num_references[block] = 1
             taken.append(block)
+            num_references[block] = 1
+            block = following[block]
+        # The ring is closed behind them all at once.
+        following[NULL_BLOCK] = block
+        self._previous[block] = NULL_BLOCK
+        self.num_free -= count
         return taken
 
     def share(self, block: int) -> bool:
@@ -66,7 +71,12 @@ class BlockPool:
         self._num_references[block] = references
         if references > 0:
             return False
-        self._link_after(self._previous[NULL_BLOCK] if is_wanted else NULL_BLOCK, block)
+        before = self._previous[NULL_BLOCK] if is_wanted else NULL_BLOCK
+        after = self._next[before]
+        self._next[before] = self._previous[after] = block
+        self._previous[block] = before
+        self._next[block] = after
+        self.num_free += 1
         return True
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
@@ -101,10 +111,3 @@ class BlockPool:
         self._next[previous] = following
         self._previous[following] = previous
         self.num_free -= 1
-
-    def _link_after(self, previous: int, block: int) -> None:
-        following = self._next[previous]
-        self._next[previous] = self._previous[following] = block
-        self._previous[block] = previous
-        self._next[block] = following
-        self.num_free += 1

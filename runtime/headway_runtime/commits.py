@@ -96,10 +96,11 @@ class Commits:
         """Assume that a step does what it was told."""
         # Guesses may bring more tokens than one.
         needs_reading = batch.num_drafts > 0
+        sequences = self._sequences
         for chunk in batch.chunks:
-            sequence = self._owner(chunk)
-            if sequence is None:
-                continue
+            sequence = sequences.get(chunk.request_id)
+            if sequence is None or sequence.token_ids is not chunk.token_ids:
+                continue  # nobody's, as `_owner` says
             sequence.num_computed += chunk.num_tokens
             if chunk.samples:
                 sequence.expect_token()
@@ -117,10 +118,11 @@ class Commits:
         num_prompt_tokens = 0
         for index, entries in result.prompt_logprobs.items():
             self._take_prompt_logprobs(batch.chunks[index], entries)
+        sequences = self._sequences
         for index, (chunk, sample) in enumerate(zip(batch.chunks, result.samples, strict=True)):
-            sequence = self._owner(chunk)
-            if sequence is None:
-                continue
+            sequence = sequences.get(chunk.request_id)
+            if sequence is None or sequence.token_ids is not chunk.token_ids:
+                continue  # nobody's, as `_owner` says
             end = chunk.start + chunk.num_tokens
             if sequence.num_prompt_counted < sequence.num_prompt:
                 num_prompt_tokens += sequence.count_prompt_tokens(end)

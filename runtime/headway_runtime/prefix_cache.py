@@ -200,13 +200,13 @@ class PrefixCache:
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence, the last first: its head is what another one may want again."""
         size = self._block_size
-        table = sequence.block_table
+        table, key_of, release = sequence.block_table, self._key_of, self._pool.release
         first_unproven = sequence.num_proven // size
         end = -(-sequence.num_given // size) if sequence.num_given > sequence.num_proven else 0
         for index in range(len(table) - 1, -1, -1):
             block = table[index]
-            is_entered = self._key_of[block] is not None
-            if not self._pool.release(block, is_wanted=is_entered):
+            is_entered = key_of[block] is not None
+            if not release(block, is_wanted=is_entered):
                 continue
             if is_entered:
                 self.num_reusable += 1

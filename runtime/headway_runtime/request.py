@@ -150,9 +150,10 @@ class TokenLogprobs:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
-    """What one step did for one request: its new tokens, and the end if this was it.
+    """What one step did for one request: its new tokens, and the end if this was it. Not frozen for the same
+    reason as `Chunk`.
 
     Set on the first output only: num_cached_tokens counts prompt tokens whose KV was not computed for this
     request; queue_seconds is the time from received to first scheduled, prefill_seconds from there to the

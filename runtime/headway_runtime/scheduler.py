@@ -358,24 +358,28 @@ class Scheduler:
     def _batch(self, draft: StepDraft) -> Batch:
         decodes: list[Chunk] = []
         others: list[Chunk] = []
+        drafts = draft.drafts
         for sequence, share in draft.shares.items():
-            end = sequence.num_computed + share
-            num_drafts = draft.drafts.get(sequence, 0)
+            request, token_ids, start = sequence.request, sequence.token_ids, sequence.num_computed
+            end = start + share
+            num_drafts = drafts.get(sequence, 0) if drafts else 0
             sequence.num_given = end + num_drafts
-            num_tokens = len(sequence.token_ids)
+            num_tokens = len(token_ids)
+            # By position: names take a third longer, for each sequence of each step.
             (decodes if share == 1 else others).append(
                 Chunk(
-                    sequence.request.request_id,
-                    sequence.token_ids,
-                    sequence.num_computed,
+                    request.request_id,
+                    token_ids,
+                    start,
                     share,
                     sequence.block_table,
                     num_tokens - sequence.num_prompt,
                     end == num_tokens,
-                    sequence.request.sampling,
+                    request.sampling,
                     sequence.matcher,
                     num_drafts,
-                    adapter=sequence.adapter.slot,
+                    (),
+                    sequence.adapter.slot,
                 )
             )
         num_tokens = self.limits.max_num_batched_tokens - draft.budget

@@ -74,7 +74,9 @@ def shown(engine: SimulatedEngine) -> Any:
     snapshot = engine.metrics.snapshot()
     histograms = {name: one.counts for name, one in snapshot.histograms.items()}
     sums = {
-        name: round(one.sum_milliseconds, 6) if name in ("inter_token", "first_decode") else one.sum_milliseconds
+        name: round(one.sum_milliseconds, 6)
+        if name in ("inter_token", "first_decode")
+        else one.sum_milliseconds
         for name, one in snapshot.histograms.items()
     }
     return snapshot.counters, histograms, sums, snapshot.sizes, snapshot.rates, snapshot.moments
