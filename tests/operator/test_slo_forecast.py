@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from headway_operator.slo.forecast import DAY_SECONDS, Course, Span, arrivals, forecast, watched
+from headway_operator.slo.forecast import DAY_SECONDS, Course, arrivals, forecast, watched
+from headway_operator.slo.rate_change import Span
 from headway_operator.slo.slices import Slice
 
 NOW = 100_000.0
