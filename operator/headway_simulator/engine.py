@@ -86,7 +86,7 @@ class SimulatedEngine:
             draft_policy=DraftPolicy(),
         )
         policy = None if speculation is None else self.scheduler.draft_policy
-        accounts = _Accounts(self.metrics, self.scheduler.cache, policy)
+        accounts = _Accounts(self.metrics, self.scheduler.cache, policy, self.scheduler.promptness)
         accounts.step_time_error = step_time_error
         self._loop: StepLoop[Step] = StepLoop(
             self.scheduler,
@@ -130,9 +130,9 @@ class SimulatedEngine:
         if scheduler.num_waiting >= self.settings.max_waiting:
             self.metrics.rejected(RejectReason.QUEUE_FULL)
             return False
-        # Behind others that wait, or with all places taken, it changes nothing for the next steps.
-        is_behind = scheduler.num_waiting > 0 or scheduler.num_running >= scheduler.limits.max_num_seqs
-        self._was_uneventful = self._was_uneventful and is_behind
+        # With all places taken it changes nothing for the next steps.
+        is_full = scheduler.num_running >= scheduler.limits.max_num_seqs
+        self._was_uneventful = self._was_uneventful and is_full
         scheduler.add(request)
         name = request.request_id
         self._received_at[name] = request.received_at
@@ -154,6 +154,8 @@ class SimulatedEngine:
         """Count against these from the next turn on."""
         self.catch_up(now)
         self.metrics.set_targets(targets)
+        milliseconds = targets.ttft_milliseconds
+        self.scheduler.promptness.target_seconds = None if milliseconds is None else 0.001 * milliseconds
 
     def catch_up(self, now: float) -> None:
         """Do those planned turns that began before `now`; it then wakes at the end of the last of them."""
@@ -184,7 +186,7 @@ class SimulatedEngine:
 
     def _turn(self) -> None:
         scheduler, runner = self.scheduler, self._runner
-        now, before, num_running = runner.now, runner.latest, scheduler.num_running
+        now, before = runner.now, runner.latest
         done = self._loop.step(now)
         if done is None:
             self._was_uneventful, self.wakes_at = False, math.inf
@@ -194,11 +196,8 @@ class SimulatedEngine:
         latest = runner.latest
         assert latest is not None
         batch = latest.batch
-        # Who waits may come in after an end, or after a prompt whose blocks it waited for.
-        nobody_comes_in = scheduler.num_waiting == 0 or (
-            done.num_prefill_tokens == 0
-            and num_running == scheduler.num_running
-            and not any(one.finish_reason for one in done.outputs)
+        nobody_comes_in = (
+            scheduler.num_waiting == 0 or scheduler.num_running >= scheduler.limits.max_num_seqs
         )
         self._was_uneventful = (
             latest is not before

@@ -59,6 +59,7 @@ from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.guessing import give_guesses
 from headway_runtime.offload.tiers import Copies, KVOffload
 from headway_runtime.prefix_cache import PrefixCache
+from headway_runtime.promptness import Promptness
 from headway_runtime.request import Request
 from headway_runtime.sequence import Sequence
 from headway_runtime.step_draft import StepDraft
@@ -107,6 +108,7 @@ class Scheduler:
         limits: Limits,
         long_prefill_share: float,
         priority_ageing_seconds: float = 60.0,
+        late_yield_seconds: float = 60.0,
         enable_prefix_caching: bool = True,
         proof_reach: int | None = None,
         draft_policy: DraftPolicy | None = None,
@@ -129,11 +131,15 @@ class Scheduler:
         self._max_adapters = max_adapters
         self._long_prefill_share = long_prefill_share
         self._priority_ageing_seconds = priority_ageing_seconds
+        self._late_yield_seconds = late_yield_seconds
+        self.promptness = Promptness()
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
         self._queue: list[Sequence] = []  # by rank: all that do not run
         # Those of the queue that never ran, by arrival; from an ordered dict an abort takes any at once.
         self._unscheduled: OrderedDict[str, Sequence] = OrderedDict()
+        # Of these, those that have not been found late.
+        self._in_time: OrderedDict[str, Sequence] = OrderedDict()
         self._num_arrived = 0
         self._latest_received_at = -math.inf
         self._commits = Commits(self._sequences, self.cache, self.draft_policy, self.remove, block_size)
@@ -172,7 +178,7 @@ class Scheduler:
         sequence.most_tokens = min(sequence.most_tokens, self.max_model_len)
         self._num_arrived += 1
         self._sequences[request.request_id] = sequence
-        self._unscheduled[request.request_id] = sequence
+        self._unscheduled[request.request_id] = self._in_time[request.request_id] = sequence
         bisect.insort(self._queue, sequence, key=_rank)
 
     def remove(self, request_id: str) -> Sequence | None:
@@ -181,6 +187,7 @@ class Scheduler:
         if sequence is None:
             return None
         self._unscheduled.pop(request_id, None)
+        self._in_time.pop(request_id, None)
         if not _take_out(self._queue, sequence):
             _take_out(self._running, sequence)
             self.cache.release(sequence)
@@ -260,7 +267,7 @@ class Scheduler:
             assert not one.block_table, f"{one.request.request_id} waits and holds blocks"
             is_unscheduled = one.request.request_id in self._unscheduled
             assert is_unscheduled == (one.scheduled_at is None), one.request.request_id
-        assert self._unscheduled.keys() <= {one.request.request_id for one in self._queue}
+        assert self._in_time.keys() <= self._unscheduled.keys() <= {one.request.request_id for one in self._queue}
         for ranked in (self._running, self._queue):
             assert all(first.rank < second.rank for first, second in pairwise(ranked)), "not in order of rank"
         self.cache.check_integrity(self._running)
@@ -308,6 +315,7 @@ class Scheduler:
     def _admit(self, draft: StepDraft, now: float) -> None:
         """Admit from the queue, by rank; see the header for who may be overtaken."""
         self.cache.poll()
+        self._put_back_late(now)
         under_way: set[bytes] = set()
         for sequence in {*draft.prompts, *self._commits.prompts_under_way()}:
             under_way.update(self.cache.keys_of_step(sequence, draft.shares.get(sequence, 0)))
@@ -334,6 +342,21 @@ class Scheduler:
                 adapters.admitted(sequence)
             under_way.update(self.cache.keys_of_step(sequence, draft.shares[sequence]))
 
+    def _put_back_late(self, now: float) -> None:
+        """Who can no longer be answered in time yields, once, to those who can."""
+        most = self.promptness.most_waiting_seconds()
+        if most is None or not self._late_yield_seconds:
+            return
+        while self._in_time:
+            sequence = next(iter(self._in_time.values()))
+            if now - sequence.request.received_at <= most:
+                return
+            self._in_time.popitem(last=False)
+            _take_out(self._queue, sequence)
+            served_as_of, arrival = sequence.rank
+            sequence.rank = (served_as_of + self._late_yield_seconds, arrival)
+            bisect.insort(self._queue, sequence, key=_rank)
+
     def _is_overtaken(
         self, sequence: Sequence, found: list[int], under_way: set[bytes], draft: StepDraft
     ) -> bool:
@@ -352,6 +375,7 @@ class Scheduler:
             sequence.scheduled_at = now
             sequence.num_cached = sequence.num_computed
             del self._unscheduled[sequence.request.request_id]
+            self._in_time.pop(sequence.request.request_id, None)
             draft.admitted.append(sequence)
         draft.give_prompt(sequence)
 

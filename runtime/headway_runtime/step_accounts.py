@@ -5,6 +5,7 @@ from headway_runtime.commits import Committed, Progress
 from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.metrics import EngineMetrics, RejectReason
 from headway_runtime.prefix_cache import PrefixCache
+from headway_runtime.promptness import Promptness
 from headway_runtime.request import FinishReason, RequestOutput, TokenLogprobs
 from headway_runtime.scheduler import Schedule
 from headway_runtime.sequence import Sequence
@@ -15,10 +16,17 @@ NOT_FINITE = "the model's logits are not finite; check the weights, or serve it 
 class StepAccounts:
     """cache: says who may use it. policy: learns what guessing costs and brings; None if nobody guesses."""
 
-    def __init__(self, metrics: EngineMetrics, cache: PrefixCache, policy: DraftPolicy | None) -> None:
+    def __init__(
+        self,
+        metrics: EngineMetrics,
+        cache: PrefixCache,
+        policy: DraftPolicy | None,
+        promptness: Promptness | None = None,
+    ) -> None:
         self._metrics = metrics
         self._cache = cache
         self._policy = policy
+        self._promptness = promptness
 
     def scheduled(self, schedule: Schedule, now: float) -> None:
         """Count who starts and who has to start again."""
@@ -140,6 +148,8 @@ class StepAccounts:
             queue_seconds = sequence.scheduled_at - sequence.request.received_at
             prefill_seconds = now - sequence.scheduled_at
             self._metrics.prefilled(prefill_seconds)
+            if self._promptness is not None:
+                self._promptness.observe(prefill_seconds)
             num_cached_tokens = sequence.num_cached
             if sequence.request.sampling.num_prompt_logprobs is not None:
                 prompt_logprobs = (None, *sequence.prompt_logprobs)

@@ -43,7 +43,7 @@ NUM_BUDGETS = 4
 LEAST_GAIN = 1.05
 BISECTIONS = 12
 # The limit on sequences leaves so many standard deviations above the mean number.
-SEQUENCE_DEVIATIONS = 3.0
+SEQUENCE_DEVIATIONS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Replica:
         assert best is not None
         per_second, limits = best
         limits = target.bound_limits(
-            Limits(self._sequences(per_second, limits, target), limits.max_num_batched_tokens)
+            Limits(self._sequences(per_second, limits, target, factors), limits.max_num_batched_tokens)
         )
         unpromised = replace(target, targets=Targets())
         return Capacity(per_second, limits, max(per_second, self._most(unpromised, target.highest, factors)))
@@ -212,6 +212,13 @@ class Replica:
         chunks = max(1.0, prompt / limits.max_num_batched_tokens)
         return Latencies(model.base * chunks + model.prefill * prompt, model.base + token, 0.0, work.kv_share)
 
+    def answer_seconds(self, target: Target) -> float:
+        """What an answer takes whose tokens come as slowly as they may."""
+        tpot = target.targets.tpot_milliseconds
+        if tpot is None:
+            tpot = self.model.base + self.model.sequence + self.model.kv * self.workload.context
+        return self.workload.answer * tpot / 1000.0
+
     def _most(self, target: Target, limits: Limits, factors: Factors) -> float:
         """The highest rate that keeps the promise, per second."""
         low, high = 0.0, self.most_per_second
@@ -223,18 +230,26 @@ class Replica:
                 high = middle
         return low
 
-    def _sequences(self, per_second: float, limits: Limits, target: Target) -> int:
-        """The limit on sequences: above what the best rate needs, below what breaks TPOT or the memory."""
-        running = self.latencies(per_second, limits, Factors()).running
-        needed = running + SEQUENCE_DEVIATIONS * sqrt(running) + 1.0
-        token = self.model.sequence + self.model.kv * self.workload.context
+    def _sequences(self, per_second: float, limits: Limits, target: Target, factors: Factors) -> int:
+        """The limit on sequences: as many as keep TPOT and memory with all places taken all the time, or as
+        many as the best rate needs.
+
+        Then each sequence that ends makes room for a prompt, so that of n sequences there is a share n / o of
+        a prompt in each step; and TPOT at the percentile is over its mean as it is at the best rate.
+        """
+        model, work = self.model, self.workload
+        found = self.latencies(per_second, limits, factors)
+        each = model.sequence + model.kv * work.context + model.prefill * work.prompt / max(1.0, work.answer)
         tpot = target.targets.tpot_milliseconds
         allowed = float(target.highest.max_num_seqs)
-        if tpot is not None and token > 0.0:
-            allowed = min(allowed, (tpot - self.model.base) / token)
-        if self.workload.kv_share > 0.0:
-            allowed = min(allowed, MOST_KV_USE / self.workload.kv_share)
-        return max(1, int(max(needed, allowed)))
+        if tpot is not None and each > 0.0:
+            mean = 1000.0 * found.running / max(1e-9, per_second * work.answer)
+            stretch = max(1.0, found.tpot / mean) if mean > 0.0 else 1.0
+            allowed = min(allowed, (tpot / stretch - model.base) / each)
+        if work.kv_share > 0.0:
+            allowed = min(allowed, MOST_KV_USE / work.kv_share)
+        needed = found.running + SEQUENCE_DEVIATIONS * sqrt(found.running) + 1.0
+        return max(1, int(min(target.highest.max_num_seqs, max(needed, allowed))))
 
 
 @cache

@@ -98,12 +98,17 @@ def _situation(
     ahead = expected(memory, now)
     ill = sick(target, memory, sample, found, ahead, (ttft, tpot), since, now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
+    if now_load.late:
+        memory = replace(memory, late_at=now)
     if found is not None:
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do; yet what there is
             # goes no sooner than if it had been recommended now.
             memory = replace(memory, recommended=((now, counted.desired),))
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
+        if memory.late_at is not None:
+            # Nor is learnt from answers that began in a crowd.
+            settled_at = max(settled_at, memory.late_at + found.replica.answer_seconds(target))
         is_quiet = not now_load.late and not counted.unsampled and not ill
         if is_quiet:
             factors = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)

@@ -28,6 +28,7 @@ class Memory:
     backlog, backlog_at: requests waiting a few seconds ago, to see whether the queue shrinks.
     recommended: (at, replicas), the highest of each few seconds, over the time that removal looks back.
     watched_since: since when there has been somebody to look; not before the last restart.
+    late_at: when requests last waited for too long; not of the checkpoint.
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
     fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
@@ -51,6 +52,7 @@ class Memory:
     backlog_at: float | None = None
     recommended: tuple[tuple[float, int], ...] = ()
     watched_since: float | None = None
+    late_at: float | None = None
     idle_since: float | None = None
     parked_replicas: int | None = None
     fit: StepFit = NO_FIT
