@@ -154,8 +154,7 @@ class SimulatedEngine:
         """Count against these from the next turn on."""
         self.catch_up(now)
         self.metrics.set_targets(targets)
-        milliseconds = targets.ttft_milliseconds
-        self.scheduler.promptness.target_seconds = None if milliseconds is None else 0.001 * milliseconds
+        self.scheduler.promptness.aim_at(targets)
 
     def catch_up(self, now: float) -> None:
         """Do those planned turns that began before `now`; it then wakes at the end of the last of them."""
@@ -196,9 +195,7 @@ class SimulatedEngine:
         latest = runner.latest
         assert latest is not None
         batch = latest.batch
-        nobody_comes_in = (
-            scheduler.num_waiting == 0 or scheduler.num_running >= scheduler.limits.max_num_seqs
-        )
+        nobody_comes_in = scheduler.num_waiting == 0 or scheduler.num_running >= scheduler.limits.max_num_seqs
         self._was_uneventful = (
             latest is not before
             and done.num_preempted == 0

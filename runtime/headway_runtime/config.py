@@ -177,6 +177,8 @@ class EngineConfig:
         together while others want some of it; above 0, at most 1.
     priority_ageing_seconds: how much later a request may come and still be served first, for each unit that
         its priority is better; at least 0.
+    late_yield_seconds: how far a waiting request is put back once it can no longer meet the TTFT target; at
+        least 0, which is never.
     kv_cache_dtype: how keys and values are kept; "auto": as the checkpoint says, else as the model computes.
     weight_compression: "none" keeps bfloat16 weights in 16 bits, also where products could read 12.
     memory_check: what is done with a model that will not fit, by the arithmetic.
@@ -205,6 +207,7 @@ class EngineConfig:
     num_threads: int
     long_prefill_share: float = 0.5
     priority_ageing_seconds: float = 60.0
+    late_yield_seconds: float = 60.0
     kv_cache_dtype: KVCacheDtype = "auto"
     enable_prefix_caching: bool = True
     structured_output_timeout_seconds: float = 10.0

@@ -90,6 +90,7 @@ class EngineCore:
             limits=config.limits,
             long_prefill_share=config.long_prefill_share,
             priority_ageing_seconds=config.priority_ageing_seconds,
+            late_yield_seconds=config.late_yield_seconds,
             enable_prefix_caching=config.enable_prefix_caching,
             proof_reach=self._runner.proof_reach,
             draft_policy=DraftPolicy(is_adaptive=config.speculative is None or config.speculative.adaptive),
@@ -100,7 +101,9 @@ class EngineCore:
             self.metrics,
             self._scheduler.cache,
             None if config.speculative is None else self._scheduler.draft_policy,
+            self._scheduler.promptness,
         )
+        self._scheduler.promptness.aim_at(self.metrics.targets)
         self._steps = StepLoop(
             self._scheduler,
             self._runner,
@@ -135,8 +138,9 @@ class EngineCore:
         return self.metrics.targets
 
     def set_targets(self, targets: Targets) -> None:
-        """Count against other SLO targets from now on."""
+        """Count against other SLO targets from now on, and let requests yield that are late by them."""
         self.metrics.set_targets(targets)
+        self._scheduler.promptness.aim_at(targets)
 
     @property
     def max_model_len(self) -> int:

@@ -45,6 +45,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         num_threads=options.num_threads,
         long_prefill_share=options.long_prefill_share,
         priority_ageing_seconds=options.priority_ageing_seconds,
+        late_yield_seconds=options.late_yield_seconds,
         weight_compression=options.weight_compression,  # type: ignore[arg-type]
         memory_check=options.memory_check,  # type: ignore[arg-type]
         kv_cache_dtype=options.kv_cache_dtype,  # type: ignore[arg-type]

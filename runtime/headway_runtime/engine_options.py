@@ -67,6 +67,7 @@ class EngineOptions:
     seed: int
     long_prefill_share: float
     priority_ageing_seconds: float
+    late_yield_seconds: float
     weight_compression: str
     memory_check: str
     kv_cache_dtype: str
@@ -179,6 +180,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="head start that each unit of better priority gives (default %(default)s)",
     )
     add(
+        "--late-yield-seconds",
+        type=not_negative,
+        default=60.0,
+        metavar="SECONDS",
+        help="how far a waiting request is put back once it can no longer meet --ttft-target-milliseconds, "
+        "so that others still can; 0: never (default %(default)s)",
+    )
+    add(
         "--structured-output-timeout-seconds",
         type=positive,
         default=10.0,
@@ -194,7 +203,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="best log-probabilities that a request may have of each token; -1: as many as the vocabulary "
         "has (default %(default)s)",
     )
-    add("--ttft-target-milliseconds", type=positive, metavar="MS", help="count requests within it")
+    add(
+        "--ttft-target-milliseconds",
+        type=positive,
+        metavar="MS",
+        help="count requests within it, and let late ones yield",
+    )
     add("--tpot-target-milliseconds", type=positive, metavar="MS", help="likewise")
     add("--e2e-target-milliseconds", type=positive, metavar="MS", help="likewise, of whole answers")
     add(
@@ -290,6 +304,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,
         priority_ageing_seconds=arguments.priority_ageing_seconds,
+        late_yield_seconds=arguments.late_yield_seconds,
         weight_compression=arguments.weight_compression,
         memory_check=arguments.memory_check,
         kv_cache_dtype=arguments.kv_cache_dtype,

@@ -78,6 +78,7 @@ class EngineKeywords(TypedDict, total=False):
     kv_offloading_disk_size: float | None
     long_prefill_share: float
     priority_ageing_seconds: float
+    late_yield_seconds: float
     structured_output_timeout_seconds: float
     max_waiting: int
     max_logprobs: int

@@ -1,11 +1,16 @@
-"""Until when a request that waits can still be answered in time. No clock.
+"""Which of those that wait can no longer be answered in time. No clock.
 
 A first token that has come too late to count is worth no less for coming later, while another one may still
-be in time: under a load that is more than there are replicas for, an order of arrival makes everybody late, and
-one in which the late yield only those who are too many.
+be in time. So, under more load than can be served, the order of arrival makes everybody late; an order in
+which the late yield, only as many as are too many.
 """
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from math import sqrt
+
+from headway_runtime.config import Targets
+from headway_runtime.sequence import Sequence
 
 # What first tokens took counts for about so many requests.
 MEMORY = 32
@@ -15,23 +20,48 @@ LEAST_SHARE = 0.5
 
 
 class Promptness:
-    """target_seconds: from a request's receipt to its first token; None: no request is ever late."""
+    """Knows who waits for its first step, and how long a first token takes from there.
 
-    __slots__ = ("_mean", "_square", "target_seconds")
+    late_yield_seconds: how far those found late are put back; 0: nobody is looked for.
+    """
 
-    def __init__(self) -> None:
-        self.target_seconds: float | None = None
+    def __init__(self, late_yield_seconds: float) -> None:
+        self.late_yield_seconds = late_yield_seconds
+        self._target_seconds: float | None = None
         self._mean = self._square = 0.0
+        # By arrival; from an ordered dict any is taken at once.
+        self._in_time: OrderedDict[str, Sequence] = OrderedDict()
+
+    def aim_at(self, targets: Targets) -> None:
+        """Judge by this TTFT target from now on, of those that wait, too; without one nobody is late."""
+        target = targets.ttft_milliseconds
+        self._target_seconds = None if target is None else target / 1000.0
 
     def observe(self, prefill_seconds: float) -> None:
         """A request's first token came so long after it was scheduled first."""
         self._mean += (prefill_seconds - self._mean) / MEMORY
         self._square += (prefill_seconds**2 - self._square) / MEMORY
 
-    def most_waiting_seconds(self) -> float | None:
-        """How long a request may wait to be scheduled, and get its first token in time; None: for ever."""
-        target = self.target_seconds
-        if target is None:
-            return None
+    def begin(self, sequence: Sequence) -> None:
+        """It waits from now on."""
+        self._in_time[sequence.request.request_id] = sequence
+
+    def end(self, request_id: str) -> None:
+        """It waits no more; a request that was found late, or never waited, may be named, too."""
+        self._in_time.pop(request_id, None)
+
+    def take_late(self, now: float) -> Iterator[Sequence]:
+        """Those that are late by now, each told once."""
+        if self._target_seconds is None or not self.late_yield_seconds:
+            return
+        most = self._most_waiting_seconds(self._target_seconds)
+        while self._in_time:
+            sequence = next(iter(self._in_time.values()))
+            if now - sequence.request.received_at <= most:
+                return
+            self._in_time.popitem(last=False)
+            yield sequence
+
+    def _most_waiting_seconds(self, target: float) -> float:
         spread = sqrt(max(0.0, self._square - self._mean**2))
         return max(LEAST_SHARE * target, target - self._mean - DEVIATIONS * spread)

@@ -1,9 +1,9 @@
 """Which tokens the next step computes, and who gets or loses KV blocks for it. No torch, no clock.
 
 There are no phases. Every sequence wants its computed tokens to catch up with its known tokens. Sequences
-have a rank, the same for life: that of the moment they came, put back by `priority_ageing_seconds` for each
-unit of priority; of equals the first to come is first. A step is filled in this order, until its token budget
-is spent:
+have a rank: that of the moment they came, put back by `priority_ageing_seconds` for each unit of priority
+and, once, by `late_yield_seconds` when they never ran and can no longer meet the TTFT target (`promptness`);
+of equals the first to come is first. A step is filled in this order, until its token budget is spent:
 
 1. Running sequences that are one token short (decodes), by rank. One that needs a new block when none is free
    preempts: of the running ones but the first in rank, those of the worst (highest) priority, of these the
@@ -30,13 +30,13 @@ one, nobody is preempted: its blocks will be free in a moment, and who needs one
 
 Why nothing waits for ever. A sequence alone always fits (`add` refuses others), and a generated token is
 never taken back. Only finitely many sequences ever rank before a given one: of those that come later, only
-such as have a better priority and come within `priority_ageing_seconds` per unit of difference. So each one
-becomes the first in rank of all, unless it ends before. The first, once running, is never preempted, gets its
-token or a part of its prompt in every step in which fewer tokens than the budget go to decodes, and so ends.
-While it waits for blocks or a place, nobody is admitted, and those who run go on until there is room, because
-the first of them in rank is not preempted either. While it is overtaken, prompts under way get shorter in
-every step, or its own beginning gets into the cache, or it is overtaken one time less of those that it can
-be before adapters make room.
+such as come within `priority_ageing_seconds` per unit by which their priority is better, and, before one that
+was put back, within `late_yield_seconds` more. So each one becomes the first in rank of all, unless it ends
+before. The first, once running, is never preempted, gets its token or a part of its prompt in every step in
+which fewer tokens than the budget go to decodes, and so ends. While it waits for blocks or a place, nobody is
+admitted, and those who run go on until there is room, because the first of them in rank is not preempted
+either. While it is overtaken, prompts under way get shorter in every step, or its own beginning gets into the
+cache, or it is overtaken one time less of those that it can be before adapters make room.
 
 Lowering a limit drains: max_num_seqs only stops admissions; a lower token budget is kept at the next step,
 and running decodes beyond it pause, the last in rank first, with their blocks kept.
@@ -131,15 +131,12 @@ class Scheduler:
         self._max_adapters = max_adapters
         self._long_prefill_share = long_prefill_share
         self._priority_ageing_seconds = priority_ageing_seconds
-        self._late_yield_seconds = late_yield_seconds
-        self.promptness = Promptness()
+        self.promptness = Promptness(late_yield_seconds)
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
         self._queue: list[Sequence] = []  # by rank: all that do not run
         # Those of the queue that never ran, by arrival; from an ordered dict an abort takes any at once.
         self._unscheduled: OrderedDict[str, Sequence] = OrderedDict()
-        # Of these, those that have not been found late.
-        self._in_time: OrderedDict[str, Sequence] = OrderedDict()
         self._num_arrived = 0
         self._latest_received_at = -math.inf
         self._commits = Commits(self._sequences, self.cache, self.draft_policy, self.remove, block_size)
@@ -178,7 +175,8 @@ class Scheduler:
         sequence.most_tokens = min(sequence.most_tokens, self.max_model_len)
         self._num_arrived += 1
         self._sequences[request.request_id] = sequence
-        self._unscheduled[request.request_id] = self._in_time[request.request_id] = sequence
+        self._unscheduled[request.request_id] = sequence
+        self.promptness.begin(sequence)
         bisect.insort(self._queue, sequence, key=_rank)
 
     def remove(self, request_id: str) -> Sequence | None:
@@ -187,7 +185,7 @@ class Scheduler:
         if sequence is None:
             return None
         self._unscheduled.pop(request_id, None)
-        self._in_time.pop(request_id, None)
+        self.promptness.end(request_id)
         if not _take_out(self._queue, sequence):
             _take_out(self._running, sequence)
             self.cache.release(sequence)
@@ -267,7 +265,7 @@ class Scheduler:
             assert not one.block_table, f"{one.request.request_id} waits and holds blocks"
             is_unscheduled = one.request.request_id in self._unscheduled
             assert is_unscheduled == (one.scheduled_at is None), one.request.request_id
-        assert self._in_time.keys() <= self._unscheduled.keys() <= {one.request.request_id for one in self._queue}
+        assert self._unscheduled.keys() <= {one.request.request_id for one in self._queue}
         for ranked in (self._running, self._queue):
             assert all(first.rank < second.rank for first, second in pairwise(ranked)), "not in order of rank"
         self.cache.check_integrity(self._running)
@@ -344,17 +342,10 @@ class Scheduler:
 
     def _put_back_late(self, now: float) -> None:
         """Who can no longer be answered in time yields, once, to those who can."""
-        most = self.promptness.most_waiting_seconds()
-        if most is None or not self._late_yield_seconds:
-            return
-        while self._in_time:
-            sequence = next(iter(self._in_time.values()))
-            if now - sequence.request.received_at <= most:
-                return
-            self._in_time.popitem(last=False)
+        for sequence in self.promptness.take_late(now):
             _take_out(self._queue, sequence)
             served_as_of, arrival = sequence.rank
-            sequence.rank = (served_as_of + self._late_yield_seconds, arrival)
+            sequence.rank = (served_as_of + self.promptness.late_yield_seconds, arrival)
             bisect.insort(self._queue, sequence, key=_rank)
 
     def _is_overtaken(
@@ -375,7 +366,7 @@ class Scheduler:
             sequence.scheduled_at = now
             sequence.num_cached = sequence.num_computed
             del self._unscheduled[sequence.request.request_id]
-            self._in_time.pop(sequence.request.request_id, None)
+            self.promptness.end(sequence.request.request_id)
             draft.admitted.append(sequence)
         draft.give_prompt(sequence)
 

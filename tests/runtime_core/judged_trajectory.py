@@ -11,7 +11,7 @@ from tests.runtime_core.chain_runner import BLOCK_SIZE, STOP, ChainRunner, Failu
 
 from headway_runtime.batch import Batch
 from headway_runtime.commits import Committed
-from headway_runtime.config import Limits
+from headway_runtime.config import Limits, Targets
 from headway_runtime.draft_policy import Acceptance, DraftPolicy
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.offload.counters import OffloadCounters
@@ -76,6 +76,7 @@ class Shape:
     num_spare_blocks: int
     long_prefill_share: float
     ageing_seconds: float
+    late_yield_seconds: float
     enable_prefix_caching: bool
     num_speculative_tokens: int = 0
     num_slots: int = 0
@@ -158,14 +159,16 @@ class Trajectory:
             limits=Limits(8, 32, shape.num_speculative_tokens),
             long_prefill_share=shape.long_prefill_share,
             priority_ageing_seconds=shape.ageing_seconds,
+            late_yield_seconds=shape.late_yield_seconds,
             enable_prefix_caching=shape.enable_prefix_caching,
             draft_policy=WaveringPolicy() if shape.wavers else DraftPolicy(is_adaptive=False),
             offload=self.offload,
         )
+        self.scheduler.promptness.aim_at(Targets(ttft_milliseconds=5000.0))
         self.scheduler.judge = self._judge
         self.metrics = EngineMetrics()
         policy = self.scheduler.draft_policy if shape.num_speculative_tokens else None
-        accounts = JudgedAccounts(self.metrics, self.scheduler.cache, policy)
+        accounts = JudgedAccounts(self.metrics, self.scheduler.cache, policy, self.scheduler.promptness)
         accounts.judge = self._note
         self.loop = StepLoop(
             self.scheduler,

@@ -62,6 +62,7 @@ SHAPES = st.builds(
     num_spare_blocks=st.integers(0, 24),
     long_prefill_share=st.sampled_from([0.2, 0.5, 1.0]),
     ageing_seconds=st.sampled_from([0.0, 5.0, 60.0]),
+    late_yield_seconds=st.sampled_from([0.0, 5.0, 60.0]),
     enable_prefix_caching=st.sampled_from([True] * 5 + [False]),
     num_speculative_tokens=st.sampled_from([0, 0, 1, 3, 6]),
     num_slots=st.sampled_from([0, 1, 4, 12, 40]),
@@ -98,7 +99,7 @@ def test_any_trajectory_keeps_integrity_and_answers_each_request_as_if_it_were_a
 
 
 def busy(**changes: Any) -> Trajectory:
-    shape = Shape(40, 4, 0.5, 5.0, enable_prefix_caching=True)
+    shape = Shape(40, 4, 0.5, 5.0, 5.0, enable_prefix_caching=True)
     return Trajectory(replace(shape, **changes))
 
 

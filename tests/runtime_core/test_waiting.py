@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from headway_runtime.batch import Batch, Sample, StepResult
-from headway_runtime.config import EngineConfig, Limits
+from headway_runtime.config import EngineConfig, Limits, Targets
 from headway_runtime.request import MAX_PRIORITY, Request, SamplingParams
 from headway_runtime.scheduler import Scheduler
 
 DOCS = Path(__file__).parents[2] / "docs"
 AGEING_SECONDS = 10.0
+LATE_YIELD_SECONDS = 20.0
 BLOCK_SIZE = 4
 
 
@@ -26,6 +27,8 @@ class World:
         num_blocks: int = 400,
         max_model_len: int = 400,
         long_prefill_share: float = 0.5,
+        ttft_target_seconds: float | None = None,
+        late_yield_seconds: float = LATE_YIELD_SECONDS,
     ) -> None:
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
@@ -34,7 +37,10 @@ class World:
             limits=limits,
             long_prefill_share=long_prefill_share,
             priority_ageing_seconds=AGEING_SECONDS,
+            late_yield_seconds=late_yield_seconds,
         )
+        if ttft_target_seconds is not None:
+            self.scheduler.promptness.aim_at(Targets(ttft_milliseconds=1000.0 * ttft_target_seconds))
         self.now = 0.0
         self.num_preempted = 0
         self.first_token_at: dict[str, float] = {}
@@ -55,7 +61,10 @@ class World:
         self.now += 1.0
         result = StepResult(tuple(Sample(1) if chunk.samples else None for chunk in batch.chunks))
         for one in self.scheduler.commit(batch, result, self.now).progress:
-            self.first_token_at.setdefault(one.sequence.request.request_id, self.now)
+            name, scheduled_at = one.sequence.request.request_id, one.sequence.scheduled_at
+            if name not in self.first_token_at and scheduled_at is not None:
+                self.first_token_at[name] = self.now
+                self.scheduler.promptness.observe(self.now - scheduled_at)
         return batch
 
 
@@ -89,6 +98,56 @@ def test_the_worst_priority_behind_an_endless_stream_of_the_best_waits_as_long_a
     default_ageing_seconds = inspect.signature(EngineConfig).parameters["priority_ageing_seconds"].default
     seconds = 2 * MAX_PRIORITY * default_ageing_seconds
     assert f"{seconds:,.0f} s" in (DOCS / "api.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("target_seconds", "yield_seconds", "least", "most"),
+    [(10.0, 100.0, 90, 100), (10.0, 0.0, 0, 20), (None, 100.0, 0, 20)],
+)
+def test_under_twice_the_load_as_many_are_in_time_as_can_be_served(
+    target_seconds: float | None, yield_seconds: float, least: int, most: int
+) -> None:
+    """In the order of arrival each would wait a second more than the one before it."""
+    world = World(
+        Limits(max_num_seqs=1, max_num_batched_tokens=16),
+        ttft_target_seconds=target_seconds,
+        late_yield_seconds=yield_seconds,
+    )
+    came_at = {}
+    for second in range(100):
+        for index in range(2):
+            came_at[f"{second}-{index}"] = world.now
+            world.add(f"{second}-{index}", 8)
+        world.step()
+    num_in_time = sum(1 for name, at in world.first_token_at.items() if at - came_at[name] <= 10.0)
+    assert least <= num_in_time <= most
+    for _ in range(100):
+        world.step()
+    assert world.first_token_at.keys() == came_at.keys(), "somebody who was late has been forgotten"
+
+
+def test_the_late_wait_no_longer_than_they_are_put_back_once() -> None:
+    """From when it is late, as many come as can be served, all in time."""
+    world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16), ttft_target_seconds=4.0)
+    for index in range(12):
+        world.add(f"crowd-{index}", 8)
+    while len(world.first_token_at) < 12 or world.now < 200.0:
+        world.add(f"stream-{world.now}", 8)
+        world.step()
+    last = max(world.first_token_at[f"crowd-{index}"] for index in range(12))
+    # It is served as one that came LATE_YIELD_SECONDS later, behind those that came before that.
+    assert LATE_YIELD_SECONDS < last <= LATE_YIELD_SECONDS + 12 + 1
+
+
+def test_priority_is_worth_more_than_being_in_time() -> None:
+    """One that is late goes behind its equals, not behind those that its priority puts it far before."""
+    world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16), ttft_target_seconds=4.0)
+    for index in range(12):
+        world.add(f"urgent-{index}", 8, priority=-5)
+    world.add("patient", 8)
+    for _ in range(13):
+        world.step()
+    assert world.first_token_at["patient"] == max(world.first_token_at.values())
 
 
 def test_short_prompts_wait_no_longer_for_long_ones_than_their_share_of_a_step() -> None:

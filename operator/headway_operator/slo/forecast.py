@@ -4,7 +4,7 @@ Arrivals come in slices. Level and trend are what `rate_change` makes of the las
 seen within a few passes, a slope is followed, and noise is not. Yesterday is a ring of ten-minute means.
 
 How bursty arrivals are is measured: the index of dispersion (IDC), variance over mean of counts in
-BIN_SECONDS, from differences of neighbouring bins, so that a trend is not taken for a burst. Poisson has 1;
+BIN_SECONDS, from their second differences, so that a trend is not taken for a burst. Poisson has 1;
 recorded conversations have 4, code completion 70.
 """
 
@@ -96,13 +96,15 @@ def watched(course: Course, spans: Sequence[Span], now: float) -> Course:
 def _with_burst(course: Course, spans: Sequence[Span], now: float) -> Course:
     if now - course.idc_at < BIN_SECONDS:
         return course
-    first, second = (_rate_within(spans, now - k * BIN_SECONDS, now - (k - 1) * BIN_SECONDS) for k in (2, 1))
-    if first is None or second is None:
+    rates = [_rate_within(spans, now - k * BIN_SECONDS, now - (k - 1) * BIN_SECONDS) for k in (3, 2, 1)]
+    first, second, third = rates
+    if first is None or second is None or third is None:
         return replace(course, idc_at=now)
-    mean = (first + second) / 2.0 * BIN_SECONDS
+    mean = (first + second + third) / 3.0 * BIN_SECONDS
     if mean < 1.0:
         return replace(course, idc_at=now)
-    seen = ((first - second) * BIN_SECONDS) ** 2 / 2.0 / mean
+    # A second difference, of six times the variance of one: that of a straight line is 0.
+    seen = ((first - 2.0 * second + third) * BIN_SECONDS) ** 2 / 6.0 / mean
     idc = course.idc + IDC_WEIGHT * (min(MOST_IDC, seen) - course.idc)
     return replace(course, idc=max(LEAST_IDC, idc), idc_at=now)
 

@@ -1,20 +1,21 @@
 """How the rate of requests has changed in the last minutes: not at all, by a step, or along a line since.
 
 Each end of a slice is a time at which something may have begun: a step to another rate, or a rise (or fall)
-that has gone on since. Both are fitted to the counts by least squares, a count's variance being the index of
-dispersion times its mean, and the one that leaves least unexplained is taken for what happened: a step
-is no slope then. What it explains, in squared standard deviations, must be more than chance
-would: many times are tried, and the less time has passed since, the more often something looks like a
-beginning, and the more a burst does. Of what is beyond that bound so much is believed as remains: none of a
-change at the bound, nearly all of one that is plain (the non-negative garrote: Breiman, Better Subset
-Regression Using the Nonnegative Garrote, 1995).
+that has gone on since. Each is fitted to the counts by least squares, a count's variance being the index of
+dispersion times its mean. Which of them happened nobody knows; so what they say is averaged, by how likely
+each makes what was counted: exp(explained / 2), explained being in squared standard deviations beyond what
+no change explains (Akaike weights: Burnham and Anderson, Model Selection and Multimodel Inference, 2002).
+Against each stands a bound, since many times are tried, and since the less time has passed, the more often
+a burst looks like a beginning: a line, which is about its end, is held to that of half its time. So noise
+is not followed, a step is no slope, and nothing jumps when the balance tips.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import exp
 
 # What began so many seconds ago must explain so many variances; what began later is not looked at.
-LEAST_EXPLAINED = ((40.0, 9.0), (20.0, 16.0), (10.0, 25.0))
+LEAST_EXPLAINED = ((40.0, 16.0), (20.0, 20.0), (10.0, 25.0))
 # Slices differ in length by what a pass was late.
 SLACK_SECONDS = 1.0
 
@@ -41,8 +42,21 @@ def trend(spans: Sequence[Span], idc: float) -> Trend:
     whole = sum(one.end - one.start for one in spans)
     if whole <= 0.0:
         return Trend(0.0)
-    now, mean = spans[-1].end, sum(one.count for one in spans) / whole
-    found, most = Trend(mean), 0.0
+    mean = sum(one.count for one in spans) / whole
+    found = [(0.0, mean, 0.0), *(_changes(spans, whole, mean, idc) if mean > 0.0 else ())]
+    most = max(gain for gain, _, _ in found)
+    weights = [exp((gain - most) / 2.0) for gain, _, _ in found]
+    total = sum(weights)
+    level = sum(w * one for w, (_, one, _) in zip(weights, found, strict=True)) / total
+    slope = sum(w * one for w, (_, _, one) in zip(weights, found, strict=True)) / total
+    return Trend(level, slope)
+
+
+def _changes(
+    spans: Sequence[Span], whole: float, mean: float, idc: float
+) -> Iterator[tuple[float, float, float]]:
+    """What each change would explain beyond its bound, with its level now and its slope."""
+    now, variance = spans[-1].end, idc * mean
     # Sums over what is behind the time that is tried: of seconds, requests, and both by seconds before now.
     width = count = w_t = w_tt = c_t = 0.0
     for one in reversed(spans):
@@ -51,27 +65,18 @@ def trend(spans: Sequence[Span], idc: float) -> Trend:
         w_t, c_t = w_t + seconds * middle, c_t + one.count * middle
         w_tt += seconds * middle**2
         since = now - one.start
-        bound = _bound(since)
-        if bound is None or mean <= 0.0:
+        bound, line_bound = _bound(since), _bound(since / 2.0)
+        if bound is None:
             continue
-        variance = idc * mean
         if width < whole:
             jump = count / width - (mean * whole - count) / (whole - width)
-            explained = jump**2 * width * (whole - width) / whole / variance
-            if explained - bound > most:
-                most = explained - bound
-                found = Trend(mean + (1.0 - bound / explained) * (count / width - mean))
+            yield jump**2 * width * (whole - width) / whole / variance - bound, count / width, 0.0
         # A line that has risen for z = since - middle seconds.
         z, zz, cz = since * width - w_t, since**2 * width - 2.0 * since * w_t + w_tt, since * count - c_t
         spread, along = zz - z**2 / whole, cz - mean * z
-        if spread <= 0.0:
-            continue
-        explained = along**2 / spread / variance
-        if explained - bound > most:
-            most, slope = explained - bound, along / spread
-            believed = 1.0 - bound / explained
-            found = Trend(mean + believed * slope * (since - z / whole), believed * slope)
-    return found
+        if spread > 0.0 and line_bound is not None:
+            slope = along / spread
+            yield along * slope / variance - line_bound, mean + slope * (since - z / whole), slope
 
 
 def _bound(since: float) -> float | None:
