@@ -38,6 +38,8 @@ GATEWAY_COUNTERS = frozenset(
 )
 END_TO_END_COUNTERS, END_TO_END_HISTOGRAMS = frozenset(("e2e_met", "e2e_missed")), frozenset(("e2e",))
 HISTOGRAMS = frozenset(("ttft", "queue", "prefill", "tpot", "step"))
+# Absent from replicas of earlier versions.
+LATER_HISTOGRAMS = frozenset(("inter_token",))
 
 Wire = TypeVar("Wire")
 Count = Annotated[int, Meta(ge=0)]
@@ -158,7 +160,11 @@ def parse_replica_sample(body: bytes, taken_at: float) -> ReplicaSample:
     if judges_end_to_end:
         _require_names("counters", wire.counters, END_TO_END_COUNTERS)
         _require_names("histograms", wire.histograms, END_TO_END_HISTOGRAMS)
-    names = sorted(HISTOGRAMS | END_TO_END_HISTOGRAMS if judges_end_to_end else HISTOGRAMS)
+    names = sorted(
+        HISTOGRAMS
+        | (LATER_HISTOGRAMS & wire.histograms.keys())
+        | (END_TO_END_HISTOGRAMS if judges_end_to_end else frozenset())
+    )
     edges = _edges(wire.edges.first_milliseconds, wire.edges.ratio, wire.edges.count)
     return ReplicaSample(
         instance=wire.instance,

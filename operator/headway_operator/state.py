@@ -242,7 +242,8 @@ class ReplicaSample:
     """One replica's `/admin/sample`, version 1.
 
     instance: changes when its engine restarts (counters begin anew). counters: the named totals since start.
-    histograms: ttft, queue, prefill, tpot, step. moments: None from a replica of before there were any.
+    histograms: ttft, queue, prefill, tpot, step; inter_token and e2e if the replica has them. moments: None
+    from a replica of before there were any.
     judges_end_to_end: whether it knows such a target, and has a histogram e2e; one of an earlier version does
     not.
     """

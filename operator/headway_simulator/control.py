@@ -34,7 +34,7 @@ AnyMemory = TypeVar("AnyMemory")
 # The operator's own object where they are the same, as in a sample that came over the wire.
 EDGES = LATENCY_EDGES if EDGES_MILLISECONDS == LATENCY_EDGES else EDGES_MILLISECONDS
 
-HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "step")
+HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "inter_token", "step")
 REVISION_HASH = "simulated"
 GATEWAY_ADDRESS = "http://gateway"
 

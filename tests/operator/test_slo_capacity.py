@@ -92,7 +92,27 @@ def test_sequences_are_limited_where_more_would_break_tpot(target: Target) -> No
     tight = replace(target, targets=Targets(700.0, 13.0))
     limits = REPLICA.capacity(tight, PLAIN).limits
     assert limits.max_num_seqs < 25
-    assert REPLICA.capacity(target, PLAIN).limits.max_num_seqs == 64
+    loose = replace(target, targets=Targets(700.0, 100.0))
+    assert REPLICA.capacity(loose, PLAIN).limits.max_num_seqs == 64
+
+
+def test_a_batch_of_the_best_size_keeps_tpot_with_all_places_taken(target: Target) -> None:
+    """A crowd fills every place for minutes. Then each of 200 steps of an answer holds n / 200 prompts."""
+    long = Replica(MODEL, replace(WORK, prompt_square=1e6), 95.0, fleet=20)
+    capacity = long.capacity(target, PLAIN)
+    places = capacity.limits.max_num_seqs
+    running = long.latencies(capacity.per_second, capacity.limits, PLAIN).running
+    full = MODEL.base + places * (MODEL.sequence + MODEL.prefill * WORK.prompt / WORK.answer)
+    assert full <= 26.0 or places <= running + running**0.5 + 1.0
+    assert places >= running + running**0.5
+
+
+def test_a_replica_alone_has_places_for_the_percentile(target: Target) -> None:
+    """Nobody evens out how many run on it."""
+    few, many = (replace(REPLICA, fleet=number).capacity(target, PLAIN) for number in (1, 20))
+    running = REPLICA.latencies(few.per_second, target.highest, PLAIN).running
+    assert few.limits.max_num_seqs > running + 1.6 * running**0.5
+    assert few.limits.max_num_seqs > many.limits.max_num_seqs
 
 
 def test_a_request_meets_nobody_where_a_gateway_finds_idle_replicas() -> None:

@@ -26,7 +26,8 @@ from headway_operator.state import (
 
 NOW = 100_000.0
 MODEL = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=0.0)
-BEST = Limits(64, 2048)
+# What MODEL says for the load below: 25 run on average, and more than 33 at once would miss TPOT.
+BEST = Limits(33, 2048)
 # Requests per second that one replica keeps both targets with, as MODEL and the load below make it.
 CAPACITY = 6.06
 
@@ -143,6 +144,33 @@ def test_a_load_that_is_served_changes_nothing_and_says_its_numbers(fleet: Fleet
     assert "requests/s expected" in decision.message
 
 
+@pytest.mark.parametrize(
+    ("told", "seen", "share_of_steps", "want"),
+    [
+        pytest.param(10.0, 11.9, 1.0, 1.0, id="as requests differ"),
+        pytest.param(10.0, 13.4, 1.0, 1.16, id="somewhat slower"),
+        pytest.param(10.0, 20.0, 1.0, 2.0, id="twice as slow"),
+        pytest.param(10.0, 5.0, 1.0, 0.5, id="twice as fast"),
+        pytest.param(10.0, 5.0, 0.4, 1.0, id="guesses made most tokens"),
+        pytest.param(0.0, 5.0, 0.0, 1.0, id="nothing told"),
+    ],
+)
+def test_what_requests_see_of_steps_puts_right_what_is_told(
+    fleet: Fleet, told: float, seen: float, share_of_steps: float, want: float
+) -> None:
+    num_tokens = 20_000.0
+    fleet.totals |= {
+        "generated_tokens": num_tokens,
+        "told_count": share_of_steps * num_tokens,
+        "told_milliseconds": told * share_of_steps * num_tokens,
+        "inter_token_count": num_tokens,
+        "inter_token_milliseconds": num_tokens * seen,
+    }
+    numbers = fleet.decide()[0].evidence
+    assert numbers["step_pace"] == pytest.approx(want, rel=0.01)
+    assert numbers["step_base_milliseconds"] == pytest.approx(8.3 * want, rel=0.01)
+
+
 # --- the table of symptoms
 
 
@@ -153,7 +181,7 @@ def test_a_queue_at_a_low_cap_jumps_to_the_models_best_limits(fleet: Fleet) -> N
     decision, memory = fleet.decide()
     assert (decision.limits, decision.cause) == (BEST, "RaisedBatchLimit")
     assert (
-        "max_num_seqs 2 -> 64, max_num_batched_tokens 256 -> 2048; the step model's best" in decision.message
+        "max_num_seqs 2 -> 33, max_num_batched_tokens 256 -> 2048; the step model's best" in decision.message
     )
     assert memory.limits_changed_at == NOW
 
@@ -266,9 +294,10 @@ def test_slow_tokens_among_many_prompts_trim_the_budget_and_no_further(fleet: Fl
     """Whatever is missed, for however long: a fifth below the model's best is the end."""
     fleet.violated("tpot")
     fleet.per_second = 8.0
-    fleet.memory = replace(fleet.memory, fit=StepFit(model=replace(MODEL, prefill=0.06, sequence=0.2)))
+    steps = StepFit(model=replace(MODEL, prefill=0.06, sequence=0.2))
+    fleet.memory = replace(fleet.memory, fit=steps, limits=Limits(32, 2048))
     decision, memory = fleet.decide()
-    assert (decision.limits, decision.cause) == (Limits(64, 1638), "LoweredTokenBudget")
+    assert (decision.limits, decision.cause) == (Limits(32, 1638), "LoweredTokenBudget")
     assert "trimmed for what is measured" in decision.message
     for _ in range(5):
         fleet.memory = replace(memory, limits_changed_at=NOW - 60, kappa_cut_at=None)
@@ -287,7 +316,7 @@ def test_slow_tokens_of_many_sequences_trim_the_batch(fleet: Fleet) -> None:
 def test_both_broken_take_the_best_limits_and_replicas_at_once(fleet: Fleet) -> None:
     fleet.violated("ttft", "tpot")
     fleet.per_second = 6.5 * CAPACITY
-    fleet.memory = replace(fleet.memory, trims=(0.8, 0.8), limits=Limits(51, 1638))
+    fleet.memory = replace(fleet.memory, trims=(0.8, 0.8), limits=Limits(26, 1638))
     decision, memory = fleet.decide()
     assert decision.replicas == 7
     assert decision.limits.max_num_batched_tokens > 1638
@@ -296,7 +325,7 @@ def test_both_broken_take_the_best_limits_and_replicas_at_once(fleet: Fleet) -> 
 
 def test_trims_go_back_while_nothing_is_wrong(fleet: Fleet) -> None:
     fleet.memory = replace(
-        fleet.memory, trims=(1.0, 0.8), limits=Limits(64, 1638), limits_changed_at=NOW - 20
+        fleet.memory, trims=(1.0, 0.8), limits=Limits(33, 1638), limits_changed_at=NOW - 20
     )
     decision, memory = fleet.decide()
     assert memory.trims[0] == 1.0

@@ -90,6 +90,14 @@ def test_whole_answers_are_read_of_replicas_that_judge_them() -> None:
     assert parse_replica_sample(encode(body), taken_at=0.0).targets.e2e_milliseconds == 9000.0
 
 
+def test_gaps_between_tokens_are_read_from_who_has_them() -> None:
+    body = replica_body()
+    assert "inter_token" not in parse_replica_sample(encode(body), taken_at=0.0).histograms
+    body["histograms"]["inter_token"] = {"first": 20, "counts": [3, 1], "sum": 40.0}
+    gaps = parse_replica_sample(encode(body), taken_at=0.0).histograms["inter_token"]
+    assert (gaps.num, gaps.sum_milliseconds) == (4, 40.0)
+
+
 def test_a_replicas_sample_is_read_whole() -> None:
     sample = parse_replica_sample(encode(replica_body()), taken_at=99.0)
     assert (sample.instance, sample.taken_at) == ("a1", 99.0)

@@ -39,6 +39,16 @@ def test_the_step_model_of_the_simulation_is_found(build: Any) -> None:
     assert numbers["step_residual"] < 0.1
 
 
+@pytest.mark.parametrize("error", [0.5, 2.0])
+def test_steps_that_are_told_wrong_are_put_right_by_what_requests_see(build: Any, error: float) -> None:
+    decisions: list[Decision] = []
+    setting = build.setting(initial_replicas=2, step_time_error=error)
+    Simulation(build.load(rate=3.0, seconds=150.0), setting, listening(decisions)).result()
+    numbers = decisions[-1].evidence
+    assert numbers["step_pace"] == pytest.approx(1.0 / error, rel=0.1)
+    assert numbers["step_base_milliseconds"] == pytest.approx(build.model.base_milliseconds, rel=0.2)
+
+
 def test_bursts_that_miss_tpot_never_starve_prompts_of_tokens(build: Any) -> None:
     """Gaps vary three times as much as their mean: a budget lowered for TPOT would let TTFT collapse."""
     trace = build.load("gamma", rate=5.0, seconds=300.0)

@@ -11,7 +11,7 @@ from headway_simulator.cluster import BEGIN_SECONDS
 from headway_simulator.engine import SimulatedEngine
 from headway_simulator.step_model import slower
 
-BEST = Limits(32, 1024)
+MOST = Limits(32, 1024)
 # What one of the builder's slow replicas can do of requests of 400 prompt and 50 generated tokens.
 CAPACITY = 2.08
 
@@ -22,6 +22,13 @@ def is_broken(decision: Decision, *names: str) -> bool:
 
 def seqs(decisions: list[Decision]) -> set[int]:
     return {one.limits.max_num_seqs for one in decisions}
+
+
+def has_best_limits(decision: Decision) -> bool:
+    """Within what is not worth a change."""
+    best = decision.evidence["best_max_num_seqs"], decision.evidence["best_max_num_batched_tokens"]
+    limits = decision.limits.max_num_seqs, decision.limits.max_num_batched_tokens
+    return all(limit == pytest.approx(one, rel=0.2) for limit, one in zip(limits, best, strict=True))
 
 
 def budgets(decisions: list[Decision]) -> set[int]:
@@ -37,7 +44,8 @@ def test_a_queue_at_a_low_cap_raises_the_cap_and_adds_nobody(build: Any) -> None
     assert is_broken(raised, "ttft")
     assert raised.cause == "RaisedBatchLimit"
     assert raised.at - BEGIN_SECONDS <= 45.0
-    assert course.decisions[-1].limits == BEST
+    assert has_best_limits(course.decisions[-1])
+    assert course.decisions[-1].limits.max_num_seqs > 20
     assert {one.replicas for one in course.decisions} == {1}
     assert course.decisions[-1].ttft.verdict == "met"
 
@@ -50,7 +58,8 @@ def test_a_queue_at_a_low_cap_that_no_cap_can_end_adds_replicas_as_well(build: A
     course.run()
     overloaded = course.between(60, 100)
     assert {"RaisedBatchLimit", "AddedReplicas"} <= {one.cause for one in overloaded}
-    assert overloaded[-1].limits == BEST
+    assert has_best_limits(overloaded[-1])
+    assert overloaded[-1].limits.max_num_seqs > 20
     assert overloaded[-1].replicas >= 3
 
 
@@ -81,7 +90,7 @@ def test_prompts_that_take_long_raise_the_budget_and_add_nobody(build: Any) -> N
     assert is_broken(raised, "ttft")
     assert raised.cause == "RaisedTokenBudget"
     assert raised.at - BEGIN_SECONDS <= 45.0, "no model has to be learnt for that"
-    assert seqs(course.decisions) == {32}
+    assert raised.limits.max_num_seqs == 32
     assert budgets(course.decisions[-10:]) == {1024}
     assert {one.replicas for one in course.decisions} == {1}
 
@@ -109,9 +118,14 @@ def test_a_promise_that_an_idle_replica_breaks_is_called_so_and_adds_nobody(
 
 
 def test_slow_tokens_between_long_prompts_lower_the_budget_and_by_a_fifth_at_most(build: Any) -> None:
+    """With a batch whose size the spec fixes: else none is as large as to break TPOT."""
     course = build.course(
         build.steps((120, 0.3), (230, 0.85), prompt=1500, output=40),
-        build.slow(slo={"tpotMilliseconds": 260, "ttftMilliseconds": 8000}, scaling={"maxReplicas": 1}),
+        build.slow(
+            slo={"tpotMilliseconds": 260, "ttftMilliseconds": 8000},
+            scaling={"maxReplicas": 1},
+            batching={"maxNumSeqs": {"min": 32, "max": 32}},
+        ),
     )
     course.run()
     assert any(one.cause == "LoweredTokenBudget" and is_broken(one, "tpot") for one in course.decisions)
@@ -122,11 +136,17 @@ def test_slow_tokens_between_long_prompts_lower_the_budget_and_by_a_fifth_at_mos
 def test_slow_tokens_of_many_sequences_lower_the_cap_and_then_add_replicas(build: Any) -> None:
     """The steps are told half as long as they are, so the model's best cap is too high."""
     course = build.course(
-        build.steps((120, 0.6), (300, 1.3), prompt=100, output=120),
+        build.steps((120, 0.6), (600, 1.3), prompt=100, output=120),
         build.slow(slo={"tpotMilliseconds": 110}, step_time_error=0.5),
+        build.without_gaps,
     )
     course.run()
-    lowered = next(one for one in course.decisions if one.limits != BEST)
+    lowered = next(
+        after
+        for before, after in pairwise(course.decisions)
+        if after.limits.max_num_seqs
+        < min(before.limits.max_num_seqs, after.evidence.get("best_max_num_seqs", 0))
+    )
     assert lowered.cause == "LoweredBatchLimit"
     assert is_broken(lowered, "tpot")
     assert lowered.replicas == 1
@@ -182,7 +202,8 @@ def test_one_slow_replica_among_idle_ones_is_named_and_nothing_is_moved(build: A
     assert named
     assert "SickReplica" in {one.blocker for one in named}
     assert all(one.sick.startswith("pod-5 in ") for one in named)
-    assert {(one.replicas, one.limits) for one in course.decisions} == {(4, BEST)}
+    assert {one.replicas for one in course.decisions} == {4}
+    assert len({one.limits for one in named}) == 1
     assert min(one.kappa for one in course.memories) == 1.0
 
 
@@ -190,6 +211,7 @@ def test_limits_are_looked_at_every_fifteen_seconds_and_trimmed_within_a_fifth(b
     course = build.course(
         build.steps((60, 0.6), (240, 1.2), prompt=100, output=120),
         build.slow(slo={"tpotMilliseconds": 110}, scaling={"maxReplicas": 1}, step_time_error=0.5),
+        build.without_gaps,
     )
     course.run()
     learnt = [one for one in course.decisions if "best_max_num_seqs" in one.evidence]

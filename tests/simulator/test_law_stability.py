@@ -105,6 +105,7 @@ def test_a_promise_that_the_model_thinks_kept_costs_trust_which_adds_replicas(bu
     course = build.course(
         build.steps((120, 0.6), (240, 1.3), prompt=100, output=120),
         build.slow(slo={"tpotMilliseconds": 110}, step_time_error=0.5),
+        build.without_gaps,
     )
     course.run()
     trust = [one.kappa for one in course.memories]
@@ -130,7 +131,7 @@ def test_down_begins_after_the_time_looked_back(build: Any) -> None:
     """A fleet of which all is well, to the second."""
     course = falling(build)
     course.run()
-    assert course.moves() == [(202, 4, 3), (242, 3, 2)]
+    assert course.moves() == [(202, 4, 3), (242, 3, 2), (313, 2, 1)]
     assert {one.ttft.verdict for one in course.between(200, 320)} == {"met"}
 
 

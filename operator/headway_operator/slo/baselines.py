@@ -16,17 +16,18 @@ LATENCIES = ("ttft", "tpot", "e2e")
 # Requests that met the target of each, and that missed it.
 JUDGED = tuple((f"{name}_met", f"{name}_missed") for name in LATENCIES)
 # Of these the mean is enough.
-_PARTS = ("queue", "prefill")
+_PARTS = ("queue", "prefill", "inter_token")
 _COUNTERS = (
     *("preemptions", "prompt_tokens", "generated_tokens", "steps", "rejected", "received"),
     *(name for pair in JUDGED for name in pair),
 )
 _PART_TOTALS = tuple(f"{name}_{kind}" for name in _PARTS for kind in ("milliseconds", "count"))
-# Of requests: number, sum and sum of squares of tokens. Of steps: sequences, and what they attended to.
+# Of requests: number, sum and sum of squares of tokens. Of steps: sequences, and what they attended to; and
+# the time between two tokens, which each step tells once for each sequence.
 _MOMENT_TOTALS = (
     *("prompts", "prompt_sum", "prompt_squares"),
     *("answers", "answer_sum", "answer_squares"),
-    *("decoded", "attended"),
+    *("decoded", "attended", "told_milliseconds", "told_count"),
 )
 REPLICA_TOTALS = (*_COUNTERS, *_PART_TOTALS, *_MOMENT_TOTALS)
 GATEWAY_TOTALS = ("gateway_rejected", "gateway_received")
@@ -37,7 +38,7 @@ _REJECTED = REPLICA_TOTALS.index("rejected")
 # A replica counts whom it turns away among these; see `window`.
 _MISSED_AND_REFUSED = tuple(REPLICA_TOTALS.index(name) for name in ("ttft_missed", "e2e_missed"))
 _JUDGED_PLACES = tuple(tuple(REPLICA_TOTALS.index(name) for name in pair) for pair in JUDGED)
-_DECODED, _ATTENDED = 2, 3
+_DECODED, _ATTENDED, _TOLD = 2, 3, 12
 
 NO_TARGETS = Targets()
 
@@ -108,7 +109,8 @@ def of_replica(one: ReplicaSample) -> Baseline:
         return Baseline(one.instance, (*totals, *_NO_MOMENTS), one.targets, counts, limits)
     decode, prompt = steps = moments.decode_steps, moments.prompt_steps
     totals += (*moments.prompts, *moments.answers)
-    totals += (decode[_DECODED] + prompt[_DECODED], decode[_ATTENDED] + prompt[_ATTENDED])
+    decoded = decode[_DECODED] + prompt[_DECODED]
+    totals += (decoded, decode[_ATTENDED] + prompt[_ATTENDED], decode[_TOLD] + prompt[_TOLD], decoded)
     return Baseline(one.instance, tuple(totals), one.targets, counts, limits, steps)
 
 

@@ -42,7 +42,7 @@ NUM_BUDGETS = 4
 # A smaller budget must promise so much more: what a model says of small steps is worth less.
 LEAST_GAIN = 1.05
 BISECTIONS = 12
-# The limit on sequences leaves so many standard deviations above the mean number.
+# The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
 
 
@@ -248,7 +248,8 @@ class Replica:
             allowed = min(allowed, (tpot / stretch - model.base) / each)
         if work.kv_share > 0.0:
             allowed = min(allowed, MOST_KV_USE / work.kv_share)
-        needed = found.running + SEQUENCE_DEVIATIONS * sqrt(found.running) + 1.0
+        deviations = max(SEQUENCE_DEVIATIONS, self._deviations / sqrt(self.fleet))
+        needed = found.running + deviations * sqrt(found.running) + 1.0
         return max(1, int(min(target.highest.max_num_seqs, max(needed, allowed))))
 
 

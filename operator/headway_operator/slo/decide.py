@@ -88,7 +88,8 @@ def _situation(
     happened = Recent(memory.slices)
     now_load = evidence.load(target, happened, sample, now)
     counted = supply(target, memory, sample, observed, now)
-    settled_at = max(memory.limits_changed_at or 0.0, counted.newest_ready_at if counted.ready > 1 else 0.0)
+    joined_at = counted.newest_ready_at if counted.ready > 1 else 0.0
+    settled_at = max(memory.limits_changed_at or 0.0, joined_at)
     since = max(settled_at, memory.kappa_cut_at or 0.0)
     ttft, tpot = evidence.attainments(target, happened, now_load, now, since)
     reported = evidence.attainments(target, happened, now_load, now)
@@ -96,7 +97,12 @@ def _situation(
     fleet = max(1, counted.desired) if sample.gateways else 1
     found = sizing(target, memory, happened, fleet, now)
     ahead = expected(memory, now)
-    ill = sick(target, memory, sample, found, ahead, (ttft, tpot), since, now)
+    broken = [
+        name
+        for name, since_change, whole in zip(("ttft", "tpot"), (ttft, tpot), reported, strict=True)
+        if "violated" in (since_change.verdict, whole.verdict)
+    ]
+    ill = sick(target, memory, sample, found, ahead, broken, joined_at, now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
     if now_load.late:
         memory = replace(memory, late_at=now)
@@ -350,6 +356,7 @@ def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
         "step_prefill_token_milliseconds": round(model.prefill, 6),
         "step_sequence_milliseconds": round(model.sequence, 6),
         "step_kv_token_milliseconds": round(model.kv, 9),
+        "step_pace": round(found.pace, 3),
         "step_residual": round(situation.memory.fit.residual, 4),
         "prompt_tokens_per_request": round(work.prompt, 1),
         "generated_tokens_per_request": round(work.answer, 1),

@@ -28,7 +28,7 @@ class Memory:
     backlog, backlog_at: requests waiting a few seconds ago, to see whether the queue shrinks.
     recommended: (at, replicas), the highest of each few seconds, over the time that removal looks back.
     watched_since: since when there has been somebody to look; not before the last restart.
-    late_at: when requests last waited for too long; not of the checkpoint.
+    late_at: when requests last waited for too long.
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
     fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
@@ -73,6 +73,7 @@ class Memory:
         return {
             "version": VERSION,
             **{name: getattr(self, name) for name in _PLAIN_FIELDS},
+            "late_at": self.late_at,
             "limits": _pair(self.limits),
             "initial": _pair(self.initial),
             "targets": [*astuple(self.targets)],
@@ -101,6 +102,8 @@ class Memory:
         work = data["workload"]
         return replace(
             cls(**{name: data[name] for name in _PLAIN_FIELDS}),
+            # Checkpoints of earlier versions have none.
+            late_at=data.get("late_at"),
             limits=None if data["limits"] is None else Limits(*data["limits"]),
             initial=None if data["initial"] is None else Limits(*data["initial"]),
             targets=Targets(*data["targets"]),

@@ -4,12 +4,12 @@ A throttled device, a noisy neighbour or a hung engine is not mended by more rep
 would slow those that are well. So nothing is moved for such misses, and who it is gets told.
 
 Each replica is judged by its own exact counters since a mark of one to two minutes ago, and after the last
-change, with what has waited there for too long. Sick is one whose count is a violation, where such are at
-most MOST_SHARE of all (or one), the others together keep the objective, on LEAST_OTHERS requests or more, and
-could take the whole load.
+one joined, with what has waited there for too long: limits and trust are the same for all. Sick is one whose
+count is a violation, where such are at most MOST_SHARE of all (or one), the others together keep the
+objective, on LEAST_OTHERS requests or more, and could take the whole load.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from headway_operator.slo import marks
 from headway_operator.slo.evidence import fresh_replicas, num_late
@@ -18,7 +18,7 @@ from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import verdict
-from headway_operator.state import Attainment, ReplicaSample, Sample
+from headway_operator.state import ReplicaSample, Sample
 
 MOST_SHARE = 0.25
 LEAST_OTHERS = 20
@@ -35,16 +35,15 @@ def sick(
     sample: Sample,
     found: Sizing | None,
     expected: Forecast,
-    judged: tuple[Attainment, Attainment],
+    broken: Sequence[str],
     since: float,
     now: float,
 ) -> str:
     """Which replicas, what they miss and what to do, in a sentence; "" where none is sick.
 
-    judged: TTFT and TPOT of all, on evidence after `since`, when something was last changed.
+    broken: of "ttft" and "tpot", what all together miss. since: when the last of them joined.
     """
     mark = marks.usable(memory.marks, now, since)
-    broken = [name for name, one in zip(("ttft", "tpot"), judged, strict=True) if one.verdict == "violated"]
     if not broken or mark is None:
         return ""
     fresh = {name: one for name, one in fresh_replicas(sample, now).items() if not one.draining}

@@ -40,6 +40,9 @@ LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
 LEAD_PERCENT = 90
 WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
+# Tokens may come so many times as slowly, or as fast, as steps tell, by how requests differ; and not so many.
+ODD_PACES = (1.2, 1.5)
+LEAST_GAPS = 200
 # A model is not asked about contexts so many times as long as those that it was fitted to.
 CONTEXT_STRETCH = 2.0
 # However far the quantiles are, a replica does so much of what its device could; and so much if only TTFT is
@@ -49,12 +52,13 @@ LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What is known of a replica and of the load to come."""
+    """What is known of a replica and of the load to come. pace: of steps, over what they are told to be."""
 
     replica: Replica
     capacity: Capacity
     factors: Factors
     kappa: float
+    pace: float = 1.0
 
     @property
     def per_second(self) -> float:
@@ -134,11 +138,12 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     # of tokens, it cannot tell what a token costs from what a sequence does.
     seen = memory.fit.context or work.context
     work = replace(work, context=min(work.context, CONTEXT_STRETCH * seen))
-    replica = Replica(memory.fit.model, work, aimed_percent(target, happened, now), fleet)
+    slower = pace(happened, now)
+    replica = Replica(memory.fit.model.slower(slower), work, aimed_percent(target, happened, now), fleet)
     capacity = replica.capacity(target, memory.factors)
     per_second = max(capacity.per_second, _least_per_second(target, replica, capacity, memory.factors))
     capacity = replace(capacity, per_second=per_second, bound=max(per_second, capacity.bound))
-    return Sizing(replica, capacity, memory.factors, memory.kappa)
+    return Sizing(replica, capacity, memory.factors, memory.kappa, slower)
 
 
 def _least_per_second(target: Target, replica: Replica, found: Capacity, factors: Factors) -> float:
@@ -163,6 +168,23 @@ def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latenc
     found = lone.idle(limits)
     even = with_work(lone, prompt_square=lone.workload.prompt**2).idle(limits)
     return replace(found, ttft=max(even.ttft, min(1.0, factors.ttft) * found.ttft))
+
+
+def pace(happened: Recent, now: float) -> float:
+    """How many times as long as they are told to be steps take: the time between tokens that requests saw in
+    the last minutes, over that which steps tell. Little of it is believed next to the lower of ODD_PACES and
+    all beyond the other; 1 where there were too few tokens, or where guesses made most of the tokens."""
+    totals = happened.totals(now - WORKLOAD_SECONDS)
+    num_told, num_seen = totals.get("told_count", 0.0), totals.get("inter_token_count", 0.0)
+    if num_seen < LEAST_GAPS or num_told < 0.5 * totals.get("generated_tokens", 0.0):
+        return 1.0
+    told = totals.get("told_milliseconds", 0.0) / max(1.0, num_told)
+    seen = totals.get("inter_token_milliseconds", 0.0) / num_seen
+    if told <= 0.0 or seen <= 0.0:
+        return 1.0
+    ratio = log(min(MOST_FACTOR, max(LEAST_FACTOR, seen / told)))
+    chance, certain = map(log, ODD_PACES)
+    return exp(ratio * min(1.0, max(0.0, (abs(ratio) - chance) / (certain - chance))))
 
 
 def workload(happened: Recent, now: float) -> Workload | None:

@@ -64,6 +64,10 @@ class StepModel:
         """Of a step."""
         return self.base + self.prefill * prefill_tokens + self.sequence * sequences + self.kv * kv_tokens
 
+    def slower(self, factor: float) -> "StepModel":
+        """The model of steps that take so many times as long."""
+        return StepModel(*(factor * one for one in self.coefficients))
+
 
 @dataclass(frozen=True, slots=True)
 class StepFit:

@@ -17,7 +17,7 @@ from headway_runtime.server.messages import EngineState
 
 SAMPLE_VERSION = 1
 MAX_SAMPLE_BYTES = 4096
-HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "step", "e2e")
+HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "inter_token", "step", "e2e")
 COUNTERS = (
     *("received", "finished", "aborted", "rejected", "errors"),
     *("ttft_met", "ttft_missed", "tpot_met", "tpot_missed", "e2e_met", "e2e_missed"),

@@ -92,7 +92,7 @@ REFUSED: Mapping[str, str] = {
     "--rope-scaling": "change config.json in the model's folder",
     "--rope-theta": "change config.json in the model's folder",
     "--runner": "this server generates text, and nothing else",
-    "--scheduling-policy": "use --priority-ageing-seconds 0 for the order of arrival",
+    "--scheduling-policy": "use --priority-ageing-seconds 0 --late-yield-seconds 0 for the order of arrival",
     "--shutdown-timeout": "use --drain-timeout-seconds",
     "--spec-method": _SPECULATIVE,
     "--spec-model": _SPECULATIVE,
