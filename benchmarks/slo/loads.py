@@ -171,7 +171,7 @@ def _own(files: Mapping[str, Path], plan: Plan) -> Parts:
 
 
 _MADE = (
-    Load("azure", "llama-3.1-8b-a100-tp2", ("azure",), _recorded("azure", 6.0)),
+    Load("azure", "llama-3.1-8b-a100-tp2", ("azure",), _recorded("azure", 7.0)),
     Load("mooncake", "llama-3.1-8b-a100-tp2", ("mooncake",), _recorded("mooncake", 1.0)),
     Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(16.0)),
     Load("step", "llama-3.1-8b-a100-tp2", (), _generated("step", 23.0, 2.0)),

@@ -1,10 +1,10 @@
 """What `make bench-slo` runs: loads, targets, objectives, controllers and faults, and how long of each.
 
-A full run judges ten minutes of the second half of each load, or a quarter of an hour where requests are few
-(after two minutes before them, which warm everything up and are not judged), tunes on an excerpt of the first
-half (one minute of it warms up), and asks the oracle for the judged time. 90 minutes of two cores are not
-enough for all that could be asked, so CUTS and the plan's own fields say what is left out, and the page says
-it again.
+A full run judges eight minutes of the second half of each load, ten of a day's wave and twelve where
+requests are few (after two minutes before them, which warm everything up and are not judged), tunes on an
+excerpt of the first half (one minute of it warms up), and asks the oracle for the judged time. 90 minutes of
+two cores are not enough for all that could be asked, so CUTS and the plan's own fields say what is left out,
+and the page says it again.
 """
 
 from collections.abc import Mapping
@@ -63,13 +63,13 @@ TIGHT_FACTOR, TIGHT_RATE = 2.0, 0.5
 # A simulated second of tens of replicas takes much of a processor's second where requests are many, so less
 # of that is judged. Mooncake's few long requests are judged for as long as the plan says.
 CUTS: Mapping[str, Cut] = {
-    "azure": Cut(600.0, 240.0),
-    "mooncake": Cut(900.0, 240.0),
-    "servegen": Cut(600.0, 240.0),
-    "own-step": Cut(600.0, 240.0),
-    "step": Cut(600.0, 240.0),
-    "flash": Cut(600.0, 240.0),
-    "diurnal": Cut(600.0, 240.0),
+    "azure": Cut(480.0, 180.0),
+    "mooncake": Cut(720.0, 240.0),
+    "servegen": Cut(480.0, 180.0),
+    "own-step": Cut(480.0, 180.0),
+    "step": Cut(480.0, 180.0),
+    "flash": Cut(480.0, 180.0),
+    "diurnal": Cut(600.0, 180.0),
 }
 
 
@@ -95,7 +95,7 @@ class Plan:
     tuning_warm_up_seconds: float = 60.0
     limits_seconds: float = 90.0
     num_candidates: int = 3
-    oracle_budget: int = 3
+    oracle_budget: int = 2
     is_cut: bool = True
     rate_scale: float = 1.0
     seed: int = 1

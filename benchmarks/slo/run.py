@@ -23,7 +23,7 @@ from benchmarks.slo.work import Row, done
 
 FOLDER = Path(__file__).parent
 # Processor time of a simulated second of a load of some ten replicas, about.
-SECONDS_PER_SIMULATED_SECOND = 0.03
+SECONDS_PER_SIMULATED_SECOND = 0.045
 # Tables and pictures of what is finished are written about so often, so that a run may be cut off at any
 # time.
 PAGE_SECONDS = 300.0
