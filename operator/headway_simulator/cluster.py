@@ -35,7 +35,7 @@ from headway_simulator.control import (
     scale_of,
 )
 from headway_simulator.engine import EngineSettings, SimulatedEngine
-from headway_simulator.gateway import WAITING_TIMEOUT_SECONDS, Gateway, Routing
+from headway_simulator.gateway import Gateway, RoutingRule
 from headway_simulator.pods import Deployment, Pod
 from headway_simulator.prompts import Prompts
 from headway_simulator.records import Flight, Run, pass_of
@@ -67,7 +67,7 @@ class Conditions:
     missing_samples: float = 0.0
     deaths_per_pod_hour: float = 0.0
     step_time_error: float = 1.0
-    routing: Routing = "least-loaded"
+    routing: RoutingRule = "least-loaded"
     seed: int = 0
 
 
@@ -160,7 +160,8 @@ class Simulation(Generic[AnyMemory]):
         if following < len(self.run.flights):
             self._later(self.run.flights[following].arrived_at, lambda at: self._arrive(following, at))
         if self._gateway.receive(number, now):
-            self._later(now + WAITING_TIMEOUT_SECONDS, lambda at: self._gateway.give_up(number))
+            gives_up_at = now + self._gateway.routing.waiting_timeout_seconds
+            self._later(gives_up_at, lambda at: self._gateway.give_up(number))
 
     def _send(self, pod: Pod, number: int, now: float) -> bool:
         engine, flight = pod.engine, self.run.flights[number]
@@ -269,6 +270,8 @@ class Simulation(Generic[AnyMemory]):
                 continue
             self._patch(pod.engine, body, now)
             self._wake_later(pod, pod.engine)
+        for routing in todo.route.values():
+            self._gateway.routing = routing
 
     def _patch(self, engine: SimulatedEngine, body: Mapping[str, Any], now: float) -> None:
         """As the replica's PATCH /admin/limits does."""

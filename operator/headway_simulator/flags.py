@@ -9,7 +9,7 @@ from headway.argument_types import at_least_one, integer, not_negative, positive
 from headway.command_parser import CommandParser
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Conditions
-from headway_simulator.gateway import Routing
+from headway_simulator.gateway import RoutingRule
 from headway_simulator.generators import KINDS, Course
 from headway_simulator.step_model import DEFAULT_PROFILE, PROFILES
 from headway_simulator.trace import Half
@@ -205,7 +205,7 @@ def add_conditions(group: argparse._ArgumentGroup) -> None:
 
     group.add_argument(
         "--routing",
-        choices=get_args(Routing),
+        choices=get_args(RoutingRule),
         default=_CONDITIONS.routing,
         help=f"how the gateway chooses a replica (default: {_CONDITIONS.routing})",
     )

@@ -2,8 +2,8 @@
 
 The ready replica with the fewest requests in flight; among equals the one picked longest ago; one that
 answered 503 moments ago after all others. A request that all refuse is answered 503. Where no replica is
-ready a request waits, first in first out, until its deadline. Numbers are the gateway's defaults
-(`headway gateway --help`).
+ready a request waits, first in first out, until its deadline. How many may wait, and for how long, is the
+`spec.waiting` that the operator's plan tells (`routing`), and the gateway's defaults before it does.
 
 Prefix-aware: the replica that was given the longest known beginning of the prompt, if that is at least
 LEAST_SHARE of it, and while it has no more than MOST_LEAD requests in flight beyond the least loaded; else as
@@ -19,18 +19,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Literal
 
-from headway_operator.state import GatewaySample
+from headway_operator.state import GatewaySample, Routing
 from headway_simulator.pods import Pod
 from headway_simulator.records import Fate, Flight
 from headway_simulator.trace import Arrival
 
-MAX_WAITING = 1024
-WAITING_TIMEOUT_SECONDS = 30.0
+# Until the operator says what the service's spec does.
+FIRST_ROUTING = Routing(max_waiting=1024, waiting_timeout_seconds=30.0)
 BUSY_SECONDS = 0.5
 LEAST_SHARE = 0.5
 MOST_LEAD = 8
 
-Routing = Literal["least-loaded", "prefix-aware"]
+RoutingRule = Literal["least-loaded", "prefix-aware"]
 # A block of a prompt: of which users, how long, the how many-th, its hash.
 Block = tuple[int, int, int, int]
 
@@ -46,7 +46,7 @@ class Gateway:
         flights: list[Flight],
         pods: Callable[[], Iterable[Pod]],
         send: Send,
-        routing: Routing = "least-loaded",
+        rule: RoutingRule = "least-loaded",
     ) -> None:
         self._flights = flights
         self._pods = pods
@@ -55,7 +55,8 @@ class Gateway:
         self._held: OrderedDict[int, None] = OrderedDict()
         self._num_picks = 0
         self._counters: Counter[str] = Counter()
-        self._routing = routing
+        self._rule = rule
+        self.routing = FIRST_ROUTING
         self._given: dict[Pod, set[Block]] = {}
 
     @property
@@ -67,7 +68,7 @@ class Gateway:
         """A request has come; whether it is held until a replica is ready."""
         self._counters["received"] += 1
         if self._held or not self._forward(number, now):
-            if len(self._held) >= MAX_WAITING:
+            if len(self._held) >= self.routing.max_waiting:
                 self._end(number, "rejected", "rejected")
                 return False
             self._held[number] = None
@@ -130,6 +131,7 @@ class Gateway:
                     "client_aborted",
                 )
             },
+            routing=self.routing,
         )
 
     def _forward(self, number: int, now: float) -> bool:
@@ -147,7 +149,7 @@ class Gateway:
             if self._send(pod, number, now):
                 pod.in_flight += 1
                 self._pod_of[number] = pod
-                if self._routing == "prefix-aware":
+                if self._rule == "prefix-aware":
                     self._given.setdefault(pod, set()).update(_blocks(self._flights[number].arrival))
                 return True
             pod.busy_until = now + BUSY_SECONDS
@@ -159,7 +161,7 @@ class Gateway:
 
     def _choose(self, ready: Sequence[Pod], number: int, now: float) -> Pod:
         least = min(ready, key=lambda one: (now < one.busy_until, one.in_flight, one.last_picked))
-        blocks = _blocks(self._flights[number].arrival) if self._routing == "prefix-aware" else []
+        blocks = _blocks(self._flights[number].arrival) if self._rule == "prefix-aware" else []
         if not blocks:
             return least
         known = {pod: self._num_known(pod, blocks) for pod in ready if now >= pod.busy_until}

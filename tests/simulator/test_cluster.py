@@ -9,6 +9,7 @@ import pytest
 
 from headway_operator.slo import Target, target_of
 from headway_operator.spec.scaling import Scaling
+from headway_operator.spec.waiting import Waiting
 from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
 from headway_simulator.cluster import BEGIN_SECONDS, Simulation
 from headway_simulator.control import Controller, headway
@@ -50,6 +51,28 @@ def test_every_request_ends_and_none_before_it_came(build: Any) -> None:
         assert one.ttft_seconds > 0
         assert one.finished_at is not None
         assert one.finished_at >= one.arrived_at + one.ttft_seconds
+
+
+@pytest.mark.parametrize(
+    ("waiting", "num_finished"),
+    [
+        pytest.param({"timeoutSeconds": 5}, 0, id="not for as long as a start takes"),
+        pytest.param({"timeoutSeconds": 120}, 10, id="until a replica is ready"),
+        pytest.param({"timeoutSeconds": 120, "maxRequests": 4}, 4, id="no more than so many"),
+        pytest.param({}, 10, id="a service that may sleep holds them for ten minutes"),
+    ],
+)
+def test_requests_wait_for_a_replica_as_the_spec_says(
+    build: Any, waiting: dict[str, int], num_finished: int
+) -> None:
+    """All replicas go at once; what comes then waits for the next, which takes 40 s."""
+    service = build.service({"minReplicas": 0, "maxReplicas": 2})
+    spec = service.spec.model_copy(update={"waiting": Waiting.model_validate(waiting)})
+    setting = replace(build.setting(cold_start_seconds=40.0), service=replace(service, spec=spec))
+    load = Trace("late", tuple(Arrival(40.0 + 0.1 * i, 100, 20) for i in range(10)), 100.0)
+    run = Simulation(load, setting, scripted({0: 0, 45: 1})).result()
+    assert fates(run)["finished"] == num_finished
+    assert sum(fates(run).values()) == 10
 
 
 def test_a_seed_gives_the_same_run_and_another_one_other_losses(build: Any) -> None:

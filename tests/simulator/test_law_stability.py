@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from headway_operator.slo import resume
-from headway_operator.state import Routing
 from headway_simulator.cluster import BEGIN_SECONDS
 from headway_simulator.measures import reversals
 
@@ -272,21 +271,12 @@ def test_another_writer_of_the_number_is_left_to_it(build: Any) -> None:
 def test_nobody_asks_and_none_is_left_until_somebody_does(build: Any) -> None:
     """Of those that come back 24 wait at the next pass, and a replica that runs eight takes twice as many."""
 
-    def routed(shown: Any) -> Any:
-        """As of a gateway that says that it holds what comes."""
-        gateways = {
-            name: None if one is None else replace(one, routing=Routing(1024, 30.0))
-            for name, one in shown.sample.gateways.items()
-        }
-        return shown._replace(sample=replace(shown.sample, gateways=gateways))
-
     course = build.course(
         build.steps((60, 1.0), (140, 0.0), (5, 12.0), (35, 0.2)),
         build.slow(
             scaling={"minReplicas": 0, "idleSeconds": 60},
             batching={"maxNumSeqs": {"max": 8}},
         ),
-        routed,
     )
     run = course.run()
     (slept_at, *slept), (woken_at, *woken) = course.moves()[:2]
