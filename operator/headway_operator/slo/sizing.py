@@ -40,8 +40,8 @@ LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
 LEAD_PERCENT = 90
 WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
-# Tokens may come so many times as slowly as steps tell for reasons of their own, such as preemption; beyond the
-# other it is the steps that are told wrong.
+# Tokens may come so many times as slowly as steps tell for reasons of their own, such as preemption; beyond
+# the other it is the steps that are told wrong.
 ODD_PACES = (1.2, 1.5)
 LEAST_GAPS = 200
 # A model is not asked about contexts so many times as long as those that it was fitted to.
