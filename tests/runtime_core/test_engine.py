@@ -219,6 +219,37 @@ def test_targets_live_in_the_metrics(start_engine: Any) -> None:
     assert driver.metrics.targets_epoch == 2
 
 
+@pytest.mark.parametrize(
+    ("at_start", "live", "late_yield_seconds", "first"),
+    [
+        pytest.param(Targets(5000.0), None, 60.0, "in-time", id="from the start"),
+        pytest.param(Targets(), Targets(5000.0), 60.0, "in-time", id="told later"),
+        pytest.param(Targets(5000.0), Targets(), 60.0, "late", id="taken back"),
+        pytest.param(Targets(5000.0), None, 0.0, "late", id="turned off"),
+    ],
+)
+def test_who_is_late_by_the_ttft_target_of_the_moment_yields(
+    engine_config: Any, at_start: Targets, live: Targets | None, late_yield_seconds: float, first: str
+) -> None:
+    config = engine_config(
+        envelope=Envelope(1, 64), limits=Limits(1, 64), late_yield_seconds=late_yield_seconds
+    )
+    clock = 0.0
+    engine = EngineCore(config, EngineMetrics(at_start), lambda: clock)
+    if live is not None:
+        engine.set_targets(live)
+    for name, received_at in (("late", 0.0), ("in-time", 6.0)):
+        sampling = SamplingParams(temperature=0.0, max_tokens=2)
+        engine.add_request(Request(name, (1, 2, 3), sampling, received_at), received_at)
+    clock = 7.0
+    order: list[str] = []
+    while engine.has_work:
+        order += [one.request_id for one in engine.step(clock).outputs]
+        engine.check_integrity()
+    assert order[0] == first
+    assert set(order) == {"late", "in-time"}
+
+
 def test_times_are_measured_from_receipt_to_token(engine_config: Any) -> None:
     clock = iter([3.0, 4.0, 7.0])
     metrics = EngineMetrics()
