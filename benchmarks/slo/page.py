@@ -150,7 +150,10 @@ def goals_of(table: Table) -> list[Goal]:
         if better:
             front.append(f"{name}: {', '.join(better)}")
         if found["reversals_per_hour"] > MOST_REVERSALS:
-            calm.append(f"{name}: {found['reversals_per_hour']:.1f}")
+            best = table.oracle.get(case)
+            # In so short a time a load that rises and falls once makes many an hour.
+            least = "" if best is None else f" (oracle {best['measures']['reversals_per_hour']:.1f})"
+            calm.append(f"{name}: {found['reversals_per_hour']:.1f}{least}")
         for fault in table.faults.get(case, []):
             if fault["fault"] in JUDGED_FAULTS:
                 num_faults += 1

@@ -211,7 +211,7 @@ def test_goals_that_are_missed_are_named() -> None:
         ["step, 3x, P95: 94.00%"],
         ["step, 3x, P95: 1.30 times"],
         ["step, 3x, P95: keda-waiting-1"],
-        ["step, 3x, P95: 3.0"],
+        ["step, 3x, P95: 3.0 (oracle 0.0)"],
         ["step, 3x, P95, 20% of samples missing: 4.0 points lower"],
     ]
     assert [goal.verdict for goal in goals] == ["missed"] * 5
