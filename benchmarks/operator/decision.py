@@ -69,12 +69,13 @@ def sample(name: str, passes: int, now: float) -> ReplicaSample:
         kv_blocks_total=1000,
         draining=False,
         counters={"ttft_met": requests, "tpot_met": requests, "received": requests, "steps": steps},
-        histograms=dict.fromkeys(("ttft", "queue", "prefill", "tpot", "inter_token", "step"), histogram),
+        histograms=dict.fromkeys(("ttft", "queue", "prefill", "tpot", "step"), histogram),
         moments=Moments(
             tuple(steps * one for one in decode),
             tuple(steps / 4 * one for one in prompt),
             (requests, 1000 * requests, 2_000_000 * requests),
             (requests, 200 * requests, 60_000 * requests),
+            (199 * requests, 20.0 * 199 * requests),
         ),
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from headway_operator.errors import ScrapeError
 from headway_operator.state import (
@@ -38,8 +38,6 @@ GATEWAY_COUNTERS = frozenset(
 )
 END_TO_END_COUNTERS, END_TO_END_HISTOGRAMS = frozenset(("e2e_met", "e2e_missed")), frozenset(("e2e",))
 HISTOGRAMS = frozenset(("ttft", "queue", "prefill", "tpot", "step"))
-# Absent from replicas of earlier versions.
-LATER_HISTOGRAMS = frozenset(("inter_token",))
 
 Wire = TypeVar("Wire")
 Count = Annotated[int, Meta(ge=0)]
@@ -47,6 +45,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]
 StepSums = Annotated[list[Amount], Meta(min_length=15, max_length=15)]
 RequestSums = Annotated[list[Amount], Meta(min_length=3, max_length=3)]
+GapSums = Annotated[list[Amount], Meta(min_length=2, max_length=2)]
 
 
 class _Limits(Struct, frozen=True):
@@ -87,6 +86,8 @@ class _Moments(Struct, frozen=True):
     prompt_steps: StepSums
     prompts: RequestSums
     answers: RequestSums
+    # Absent from replicas of earlier versions.
+    gaps: GapSums = field(default_factory=lambda: [0.0, 0.0])
 
 
 class _ReplicaWire(Struct, frozen=True):
@@ -160,11 +161,7 @@ def parse_replica_sample(body: bytes, taken_at: float) -> ReplicaSample:
     if judges_end_to_end:
         _require_names("counters", wire.counters, END_TO_END_COUNTERS)
         _require_names("histograms", wire.histograms, END_TO_END_HISTOGRAMS)
-    names = sorted(
-        HISTOGRAMS
-        | (LATER_HISTOGRAMS & wire.histograms.keys())
-        | (END_TO_END_HISTOGRAMS if judges_end_to_end else frozenset())
-    )
+    names = sorted(HISTOGRAMS | END_TO_END_HISTOGRAMS if judges_end_to_end else HISTOGRAMS)
     edges = _edges(wire.edges.first_milliseconds, wire.edges.ratio, wire.edges.count)
     return ReplicaSample(
         instance=wire.instance,
@@ -191,7 +188,11 @@ def parse_replica_sample(body: bytes, taken_at: float) -> ReplicaSample:
 
 def _moments(wire: _Moments) -> Moments:
     return Moments(
-        tuple(wire.decode_steps), tuple(wire.prompt_steps), tuple(wire.prompts), tuple(wire.answers)
+        tuple(wire.decode_steps),
+        tuple(wire.prompt_steps),
+        tuple(wire.prompts),
+        tuple(wire.answers),
+        tuple(wire.gaps),
     )
 
 

@@ -228,13 +228,15 @@ class Moments:
 
     P: prompt tokens that a step computed; D: sequences that it decoded for; K: tokens that these attended to.
     decode_steps, prompt_steps: n, P, D, K, PP, PD, PK, DD, DK, KK, t, tP, tD, tK, tt. prompts, answers:
-    number, sum and sum of squares of tokens to compute and of tokens generated, by request.
+    number, sum and sum of squares of tokens to compute and of tokens generated, by request. gaps: between two
+    tokens of a request, number and milliseconds; 0 from a replica that does not tell.
     """
 
     decode_steps: tuple[float, ...]
     prompt_steps: tuple[float, ...]
     prompts: tuple[float, ...]
     answers: tuple[float, ...]
+    gaps: tuple[float, ...] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +244,7 @@ class ReplicaSample:
     """One replica's `/admin/sample`, version 1.
 
     instance: changes when its engine restarts (counters begin anew). counters: the named totals since start.
-    histograms: ttft, queue, prefill, tpot, step; inter_token and e2e if the replica has them. moments: None
-    from a replica of before there were any.
+    histograms: ttft, queue, prefill, tpot, step. moments: None from a replica of before there were any.
     judges_end_to_end: whether it knows such a target, and has a histogram e2e; one of an earlier version does
     not.
     """

@@ -34,7 +34,7 @@ AnyMemory = TypeVar("AnyMemory")
 # The operator's own object where they are the same, as in a sample that came over the wire.
 EDGES = LATENCY_EDGES if EDGES_MILLISECONDS == LATENCY_EDGES else EDGES_MILLISECONDS
 
-HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "inter_token", "step")
+HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "step")
 REVISION_HASH = "simulated"
 GATEWAY_ADDRESS = "http://gateway"
 
@@ -78,7 +78,7 @@ def replica_sample(pod: Pod, engine: SimulatedEngine, envelope: Limits, now: flo
     """A replica's `/admin/sample` as the operator reads it, with the runtime's own buckets."""
     engine.catch_up(now)
     metrics = engine.metrics.snapshot()
-    limits = engine.scheduler.limits
+    limits, gaps = engine.scheduler.limits, metrics.histograms["inter_token"]
     return ReplicaSample(
         instance=pod.name,
         taken_at=now,
@@ -99,6 +99,7 @@ def replica_sample(pod: Pod, engine: SimulatedEngine, envelope: Limits, now: flo
             metrics.moments.prompt_steps,
             metrics.moments.prompts,
             metrics.moments.answers,
+            (sum(gaps.counts), gaps.sum_milliseconds),
         ),
     )
 

@@ -163,8 +163,8 @@ def test_what_requests_see_of_steps_puts_right_what_is_told(
         "generated_tokens": num_tokens,
         "told_count": share_of_steps * num_tokens,
         "told_milliseconds": told * share_of_steps * num_tokens,
-        "inter_token_count": num_tokens,
-        "inter_token_milliseconds": num_tokens * seen,
+        "gaps": num_tokens,
+        "gap_milliseconds": num_tokens * seen,
     }
     numbers = fleet.decide()[0].evidence
     assert numbers["step_pace"] == pytest.approx(want, rel=0.01)

@@ -90,12 +90,23 @@ def test_whole_answers_are_read_of_replicas_that_judge_them() -> None:
     assert parse_replica_sample(encode(body), taken_at=0.0).targets.e2e_milliseconds == 9000.0
 
 
-def test_gaps_between_tokens_are_read_from_who_has_them() -> None:
-    body = replica_body()
-    assert "inter_token" not in parse_replica_sample(encode(body), taken_at=0.0).histograms
-    body["histograms"]["inter_token"] = {"first": 20, "counts": [3, 1], "sum": 40.0}
-    gaps = parse_replica_sample(encode(body), taken_at=0.0).histograms["inter_token"]
-    assert (gaps.num, gaps.sum_milliseconds) == (4, 40.0)
+def test_moments_are_read_and_gaps_only_from_who_tells_them() -> None:
+    told = {
+        "decode_steps": [float(i) for i in range(15)],
+        "prompt_steps": [0.0] * 15,
+        "prompts": [2, 30, 500],
+        "answers": [1, 20, 400],
+    }
+    old = parse_replica_sample(encode(replica_body() | {"moments": told}), taken_at=0.0).moments
+    assert old is not None
+    assert old.decode_steps == tuple(range(15))
+    assert (old.prompts, old.answers, old.gaps) == ((2, 30, 500), (1, 20, 400), (0, 0))
+    new = parse_replica_sample(
+        encode(replica_body() | {"moments": {**told, "gaps": [19, 380.5]}}), taken_at=0.0
+    ).moments
+    assert new == replace(old, gaps=(19, 380.5))
+    with pytest.raises(ScrapeError, match="gaps"):
+        parse_replica_sample(encode(replica_body() | {"moments": {**told, "gaps": [19]}}), taken_at=0.0)
 
 
 def test_a_replicas_sample_is_read_whole() -> None:

@@ -16,18 +16,19 @@ LATENCIES = ("ttft", "tpot", "e2e")
 # Requests that met the target of each, and that missed it.
 JUDGED = tuple((f"{name}_met", f"{name}_missed") for name in LATENCIES)
 # Of these the mean is enough.
-_PARTS = ("queue", "prefill", "inter_token")
+_PARTS = ("queue", "prefill")
 _COUNTERS = (
     *("preemptions", "prompt_tokens", "generated_tokens", "steps", "rejected", "received"),
     *(name for pair in JUDGED for name in pair),
 )
 _PART_TOTALS = tuple(f"{name}_{kind}" for name in _PARTS for kind in ("milliseconds", "count"))
 # Of requests: number, sum and sum of squares of tokens. Of steps: sequences, and what they attended to; and
-# the time between two tokens, which each step tells once for each sequence.
+# the time between two tokens, which each step tells once for each sequence. Of gaps, what requests saw of it.
 _MOMENT_TOTALS = (
     *("prompts", "prompt_sum", "prompt_squares"),
     *("answers", "answer_sum", "answer_squares"),
     *("decoded", "attended", "told_milliseconds", "told_count"),
+    *("gaps", "gap_milliseconds"),
 )
 REPLICA_TOTALS = (*_COUNTERS, *_PART_TOTALS, *_MOMENT_TOTALS)
 GATEWAY_TOTALS = ("gateway_rejected", "gateway_received")
@@ -111,6 +112,7 @@ def of_replica(one: ReplicaSample) -> Baseline:
     totals += (*moments.prompts, *moments.answers)
     decoded = decode[_DECODED] + prompt[_DECODED]
     totals += (decoded, decode[_ATTENDED] + prompt[_ATTENDED], decode[_TOLD] + prompt[_TOLD], decoded)
+    totals += moments.gaps
     return Baseline(one.instance, tuple(totals), one.targets, counts, limits, steps)
 
 

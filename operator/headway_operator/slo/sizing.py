@@ -176,11 +176,11 @@ def pace(happened: Recent, now: float) -> float:
     the last minutes, over that which steps tell. Little of it is believed next to the lower of ODD_PACES and
     all beyond the other; 1 where there were too few tokens, or where guesses made most of the tokens."""
     totals = happened.totals(now - WORKLOAD_SECONDS)
-    num_told, num_seen = totals.get("told_count", 0.0), totals.get("inter_token_count", 0.0)
+    num_told, num_seen = totals.get("told_count", 0.0), totals.get("gaps", 0.0)
     if num_seen < LEAST_GAPS or num_told < 0.5 * totals.get("generated_tokens", 0.0):
         return 1.0
     told = totals.get("told_milliseconds", 0.0) / max(1.0, num_told)
-    seen = totals.get("inter_token_milliseconds", 0.0) / num_seen
+    seen = totals.get("gap_milliseconds", 0.0) / num_seen
     if told <= 0.0 or seen <= 0.0:
         return 1.0
     ratio = log(min(MOST_FACTOR, max(LEAST_FACTOR, seen / told)))

@@ -17,7 +17,7 @@ from headway_runtime.server.messages import EngineState
 
 SAMPLE_VERSION = 1
 MAX_SAMPLE_BYTES = 4096
-HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "inter_token", "step", "e2e")
+HISTOGRAMS = ("ttft", "queue", "prefill", "tpot", "step", "e2e")
 COUNTERS = (
     *("received", "finished", "aborted", "rejected", "errors"),
     *("ttft_met", "ttft_missed", "tpot_met", "tpot_missed", "e2e_met", "e2e_missed"),
@@ -95,9 +95,16 @@ def _encode(state: EngineState, base: _Base, *, is_draining: bool) -> bytes:
                     None if base.metrics is None else getattr(base.metrics.moments, name),
                 )
                 for name in MOMENTS
-            },
+            }
+            | {"gaps": _sums(_gaps(metrics), None if base.metrics is None else _gaps(base.metrics))},
         }
     )
+
+
+def _gaps(metrics: MetricsSnapshot) -> tuple[float, ...]:
+    """Between two tokens of a request: number and milliseconds. A whole histogram would not fit."""
+    histogram = metrics.histograms["inter_token"]
+    return sum(histogram.counts), histogram.sum_milliseconds
 
 
 def _sums(sums: tuple[float, ...], base: tuple[float, ...] | None) -> list[float]:
