@@ -1,4 +1,4 @@
 """The load benchmark: sends a described load to any OpenAI-compatible server and reports what a client sees.
 
-It imports none of Headway's other packages: what it knows of a server is HTTP.
+Of Headway's other packages it imports `headway_traces` alone: what it knows of a server is HTTP.
 """

@@ -34,14 +34,9 @@ from headway_bench.prompts import (
 )
 from headway_bench.spread import fixed
 from headway_bench.tokenizer import LocalTokenizer
-from headway_bench.traces import (
-    Trace,
-    TraceRequest,
-    read_trace,
-    replay_rates,
-    replay_requests,
-)
+from headway_bench.traces import block_tokens, read_trace, replay_rates, replay_requests
 from headway_bench.workload import Shape, Stream, Workload, from_dataset, from_trace, random_stream, synthetic
+from headway_traces import TraceFile, TraceRequest
 
 DEFAULT_INPUT_TOKENS = 128
 DEFAULT_OUTPUT_TOKENS = 64
@@ -54,7 +49,7 @@ class Files:
     """What was read from disk. `requests` is the trace's slice; empty for a trace of rates or none."""
 
     tokenizer: LocalTokenizer | None
-    trace: Trace | None
+    trace: TraceFile | None
     requests: tuple[TraceRequest, ...]
     conversations: tuple[tuple[Exchange, ...], ...]
 
@@ -123,11 +118,8 @@ def workload_of(config: BenchConfig, material: Material, point: int) -> Workload
     """What is asked in one point of a sweep."""
     prompts, files = config.prompts, material.files
     if files.requests:
-        assert files.trace is not None, "requests are a trace's"
-        block_tokens = max(1, round(files.trace.block_tokens * prompts.replay.length_scale))
-        return from_trace(
-            files.requests, block_tokens, material.writer, material.overhead_tokens, config.seed, point
-        )
+        size = max(1, round(block_tokens(files.requests) * prompts.replay.length_scale))
+        return from_trace(files.requests, size, material.writer, material.overhead_tokens, config.seed, point)
     shape = Shape(
         prompts.input_length or fixed(DEFAULT_INPUT_TOKENS),
         prompts.output_length or fixed(DEFAULT_OUTPUT_TOKENS),

@@ -15,7 +15,7 @@ import numpy
 from headway_bench.dataset import Exchange
 from headway_bench.prompts import Prompt, Row, Writer, draw_row
 from headway_bench.spread import Spread
-from headway_bench.traces import TraceRequest
+from headway_traces import TraceRequest
 
 
 class Stream(IntEnum):

@@ -9,8 +9,8 @@ from headway_bench.errors import InputFileError, OptionsError, TargetError
 from headway_bench.prompts import TokenIds, Words, candidates_of, draw_row, words_of_one_token
 from headway_bench.spread import fixed, parse_spread
 from headway_bench.tokenizer import LocalTokenizer
-from headway_bench.traces import TraceRequest
 from headway_bench.workload import Shape, from_trace, random_stream, synthetic
+from headway_traces import TraceRequest
 
 
 @pytest.fixture

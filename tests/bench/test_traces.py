@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway_bench.errors import InputFileError, OptionsError
-from headway_bench.traces import Replay, read_trace, replay_rates, replay_requests
+from headway_bench.traces import Replay, block_tokens, read_trace, replay_rates, replay_requests
 from headway_bench.workload import random_stream
 
 AZURE = (
@@ -52,10 +52,10 @@ def test_bailian_is_in_seconds_and_in_blocks_of_16(tmp_path: Path) -> None:
         '"type": "text", "turn": 2, "hash_ids": [7, 9, 10]}\n'
     )
     trace = read_trace(write(tmp_path, rows))
-    assert (trace.format_name, trace.block_tokens) == ("bailian", 16)
+    assert (trace.format_name, block_tokens(trace.requests)) == ("bailian", 16)
     assert [r.at_seconds for r in trace.requests] == [0, 2.5]
     assert [r.hash_ids for r in trace.requests] == [(7, 8), (7, 9, 10)]
-    assert read_trace(write(tmp_path, MOONCAKE)).block_tokens == 512
+    assert block_tokens(read_trace(write(tmp_path, MOONCAKE)).requests) == 512
 
 
 def test_rates_hold_until_the_next_window_and_the_last_as_long_as_the_one_before(tmp_path: Path) -> None:
@@ -161,6 +161,20 @@ def test_a_window_without_a_recorded_variation_leaves_it_to_the_process(tmp_path
 def test_a_bad_line_is_named(tmp_path: Path, text: str, want: str) -> None:
     with pytest.raises(InputFileError, match=want):
         read_trace(write(tmp_path, text))
+
+
+def test_our_own_rows_are_read_as_the_simulator_reads_them(tmp_path: Path) -> None:
+    rows = (
+        '{"at_seconds": 3, "prompt_tokens": 40, "output_tokens": 2, '
+        '"hash_ids": [3], "hash_block_tokens": 64}\n'
+        '{"at_seconds": 5.5, "prompt_tokens": 7, "output_tokens": 1}\n'
+    )
+    trace = read_trace(write(tmp_path, rows))
+    assert [(one.at_seconds, one.input_tokens) for one in trace.requests] == [(0.0, 40), (2.5, 7)]
+    assert block_tokens(trace.requests) == 64
+    mixed = read_trace(write(tmp_path, rows + rows.replace("64", "32")))
+    with pytest.raises(InputFileError, match="hash_block_tokens=32 and =64; write one size"):
+        block_tokens(mixed.requests)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
