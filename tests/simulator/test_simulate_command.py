@@ -177,7 +177,7 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "want"),
     [
-        (["--trace", "none.csv"], "none.csv: cannot be read"),
+        (["--trace", "none.csv"], "none.csv cannot be read"),
         (["--trace", "TRACE", "--rate", "3"], "--rate=3.0 is of --generate and of CSVs of rates"),
         (["--trace", "TRACE", "--factor", "3"], "--factor=3.0 is of --generate"),
         (["--trace", "TRACE", "--start-seconds", "500"], "--start-seconds=500 is not before"),
@@ -194,7 +194,7 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
             ["--trace", "TRACE", "--ttft-milliseconds", "9", "--tpot-milliseconds", "9", "--slo-factor", "2"],
             "--slo-factor=2 makes targets",
         ),
-        (["--generate", "step", "--lengths", "none.csv"], "none.csv: cannot be read"),
+        (["--generate", "step", "--lengths", "none.csv"], "none.csv cannot be read"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
