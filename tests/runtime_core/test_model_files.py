@@ -209,7 +209,7 @@ def test_of_two_shards_with_one_tensor_the_index_says_which_counts(
             start_engine(copied)
         assert str(refused.value) == (
             f"{copied / 'b.safetensors'}: tensor {name!r} is in 'a.safetensors', too, and "
-            "model.safetensors.index.json does not say which of them counts; copy the checkpoint again into "
+            "no index says which of them counts; copy the checkpoint again into "
             "an empty folder"
         )
 
@@ -227,7 +227,7 @@ def test_a_missing_tensor_is_told_with_the_shard_that_should_have_it_or_the_fold
     with pytest.raises(ModelLoadError) as refused:
         start_engine(copied)
     assert str(refused.value) == (
-        f"{copied / weight_map[name]}: has no tensor {name!r}, which model.safetensors.index.json puts "
+        f"{copied / weight_map[name]}: has no tensor {name!r}, which the index puts "
         "there; copy the checkpoint again"
     )
     sharded(drop, lambda weight_map: weight_map.pop(name))
@@ -239,7 +239,10 @@ def test_a_missing_tensor_is_told_with_the_shard_that_should_have_it_or_the_fold
     )
 
 
-def test_sharded_checkpoint_gives_the_same_tokens(copied: Path, start_engine: Any) -> None:
+@pytest.mark.parametrize(
+    "index_name", ["model.safetensors.index.json", "gptq_model-4bit-128g.safetensors.index.json"]
+)
+def test_sharded_checkpoint_gives_the_same_tokens(copied: Path, start_engine: Any, index_name: str) -> None:
     want = tokens_of(start_engine, copied)
     tensors = load_file(copied / "model.safetensors")
     (copied / "model.safetensors").unlink()
@@ -248,7 +251,7 @@ def test_sharded_checkpoint_gives_the_same_tokens(copied: Path, start_engine: An
     for file_name, shard in shards.items():
         save_file({name: tensors[name] for name in shard}, copied / file_name)
     weight_map = {name: file_name for file_name, shard in shards.items() for name in shard}
-    index = copied / "model.safetensors.index.json"
+    index = copied / index_name
     index.write_text(json.dumps({"weight_map": weight_map}))
     assert tokens_of(start_engine, copied) == want
     (copied / "b.safetensors").unlink()

@@ -56,6 +56,23 @@ def test_the_weights_may_have_the_name_that_autogptq_gives_them() -> None:
         wanted.weight_files([named, "gptq_model-4bit--1g.safetensors"], None, "x")
 
 
+def test_shards_may_be_named_by_the_index_that_autogptq_writes() -> None:
+    index = "gptq_model-4bit-128g.safetensors.index.json"
+    shards = [f"gptq_model-4bit-128g-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    names = ["config.json", index, *shards]
+    assert all(map(wanted.may_be_wanted, names))
+    assert wanted.small_files(names, "x") == ["config.json", index]
+    assert wanted.index_file(names) == index
+    assert wanted.weight_files(names, index_of(*shards), "x") == shards
+    with pytest.raises(ModelFetchError, match=f"x: {index} names 'gone.safetensors', which is no"):
+        wanted.weight_files(names, index_of("gone.safetensors"), "x")
+    # A usual name hides it.
+    assert wanted.index_file([*names, INDEX]) == INDEX
+    assert wanted.index_file([*names, "model.safetensors"]) is None
+    with pytest.raises(ModelFetchError, match="each of which may be the model"):
+        wanted.weight_files([*names, "gptq_model-8bit-32g.safetensors"], None, "x")
+
+
 @pytest.mark.parametrize(
     ("index", "complaint"),
     [

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headway_runtime.adapters.adapted_linear import AdapterBank
-from headway_runtime.checkpoint_files import INDEX_FILE, checkpoint_files, indexed_tensors
+from headway_runtime.checkpoint_files import checkpoint_files, indexed_tensors
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.layers.quantized_weights import QuantizedWeight
 from headway_runtime.layers.quantizer import quantized, quantized_as
@@ -223,7 +223,7 @@ class CheckpointWeights:
         shard = self._indexed.get(name)
         if shard is not None:
             return ModelLoadError(
-                f"{shard}: has no tensor {name!r}, which {INDEX_FILE} puts there; copy the checkpoint again"
+                f"{shard}: has no tensor {name!r}, which the index puts there; copy the checkpoint again"
             )
         return ModelLoadError(
             f"{self._folder}: tensor {name!r} is in no file of the checkpoint; config.json, or its "

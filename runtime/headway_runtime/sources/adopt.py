@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from headway_runtime.checkpoint_files import INDEX_FILE
 from headway_runtime.errors import ModelFetchError
 from headway_runtime.sources import wanted
 from headway_runtime.sources.checksums import Checksum, digest_for
@@ -40,7 +39,8 @@ def _adopt(model: HubModel, identity: str, store: Store, watcher: Watcher, kind:
     what, folder = str(model), store.snapshot(identity)
     names = {path.name: path for path in folder.iterdir() if path.is_file()}
     small = wanted.small_files(names, what, kind)
-    index = names[INDEX_FILE].read_bytes() if INDEX_FILE in small else None
+    named = wanted.index_file(names, kind)
+    index = None if named is None else names[named].read_bytes()
     weights = wanted.weight_files(names, index, what, kind)
     files = {name: _described(names[name]) for name in (*small, *weights)}
     _compare(files, names, what, watcher)

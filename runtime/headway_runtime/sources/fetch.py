@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from headway_runtime.checkpoint_files import INDEX_FILE
 from headway_runtime.errors import ModelFetchError, ModelLoadError
 from headway_runtime.sources import layers, wanted
 from headway_runtime.sources.patience import Patience
@@ -138,7 +137,8 @@ class _Fetching:
         small = {name: by_name[name] for name in wanted.small_files(by_name, self._what, self._kind)}
         self._transfer.bring(list(small.values()), self._what)
         self._look_at(small)
-        index = self._store.blob(small[INDEX_FILE].key).read_bytes() if INDEX_FILE in small else None
+        named = wanted.index_file(by_name, self._kind)
+        index = None if named is None else self._store.blob(small[named].key).read_bytes()
         weights = {
             name: by_name[name] for name in wanted.weight_files(by_name, index, self._what, self._kind)
         }

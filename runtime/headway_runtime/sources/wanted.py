@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from headway_runtime.checkpoint_files import INDEX_FILE, SINGLE_FILE, single_files
+from headway_runtime.checkpoint_files import INDEX_FILE, SINGLE_FILE, is_index, model_files
 from headway_runtime.errors import ModelFetchError
 
 CONFIG_FILE = "config.json"
-# Small files, by name. What quantization tools write beside config.json is there too.
+# Small files, by name. What quantization tools write beside config.json is there too; an index of shards is
+# one as well, whatever its name.
 SMALL_FILES = frozenset(
     {
         CONFIG_FILE,
@@ -32,7 +33,6 @@ SMALL_FILES = frozenset(
         "quantize_config.json",
         "quant_config.json",
         "hf_quant_config.json",
-        INDEX_FILE,
     }
 )
 
@@ -69,7 +69,8 @@ IMAGE_ROOT = "models"
 def may_be_wanted(path: str) -> bool:
     """Whether a file of that name could belong to a model, in whichever folder it lies."""
     name = PurePosixPath(path).name
-    return name in SMALL_FILES | ADAPTER.small_files or bool(_SHARD.fullmatch(name))
+    is_small = name in SMALL_FILES | ADAPTER.small_files or is_index(name)
+    return is_small or bool(_SHARD.fullmatch(name))
 
 
 def small_files(names: Iterable[str], where: str, kind: Kind = MODEL) -> list[str]:
@@ -77,21 +78,35 @@ def small_files(names: Iterable[str], where: str, kind: Kind = MODEL) -> list[st
     known = set(names)
     if kind.config_file not in known:
         raise ModelFetchError(f"{where}: there is no {kind.config_file}; name the place of {kind.noun}")
-    return sorted(known & kind.small_files)
+    return sorted(known & kind.small_files | set(_index_files(known, kind)))
+
+
+def index_file(names: Iterable[str], kind: Kind = MODEL) -> str | None:
+    """Which of the small files names the shards, if one does."""
+    found = _index_files(names, kind)
+    return found[0] if len(found) == 1 else None
+
+
+def _index_files(names: Iterable[str], kind: Kind) -> list[str]:
+    return [name for name in _whole_models(names, kind) if is_index(name)]
+
+
+def _whole_models(names: Iterable[str], kind: Kind) -> list[str]:
+    return model_files(names) if kind is MODEL else sorted({kind.single_file} & set(names))
 
 
 def weight_files(names: Collection[str], index: bytes | None, where: str, kind: Kind = MODEL) -> list[str]:
-    """The shards that `index` (the text of model.safetensors.index.json) names, or the one file.
+    """The shards that `index` (the text of `index_file`) names, or the one file.
 
     ModelFetchError if they are not there.
     """
+    found_files = _whole_models(names, kind)
+    if len(found_files) > 1:
+        raise ModelFetchError(
+            f"{where}: holds {' and '.join(map(repr, found_files))}, each of which may be the model; "
+            "choose a revision or a folder with one of them"
+        )
     if index is None:
-        found_files = single_files(names) if kind is MODEL else sorted({kind.single_file} & set(names))
-        if len(found_files) > 1:
-            raise ModelFetchError(
-                f"{where}: holds {' and '.join(map(repr, found_files))}, each of which may be the model; "
-                "choose a revision or a folder with one of them"
-            )
         if found_files:
             return found_files
         others = sorted(name for name in names if name.endswith(_OTHER_WEIGHTS))
@@ -105,16 +120,17 @@ def weight_files(names: Collection[str], index: bytes | None, where: str, kind: 
             f"{where}: holds neither {SINGLE_FILE} nor {INDEX_FILE}{found}; only safetensors checkpoints are "
             "served, so convert it or choose a repository that has them"
         )
+    index_name = found_files[0] if found_files else INDEX_FILE
     try:
         shards = set(json.loads(index)["weight_map"].values())
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise ModelFetchError(
-            f"{where}: {INDEX_FILE} cannot be read ({error!r}); its owner has to upload it again"
+            f"{where}: {index_name} cannot be read ({error!r}); its owner has to upload it again"
         ) from error
     for shard in sorted(map(str, shards)):
         if not _SHARD.fullmatch(shard) or shard not in names:
             raise ModelFetchError(
-                f"{where}: {INDEX_FILE} names {shard!r}, which is no safetensors file beside it; "
+                f"{where}: {index_name} names {shard!r}, which is no safetensors file beside it; "
                 "its owner has to upload it"
             )
     return sorted(shards)
