@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from tests.operator.law_fleet import Fleet as LawFleet
 
 from headway_operator.slo import Memory, Target, decide
 from headway_operator.spec import Manifest
@@ -388,3 +389,9 @@ class Builders:
 def build() -> Builders:
     """Builders of the operator's values."""
     return Builders()
+
+
+@pytest.fixture
+def fleet(build: Builders) -> LawFleet:
+    """Four replicas whose steps are as a known model has them."""
+    return LawFleet(build)

@@ -1,0 +1,197 @@
+"""How many replicas the law asks for: up, down, and when it asks for none."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.law_fleet import CAPACITY, NOW, Fleet, quiet
+
+from headway_operator.slo import Memory
+
+
+@pytest.mark.parametrize(
+    ("ready", "per_second", "want"),
+    [
+        pytest.param(1, 500.0, 5, id="four more where that is more than double"),
+        pytest.param(6, 500.0, 12, id="doubled"),
+        pytest.param(20, 500.0, 28, id="eight more at most"),
+        pytest.param(4, 5.5 * CAPACITY, 6, id="no more than the load needs"),
+    ],
+)
+def test_up_is_at_once_and_bounded(build: Any, ready: int, per_second: float, want: int) -> None:
+    decision, _ = Fleet(build, ready, per_second).decide()
+    assert (decision.replicas, decision.cause) == (want, "AddedReplicas")
+
+
+def test_no_promise_has_to_break_before_replicas_are_added(build: Any) -> None:
+    decision, _ = Fleet(build, 4, 5.5 * CAPACITY).decide()
+    assert decision.ttft.verdict == decision.tpot.verdict == "met"
+    assert decision.replicas == 6
+
+
+def test_what_is_pending_is_counted_and_not_asked_for_twice(fleet: Fleet) -> None:
+    fleet.per_second = 5.5 * CAPACITY
+    fleet.pending(2)
+    decision, _ = fleet.decide()
+    assert decision.replicas == 6
+
+
+def test_pending_replicas_do_not_freeze_what_the_load_needs_beyond_them(fleet: Fleet) -> None:
+    fleet.per_second = 8.5 * CAPACITY
+    fleet.pending(2)
+    decision, _ = fleet.decide()
+    assert decision.replicas == 9
+
+
+@pytest.mark.parametrize(
+    ("ages", "reason", "want"),
+    [
+        pytest.param([700.0, 700.0], "ImagePullBackOff", 8, id="one more for each"),
+        pytest.param([1400.0, 1400.0, 700.0, 700.0], "ImagePullBackOff", 8, id="none for a substitute"),
+        pytest.param([700.0, 700.0], "Unschedulable", 6, id="none where no place is found"),
+    ],
+)
+def test_a_replica_past_its_deadline_is_no_supply(
+    fleet: Fleet, ages: list[float], reason: str, want: int
+) -> None:
+    fleet.per_second = 5.5 * CAPACITY
+    for age in ages:
+        fleet.pending(1, age=age, reason=reason)
+    decision, _ = fleet.decide()
+    assert (decision.replicas, decision.blocker) == (want, reason)
+
+
+@pytest.mark.parametrize("age", [5.0, 700.0], ids=["at once", "past the deadline"])
+def test_replicas_without_a_place_hold_no_removal_back(fleet: Fleet, age: float) -> None:
+    fleet.pending(3, age=age, reason="Unschedulable")
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 4),))
+    decision, _ = fleet.decide()
+    assert (decision.replicas, decision.cause) == (4, "RemovedReplica"), "all of them at once"
+    fleet.per_second = CAPACITY
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 2),))
+    assert fleet.decide()[0].replicas == 4, "one that serves has its own turn"
+
+
+def test_replicas_that_only_start_hold_removals_back(fleet: Fleet) -> None:
+    fleet.pending(3)
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 4),))
+    assert fleet.decide()[0].replicas == 7
+
+
+def test_a_backlog_asks_for_what_drains_it(fleet: Fleet) -> None:
+    fleet.waiting = 900
+    decision, _ = fleet.decide()
+    # 900 less what is spare while replicas start, within 45 s.
+    assert 5 <= decision.replicas <= 8
+    assert fleet.decide()[0].replicas > Fleet(fleet.build).decide()[0].replicas
+
+
+def test_bounds_of_the_spec_hold(fleet: Fleet) -> None:
+    fleet.per_second = 40.0
+    fleet.target = replace(fleet.target, max_replicas=5)
+    assert fleet.decide()[0].replicas == 5
+
+
+@pytest.mark.parametrize("who", ["HorizontalPodAutoscaler/demo", "ScaledObject/demo"])
+def test_there_is_one_writer(fleet: Fleet, who: str) -> None:
+    fleet.other_scaler, fleet.per_second = who, 40.0
+    decision, _ = fleet.decide()
+    assert (decision.replicas, decision.blocker) == (4, "OtherScaler")
+
+
+def test_a_promise_broken_without_a_reason_takes_a_tenth_of_the_trust(fleet: Fleet) -> None:
+    fleet.violated("tpot")
+    _, memory = fleet.decide()
+    assert memory.kappa == pytest.approx(0.9)
+    # And not again on the same evidence.
+    fleet.memory = replace(memory, limits_changed_at=NOW - 60)
+    assert fleet.decide(NOW)[1].kappa >= 0.9
+
+
+def test_a_promise_broken_by_too_few_replicas_says_nothing_of_the_model(fleet: Fleet) -> None:
+    fleet.violated("tpot", "ttft")
+    fleet.per_second = 40.0
+    assert fleet.decide()[1].kappa == 1.0
+
+
+@pytest.mark.parametrize(
+    ("met", "missed", "want"),
+    [
+        pytest.param(4000, 0, 0.808, id="kept"),
+        pytest.param(3820, 180, 0.808, id="kept as far as counted"),
+        pytest.param(3790, 210, 0.8, id="more missed than allowed, though nothing proves it"),
+        pytest.param(40, 0, 0.8, id="too few requests to tell"),
+    ],
+)
+def test_trust_comes_back_by_a_hundredth_a_minute_on_evidence(
+    fleet: Fleet, met: int, missed: int, want: float
+) -> None:
+    fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
+    fleet.totals |= {"ttft_met": met, "ttft_missed": missed}
+    decision, memory = fleet.decide()
+    assert decision.ttft.verdict != "violated"
+    assert memory.kappa == pytest.approx(want)
+
+
+def test_less_trust_is_more_replicas(fleet: Fleet) -> None:
+    fleet.memory = replace(fleet.memory, kappa=0.6)
+    assert fleet.decide()[0].replicas > 4
+
+
+def test_down_is_one_at_a_time_after_the_whole_time_looked_back(build: Any) -> None:
+    decision, memory = quiet(build).decide()
+    assert (decision.replicas, decision.cause) == (5, "RemovedReplica")
+    assert memory.replicas_lowered_at == NOW
+
+
+def test_a_large_fleet_goes_down_by_a_tenth(build: Any) -> None:
+    assert quiet(build, ready=40).decide()[0].replicas == 36
+
+
+def test_the_highest_recommendation_looked_back_on_holds(build: Any) -> None:
+    decision, _ = quiet(build, recommended=6).decide()
+    assert (decision.replicas, decision.cause) == (6, "Stabilizing")
+    assert "would not have over the last 300 s" in decision.message
+
+
+def test_nothing_is_removed_at_once_when_a_model_has_been_learnt(build: Any) -> None:
+    """What symptoms have just asked for is not taken away by the first word of the model."""
+    fleet = quiet(build, recommended=8)
+    fleet.memory = replace(fleet.memory, workload=None)
+    decision, memory = fleet.decide()
+    assert (decision.replicas, decision.cause) == (6, "Stabilizing")
+    assert max(number for _, number in memory.recommended) == 6, (
+        "and the 8 of the time without one is forgotten"
+    )
+
+
+def test_nothing_is_removed_for_the_window_after_a_restart(build: Any) -> None:
+    fleet = quiet(build)
+    fleet.memory = replace(Memory.from_dict(fleet.memory.to_dict(), NOW), slices=())
+    assert fleet.decide()[0].replicas == 6
+
+
+@pytest.mark.parametrize("lost", ["replica", "gateway"])
+def test_partial_metrics_never_take_a_replica_away(build: Any, lost: str) -> None:
+    fleet = quiet(build)
+    fleet.lost, fleet.gateway_lost = ({"r1"} if lost == "replica" else set()), lost == "gateway"
+    assert fleet.decide()[0].replicas == 6
+
+
+def test_without_most_samples_everything_holds_but_the_minimum(build: Any) -> None:
+    fleet = quiet(build)
+    fleet.lost = {"r0", "r1", "r2", "r3"}
+    decision, _ = fleet.decide()
+    assert (decision.replicas, decision.blocker) == (6, "SamplesMissing")
+    fleet.target = replace(fleet.target, min_replicas=8)
+    assert fleet.decide()[0].replicas == 8
+
+
+def test_fewer_are_not_recommended_where_they_would_come_close_to_a_target(build: Any) -> None:
+    """Three could keep the promise; the dead band wants them to keep nine tenths of it."""
+    recommended = {
+        share: Fleet(build, 4, 3 * CAPACITY * share).decide()[0].evidence["recommended_replicas"]
+        for share in (0.80, 0.945)
+    }
+    assert recommended == {0.80: 3, 0.945: 4}
+    assert Fleet(build, 3, 3 * CAPACITY * 0.945).decide()[0].replicas == 3
