@@ -75,6 +75,8 @@ class number:  # noqa: N801 - reads as the type of an argument
 any_number = number(lambda value: True, "a finite number")
 positive = number(lambda value: value > 0, "a number above 0")
 not_negative = number(lambda value: value >= 0, "0 or more")
+# Of memory or a disk, in GiB, so that its bytes are a number that systems can count to.
+gibibytes = number(lambda value: 0 < value <= 2**33, f"a number above 0, at most {2**33}")
 at_least_one = number(lambda value: value >= 1, "1 or more")
 # A part of a whole: not nothing of it, or nothing too.
 share = number(lambda value: 0 < value <= 1, "a number above 0, at most 1")
@@ -86,7 +88,9 @@ def size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*?)B?", text)
     if match is None or match[2] not in SIZE_UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or e.g. 512Mi or 4G")
-    value = int(float(match[1]) * SIZE_UNITS[match[2]])
+    value = int(min(float(match[1]) * SIZE_UNITS[match[2]], 2.0**64))
+    if value >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is more bytes than systems count to; give less than 8Ei")
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is out of range; give at least 1 byte")
     return value

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from headway.argument_types import positive
+from headway.argument_types import gibibytes
 from headway_runtime.config import OffloadConfig
 from headway_runtime.errors import ConfigError
 
@@ -15,7 +15,7 @@ def add_offload_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--kv-offloading-size",
-        type=positive,
+        type=gibibytes,
         metavar="GIB",
         help="host memory, in GiB and for all ranks together, for prefixes that the KV cache has no room for "
         "(default: they are lost)",
@@ -28,7 +28,7 @@ def add_offload_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--kv-offloading-disk-size",
-        type=positive,
+        type=gibibytes,
         metavar="GIB",
         help="what files there may take, in GiB (needed with the folder)",
     )

@@ -31,7 +31,7 @@ def chunk(start: int, count: int, first_block: int = 1, **sampling: Any) -> Chun
 
 def predicted(folder: Path, step: Step) -> Any:
     model = read_model_config(folder)
-    return step_bytes(model, this_processor(model.dtype, 2), step)
+    return step_bytes(model, this_processor(model.dtype, 2), step, model.vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,26 @@ def test_a_prompts_chunk_takes_what_is_predicted(
     if start:
         runner.execute(batch)  # room for what is gathered is kept
     codes = {"has_codes": quantization != "none", "is_int4": quantization == "int4"}
-    want = predicted(folder, Step(count, start + count, 1, 0, **codes))
+    want = predicted(folder, Step(count, start + count, 1, 0, count, **codes))
+    assert peak_bytes(lambda: runner.execute(batch)) == pytest.approx(want.peak, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_several_prompts_of_one_step_take_what_is_predicted(
+    dtype: str, write_model: Any, start_runner: Any, peak_bytes: Any
+) -> None:
+    folder = write_model("llama, tied", dtype, **WIDE, intermediate_size=1536)
+    runner = start_runner(folder, max_model_len=128)
+    chunks = tuple(chunk(0, 127, 1 + 8 * index) for index in range(8))
+    want = predicted(folder, Step(8 * 127, 127, 8, 0, 127))
+    batch = Batch(chunks, 0, 8 * 127)
     assert peak_bytes(lambda: runner.execute(batch)) == pytest.approx(want.peak, rel=0.05)
 
 
 def test_a_wide_middle_is_the_peak_of_its_step(write_model: Any, start_runner: Any, peak_bytes: Any) -> None:
     folder = write_model("llama, tied", **WIDE, intermediate_size=16384)
     runner = start_runner(folder, max_model_len=2048)
-    want = predicted(folder, Step(512, 512, 1, 0))
+    want = predicted(folder, Step(512, 512, 1, 0, 512))
     assert want.stage == "feed-forward"
     batch = Batch((chunk(0, 512),), 0, 512)
     assert peak_bytes(lambda: runner.execute(batch)) == pytest.approx(want.peak, rel=0.05)
@@ -87,7 +99,7 @@ def test_a_full_batchs_logits_take_no_more_than_predicted(
     runner = start_runner(folder, max_model_len=2048)
     dear = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "presence_penalty": 0.5}
     batch = Batch(tuple(chunk(40, 1, 1 + 3 * index, **dear) for index in range(64)), 64, 64)
-    want = predicted(folder, Step(64, 41, 64, 64 * 41))
+    want = predicted(folder, Step(64, 41, 64, 64 * 41, 1))
     assert want.stage == "logits and sampling"
     runner.execute(batch)
     # How often a draw is tried again, on copies, is a matter of luck.
@@ -98,7 +110,7 @@ def test_experts_take_no_more_than_predicted(write_model: Any, start_runner: Any
     """Predicted is the worst: all tokens to the same experts."""
     folder = write_model("qwen3 moe", **WIDE, moe_intermediate_size=2048)
     runner = start_runner(folder, max_model_len=2048)
-    want = predicted(folder, Step(512, 512, 1, 0))
+    want = predicted(folder, Step(512, 512, 1, 0, 512))
     assert want.stage == "feed-forward"
     batch = Batch((chunk(0, 512),), 0, 512)
     assert peak_bytes(lambda: runner.execute(batch)) < 1.02 * want.peak
@@ -142,7 +154,7 @@ def test_inputs_that_are_quantized_too_are_counted(
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": W8A8}))
     runner = start_runner(tmp_path, max_model_len=2048, load_format="dummy")
     assert choose_quantization("auto", tmp_path).has_integer_inputs
-    step = Step(512, 512, 1, 0, has_codes=True, has_integer_inputs=True)
+    step = Step(512, 512, 1, 0, 512, has_codes=True, has_integer_inputs=True)
     want = predicted(tmp_path, step)
     assert want.stage == ("feed-forward" if size > 1536 else "attention")
     batch = Batch((chunk(0, 512),), 0, 512)

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headway_runtime import cleared_memory, kv_budget
 from headway_runtime.config import Envelope, Limits, LoraConfig, SpeculativeConfig
 from headway_runtime.errors import ConfigError
 from headway_runtime.fit.admission import TOLERANCE
+from headway_runtime.fit.linear_bytes import Kept, linear_bytes
 from headway_runtime.fit.memory_fit import LoadedModel, Question, assess
-from headway_runtime.fit.placement import one_rank, this_processor
+from headway_runtime.fit.placement import Placement, one_rank, this_processor
+from headway_runtime.fit.step_bytes import Step, step_bytes
 from headway_runtime.fit.weight_bytes import COMPRESSED, total_bytes, weight_bytes
+from headway_runtime.kernels.triton.coded_weight import coded_weight
 from headway_runtime.model_config import StoredDtype, read_model_config
 from headway_runtime.quantization.choice import choose_quantization
 
@@ -213,3 +217,47 @@ def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(ranks: int,
         ConfigError, match=f"tensor_parallel_size={ranks}: the model's num_attention_heads, 32"
     ):
         one_rank(model, ranks)
+
+
+@pytest.mark.parametrize("has_zeros", [False, True], ids=["symmetric", "zero points"])
+@pytest.mark.parametrize("group", [32, 128, 512])
+def test_codes_on_a_gpu_take_what_its_layout_does(group: int, has_zeros: bool) -> None:  # noqa: FBT001 - a row of a table
+    outputs, inputs = 96, 512
+    codes = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
+    scales = torch.full((outputs, inputs // group), 0.5)
+    zeros = torch.full_like(scales, 5.0) if has_zeros else None
+    packed = coded_weight("int4", [codes], [scales], [zeros])
+    assert packed is not None
+    kept = Kept("int4", group, has_zeros=has_zeros)
+    want = linear_bytes([outputs], inputs, kept, Placement(is_cpu=False, dtype="bfloat16"))
+    assert want.total == packed.codes.nbytes + packed.meanings.nbytes
+
+
+def test_a_gpus_step_turns_all_codes_of_a_projection_into_numbers(fixture_folder: Any) -> None:
+    model = read_model_config(fixture_folder("llama-3.2-1b"))
+    gpu = Placement(is_cpu=False, dtype="bfloat16")
+    step = Step(2048, 8192, 1, 0, 2048)
+    plain = step_bytes(model, gpu, step, model.vocab_size)
+    coded = step_bytes(model, gpu, replace(step, has_codes=True, is_int4=True), model.vocab_size)
+    gate_and_up = 2 * model.hidden_size * 2 * model.intermediate_size
+    assert coded.feed_forward - plain.feed_forward == pytest.approx(gate_and_up, rel=0.01)
+
+
+def test_the_first_of_several_ranks_draws_from_the_whole_vocabulary(fixture_folder: Any) -> None:
+    changes = {"placement": Placement(is_cpu=False, dtype="bfloat16"), "max_num_seqs": 512}
+    alone, one_of_eight = (
+        assess(question(fixture_folder("llama-3.2-1b"), "bfloat16", num_ranks=ranks, **changes)).step
+        for ranks in (1, 8)
+    )
+    assert one_of_eight.sampling == alone.sampling
+    assert one_of_eight.kept == alone.kept
+    assert one_of_eight.feed_forward < alone.feed_forward
+
+
+def test_a_step_of_many_prompts_is_as_wide_as_its_tokens(fixture_folder: Any) -> None:
+    wide = assess(question(fixture_folder("llama-3.2-1b"), "bfloat16", max_model_len=128, context=128))
+    assert wide.step.num_tokens == 1024
+    few = assess(
+        question(fixture_folder("llama-3.2-1b"), "bfloat16", max_model_len=128, context=128, max_num_seqs=2)
+    )
+    assert few.step.num_tokens == 256

@@ -167,13 +167,14 @@ def assess(question: Question) -> Fit:
     kv_dtype = kept_as(question.kv_cache_dtype, question.placement.dtype)
     draft = question.draft
     step = Step(
-        min(question.max_num_batched_tokens, question.max_model_len),
+        min(question.max_num_batched_tokens, question.max_num_seqs * question.max_model_len),
         max(question.context, question.max_model_len),
         min(
             question.max_num_seqs * (1 + question.num_speculative_tokens),
             question.max_num_batched_tokens,
         ),
         question.num_sequences * question.context,
+        min(question.max_num_batched_tokens, question.max_model_len),
         has_codes=question.model.quantization.name != "none",
         kv_is_coded=KV_BYTES[kv_dtype][1] > 0,
         has_integer_inputs=question.model.quantization.has_integer_inputs,
@@ -187,7 +188,7 @@ def assess(question: Question) -> Fit:
         kv_dtype,
         kv_bytes_per_token(model, kv_dtype),
         0 if draft is None else kv_bytes_per_token(draft.config, kv_dtype),
-        step_bytes(model, question.placement, step),
+        step_bytes(model, question.placement, step, question.model.config.vocab_size),
         question.num_adapters * adapter_bytes(model, question.adapter_rank, question.placement),
     )
 

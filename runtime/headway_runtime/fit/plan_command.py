@@ -6,12 +6,13 @@ Reads the model's config.json, and the headers of its weights where they are the
 
 import argparse
 import json
+import logging
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import get_args
 
-from headway.argument_types import integer, not_negative, positive, share, size
+from headway.argument_types import gibibytes, integer, not_negative, share, size
 from headway.command_parser import CommandParser
 from headway_runtime.adapters.options import MOST_LORAS, lora_bounds
 from headway_runtime.adapters.peft_config import MAX_RANK
@@ -42,6 +43,8 @@ from headway_runtime.sources import resolve
 from headway_runtime.sources.flags import MODEL_HELP, add_source_arguments
 from headway_runtime.speculative_options import SpeculativeOptions, speculative_options
 
+logger = logging.getLogger(__name__)
+
 EXIT_STATUS_FITS, EXIT_STATUS_TOO_LARGE, EXIT_STATUS_BAD_INPUT = 0, 1, 2
 # Who simulates a plan over a load: `--trace` -> function(argv: list[str]) -> int.
 LOAD_GROUP = "headway.plan"
@@ -57,6 +60,11 @@ def main(argv: list[str]) -> int:
         answer = answer_of(arguments)
     except HeadwayRuntimeError as error:
         print(f"headway plan: {error}", file=sys.stderr)
+        return EXIT_STATUS_BAD_INPUT
+    except Exception as error:
+        # A fault of the program is no answer; 1 would say that the model does not fit.
+        logger.exception("the plan broke off")
+        print(f"headway plan: broke off: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
     print(json.dumps(as_json(answer), indent=2) if arguments.json else text(answer))
     return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
@@ -137,7 +145,7 @@ def build_parser(*, is_model_needed: bool = True) -> CommandParser:
         add(name, type=integer(1, most), metavar="N", help="likewise")
     add(
         "--kv-offloading-size",
-        type=positive,
+        type=gibibytes,
         metavar="GIB",
         help="as of headway serve: main memory, which is the device's own on a CPU",
     )

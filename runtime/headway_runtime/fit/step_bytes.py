@@ -8,11 +8,11 @@ V the vocabulary, C the context, S sampled rows, and b bytes of a number, what i
     experts    b (5 T H + 2 T D + 2 n T H + T max(3 I, I + H))         n: experts of a token; all T to one
     sampling   b (T H + 2 S H + S V) + float32 copies of S rows' logits (edits, softmax)
 
-and the largest of these counts; Gemma, which norms an MLP's result, takes another T H there. The workspace of
-attention is what a chunk's keys and values take, gathered, and the scores of 128 rows against them. Where
-batched products are not the fast way (bfloat16 without products of it), PyTorch's own attention takes its
-result and, for all of a step, masks; where there are no kernels for decodes, the gathered KV of all of one
-layer's sequences as well.
+and the largest of these counts; of several ranks the first, which has all of V. Gemma, which norms an MLP's
+result, takes another T H there. The workspace of attention is what a chunk's keys and values take,
+gathered, and the scores of 128 rows against them. Where batched products are not the fast way (bfloat16
+without products of it), PyTorch's own attention takes its result and, for all of a step, masks; where there
+are no kernels for decodes, the gathered KV of all of one layer's sequences as well.
 
 Where inputs of products are quantized too (W8A8), a product of I inputs and O outputs takes for each row,
 beside what it returns, a byte for each input and its scale; on a CPU without a kernel for that PyTorch's
@@ -39,8 +39,10 @@ TILE_BYTES = (1 << 18) * (2 * FLOAT32_BYTES + 2)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The largest step. num_tokens: of one prompt's chunk, the context's last. num_sampled: rows of logits.
+    """The largest step. num_tokens: of all prompts' chunks. num_sampled: rows of logits.
 
+    chunk_tokens: of the longest of these chunks, the context's last, and attended one at a time; as many as
+    num_tokens where there is but one.
     decoded_context: of all sequences that are decoded at once. has_codes: whether weights are coded; is_int4:
     all of them in 4 bits. kv_is_coded: whether keys and values are.
     has_integer_inputs: whether inputs of products are turned into 8-bit integers.
@@ -50,6 +52,7 @@ class Step:
     context: int
     num_sampled: int
     decoded_context: int
+    chunk_tokens: int
     has_codes: bool = False
     kv_is_coded: bool = False
     has_integer_inputs: bool = False
@@ -86,26 +89,36 @@ class StepBytes:
         return max(stages, key=stages.__getitem__)
 
 
-def step_bytes(model: ModelConfig, placement: Placement, step: Step) -> StepBytes:
-    """What the formulas at the top come to."""
+def step_bytes(model: ModelConfig, placement: Placement, step: Step, vocab_size: int) -> StepBytes:
+    """What the formulas at the top come to. model: one rank's share. vocab_size: of the whole model."""
     b, tokens, hidden = placement.number_bytes, step.num_tokens, model.hidden_size
     rotations = 2 * tokens * model.head_dim * len(model.ropes)
     # Hidden states, and what the layer before adds to them.
     base = b * (2 * tokens * hidden + rotations)
-    has_tiles = (
-        step.has_codes and not placement.has_strips and not (step.is_int4 and placement.has_torch_int4)
-    )
-    tile = TILE_BYTES if has_tiles else 0
-    attention = base + _attention(model, placement, step, tile)
+    query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
+    attention = base + _attention(model, placement, step, _tile(placement, step, hidden, query + kv))
     masks = tokens * step.context * b * _num_masks(model, placement, step)
-    feed_forward = base + _feed_forward(model, placement, step, tile)
+    # On a GPU experts' codes are never numbers.
+    has_dense = placement.is_cpu or not all(layer.has_experts for layer in model.layers)
+    middle = _tile(placement, step, hidden, 2 * model.intermediate_size) if has_dense else 0
+    feed_forward = base + _feed_forward(model, placement, step, middle)
     return StepBytes(
         tokens,
         attention + masks,
         feed_forward + masks,
-        masks + _sampling(model, placement, step),
-        _kept(model, placement, step),
+        masks + _sampling(model.hidden_size, vocab_size, placement, step),
+        _kept(model, vocab_size, placement, step),
     )
+
+
+def _tile(placement: Placement, step: Step, inputs: int, outputs: int) -> int:
+    """What turning a merged projection's codes into plain numbers takes: a tile of them, on a GPU all."""
+    if not step.has_codes:
+        return 0
+    if not placement.is_cpu:
+        return 0 if step.has_integer_inputs else placement.number_bytes * inputs * outputs
+    has_products = placement.has_strips or (step.is_int4 and placement.has_torch_int4)
+    return 0 if has_products else TILE_BYTES
 
 
 def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) -> int:
@@ -114,10 +127,10 @@ def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) 
     query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     if placement.has_kernels and placement.attends_by_products:
         workspace = b * _product_numbers(model, step)
-        if step.context == tokens:  # a prompt's first chunk is not gathered
-            workspace += b * kv * tokens
+        if step.context == step.chunk_tokens:  # a prompt's first chunk is not gathered
+            workspace += b * kv * step.chunk_tokens
     elif placement.has_kernels:  # which gather, into a buffer that is kept
-        workspace = b * tokens * query + _capped_bytes(model, step)
+        workspace = b * step.chunk_tokens * query + _capped_bytes(model, step)
     else:
         workspace = _torch_workspace(model, placement, step)
     # The projection back, of what is attended; its layer's norm makes another of it in Gemma.
@@ -132,10 +145,10 @@ def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) 
 
 def _product_numbers(model: ModelConfig, step: Step) -> int:
     """Of products on a CPU: the scores of some rows while those of the rows before are still there."""
-    rows = min(CHUNK_ROWS, step.num_tokens)
+    rows = min(CHUNK_ROWS, step.chunk_tokens)
     window = _widest_window(model)
     seen = step.context
-    before = max(0, seen - CHUNK_ROWS) if step.num_tokens > CHUNK_ROWS else 0
+    before = max(0, seen - CHUNK_ROWS) if step.chunk_tokens > CHUNK_ROWS else 0
     if window is not None:
         seen, before = (min(one, window + rows) for one in (seen, before))
     # Queries and what they attended to, of both.
@@ -149,8 +162,8 @@ def _torch_workspace(model: ModelConfig, placement: Placement, step: Step) -> in
     query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     # Codes, and float32 before and after their scale, on the way.
     per_number = b + (1 + 2 * FLOAT32_BYTES if step.kv_is_coded else 0)
-    chunk = kv * (0 if step.context == step.num_tokens else step.context) * per_number
-    chunk += 2 * b * step.num_tokens * query + _capped_bytes(model, step)
+    chunk = kv * (0 if step.context == step.chunk_tokens else step.context) * per_number
+    chunk += 2 * b * step.chunk_tokens * query + _capped_bytes(model, step)
     return max(chunk, step.decoded_context * (kv * per_number + b))
 
 
@@ -205,14 +218,9 @@ def _integer_input_bytes(placement: Placement, inputs: int, outputs: int, tile: 
     return max(copy + whole - b * outputs, whole + rounded + tile, whole + FLOAT32_BYTES * outputs)
 
 
-def _sampling(model: ModelConfig, placement: Placement, step: Step) -> int:
+def _sampling(hidden: int, vocabulary: int, placement: Placement, step: Step) -> int:
     """The dearest requests: their logits are edited, and drawn from with all filters."""
-    b, rows, hidden, vocabulary = (
-        placement.number_bytes,
-        step.num_sampled,
-        model.hidden_size,
-        model.vocab_size,
-    )
+    b, rows = placement.number_bytes, step.num_sampled
     at_once = rows
     if placement.is_cpu:
         at_once = min(rows, max(1, CPU_TOKENS_AT_ONCE // vocabulary))
@@ -221,12 +229,12 @@ def _sampling(model: ModelConfig, placement: Placement, step: Step) -> int:
     return b * (step.num_tokens * hidden + 2 * rows * hidden) + logits + drawn
 
 
-def _kept(model: ModelConfig, placement: Placement, step: Step) -> int:
+def _kept(model: ModelConfig, vocab_size: int, placement: Placement, step: Step) -> int:
     """Step inputs, hashes of the vocabulary, and, with CPU kernels, room for a chunk's gathered context."""
     integers = INTEGER_BYTES * (3 * step.num_tokens + step.num_sampled + step.context)
-    hashes = FLOAT32_BYTES * model.vocab_size
+    hashes = FLOAT32_BYTES * vocab_size
     gathered = 0
-    if placement.has_kernels and step.context > step.num_tokens:
+    if placement.has_kernels and step.context > step.chunk_tokens:
         gathered = (
             2
             * model.num_kv_heads
@@ -239,14 +247,14 @@ def _kept(model: ModelConfig, placement: Placement, step: Step) -> int:
 
 def _grown(step: Step, window: int | None) -> int:
     """Tokens that room is made for: at least doubled whenever a chunk needs more."""
-    most = step.context if window is None else min(step.context, step.num_tokens + window + CHUNK_ROWS)
-    room, context = 0, min(2 * step.num_tokens, most)
+    most = step.context if window is None else min(step.context, step.chunk_tokens + window + CHUNK_ROWS)
+    room, context = 0, min(2 * step.chunk_tokens, most)
     while True:
         if context > room:
             room = max(context, 2 * room)
         if context == most:
             return room
-        context = min(context + step.num_tokens, most)
+        context = min(context + step.chunk_tokens, most)
 
 
 def _num_masks(model: ModelConfig, placement: Placement, step: Step) -> int:
@@ -254,7 +262,7 @@ def _num_masks(model: ModelConfig, placement: Placement, step: Step) -> int:
     if placement.has_kernels and placement.attends_by_products:
         return 0
     windows = {layer.window for layer in model.layers}
-    is_first = placement.has_kernels and step.context == step.num_tokens
+    is_first = placement.has_kernels and step.context == step.chunk_tokens
     if is_first and model.attention_soft_cap is None:
         windows -= {None}
     return len(windows)

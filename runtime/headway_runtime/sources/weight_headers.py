@@ -6,6 +6,7 @@ them: who wants the model itself never finds it. Nothing of it is compared with 
 files.
 """
 
+import json
 import os
 import shutil
 import struct
@@ -72,7 +73,9 @@ def _header(remote: Remote, file: RemoteFile, where: str) -> bytes:
             if len(content) >= LENGTH_BYTES:
                 wanted = LENGTH_BYTES + _length(content, file, where)
                 if len(content) >= wanted:
-                    return bytes(content[:wanted])
+                    header = bytes(content[:wanted])
+                    _check_size(header, file, where)
+                    return header
     if len(content) < file.num_bytes:
         raise TransientError(f"it ended after {len(content)} of {file.num_bytes} bytes")
     raise ModelFetchError(
@@ -88,3 +91,21 @@ def _length(content: bytearray, file: RemoteFile, where: str) -> int:
             "has to upload it again"
         )
     return int(length)
+
+
+def _check_size(header: bytes, file: RemoteFile, where: str) -> None:
+    """ModelFetchError for a file that is shorter than its header says.
+
+    What else is wrong with it is told by who reads it.
+    """
+    try:
+        tensors = json.loads(header[LENGTH_BYTES:])
+        ends = [int(one["data_offsets"][1]) for name, one in tensors.items() if name != "__metadata__"]
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError, IndexError):
+        return
+    wanted = len(header) + max(ends, default=0)
+    if file.num_bytes < wanted:
+        raise ModelFetchError(
+            f"{where}: has {file.num_bytes} bytes where its header tells of {wanted}: it was cut off; its "
+            "owner has to upload it again"
+        )
