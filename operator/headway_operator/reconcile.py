@@ -46,19 +46,25 @@ from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered,
 
 logger = logging.getLogger(__name__)
 
+# Of a service; longer where all of them together would write more than that.
 CHECKPOINT_SECONDS = 60.0
+MOST_CHECKPOINTS_PER_SECOND = 4.0
 READ_STEP = "read"  # which fails where a spec cannot be honoured
 SLEEPING_CAUSES = ("Idle", "Asleep")
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where services live and how to reach them. keys: what signs admin calls. clock: since the epoch."""
+    """Where services live and how to reach them.
+
+    keys: what signs admin calls. clock: since the epoch. num_services: that this process looks after.
+    """
 
     cluster: Cluster
     scraper: Scraper
     keys: Signer
     clock: Callable[[], float]
+    num_services: Callable[[], int] = lambda: 1
 
 
 @dataclass(slots=True)
@@ -267,7 +273,8 @@ async def _resumed(world: World, key: ServiceKey, carried: Carried, sample: Samp
 
 async def _checkpoint(world: World, service: Service, outcome: Outcome, carried: Carried) -> None:
     now, spec = world.clock(), carried.accepted
-    is_due = now - carried.checkpointed_at >= CHECKPOINT_SECONDS or spec != carried.checkpointed
+    period = max(CHECKPOINT_SECONDS, world.num_services() / MOST_CHECKPOINTS_PER_SECOND)
+    is_due = now - carried.checkpointed_at >= period or spec != carried.checkpointed
     if carried.memory is None or not is_due:
         return
     data = carried.memory.to_dict() | ({} if spec is None else {"accepted": spec.to_dict()})

@@ -69,6 +69,17 @@ async def test_memory_is_saved_at_most_once_a_minute_and_read_once(stage: Stage)
     assert num_read == 1
 
 
+async def test_memories_of_many_services_are_saved_less_often(stage: Stage) -> None:
+    stage.world = replace(stage.world, num_services=lambda: 1200)
+    saved_at = []
+    for number in range(180):
+        await stage.step(5.0)
+        if stage.cluster.named("save_memory"):
+            saved_at.append(5.0 * number)
+    assert len(saved_at) >= 2
+    assert min(later - before for before, later in itertools.pairwise(saved_at[1:])) >= 300.0
+
+
 async def test_an_operator_that_restarts_changes_nothing(stage: Stage) -> None:
     await settled(stage)
     children = copy.deepcopy(stage.cluster.children)

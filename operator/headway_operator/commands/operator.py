@@ -95,7 +95,7 @@ async def run(options: argparse.Namespace) -> None:
             cache=cache,
         )
         scraper = await stack.enter_async_context(Scraper(keys, time.time, may_write=lambda: lease.is_held))
-        world = World(cluster, scraper, keys, time.time)
+        world = World(cluster, scraper, keys, time.time, lambda: len(loops))
         loops = _loops(world, cluster, lease, metrics, options.interval_seconds)
         cache_loops = _cache_loops(world, cluster, cache, guarded, lease, metrics, options.interval_seconds)
         metrics.watch(lambda: lease.is_held, lambda: len(loops))
