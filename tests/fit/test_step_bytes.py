@@ -47,6 +47,7 @@ def predicted(folder: Path, step: Step) -> Any:
     [
         ("llama, tied", "bfloat16", "none"),
         ("llama, tied", "float32", "none"),
+        ("llama, tied", "float16", "none"),
         ("qwen3", "bfloat16", "int4"),
         ("gemma3", "bfloat16", "none"),
     ],

@@ -22,6 +22,7 @@ class Placement:
     num_threads: what strips are cut for.
     attends_by_products: whether chunks attend by batched products, where there are kernels; else by PyTorch's
         own attention.
+    widens: whether many rows are multiplied in float32, as there are no products of dtype.
     """
 
     is_cpu: bool
@@ -33,6 +34,7 @@ class Placement:
     compresses: bool = False
     has_integer_products: bool = False
     attends_by_products: bool = False
+    widens: bool = False
 
     @property
     def has_torch_int4(self) -> bool:
@@ -48,16 +50,22 @@ def this_processor(
     dtype: StoredDtype, num_threads: int, weight_compression: WeightCompression = "auto"
 ) -> Placement:
     """On this machine's CPU, as far as can be told without PyTorch."""
-    packs_plain = by_products = has_strips = has_kernels = compresses = multiplies_integers = False
+    packs_plain = by_products = has_strips = has_kernels = compresses = multiplies_integers = widens = False
     is_bfloat16 = dtype == "bfloat16"
     try:
-        from headway_runtime.kernels.cpu.processor import has_features, packs_bfloat16, reads_12_bits
+        from headway_runtime.kernels.cpu.processor import (
+            has_features,
+            multiplies_halves,
+            packs_bfloat16,
+            reads_12_bits,
+        )
     except ImportError:
         pass
     else:
         # As `kernels.cpu` asks for: `compiler.NEEDED_ON_X86`, `coded_linear.NEEDED`, `NEEDED_FOR_INTEGERS`.
         has_kernels = has_features("avx2", "fma", "f16c") or has_features("neon")
         packs_plain = is_bfloat16 and packs_bfloat16()
+        widens = not packs_plain if is_bfloat16 else dtype == "float16" and not multiplies_halves()
         by_products = dtype == "float32" or packs_plain
         has_strips = is_bfloat16 and has_features("avx512bf16", "avx512bw", "avx512vbmi")
         compresses = is_bfloat16 and weight_compression == "auto" and reads_12_bits()
@@ -72,6 +80,7 @@ def this_processor(
         compresses,
         multiplies_integers,
         by_products,
+        widens,
     )
 
 

@@ -14,6 +14,9 @@ gathered, and the scores of 128 rows against them. Where batched products are no
 without products of it), PyTorch's own attention takes its result and, for all of a step, masks; where there
 are no kernels for decodes, the gathered KV of all of one layer's sequences as well.
 
+A CPU without products of that dtype multiplies in float32 (`layers.linear.WideLinear`): a product of many
+rows takes its input once more in that, a tile of its weight, and what the two make.
+
 Where inputs of products are quantized too (W8A8), a product of I inputs and O outputs takes for each row,
 beside what it returns, a byte for each input and its scale; on a CPU without a kernel for that PyTorch's
 operators do it, in float32: the input, its whole numbers and the result, not all at once
@@ -35,6 +38,8 @@ INTEGER_BYTES = 8
 ROW_SCALING_BYTES = 8
 # Of a tile of coded weights that is turned into plain numbers: as float32 twice, then in the model's dtype.
 TILE_BYTES = (1 << 18) * (2 * FLOAT32_BYTES + 2)
+# Of `layers.linear`: a tile of a weight in float32.
+WIDE_TILE_NUMBERS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +119,16 @@ def step_bytes(model: ModelConfig, placement: Placement, step: Step, vocab_size:
 def _tile(placement: Placement, step: Step, inputs: int, outputs: int) -> int:
     """What turning a merged projection's codes into plain numbers takes: a tile of them, on a GPU all."""
     if not step.has_codes:
-        return 0
+        return WIDE_TILE_NUMBERS * FLOAT32_BYTES if placement.widens else 0
     if not placement.is_cpu:
         return 0 if step.has_integer_inputs else placement.number_bytes * inputs * outputs
     has_products = placement.has_strips or (step.is_int4 and placement.has_torch_int4)
     return 0 if has_products else TILE_BYTES
+
+
+def _wide_bytes(inputs: int, outputs: int) -> int:
+    """Of one row of a product in float32, beside its result in the model's dtype."""
+    return FLOAT32_BYTES * (inputs + min(outputs, max(1, WIDE_TILE_NUMBERS // inputs)))
 
 
 def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) -> int:
@@ -136,6 +146,10 @@ def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) 
     # The projection back, of what is attended; its layer's norm makes another of it in Gemma.
     workspace = max(workspace, b * tokens * hidden + tile)
     plain = b * tokens * (hidden + 2 * query + kv) + workspace
+    if placement.widens:
+        there = b * (query + kv) + _wide_bytes(hidden, query + kv)
+        back = b * (hidden + 2 * query + kv) + _wide_bytes(query, hidden)
+        plain = max(plain, tokens * max(there, back) + tile)
     if not step.has_integer_inputs:
         return plain
     before = b * (hidden + query + kv) + _integer_input_bytes(placement, hidden, query + kv, tile // tokens)
@@ -197,6 +211,9 @@ def _middle_bytes(placement: Placement, step: Step, hidden: int, size: int, tile
     """Of one row of an MLP: its first product with its gate, then its second one. tile: a row's part."""
     b = placement.number_bytes
     plain = b * max(3 * size, size + hidden) + tile
+    if placement.widens:
+        there = b * 2 * size + _wide_bytes(hidden, 2 * size)
+        plain = max(plain, tile + max(there, b * (size + hidden) + _wide_bytes(size, hidden)))
     if not step.has_integer_inputs:
         return plain
     first = 2 * b * size + _integer_input_bytes(placement, hidden, 2 * size, tile)

@@ -1,8 +1,12 @@
 """Linear layers: y = x @ weight.T (+ bias), with weights packed for the processor where that is possible.
 
 Some CPUs have a kernel of our own, some of these one that reads weights in 12 bits. On others, oneDNN
-reorders a bfloat16 weight once into the layout its kernels read; PyTorch exposes that for its own compiler's
-use, so it is probed before it is relied on, and plain `F.linear` does the work elsewhere.
+reorders a bfloat16 weight once into the layout its kernels read; PyTorch exposes that for its own
+compiler's use, so it is probed before it is relied on, and plain `F.linear` does the work elsewhere. Where
+a CPU has no products of 16-bit numbers (bfloat16 before AVX-512, float16 nearly everywhere), PyTorch
+multiplies them one by one: fast enough for a few rows, which wait for the weights, and some four times
+slower than float32 for a prompt. There many rows meet tiles of the weight that are widened on the way
+(`WideLinear`).
 """
 
 from functools import cache
@@ -36,6 +40,10 @@ AnyLinear: TypeAlias = Union[
 
 # The batch size that the packed layout is chosen for; it then serves all of them.
 PACKED_FOR_ROWS = 16
+# From so many rows on widening pays: measured with one thread at 4 to 8, whatever the sizes.
+LEAST_WIDE_ROWS = 6
+# Of a tile that is widened: 2 MiB as float32, what a core's cache holds, about.
+WIDE_TILE_NUMBERS = 1 << 19
 
 
 class Linear:
@@ -50,6 +58,22 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
+
+
+class WideLinear(Linear):
+    """The same where products of this dtype are slow: many rows are multiplied in float32, tile by tile."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) < LEAST_WIDE_ROWS:
+            return super().__call__(x)
+        wide, out = x.float(), x.new_empty((len(x), self.num_outputs))
+        height = max(1, WIDE_TILE_NUMBERS // self.num_inputs)
+        for first in range(0, self.num_outputs, height):
+            rows = slice(first, first + height)
+            out[:, rows] = functional.linear(wide, self.weight[rows].float())
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class PackedLinear:
@@ -86,7 +110,25 @@ def make_linear(parts: list[Tensor], bias: Tensor | None = None, *, compresses: 
         return Linear(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack():
         return PackedLinear(weight, bias)
-    return Linear(weight, bias)
+    return Linear(weight, bias) if wide_dtype(weight) == weight.dtype else WideLinear(weight, bias)
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """In which many rows of such a tensor are multiplied fastest: its own dtype, or float32."""
+    is_slow = x.device.type == "cpu" and (
+        (x.dtype == torch.bfloat16 and not can_pack()) or (x.dtype == torch.float16 and not _has_halves())
+    )
+    return torch.float32 if is_slow else x.dtype
+
+
+@cache
+def _has_halves() -> bool:
+    """Whether this processor is known to multiply float16, or is not known at all."""
+    try:
+        from headway_runtime.kernels.cpu.processor import multiplies_halves
+    except ImportError:
+        return True
+    return multiplies_halves()
 
 
 @cache

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headway_runtime.layers import cpu_kernels, gpu_kernels
 from headway_runtime.layers.coded_linear import CodedLinear, CodedRowsLinear
-from headway_runtime.layers.linear import AnyLinear, make_linear
+from headway_runtime.layers.linear import LEAST_WIDE_ROWS, AnyLinear, make_linear, wide_dtype
 from headway_runtime.layers.quantized_weights import (
     INT4_ZERO,
     Fp8Weight,
@@ -72,12 +72,14 @@ class TiledLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty((len(x), self.num_outputs))
+        dtype = wide_dtype(x) if len(x) >= LEAST_WIDE_ROWS else x.dtype
+        x = x.to(dtype)
         ordered, order = x, None
         for first, last, tile in self._tiles:
             own = tile.input_order if isinstance(tile, Int4Weight | Int8GroupWeight) else None
             if own is not order:
                 ordered, order = x if own is None else x.index_select(1, own), own
-            out[:, first:last] = functional.linear(ordered, _plain(tile, x.dtype))
+            out[:, first:last] = functional.linear(ordered, _plain(tile, dtype))
         return out if self._bias is None else out.add_(self._bias)
 
 
@@ -98,10 +100,11 @@ class PackedInt8Linear:
             out: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self._codes, self._ones)
         else:
             out = x.new_empty((len(x), self.num_outputs))
-            height = max(1, TILE_NUMBERS // self.num_inputs)
+            height, dtype = max(1, TILE_NUMBERS // self.num_inputs), wide_dtype(x)
+            wide = x.to(dtype)
             for first in range(0, self.num_outputs, height):
-                codes = self._codes[first : first + height].to(x.dtype)
-                out[:, first : first + height] = functional.linear(x, codes)
+                codes = self._codes[first : first + height].to(dtype)
+                out[:, first : first + height] = functional.linear(wide, codes)
         out = (out * self._scales).to(x.dtype)
         return out if self._bias is None else out.add_(self._bias)
 

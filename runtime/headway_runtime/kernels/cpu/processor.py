@@ -28,6 +28,11 @@ def packs_bfloat16() -> bool:
     )
 
 
+def multiplies_halves() -> bool:
+    """Whether there are products of float16: AVX-512 FP16 or AMX's, and Arm's."""
+    return has_features("avx512fp16") or has_features("amx-fp16") or has_features("neon", "fullfp16")
+
+
 def reads_12_bits() -> bool:
     """Whether products of bfloat16 weights in 12 bits each (`lossless_codes`) are the fastest."""
     return multiplies_pairs() and has_features("avx512bw", "avx512vbmi")
