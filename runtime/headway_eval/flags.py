@@ -43,7 +43,7 @@ def build_parser() -> CommandParser:
             "BASELINE's engine",
             "each of the flags above with --baseline- before it, as in --baseline-kv-cache-dtype int8. "
             "Without: quantization, kv-cache-dtype, dtype and speculation at their defaults (with "
-            "--against same: quantization none); the others, what MODEL has",
+            "--against same: quantization none, kv-cache-dtype plain); the others, what MODEL has",
         )
     )
     return parser
