@@ -131,6 +131,26 @@ def test_a_baseline_that_is_broken_is_no_verdict_on_the_model(
     assert "failed to answer --tasks=" in refusal(MODEL, "--against", broken, "--text", "none")
 
 
+@pytest.mark.parametrize(
+    ("answer", "count", "want"),
+    [
+        pytest.param("46", 5, "got 5 of 5 right, and losing all of them may be chance (p=0.062)", id="few"),
+        pytest.param("47", 20, "got 0 of 20 right, and losing all of them may be chance (p=1)", id="none"),
+    ],
+)
+def test_tasks_that_no_model_can_fail_are_no_verdict(
+    refusal: Callable[..., str], tmp_path: Path, answer: str, count: int, want: str
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(count * (json.dumps({"prompt": "12+34=", "answer": answer}) + "\n"))
+    said = refusal(MODEL, "--quantization", "int8", "--tasks", str(path), "--text", "none")
+    assert (
+        f"could not judge: --tasks: whatever the model answers passes ('mine.jsonl': the baseline {want})"
+        in said
+    )
+    assert "give more tasks that the baseline gets right, or a text (--text)" in said
+
+
 def test_a_fault_of_the_program_is_no_verdict(
     refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

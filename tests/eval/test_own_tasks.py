@@ -21,6 +21,7 @@ ROWS = [
     },
     {"prompt": "12+34=", "answer": "47", "kind": "wrong", "id": 7},
     {"prompt": "12+34=", "answer": "4", "max_tokens": 1, "kind": "short"},
+    {"prompt": "12+34=", "answer": "4", "match": "contains"},
 ]
 
 
@@ -31,25 +32,25 @@ def test_tasks_of_every_rule_are_answered_and_counted(run_eval: Callable[..., An
     (suite,) = judged.report["tasks"]
     assert judged.status == 0
     assert {one["name"]: (one["num_tasks"], one["model_right"]) for one in suite["kinds"]} == {
-        "all": (4, 4),
+        "all": (5, 5),
         "wrong": (1, 0),
         "short": (1, 1),
     }
-    assert (suite["name"], suite["baseline_right"]) == ("mine.jsonl", 5)
-    assert suite["model_interval"][0] < 5 / 6 < suite["model_interval"][1]
+    assert (suite["name"], suite["baseline_right"]) == ("mine.jsonl", 6)
+    assert suite["model_interval"][0] < 6 / 7 < suite["model_interval"][1]
 
 
 def test_files_of_one_name_are_told_apart(run_eval: Callable[..., Any], tmp_path: Path) -> None:
     flags: list[str] = []
-    for folder, answer in (("easy", "46"), ("hard", "47")):
+    for folder, answer, count in (("easy", "46", 6), ("hard", "47", 1)):
         path = tmp_path / folder / "sums.jsonl"
         path.parent.mkdir()
-        path.write_text(json.dumps({"prompt": "12+34=", "answer": answer}))
+        path.write_text(count * (json.dumps({"prompt": "12+34=", "answer": answer}) + "\n"))
         flags += ["--tasks", str(path)]
     verdict = tmp_path / "verdict.json"
     judged = run_eval(MODEL, *flags, "--text", "none", "--verdict-file", str(verdict))
     assert {one["name"]: one["model_right"] for one in judged.report["tasks"]} == {
-        "easy/sums.jsonl": 1,
+        "easy/sums.jsonl": 6,
         "hard/sums.jsonl": 0,
     }
     want = ["accuracy drop, easy/sums.jsonl", "accuracy drop, hard/sums.jsonl"]
