@@ -24,7 +24,26 @@ MODEL = "bundled://headway-tiny"
         ('{"answer": "b"}', "has neither; want either prompt or messages"),
         ('{"prompt": "a", "answer": "(", "match": "regex"}', "answer='(': is no regular expression"),
         ('{"prompt": "a", "answer": "{", "match": "json"}', "answer='{': is not JSON"),
-        ('{"prompt": "a", "answer": "b", "max_tokens": 0}', "max_tokens=0: want an integer of at least 1"),
+        (
+            '{"prompt": "a", "answer": "b", "max_tokens": 0}',
+            "max_tokens=0: want an integer from 1 to 2147483647",
+        ),
+        (
+            json.dumps({"prompt": "a", "answer": "b", "max_tokens": 10**30}),
+            f"max_tokens={10**30}: want an integer from 1 to 2147483647",
+        ),
+        (
+            json.dumps({"prompt": "a", "answer": "x{99999999999999999999}", "match": "regex"}),
+            "answer='x{99999999999999999999}': is no regular expression (the repetition number is too large)",
+        ),
+        (
+            json.dumps({"prompt": "a", "answer": "(" * 3000 + ")" * 3000, "match": "regex"}),
+            "...: is no regular expression (maximum recursion depth exceeded",
+        ),
+        (
+            json.dumps({"prompt": "a", "answer": "[" * 3000, "match": "json"}),
+            "...: is not JSON (maximum recursion depth exceeded",
+        ),
         ('{"messages": ["hello"], "answer": "b"}', "messages=['hello']: want a list of objects"),
         ('{"messages": [{"role": "user", "content": 3}], "answer": "b"}', "content=3 is no text"),
         ("[1]", "[1] is no object; write one on each line"),
@@ -87,7 +106,12 @@ def test_flags_that_do_not_go_together_are_named(
 
 
 def test_an_unknown_flag_or_value_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in (("--baseline-kv-cache-dtype", "int3"), ("--max-kl", "-1"), ("--what",)):
+    for flags in (
+        ("--baseline-kv-cache-dtype", "int3"),
+        ("--max-kl", "-1"),
+        ("--max-tokens", str(10**30)),
+        ("--what",),
+    ):
         with pytest.raises(SystemExit) as stopped:
             main([MODEL, *flags])
         assert stopped.value.code == 2
