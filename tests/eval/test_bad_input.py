@@ -46,6 +46,12 @@ MODEL = "bundled://headway-tiny"
         ),
         ('{"messages": ["hello"], "answer": "b"}', "messages=['hello']: want a list of objects"),
         ('{"messages": [{"role": "user", "content": 3}], "answer": "b"}', "content=3 is no text"),
+        ('{"messages": [{"content": "a"}], "answer": "b"}', "messages[0].role is missing: want one of"),
+        (
+            '{"messages": [{"role": ["user"], "content": "a"}], "answer": "b"}',
+            "messages[0].role=['user']: want one of system, developer, user, assistant, tool",
+        ),
+        ('{"messages": [{"role": "user"}], "answer": "b"}', "messages[0].content is missing: want a text"),
         ("[1]", "[1] is no object; write one on each line"),
         ("{prompt", "'{prompt' is not JSON"),
         (json.dumps({"prompt": "a " * 40000, "answer": "b"}), "prompt and answer may have"),
@@ -69,6 +75,16 @@ def test_a_task_that_is_wrong_is_named_by_file_line_and_field(
         ("text.jsonl", '{"content": "a"}', "line 1: has neither; want either text or messages"),
         ("text.jsonl", '{"text": ""}', "line 1: text='': want a text that is not empty"),
         ("text.jsonl", '{"text": "a"}', "line 1: is 1 token, which nothing precedes"),
+        (
+            "text.jsonl",
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}]}',
+            "line 1: messages[1].role='asistant': want one of system, developer, user, assistant, tool",
+        ),
+        (
+            "text.jsonl",
+            '{"messages": [{"role": "assistant", "content": null}]}',
+            "line 1: messages[0].content=None: want a text, or a list of text parts",
+        ),
     ],
 )
 def test_a_text_that_is_wrong_is_named(

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from headway_eval.input_rows import ROLES
 from headway_eval.suite_names import numbered, unique_names
+from headway_eval.texts import read_texts
+from headway_runtime.server.chat_messages import ChatMessage
 
 MODEL = "bundled://headway-tiny"
 ROWS = [
@@ -38,6 +41,15 @@ def test_tasks_of_every_rule_are_answered_and_counted(run_eval: Callable[..., An
     }
     assert (suite["name"], suite["baseline_right"]) == ("mine.jsonl", 6)
     assert suite["model_interval"][0] < 6 / 7 < suite["model_interval"][1]
+
+
+def test_messages_have_the_roles_of_requests(tmp_path: Path) -> None:
+    assert get_args(ChatMessage.model_fields["role"].annotation) == ROLES
+    path = tmp_path / "chats.jsonl"
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "now"}}]}
+    messages = [*({"role": role, "content": "a"} for role in ROLES), call, {"role": "user", "content": ""}]
+    path.write_text(json.dumps({"messages": messages}))
+    assert [text.content for text in read_texts(path)] == [messages]
 
 
 def test_files_of_one_name_are_told_apart(run_eval: Callable[..., Any], tmp_path: Path) -> None:
