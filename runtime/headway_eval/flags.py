@@ -10,6 +10,7 @@ from headway.argument_types import integer, not_negative
 from headway.command_parser import CommandParser
 from headway_eval.verdict import DEFAULTS, DEFAULTS_FOUR_BITS
 from headway_runtime.engine_options import add_engine_arguments
+from headway_runtime.sampling_params import MAX_TOKENS
 from headway_runtime.sources.flags import MODEL_HELP
 
 SAME = "same"
@@ -43,7 +44,7 @@ def build_parser() -> CommandParser:
             "BASELINE's engine",
             "each of the flags above with --baseline- before it, as in --baseline-kv-cache-dtype int8. "
             "Without: quantization, kv-cache-dtype, dtype and speculation at their defaults (with "
-            "--against same: quantization none); the others, what MODEL has",
+            "--against same: quantization none, kv-cache-dtype plain); the others, what MODEL has",
         )
     )
     return parser
@@ -78,7 +79,7 @@ def _add_material(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--max-tokens",
-        type=integer(1),
+        type=integer(1, MAX_TOKENS),
         default=DEFAULT_MAX_TOKENS,
         help="of answers to tasks that do not say it themselves (default: %(default)s)",
     )

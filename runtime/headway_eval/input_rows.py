@@ -10,6 +10,8 @@ from typing import Any
 from headway_eval.errors import InputFileError
 
 LONGEST_SHOWN = 80
+# Those of requests. Most templates pass over others without a word.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,21 @@ class Row:
         return value
 
     def messages(self) -> list[dict[str, Any]]:
+        """Each with a role and content; a call of tools stands for content."""
         value = self.fields.get("messages")
-        if not isinstance(value, list) or not value or not all(map(_has_role, value)):
+        if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
             raise self.wrong("messages", "want a list of objects with role and content")
+        for number, message in enumerate(value):
+            role, content = message.get("role"), message.get("content")
+            if role not in ROLES:
+                raise self._wrong_in(number, "role", message, f"want one of {', '.join(ROLES)}")
+            if content is None and not (role == "assistant" and message.get("tool_calls")):
+                raise self._wrong_in(number, "content", message, "want a text, or a list of text parts")
         return value
+
+    def _wrong_in(self, number: int, field: str, message: Mapping[str, Any], remedy: str) -> InputFileError:
+        given = f"={shown(message[field])}" if field in message else " is missing"
+        return InputFileError(f"{self.place}: messages[{number}].{field}{given}: {remedy}")
 
     def only_one_of(self, first: str, second: str) -> str:
         """Which of two fields there is."""
@@ -55,10 +68,6 @@ class Row:
                 near = get_close_matches(name, known, 1)
                 remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
                 raise self.wrong(name, remedy)
-
-
-def _has_role(message: object) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str)
 
 
 def read_text(flag: str, path: Path) -> str:

@@ -91,6 +91,12 @@ def split_arguments(arguments: argparse.Namespace, *, is_same: bool) -> tuple[di
 
 
 def _without(lever: str, *, is_same: bool) -> str | None:
-    if lever == "quantization":
-        return "none" if is_same else "auto"
-    return "auto" if lever in ("kv_cache_dtype", "dtype") else None
+    match lever:
+        case "quantization":
+            return "none" if is_same else "auto"
+        case "kv_cache_dtype":
+            # A checkpoint may ask for 8 bits, which "auto" would follow on both sides.
+            return "plain" if is_same else "auto"
+        case "dtype":
+            return "auto"
+    return None

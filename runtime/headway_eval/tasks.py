@@ -17,6 +17,7 @@ from typing import Any
 from headway_eval.errors import InputFileError
 from headway_eval.input_rows import Row, read_rows
 from headway_eval.matching import MATCHES, Match
+from headway_runtime.sampling_params import MAX_TOKENS
 
 FLAG = "--tasks"
 KNOWN = ("prompt", "messages", "answer", "match", "kind", "max_tokens", "id")
@@ -57,8 +58,8 @@ def _task(row: Row) -> Task:
     if not isinstance(kind, str) or not kind:
         raise row.wrong("kind", "want a text that is not empty")
     max_tokens = row.fields.get("max_tokens")
-    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        raise row.wrong("max_tokens", "want an integer of at least 1")
+    if max_tokens is not None and (type(max_tokens) is not int or not 1 <= max_tokens <= MAX_TOKENS):
+        raise row.wrong("max_tokens", f"want an integer from 1 to {MAX_TOKENS}")
     prompt = row.text("prompt") if name == "prompt" else row.messages()
     return Task(row.place, prompt, _want(row, match), match, kind, max_tokens)
 
@@ -72,12 +73,12 @@ def _want(row: Row, match: Match) -> object:
             return value
         try:
             return json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise row.wrong("answer", f'is not JSON ({error}), as match "json" wants it') from error
     answer = row.text("answer")
     if match == "regex":
         try:
             re.compile(answer)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise row.wrong("answer", f"is no regular expression ({error}); correct it") from error
     return answer

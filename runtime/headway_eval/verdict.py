@@ -3,15 +3,21 @@
 KL divergence is compared as it is. A drop in accuracy counts only where it is above its threshold and is no
 chance either: the exact test of the tasks on which the two differ says so at 5%. Likewise an increase in
 perplexity, where its interval holds 0. A number that is NaN passes nothing.
+
+Tasks of which the baseline gets so few right that a model may lose them all cannot fail, whatever is
+answered. Beside a check that can, they pass with a note; alone they are no verdict.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from headway_eval.intervals import CONFIDENCE
+from headway_eval.errors import ComparisonError
+from headway_eval.intervals import CONFIDENCE, discordant_probability
 from headway_eval.task_summary import SuiteSummary, TaskSummary
+from headway_eval.tasks import FLAG as TASKS_FLAG
 from headway_eval.text_summary import TextSummary
+from headway_eval.texts import FLAG as TEXT_FLAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +65,18 @@ class Verdict:
 
 
 def judge(text: TextSummary | None, suites: Sequence[SuiteSummary], thresholds: Thresholds) -> Verdict:
-    """text: None where none was scored."""
+    """text: None where none was scored. ComparisonError where no answers of the model could have failed."""
+    limit = thresholds.max_accuracy_drop
     checks = [] if text is None else _text_checks(text, thresholds)
-    checks += [_suite_check(suite.whole, thresholds.max_accuracy_drop) for suite in suites]
+    checks += [_suite_check(suite.whole, limit) for suite in suites]
     assert checks, "nothing was measured"
+    harmless = [_why_it_cannot_fail(suite.whole, limit) for suite in suites]
+    if text is None and all(harmless):
+        told = "; ".join(f"{suite.whole.name!r}: {why}" for suite, why in zip(suites, harmless, strict=True))
+        raise ComparisonError(
+            f"{TASKS_FLAG}: whatever the model answers passes ({told}); give more tasks that the baseline "
+            f"gets right, or a text ({TEXT_FLAG}), or lower --max-accuracy-drop where it lets all be lost"
+        )
     return Verdict(tuple(checks))
 
 
@@ -89,8 +103,21 @@ def _suite_check(whole: TaskSummary, limit: float) -> Check:
     drop, chance = whole.drop_points, whole.probability_by_chance
     is_large, is_certain = drop > limit, chance < 1 - CONFIDENCE
     note = ""
-    if is_large and not is_certain:
+    if why := _why_it_cannot_fail(whole, limit):
+        note = f"cannot fail: {why}; give more tasks"
+    elif is_large and not is_certain:
         note = f"may be chance (p={chance:.2g}): {whole.num_lost} lost, {whole.num_won} won; give more tasks"
     elif is_large:
         note = f"not chance (p={chance:.2g}): {whole.num_lost} lost, {whole.num_won} won"
     return Check(f"accuracy drop, {whole.name}", drop, limit, not (is_large and is_certain), note)
+
+
+def _why_it_cannot_fail(whole: TaskSummary, limit: float) -> str:
+    """What a model passes by that loses all tasks which the baseline got right; "" where it fails."""
+    chance = discordant_probability(whole.baseline_right, 0)
+    right = f"the baseline got {whole.baseline_right} of {whole.num_tasks} right"
+    if chance >= 1 - CONFIDENCE:
+        return f"{right}, and losing all of them may be chance (p={chance:.2g})"
+    if 100 * whole.baseline_right / whole.num_tasks <= limit:
+        return f"{right}, and the limit of {limit:g} points lets it lose them all"
+    return ""

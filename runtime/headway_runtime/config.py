@@ -13,7 +13,7 @@ Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
 # As they are asked for, in vLLM's words: fp8 is fp8_e4m3; auto follows the checkpoint, else the model.
-KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
+KVCacheDtype = Literal["auto", "plain", "bfloat16", "fp8", "fp8_e4m3", "int8"]
 # auto: bfloat16 weights in 12 bits each, without loss, where products read them so.
 WeightCompression = Literal["auto", "none"]
 MemoryCheck = Literal["enforce", "warn"]
@@ -179,7 +179,8 @@ class EngineConfig:
         its priority is better; at least 0.
     late_yield_seconds: how far a waiting request is put back once it can no longer meet the TTFT target; at
         least 0, which is never.
-    kv_cache_dtype: how keys and values are kept; "auto": as the checkpoint says, else as the model computes.
+    kv_cache_dtype: how keys and values are kept; "auto": as the checkpoint says, else as the model computes;
+        "plain": as the model computes, whatever the checkpoint says.
     weight_compression: "none" keeps bfloat16 weights in 16 bits, also where products could read 12.
     memory_check: what is done with a model that will not fit, by the arithmetic.
     enable_prefix_caching: whether requests use KV that others computed for the same beginning.

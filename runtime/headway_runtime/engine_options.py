@@ -154,9 +154,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         choices=get_args(KVCacheDtype),
         default="auto",
-        help="how keys and values are kept; auto: as the checkpoint says, else as the model computes; fp8 "
-        "(fp8_e4m3) and int8: one byte each, with a scale per token and head, so that the same memory holds "
-        "nearly twice the tokens (default %(default)s)",
+        help="how keys and values are kept; auto: as the checkpoint says, else as the model computes; plain: "
+        "as the model computes, whatever the checkpoint says; fp8 (fp8_e4m3) and int8: one byte each, with a "
+        "scale per token and head, so that the same memory holds nearly twice the tokens (default "
+        "%(default)s)",
     )
     add(
         "--enable-prefix-caching",

@@ -71,7 +71,7 @@ class EngineKeywords(TypedDict, total=False):
     initial_max_num_batched_tokens: int | None
     block_size: int
     kv_cache_memory_bytes: int | str | None
-    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"]
+    kv_cache_dtype: Literal["auto", "plain", "bfloat16", "fp8", "fp8_e4m3", "int8"]
     enable_prefix_caching: bool
     kv_offloading_size: float | None
     kv_offloading_disk_path: str | None

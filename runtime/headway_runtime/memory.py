@@ -50,7 +50,7 @@ def _num_weights(model: ModelConfig, num_experts: int) -> int:
 def kept_as(kv_cache_dtype: KVCacheDtype, dtype: str) -> str:
     """How keys and values are kept, one of KV_BYTES. dtype: of what is computed with."""
     match kv_cache_dtype:
-        case "auto":
+        case "auto" | "plain":
             return dtype
         case "fp8":
             return "fp8_e4m3"

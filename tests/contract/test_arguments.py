@@ -216,7 +216,7 @@ def test_the_evaluation_judges_what_the_engine_would_be() -> None:
     same = ("dtype", "device", "quantization", "weight_compression", "max_model_len", "kv_cache_dtype")
     for name in (*same, "speculative"):
         assert getattr(of_model, name) == getattr(served, name), name
-    assert (of_baseline.quantization, of_baseline.kv_cache_dtype) == ("none", "auto")
+    assert (of_baseline.quantization, of_baseline.kv_cache_dtype) == ("none", "plain")
     assert (of_baseline.dtype, of_baseline.speculative) == ("auto", None)
     assert (of_baseline.max_model_len, of_baseline.device) == (512, "cpu")
     assert [suite.name for suite in judged.suites] == ["bundled tasks"]

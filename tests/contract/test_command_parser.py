@@ -51,7 +51,10 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ((*OPERATOR, "--health-port", "x"), "--health-port: 'x' is not an integer; give from 0 to 65535"),
         (("gateway", "--port", "x"), "--port: 'x' is not an integer; give from 0 to 65535"),
         (("status", "demo", "--decisions", "x"), "--decisions: 'x' is not an integer; give at least 1"),
-        (("eval", BUNDLED, "--max-tokens", "x"), "--max-tokens: 'x' is not an integer; give at least 1"),
+        (
+            ("eval", BUNDLED, "--max-tokens", "x"),
+            "--max-tokens: 'x' is not an integer; give from 1 to 2147483647",
+        ),
         (("plan", BUNDLED, "--max-model-len", "x"), "'x' is not an integer; give at least 2"),
         (("serve", BUNDLED, "--ssl-cert-reqs", "x"), "'x' is not an integer; give from 0 to 2"),
         (("serve",), "the following arguments are required: MODEL"),

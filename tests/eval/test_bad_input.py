@@ -24,9 +24,34 @@ MODEL = "bundled://headway-tiny"
         ('{"answer": "b"}', "has neither; want either prompt or messages"),
         ('{"prompt": "a", "answer": "(", "match": "regex"}', "answer='(': is no regular expression"),
         ('{"prompt": "a", "answer": "{", "match": "json"}', "answer='{': is not JSON"),
-        ('{"prompt": "a", "answer": "b", "max_tokens": 0}', "max_tokens=0: want an integer of at least 1"),
+        (
+            '{"prompt": "a", "answer": "b", "max_tokens": 0}',
+            "max_tokens=0: want an integer from 1 to 2147483647",
+        ),
+        (
+            json.dumps({"prompt": "a", "answer": "b", "max_tokens": 10**30}),
+            f"max_tokens={10**30}: want an integer from 1 to 2147483647",
+        ),
+        (
+            json.dumps({"prompt": "a", "answer": "x{99999999999999999999}", "match": "regex"}),
+            "answer='x{99999999999999999999}': is no regular expression (the repetition number is too large)",
+        ),
+        (
+            json.dumps({"prompt": "a", "answer": "(" * 3000 + ")" * 3000, "match": "regex"}),
+            "...: is no regular expression (maximum recursion depth exceeded",
+        ),
+        (
+            json.dumps({"prompt": "a", "answer": "[" * 3000, "match": "json"}),
+            "...: is not JSON (maximum recursion depth exceeded",
+        ),
         ('{"messages": ["hello"], "answer": "b"}', "messages=['hello']: want a list of objects"),
         ('{"messages": [{"role": "user", "content": 3}], "answer": "b"}', "content=3 is no text"),
+        ('{"messages": [{"content": "a"}], "answer": "b"}', "messages[0].role is missing: want one of"),
+        (
+            '{"messages": [{"role": ["user"], "content": "a"}], "answer": "b"}',
+            "messages[0].role=['user']: want one of system, developer, user, assistant, tool",
+        ),
+        ('{"messages": [{"role": "user"}], "answer": "b"}', "messages[0].content is missing: want a text"),
         ("[1]", "[1] is no object; write one on each line"),
         ("{prompt", "'{prompt' is not JSON"),
         (json.dumps({"prompt": "a " * 40000, "answer": "b"}), "prompt and answer may have"),
@@ -50,6 +75,16 @@ def test_a_task_that_is_wrong_is_named_by_file_line_and_field(
         ("text.jsonl", '{"content": "a"}', "line 1: has neither; want either text or messages"),
         ("text.jsonl", '{"text": ""}', "line 1: text='': want a text that is not empty"),
         ("text.jsonl", '{"text": "a"}', "line 1: is 1 token, which nothing precedes"),
+        (
+            "text.jsonl",
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}]}',
+            "line 1: messages[1].role='asistant': want one of system, developer, user, assistant, tool",
+        ),
+        (
+            "text.jsonl",
+            '{"messages": [{"role": "assistant", "content": null}]}',
+            "line 1: messages[0].content=None: want a text, or a list of text parts",
+        ),
     ],
 )
 def test_a_text_that_is_wrong_is_named(
@@ -87,7 +122,12 @@ def test_flags_that_do_not_go_together_are_named(
 
 
 def test_an_unknown_flag_or_value_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in (("--baseline-kv-cache-dtype", "int3"), ("--max-kl", "-1"), ("--what",)):
+    for flags in (
+        ("--baseline-kv-cache-dtype", "int3"),
+        ("--max-kl", "-1"),
+        ("--max-tokens", str(10**30)),
+        ("--what",),
+    ):
         with pytest.raises(SystemExit) as stopped:
             main([MODEL, *flags])
         assert stopped.value.code == 2
@@ -129,6 +169,26 @@ def test_a_baseline_that_is_broken_is_no_verdict_on_the_model(
     broken = str(fp8_copy({"model.layers.1.mlp.down_proj": 1e40}))
     assert "its perplexity is nan" in refusal(MODEL, "--against", broken, "--tasks", "none")
     assert "failed to answer --tasks=" in refusal(MODEL, "--against", broken, "--text", "none")
+
+
+@pytest.mark.parametrize(
+    ("answer", "count", "want"),
+    [
+        pytest.param("46", 5, "got 5 of 5 right, and losing all of them may be chance (p=0.062)", id="few"),
+        pytest.param("47", 20, "got 0 of 20 right, and losing all of them may be chance (p=1)", id="none"),
+    ],
+)
+def test_tasks_that_no_model_can_fail_are_no_verdict(
+    refusal: Callable[..., str], tmp_path: Path, answer: str, count: int, want: str
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(count * (json.dumps({"prompt": "12+34=", "answer": answer}) + "\n"))
+    said = refusal(MODEL, "--quantization", "int8", "--tasks", str(path), "--text", "none")
+    assert (
+        f"could not judge: --tasks: whatever the model answers passes ('mine.jsonl': the baseline {want})"
+        in said
+    )
+    assert "give more tasks that the baseline gets right, or a text (--text)" in said
 
 
 def test_a_fault_of_the_program_is_no_verdict(

@@ -1,5 +1,7 @@
 """The bundled model at every lever passes with the default thresholds; broken scales do not."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from headway_eval.options import parse_options
 from headway_eval.verdict import DEFAULTS, DEFAULTS_FOUR_BITS
+from headway_runtime.sources import BUNDLED_FOLDER
 
 MODEL = "bundled://headway-tiny"
 
@@ -32,6 +35,44 @@ def test_a_lever_passes(run_eval: Callable[..., Any], flags: tuple[str, ...], la
     (suite,) = judged.report["tasks"]
     assert suite["baseline_accuracy"] > 0.9
     assert "verdict: passed" in judged.stdout
+
+
+@pytest.fixture
+def asking_for_fp8_kv(tmp_path: Path) -> Path:
+    """The bundled model as a plain checkpoint that asks for a KV cache of 8-bit floats."""
+    folder = tmp_path / "asking"
+    shutil.copytree(BUNDLED_FOLDER / "headway-tiny", folder)
+    config = json.loads((folder / "config.json").read_text())
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_kv_cache_that_the_checkpoint_asks_for_is_not_held_against_itself(
+    run_eval: Callable[..., Any], asking_for_fp8_kv: Path
+) -> None:
+    judged = run_eval(str(asking_for_fp8_kv), "--tasks", "none")
+    kept = [judged.report[side]["kv_cache_dtype"] for side in ("model", "baseline")]
+    assert (judged.status, kept) == (0, ["fp8_e4m3", "bfloat16"])
+    assert 1e-5 < judged.report["text"]["mean_kl"] < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("flags", "want"),
+    [
+        pytest.param((), "bfloat16", id="as it computes"),
+        pytest.param(("--baseline-dtype", "float16"), "float16", id="as it computes in another dtype"),
+        pytest.param(("--kv-cache-dtype", "int8"), "bfloat16", id="beside a lever of the user's"),
+        pytest.param(("--baseline-kv-cache-dtype", "int8"), "int8", id="as it is told"),
+        pytest.param(("--baseline-kv-cache-dtype", "auto"), "fp8_e4m3", id="told to follow the checkpoint"),
+    ],
+)
+def test_the_baselines_kv_cache_is_as_it_computes_unless_told(
+    asking_for_fp8_kv: Path, flags: tuple[str, ...], want: str
+) -> None:
+    options = parse_options([str(asking_for_fp8_kv), *flags])
+    assert options.baseline.levers()["kv_cache_dtype"] == want
 
 
 def test_speculation_quantized_weights_and_kv_together_pass(run_eval: Callable[..., Any]) -> None:

@@ -8,11 +8,13 @@ import torch
 
 from headway_eval import divergence
 from headway_eval.divergence import compare
+from headway_eval.errors import ComparisonError
 from headway_eval.intervals import discordant_probability, wilson
 from headway_eval.matching import Match, is_right
 from headway_eval.task_summary import Paired, summarize_suite
 from headway_eval.text_summary import TextSummary, summarize
 from headway_eval.verdict import DEFAULTS, Thresholds, judge
+from headway_eval.verdict_file import MAX_NOTE_CHARACTERS
 from headway_eval.windows import windows
 
 
@@ -115,8 +117,9 @@ def test_an_answer_is_right_by_its_rule(match: Match, want: object, given: str, 
     assert is_right(match, want, given) is right
 
 
-def outcomes(lost: int, won: int, both: int) -> Sequence[Paired]:
+def outcomes(lost: int, won: int, both: int, neither: int = 0) -> Sequence[Paired]:
     return [
+        *[Paired("c", model_right=False, baseline_right=False)] * neither,
         *[Paired("a", model_right=False, baseline_right=True)] * lost,
         *[Paired("a", model_right=True, baseline_right=False)] * won,
         *[Paired("b", model_right=True, baseline_right=True)] * both,
@@ -145,6 +148,41 @@ def test_a_drop_counts_where_it_is_large_and_not_chance(
     (check,) = verdict.checks
     assert (verdict.passed, check.note, check.name) == (passed, note, "accuracy drop, mine")
     assert check.value == pytest.approx(100 * (lost - won) / (lost + won + both))
+
+
+FEW = "got 5 of 5 right, and losing all of them may be chance (p=0.062)"
+NONE = "got 0 of 20 right, and losing all of them may be chance (p=1)"
+RARE = "got 20 of 1000 right, and the limit of 2 points lets it lose them all"
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        pytest.param((5, 0, 0), FEW, id="all are lost, but few"),
+        pytest.param((0, 0, 5), FEW, id="none is lost, but few could be"),
+        pytest.param((0, 0, 0, 20), NONE, id="the baseline knows nothing"),
+        pytest.param((0, 20, 0), NONE, id="the model alone knows"),
+        pytest.param((20, 0, 0, 980), RARE, id="too few for the limit"),
+    ],
+)
+def test_tasks_that_cannot_fail_are_a_note_beside_others_and_no_verdict_alone(
+    answers: tuple[int, ...], why: str
+) -> None:
+    suite, other = summarize_suite("mine", outcomes(*answers)), summarize_suite("other", outcomes(6, 0, 0))
+    with pytest.raises(ComparisonError) as caught:
+        judge(None, [suite, suite], DEFAULTS)
+    assert f"passes ('mine': the baseline {why}; 'mine': " in str(caught.value)
+    text = summarize(1, [1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [True, True])
+    for verdict in (judge(text, [suite], DEFAULTS), judge(None, [other, suite], DEFAULTS)):
+        check = verdict.checks[-1]
+        assert (check.passed, check.note) == (True, f"cannot fail: the baseline {why}; give more tasks")
+        assert len(check.note) <= MAX_NOTE_CHARACTERS
+    assert not verdict.passed
+
+
+@pytest.mark.parametrize("answers", [(6, 0, 0), (21, 0, 0, 979)], ids=["six", "just above the limit"])
+def test_as_few_tasks_as_can_fail_are_a_verdict_alone(answers: tuple[int, ...]) -> None:
+    assert not judge(None, [summarize_suite("mine", outcomes(*answers))], DEFAULTS).passed
 
 
 def test_kinds_are_summed_up_apart() -> None:

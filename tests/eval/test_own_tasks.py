@@ -5,9 +5,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from headway_eval.input_rows import ROLES
 from headway_eval.suite_names import numbered, unique_names
+from headway_eval.texts import read_texts
+from headway_runtime.server.chat_messages import ChatMessage
 
 MODEL = "bundled://headway-tiny"
 ROWS = [
@@ -21,6 +24,7 @@ ROWS = [
     },
     {"prompt": "12+34=", "answer": "47", "kind": "wrong", "id": 7},
     {"prompt": "12+34=", "answer": "4", "max_tokens": 1, "kind": "short"},
+    {"prompt": "12+34=", "answer": "4", "match": "contains"},
 ]
 
 
@@ -31,25 +35,34 @@ def test_tasks_of_every_rule_are_answered_and_counted(run_eval: Callable[..., An
     (suite,) = judged.report["tasks"]
     assert judged.status == 0
     assert {one["name"]: (one["num_tasks"], one["model_right"]) for one in suite["kinds"]} == {
-        "all": (4, 4),
+        "all": (5, 5),
         "wrong": (1, 0),
         "short": (1, 1),
     }
-    assert (suite["name"], suite["baseline_right"]) == ("mine.jsonl", 5)
-    assert suite["model_interval"][0] < 5 / 6 < suite["model_interval"][1]
+    assert (suite["name"], suite["baseline_right"]) == ("mine.jsonl", 6)
+    assert suite["model_interval"][0] < 6 / 7 < suite["model_interval"][1]
+
+
+def test_messages_have_the_roles_of_requests(tmp_path: Path) -> None:
+    assert get_args(ChatMessage.model_fields["role"].annotation) == ROLES
+    path = tmp_path / "chats.jsonl"
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "now"}}]}
+    messages = [*({"role": role, "content": "a"} for role in ROLES), call, {"role": "user", "content": ""}]
+    path.write_text(json.dumps({"messages": messages}))
+    assert [text.content for text in read_texts(path)] == [messages]
 
 
 def test_files_of_one_name_are_told_apart(run_eval: Callable[..., Any], tmp_path: Path) -> None:
     flags: list[str] = []
-    for folder, answer in (("easy", "46"), ("hard", "47")):
+    for folder, answer, count in (("easy", "46", 6), ("hard", "47", 1)):
         path = tmp_path / folder / "sums.jsonl"
         path.parent.mkdir()
-        path.write_text(json.dumps({"prompt": "12+34=", "answer": answer}))
+        path.write_text(count * (json.dumps({"prompt": "12+34=", "answer": answer}) + "\n"))
         flags += ["--tasks", str(path)]
     verdict = tmp_path / "verdict.json"
     judged = run_eval(MODEL, *flags, "--text", "none", "--verdict-file", str(verdict))
     assert {one["name"]: one["model_right"] for one in judged.report["tasks"]} == {
-        "easy/sums.jsonl": 1,
+        "easy/sums.jsonl": 6,
         "hard/sums.jsonl": 0,
     }
     want = ["accuracy drop, easy/sums.jsonl", "accuracy drop, hard/sums.jsonl"]

@@ -52,6 +52,7 @@ def written(folder: Path, scheme: dict[str, Any] | None, **others: Any) -> Path:
         pytest.param(FLOAT | {"strategy": "attn_head"}, "auto", "fp8_e4m3", id="a scale for each head"),
         pytest.param(None, "auto", "auto", id="nothing said"),
         pytest.param(FLOAT, "bfloat16", "bfloat16", id="overruled"),
+        pytest.param(FLOAT | {"num_bits": 4}, "plain", "auto", id="not asked"),
         pytest.param(FLOAT | {"num_bits": 4}, "int8", "int8", id="overruled where it is not supported"),
     ],
 )
@@ -83,7 +84,9 @@ def test_what_a_cache_cannot_be_is_refused(change: dict[str, Any], complaint: st
     assert "--kv-cache-dtype" in str(caught.value)
 
 
-@pytest.mark.parametrize(("wanted", "kept"), [("auto", "fp8_e4m3"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize(
+    ("wanted", "kept"), [("auto", "fp8_e4m3"), ("plain", "float32"), ("bfloat16", "bfloat16")]
+)
 def test_an_engine_keeps_what_the_checkpoint_says(wanted: KVCacheDtype, kept: str, tmp_path: Path) -> None:
     config = EngineConfig(
         model_path=str(written(tmp_path, FLOAT)),

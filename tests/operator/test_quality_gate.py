@@ -202,13 +202,12 @@ def test_nothing_is_begun_while_no_replica_is_wanted(judge: Judge) -> None:
 @pytest.mark.parametrize(
     ("spec", "is_judged"),
     [
-        pytest.param({"quantization": "none"}, False, id="plain without levers"),
+        pytest.param({}, False, id="plain without levers"),
         pytest.param({"quantization": "auto"}, True, id="perhaps a quantized checkpoint"),
-        pytest.param({"quantization": "none", "kvCacheDtype": "int8"}, True, id="a KV lever"),
-        pytest.param({"quantization": "none", "speculative": {"method": "ngram"}}, True, id="speculation"),
-        pytest.param(
-            {"quantization": "none", "quality": {"baseline": {"source": "/b"}}}, True, id="another baseline"
-        ),
+        pytest.param({"kvCacheDtype": "auto"}, True, id="perhaps one that asks for a KV cache of 8 bits"),
+        pytest.param({"kvCacheDtype": "int8"}, True, id="a KV lever"),
+        pytest.param({"speculative": {"method": "ngram"}}, True, id="speculation"),
+        pytest.param({"quality": {"baseline": {"source": "/b"}}}, True, id="another baseline"),
     ],
 )
 def test_a_model_that_is_its_own_baseline_needs_no_judge(
@@ -216,7 +215,7 @@ def test_a_model_that_is_its_own_baseline_needs_no_judge(
     spec: dict[str, Any],
     is_judged: bool,  # noqa: FBT001 - a parameter
 ) -> None:
-    judge.spec |= spec
+    judge.spec |= {"quantization": "none", "kvCacheDtype": "bfloat16", **spec}
     assert judge.gate().begins == is_judged
     assert judge.gate().is_open != is_judged
 

@@ -25,8 +25,10 @@ NOT_JUDGED: dict[str, Any] = {
     "gpu": {"count"},
     **dict.fromkeys(("scheduling", *SAFEGUARDS), True),
 }
-# Levers of which none is pulled: the model is its own baseline, to the letter.
-NO_LEVER = {"quantization": "none", "kv_cache_dtype": "auto", "dtype": "auto", "speculative": None}
+# Levers of which none is pulled: the model is its own baseline, to the letter. With "auto", quantization and
+# the KV cache's type are what the checkpoint asks for, which is not known here; what a model that computes in
+# another dtype loses by a bfloat16 cache is taken for nothing.
+NO_LEVER = {"quantization": "none", "kv_cache_dtype": "bfloat16", "dtype": "auto", "speculative": None}
 
 
 def judged_hash(spec: InferenceServiceSpec, image: str, digests: Mapping[str, str]) -> str:

@@ -167,8 +167,8 @@ class InferenceServiceSpec(SpecModel):
     resources and gpu.count are then of each pod. Default 1."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"] = "auto"
     """Number format of the KV cache. fp8 (the same as fp8_e4m3) and int8 take one byte per number and a scale
-    per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: as
-    dtype."""
+    per token and head, so that the same memory holds nearly twice the tokens of bfloat16. Default auto: what
+    the checkpoint asks for (kv_cache_scheme), else as dtype."""
     prefix_caching: bool = True
     """Whether requests use what was computed for others that begin alike. Default true."""
     kv_offload: KVOffload | None = None

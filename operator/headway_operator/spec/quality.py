@@ -88,7 +88,8 @@ class Baseline(SpecModel):
     """How the baseline's weights are packed. Default: none for the served model itself, auto for another
     source."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8"] | None = None
-    """Number format of the baseline's KV cache. Default: auto."""
+    """Number format of the baseline's KV cache. Default: as it computes for the served model itself, whatever
+    its checkpoint asks for; auto for another source."""
 
 
 class Thresholds(SpecModel):

@@ -12,7 +12,8 @@ from torch import Tensor
 # Divided by instead of zero.
 LEAST_MAGNITUDE = 1e-30
 LARGEST_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# Of what is asked for (see config.py); "auto", where a checkpoint says nothing, is as the model computes.
+# Of what is asked for (see config.py); "plain", and "auto" where a checkpoint says nothing, are as the model
+# computes.
 KEPT_DTYPES = {
     "bfloat16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,

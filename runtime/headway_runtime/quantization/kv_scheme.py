@@ -19,10 +19,14 @@ STRATEGIES = ("tensor", "channel", "token", "attn_head")
 
 
 def chosen_kv_cache_dtype(wanted: KVCacheDtype, folder: Path) -> KVCacheDtype:
-    """`wanted`, or for "auto" what the checkpoint in `folder` asks for; "auto" where it says nothing.
+    """`wanted`, or for "auto" what the checkpoint in `folder` asks for.
+
+    "auto" where it says nothing, or is not asked ("plain"): as the model computes.
 
     ModelLoadError for a scheme that is none of those that a cache can have.
     """
+    if wanted == "plain":
+        return "auto"
     if wanted != "auto":
         return wanted
     config = read_object(folder / "config.json")
