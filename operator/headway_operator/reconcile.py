@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway_operator import conditions, in_force
+from headway_operator import conditions, in_force, names
 from headway_operator.cluster.protocol import Cluster
 from headway_operator.errors import HeadwayOperatorError, NotLeadingError, SpecError
 from headway_operator.in_force import Accepted
@@ -112,6 +112,11 @@ class Outcome:
             return ()
         return self.observed.gateway.addresses
 
+    def refusal_of(self, revision: str) -> str:
+        """Why the last pass could not apply a revision's own object, or ""."""
+        steps = {f"apply {child.kind} {child.name}" for child in names.revision_children(revision)}
+        return next((message for step, message in self.earlier_problems if step in steps), "")
+
     async def attempt(self, step: str, action: Awaitable[object]) -> bool:
         """Do it; a failure is recorded and False is returned."""
         try:
@@ -154,8 +159,9 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     decision, carried.memory = decide(target, memory, sample, observed, world.clock())
     outcome.decision = decision = with_end_to_end(decision, target, carried.memory)
     wanted = wanted_replicas(service, decision)
+    unmade = outcome.refusal_of(rendered.revision.name)
     rendered, rollout = follow(
-        service, rendered, observed, sample, wanted, gate, carried.evidence, world.clock()
+        service, rendered, observed, sample, wanted, gate, carried.evidence, world.clock(), unmade
     )
     outcome.rollout, carried.evidence = rollout, rollout.evidence
     todo = plan(service, rendered, observed, sample, decision, rollout)

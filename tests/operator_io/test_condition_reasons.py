@@ -205,6 +205,7 @@ def rollouts() -> Iterator[Facts]:
         message="Insufficient nvidia.com/gpu",
     )
     under_way = Rollout(Record(stable=Pin.of(replace(current, name="demo-0ld00000")), candidate=current.name))
+    yield told(own_replicas(0), rollout=replace(under_way, is_paused=True, refusal="422: Invalid value"))
     for one in (service(), service(rollout={"maxUnavailable": 0})):
         yield told(Observed(replicas=(old, roomless)), one=one, rollout=under_way)
     yield told(Observed(replicas=(old, ready("new", current.hash))), rollout=replace(under_way, most=1))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
-from headway_operator.errors import UnavailableError
+from headway_operator.errors import AdmissionError, UnavailableError
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Carried, Outcome
 from headway_operator.rollout import Rollout
@@ -266,6 +266,37 @@ async def test_an_unreadable_checkpoint_costs_the_memory_and_no_more(stage: Stag
     outcome = await settled(stage)
     assert outcome.problems == []
     assert stage.condition("Ready")["status"] == "True"
+
+
+async def test_a_revision_that_is_refused_leaves_the_load_to_the_one_that_serves(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.manifest["spec"]["replicas"] = 2
+    await settled(stage)
+    ((stable, _),) = stage.runtime().items()
+    known, apply = set(stage.cluster.children), stage.cluster.apply
+
+    async def refusing(key: ServiceKey, manifest: dict[str, Any]) -> None:
+        if (
+            manifest["kind"] == "Deployment"
+            and ChildKey("Deployment", manifest["metadata"]["name"]) not in known
+        ):
+            raise AdmissionError("422: spec.template.spec.nodeSelector: Invalid value")
+        await apply(key, manifest)
+
+    monkeypatch.setattr(stage.cluster, "apply", refusing)
+    stage.manifest["spec"] |= {"dtype": "float32", "replicas": 5}
+    stage.manifest["metadata"]["generation"] = 2
+    await settled(stage)
+    assert stage.runtime() == {stable: 5}
+    assert stage.told("Degraded") == ("True", "AdmissionRefused")
+    assert stage.told("Progressing")[0] == "False"
+    assert "nodeSelector" in stage.condition("Progressing")["message"]
+
+    monkeypatch.undo()
+    await settled(stage)
+    (new,) = (name for name, count in stage.runtime().items() if count and name != stable)
+    assert stage.runtime()[new] == 5
 
 
 async def test_a_replica_that_refuses_its_limits_is_reported_and_patched_again(stage: Stage) -> None:

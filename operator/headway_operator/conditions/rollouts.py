@@ -21,6 +21,9 @@ def progressing(
     mine = [one for one in observed.replicas if one.revision == rendered.revision.hash]
     num_ready = sum(one.phase == "ready" for one in mine)
     others = sum(one.phase == "ready" for one in observed.replicas) - num_ready
+    if rollout.refusal:
+        words = f"revision {record.candidate} cannot be made: {rollout.refusal}; {_serving(others)}"
+        return Condition("Progressing", "False", "RevisionRefused", words)
     if rollout.is_paused:
         failing = next(one for one in mine if is_failing(one))
         cause = f"{failing.name}: {failing.message or failing.reason}"

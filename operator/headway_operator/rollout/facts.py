@@ -17,13 +17,15 @@ NO_RECORD = Record()
 class Rollout:
     """What plan and conditions go by.
 
-    is_paused: the candidate's replicas fail. most: replicas that the candidate may have for now; None: all
-    that are wanted. weights: shares of the requests by revision; empty: by load alone. waits_for: what a
-    canary waits for, in words. evidence: for the next pass.
+    is_paused: the candidate's replicas fail, or it cannot be made. refusal: why it cannot, or "". most:
+    replicas that the candidate may have for now; None: all that are wanted. weights: shares of the requests
+    by revision; empty: by load alone. waits_for: what a canary waits for, in words. evidence: for the next
+    pass.
     """
 
     record: Record = NO_RECORD
     is_paused: bool = False
+    refusal: str = ""
     most: int | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
     waits_for: str = ""
@@ -43,7 +45,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is asked and what is there; others: replicas of other revisions that have not begun to leave."""
+    """What is asked and what is there; others: replicas of other revisions that have not begun to leave.
+
+    refusal: why the candidate's object could not be made by the last pass, or "".
+    """
 
     service: Service
     observed: Observed
@@ -51,6 +56,7 @@ class Facts:
     candidate: RevisionPin
     wanted: int
     now: float
+    refusal: str = ""
 
     @property
     def mine(self) -> list[Replica]:
@@ -64,6 +70,12 @@ class Facts:
     def num_others(self) -> int:
         others = [one for one in self.observed.replicas if one.revision != self.candidate.hash]
         return sum(one.phase != "draining" for one in others)
+
+    @property
+    def is_unmade(self) -> bool:
+        """Whether nothing of it is there, as whoever would have to make it refuses."""
+        names = {revision.name for revision in self.observed.revisions}
+        return bool(self.refusal) and self.candidate.name not in names
 
     @property
     def is_failing(self) -> bool:
@@ -83,6 +95,8 @@ class Facts:
     @property
     def cause(self) -> str:
         """What keeps a replica of the candidate, in words."""
+        if self.is_unmade:
+            return f"it cannot be made: {self.refusal}"
         waiting = [one for one in self.mine if one.phase not in ("ready", "draining")]
         told = [one for one in waiting if one.message or one.reason] or waiting
         if not told:

@@ -4,7 +4,8 @@ The algorithm:
 
 1. The stable revision is the one that had all its wanted replicas ready last (any of them, where no others
    remain). While what is rendered is another one, that one is the candidate.
-2. A candidate whose replicas fail is paused: it gets no more of them, and nothing is taken from what serves.
+2. A candidate whose replicas fail, or whose own object is refused, is paused: it gets no more of them, and
+   nothing is taken from what serves.
 3. A candidate that makes no progress (more of its replicas ready, fewer others) for the deadline is given up;
    at once, where it fails and nothing else serves. The stable revision takes its place again, and the spec
    that asked for it is not tried again until it changes.
@@ -45,19 +46,21 @@ def follow(
     gate: Gate | None,
     evidence: CanaryEvidence | None,
     now: float,
+    refusal: str = "",
 ) -> tuple[Rendered, Rollout]:
     """The children as the rollout has them, and how far it may go.
 
-    wanted: replicas. evidence: of the last pass. Where a revision was given up, the stable one is rendered in
-    its place.
+    wanted: replicas. evidence: of the last pass. refusal: why that could not make what is rendered, or "".
+    Where a revision was given up, the stable one is rendered in its place.
     """
-    facts = Facts(service, observed, sample, rendered.revision, wanted, now)
+    facts = Facts(service, observed, sample, rendered.revision, wanted, now, refusal)
     record = _standing(service, rendered, facts)
     if _was_given_up(record, rendered):
         return _back(service, rendered, observed, record), _given_up(record, facts)
     if not record.candidate:
         return rendered, Rollout(record)
-    rollout = Rollout(record, is_paused=facts.is_failing)
+    refusal = facts.refusal if facts.is_unmade else ""
+    rollout = Rollout(record, is_paused=facts.is_failing or facts.is_unmade, refusal=refusal)
     if service.spec.rollout.canary is not None and wanted and record.stable is not None:
         rollout = with_canary(rollout, service.spec.rollout.canary, record.stable, facts, gate, evidence)
     failure = _failure(rollout, facts)
