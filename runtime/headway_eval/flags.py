@@ -8,9 +8,9 @@ import argparse
 
 from headway.argument_types import integer, not_negative
 from headway.command_parser import CommandParser
+from headway_eval.tasks import MAX_TOKENS
 from headway_eval.verdict import DEFAULTS, DEFAULTS_FOUR_BITS
 from headway_runtime.engine_options import add_engine_arguments
-from headway_runtime.sampling_params import MAX_TOKENS
 from headway_runtime.sources.flags import MODEL_HELP
 
 SAME = "same"

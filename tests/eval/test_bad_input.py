@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway_eval.main import main
+from headway_eval.tasks import MAX_TOKENS
+from headway_runtime import sampling_params
 from headway_runtime.sources import BUNDLED_FOLDER
 
 MODEL = "bundled://headway-tiny"
@@ -38,11 +40,11 @@ MODEL = "bundled://headway-tiny"
         ),
         (
             json.dumps({"prompt": "a", "answer": "(" * 3000 + ")" * 3000, "match": "regex"}),
-            "...: is no regular expression (maximum recursion depth exceeded",
+            "...: is no regular expression (",
         ),
         (
-            json.dumps({"prompt": "a", "answer": "[" * 3000, "match": "json"}),
-            "...: is not JSON (maximum recursion depth exceeded",
+            json.dumps({"prompt": "a", "answer": "[" * 100_000, "match": "json"}),
+            "...: is not JSON (",
         ),
         ('{"messages": ["hello"], "answer": "b"}', "messages=['hello']: want a list of objects"),
         ('{"messages": [{"role": "user", "content": 3}], "answer": "b"}', "content=3 is no text"),
@@ -65,6 +67,10 @@ def test_a_task_that_is_wrong_is_named_by_file_line_and_field(
     said = refusal(MODEL, "--tasks", str(path))
     assert f"--tasks={str(path)!r}, line 3" in said
     assert want in said
+
+
+def test_an_answer_may_be_as_long_as_a_requests() -> None:
+    assert MAX_TOKENS == sampling_params.MAX_TOKENS
 
 
 @pytest.mark.parametrize(
