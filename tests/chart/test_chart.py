@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,34 @@ def test_values_kept_from_an_older_chart_leave_definitions_and_roles_in_place(re
         "gatewayImage.digest=null",
     )
     assert render(*older) == render()
+
+
+def paths(values: dict[str, Any], before: str = "") -> Iterator[str]:
+    """Every value by its whole name, those that are objects as well."""
+    for name, value in values.items():
+        yield f"{before}{name}"
+        if isinstance(value, dict):
+            yield from paths(value, f"{before}{name}.")
+
+
+def test_a_value_that_is_null_is_its_default_or_refused_by_the_schema(helm: Path) -> None:
+    def rendered(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [helm, "template", "headway", CHART, "--namespace=headway-system"]
+        command += ["--api-versions=monitoring.coreos.com/v1", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    default = rendered().stdout
+    # What is null here is left out of the pod or ConfigMap.
+    optional = ("resources", "monitoring.dashboard.labels")
+    taken = set()
+    for path in paths(yaml.safe_load((CHART / "values.yaml").read_text())):
+        answer = rendered(f"--set={path}=null")
+        if answer.returncode:
+            assert f"missing property '{path.rpartition('.')[2]}'" in answer.stderr, path
+        elif not path.startswith(optional):
+            assert answer.stdout == default, path
+            taken.add(path)
+    assert {"watchNamespaces", "serviceAccount", "serviceAccount.annotations"} <= taken
 
 
 def test_an_upgrade_from_the_previous_chart_changes_nothing_that_cannot_be_changed(

@@ -4,7 +4,7 @@
 {{- end }}
 
 {{- define "headway.serviceAccountName" -}}
-{{- .Values.serviceAccount.name | default (include "headway.name" .) }}
+{{- dig "name" "" (.Values.serviceAccount | default dict) | default (include "headway.name" .) }}
 {{- end }}
 
 {{- define "headway.selectorLabels" -}}
@@ -40,7 +40,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* The namespaces to look after, as a JSON array; empty: all of them. */}}
 {{- define "headway.namespaces" -}}
-{{- $named := .Values.watchNamespaces -}}
+{{- $named := .Values.watchNamespaces | default list -}}
 {{- with .Values.watchNamespace }}{{ $named = append $named . }}{{ end -}}
 {{- $named | uniq | sortAlpha | toJson }}
 {{- end }}
