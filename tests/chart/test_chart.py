@@ -144,6 +144,38 @@ def test_a_value_that_is_null_is_its_default_or_refused_by_the_schema(helm: Path
     assert {"watchNamespaces", "serviceAccount", "serviceAccount.annotations"} <= taken
 
 
+def named_objects(helm: Path, chart: Path, release: str) -> list[dict[str, Any]]:
+    """What the chart would install as this release."""
+    arguments = ["--namespace=headway-system", "--set=monitoring.enabled=true"]
+    told = subprocess.check_output([helm, "template", release, chart, *arguments], text=True, timeout=60)
+    return [one for one in yaml.safe_load_all(told) if one and one["kind"] != "CustomResourceDefinition"]
+
+
+@pytest.mark.parametrize("length", [47, 48, 53])
+@pytest.mark.parametrize("word", ["", "headway"], ids=["without the chart's name", "with it"])
+def test_names_of_the_longest_releases_fit(helm: Path, length: int, word: str) -> None:
+    release = word + "r" * (length - len(word))
+    objects = named_objects(helm, CHART, release)
+    names = {one["kind"]: one["metadata"]["name"] for one in objects}
+    assert all(name.startswith(release) for name in names.values())
+    assert len(names["Service"]) <= 63
+    assert names["Service"] == f"{names['Deployment']}-metrics"
+    for one in objects:
+        assert all(len(value) <= 63 for value in one["metadata"]["labels"].values())
+    [rule] = of_kind(objects, "PrometheusRule")
+    assert f'job="{names["Service"]}"' in json.dumps(rule).replace("\\", "")
+
+
+@pytest.mark.parametrize("release", ["headway", "second", "r" * 47])
+def test_names_of_releases_that_fitted_before_are_kept(helm: Path, release: str) -> None:
+    [previous] = (CHECKOUT / "e2e" / "previous").glob("headway-*.tgz")
+    before, now = (
+        {(one["kind"], one["metadata"]["name"]) for one in named_objects(helm, chart, release)}
+        for chart in (previous, CHART)
+    )
+    assert before <= now
+
+
 def test_an_upgrade_from_the_previous_chart_changes_nothing_that_cannot_be_changed(
     helm: Path, render: Render
 ) -> None:

@@ -1,6 +1,8 @@
-{{/* Every object's name begins with the release's, which Helm limits to 53 characters. */}}
+{{/* Every object's name begins with this: the release's, which Helm limits to 53 characters, with "-headway" where
+it does not say so itself. Cut to 55, so that a Service, which may have 63, has room for "-metrics"; at least "-h"
+stays, so that no two releases share a name. */}}
 {{- define "headway.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end }}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 55 }}{{ end }}
 {{- end }}
 
 {{- define "headway.serviceAccountName" -}}
