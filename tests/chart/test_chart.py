@@ -360,6 +360,34 @@ def test_schema_refuses_what_makes_no_sense(helm: Path, setting: str, want: str)
     assert want in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "value", ["podLabels", "podAnnotations", "monitoring.labels", "monitoring.dashboard.labels"]
+)
+def test_keys_that_the_chart_writes_are_refused_and_others_taken(
+    helm: Path, render: Render, value: str
+) -> None:
+    """Written twice, a selector's label would win over the chart's own, and the Deployment lose its pod."""
+    objects = render(api_versions=("monitoring.coreos.com/v1",))
+    [deployment], [monitor] = of_kind(objects, "Deployment"), of_kind(objects, "ServiceMonitor")
+    pod = deployment["spec"]["template"]["metadata"]
+    own = {"podLabels": pod["labels"], "podAnnotations": pod["annotations"]}.get(
+        value, monitor["metadata"]["labels"]
+    )
+    assert own
+    for key in own:
+        escaped = key.replace(".", "\\.")
+        answer = subprocess.run(
+            [helm, "template", "headway", CHART, "--set-string", f"{value}.{escaped}=other"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert answer.returncode != 0, key
+        assert f"at '/{value.replace('.', '/')}/{key.replace('/', '~1')}'" in answer.stderr
+    taken = render(f"{value}.serving\\.example/team=search", api_versions=("monitoring.coreos.com/v1",))
+    assert '"serving.example/team": "search"' in json.dumps(taken)
+
+
 def test_a_registry_stands_before_every_image(render: Render) -> None:
     objects = render(
         "imageRegistry=mirror.example:5000/cache/", "gatewayImage.repository=gate", "image.tag=v1"
