@@ -64,6 +64,17 @@ def test_versions_are_those_of_the_distribution() -> None:
     assert (chart["version"], chart["appVersion"]) == (want, want)
 
 
+def test_labels_of_a_build_with_metadata_are_labels(helm: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(CHART, tmp_path / "headway")
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    built = {**chart, "version": "1.2.3+build.4", "appVersion": "1.2.3+build.4"}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(built))
+    for one in named_objects(helm, folder, "headway"):
+        labels = one["metadata"]["labels"]
+        assert labels["helm.sh/chart"] == "headway-1.2.3_build.4"
+        assert labels["app.kubernetes.io/version"] == "1.2.3_build.4"
+
+
 def test_tested_kubernetes_versions_are_those_of_the_test_cluster() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     pinned = (CHECKOUT / "e2e" / "cluster" / "go" / "kubernetes" / "go.mod").read_text()

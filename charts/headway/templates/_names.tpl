@@ -16,9 +16,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "headway.labels" -}}
 {{ include "headway.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- /* A label has no "+", which stands before the metadata of a build. */}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/* A full image reference; call it with (list . IMAGE). A digest says which image, and a tag beside it which one it was. */}}
