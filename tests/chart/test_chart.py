@@ -339,6 +339,27 @@ def test_notes_tell_the_next_command_where_it_works(
 
 
 @pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        pytest.param(("monitoring.enabled=false",), "no monitors and no alerts", id="no monitors"),
+        pytest.param((), 'Prometheus in namespace "monitoring" may read', id="a namespace"),
+        pytest.param(("monitoring.namespace=",), "keep Prometheus out: set it", id="none"),
+        pytest.param(
+            ("monitoring.namespace=", "networkPolicy.enabled=false"),
+            "keep Prometheus from the gateways and the replicas: set it",
+            id="none, the operator open",
+        ),
+    ],
+)
+def test_notes_tell_who_may_read_metrics(
+    helm: Path, tmp_path: Path, settings: tuple[str, ...], want: str
+) -> None:
+    told = notes(helm, tmp_path, "monitoring.enabled=true", *settings)
+    assert want in told
+    assert 'namespace ""' not in told
+
+
+@pytest.mark.parametrize(
     ("setting", "want"),
     [
         ("image.digest=latest", "digest"),
