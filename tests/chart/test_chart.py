@@ -380,6 +380,16 @@ def test_notes_tell_who_may_read_metrics(
         ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
         ("imageRegistry=https://mirror", "imageRegistry"),
         ("resources.limits.memory=much", "resources"),
+        ("serviceAccount.name=UPPER_x", "serviceAccount"),
+        ("serviceAccount.name=-a", "serviceAccount"),
+        ("priorityClassName=High", "priorityClassName"),
+        ("imagePullSecrets[0].name=A b", "imagePullSecrets"),
+        ("servingImagePullSecrets[0].name=a_b", "servingImagePullSecrets"),
+        ("image.repository=a b", "image/repository"),
+        ("image.repository=", "image/repository"),
+        ("image.repository=headway-operator:v1", "image/repository"),
+        ("runtimeImage.repository=https://mirror/a", "runtimeImage/repository"),
+        ("gatewayImage.repository=Gate", "gatewayImage/repository"),
     ],
     ids=lambda value: value.replace("=", " "),
 )
@@ -418,6 +428,26 @@ def test_keys_that_the_chart_writes_are_refused_and_others_taken(
         assert f"at '/{value.replace('.', '/')}/{key.replace('/', '~1')}'" in answer.stderr
     taken = render(f"{value}.serving\\.example/team=search", api_versions=("monitoring.coreos.com/v1",))
     assert '"serving.example/team": "search"' in json.dumps(taken)
+
+
+@pytest.mark.parametrize(
+    "repository",
+    [
+        "a",
+        "ghcr.io/team/headway-operator",
+        "Registry.example:5000/a__b/c.d-e",
+        "localhost:5000/a",
+        "[::1]:5000/a",
+    ],
+)
+def test_repositories_of_images_are_taken(render: Render, repository: str) -> None:
+    [deployment] = of_kind(
+        render(f"image.repository={repository}", "image.tag=v1", "serviceAccount.name=team.headway-1"),
+        "Deployment",
+    )
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == f"{repository}:v1"
+    assert pod["serviceAccountName"] == "team.headway-1"
 
 
 def test_a_registry_stands_before_every_image(render: Render) -> None:
@@ -485,6 +515,7 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
     assert set(values) == set(schema["properties"]) - {"global"}
     for name in values:
         assert f"`{name}" in readme, name
+    assert "but for `global`" in readme
     covered(values, schema, schema["definitions"], "values")
 
 
