@@ -99,7 +99,7 @@ requirements: install ## pin and hash what the images install (requirements/), f
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	  | $(PIN) - --output-file requirements/build.txt
 
-sbom: install ## what the images contain, as CycloneDX lists with hashes and licences' places (build/sbom/)
+sbom: install ## the Python packages of the images, as CycloneDX lists with hashes and licences' places (build/sbom/)
 	mkdir -p build/sbom
 	for image in operator runtime; do \
 	  $(BIN)/uv tool run --quiet --from $(SBOM) cyclonedx-py requirements requirements/$$image.txt --pyproject pyproject.toml \

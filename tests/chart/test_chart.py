@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,17 @@ def test_versions_are_those_of_the_distribution() -> None:
     assert (chart["version"], chart["appVersion"]) == (want, want)
 
 
+def test_labels_of_a_build_with_metadata_are_labels(helm: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(CHART, tmp_path / "headway")
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    built = {**chart, "version": "1.2.3+build.4", "appVersion": "1.2.3+build.4"}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(built))
+    for one in named_objects(helm, folder, "headway"):
+        labels = one["metadata"]["labels"]
+        assert labels["helm.sh/chart"] == "headway-1.2.3_build.4"
+        assert labels["app.kubernetes.io/version"] == "1.2.3_build.4"
+
+
 def test_tested_kubernetes_versions_are_those_of_the_test_cluster() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     pinned = (CHECKOUT / "e2e" / "cluster" / "go" / "kubernetes" / "go.mod").read_text()
@@ -114,6 +125,66 @@ def test_values_kept_from_an_older_chart_leave_definitions_and_roles_in_place(re
         "gatewayImage.digest=null",
     )
     assert render(*older) == render()
+
+
+def paths(values: dict[str, Any], before: str = "") -> Iterator[str]:
+    """Every value by its whole name, those that are objects as well."""
+    for name, value in values.items():
+        yield f"{before}{name}"
+        if isinstance(value, dict):
+            yield from paths(value, f"{before}{name}.")
+
+
+def test_a_value_that_is_null_is_its_default_or_refused_by_the_schema(helm: Path) -> None:
+    def rendered(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [helm, "template", "headway", CHART, "--namespace=headway-system"]
+        command += ["--api-versions=monitoring.coreos.com/v1", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    default = rendered().stdout
+    # What is null here is left out of the pod or ConfigMap.
+    optional = ("resources", "monitoring.dashboard.labels")
+    taken = set()
+    for path in paths(yaml.safe_load((CHART / "values.yaml").read_text())):
+        answer = rendered(f"--set={path}=null")
+        if answer.returncode:
+            assert f"missing property '{path.rpartition('.')[2]}'" in answer.stderr, path
+        elif not path.startswith(optional):
+            assert answer.stdout == default, path
+            taken.add(path)
+    assert {"watchNamespaces", "serviceAccount", "serviceAccount.annotations"} <= taken
+
+
+def named_objects(helm: Path, chart: Path, release: str) -> list[dict[str, Any]]:
+    """What the chart would install as this release."""
+    arguments = ["--namespace=headway-system", "--set=monitoring.enabled=true"]
+    told = subprocess.check_output([helm, "template", release, chart, *arguments], text=True, timeout=60)
+    return [one for one in yaml.safe_load_all(told) if one and one["kind"] != "CustomResourceDefinition"]
+
+
+@pytest.mark.parametrize("length", [47, 48, 53])
+@pytest.mark.parametrize("word", ["", "headway"], ids=["without the chart's name", "with it"])
+def test_names_of_the_longest_releases_fit(helm: Path, length: int, word: str) -> None:
+    release = word + "r" * (length - len(word))
+    objects = named_objects(helm, CHART, release)
+    names = {one["kind"]: one["metadata"]["name"] for one in objects}
+    assert all(name.startswith(release) for name in names.values())
+    assert len(names["Service"]) <= 63
+    assert names["Service"] == f"{names['Deployment']}-metrics"
+    for one in objects:
+        assert all(len(value) <= 63 for value in one["metadata"]["labels"].values())
+    [rule] = of_kind(objects, "PrometheusRule")
+    assert f'job="{names["Service"]}"' in json.dumps(rule).replace("\\", "")
+
+
+@pytest.mark.parametrize("release", ["headway", "second", "r" * 47])
+def test_names_of_releases_that_fitted_before_are_kept(helm: Path, release: str) -> None:
+    [previous] = (CHECKOUT / "e2e" / "previous").glob("headway-*.tgz")
+    before, now = (
+        {(one["kind"], one["metadata"]["name"]) for one in named_objects(helm, chart, release)}
+        for chart in (previous, CHART)
+    )
+    assert before <= now
 
 
 def test_an_upgrade_from_the_previous_chart_changes_nothing_that_cannot_be_changed(
@@ -268,6 +339,27 @@ def test_notes_tell_the_next_command_where_it_works(
 
 
 @pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        pytest.param(("monitoring.enabled=false",), "no monitors and no alerts", id="no monitors"),
+        pytest.param((), 'Prometheus in namespace "monitoring" may read', id="a namespace"),
+        pytest.param(("monitoring.namespace=",), "keep Prometheus out: set it", id="none"),
+        pytest.param(
+            ("monitoring.namespace=", "networkPolicy.enabled=false"),
+            "keep Prometheus from the gateways and the replicas: set it",
+            id="none, the operator open",
+        ),
+    ],
+)
+def test_notes_tell_who_may_read_metrics(
+    helm: Path, tmp_path: Path, settings: tuple[str, ...], want: str
+) -> None:
+    told = notes(helm, tmp_path, "monitoring.enabled=true", *settings)
+    assert want in told
+    assert 'namespace ""' not in told
+
+
+@pytest.mark.parametrize(
     ("setting", "want"),
     [
         ("image.digest=latest", "digest"),
@@ -288,6 +380,16 @@ def test_notes_tell_the_next_command_where_it_works(
         ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
         ("imageRegistry=https://mirror", "imageRegistry"),
         ("resources.limits.memory=much", "resources"),
+        ("serviceAccount.name=UPPER_x", "serviceAccount"),
+        ("serviceAccount.name=-a", "serviceAccount"),
+        ("priorityClassName=High", "priorityClassName"),
+        ("imagePullSecrets[0].name=A b", "imagePullSecrets"),
+        ("servingImagePullSecrets[0].name=a_b", "servingImagePullSecrets"),
+        ("image.repository=a b", "image/repository"),
+        ("image.repository=", "image/repository"),
+        ("image.repository=headway-operator:v1", "image/repository"),
+        ("runtimeImage.repository=https://mirror/a", "runtimeImage/repository"),
+        ("gatewayImage.repository=Gate", "gatewayImage/repository"),
     ],
     ids=lambda value: value.replace("=", " "),
 )
@@ -298,6 +400,54 @@ def test_schema_refuses_what_makes_no_sense(helm: Path, setting: str, want: str)
     assert answer.returncode != 0
     assert "values don't meet the specifications of the schema" in answer.stderr
     assert want in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "value", ["podLabels", "podAnnotations", "monitoring.labels", "monitoring.dashboard.labels"]
+)
+def test_keys_that_the_chart_writes_are_refused_and_others_taken(
+    helm: Path, render: Render, value: str
+) -> None:
+    """Written twice, a selector's label would win over the chart's own, and the Deployment lose its pod."""
+    objects = render(api_versions=("monitoring.coreos.com/v1",))
+    [deployment], [monitor] = of_kind(objects, "Deployment"), of_kind(objects, "ServiceMonitor")
+    pod = deployment["spec"]["template"]["metadata"]
+    own = {"podLabels": pod["labels"], "podAnnotations": pod["annotations"]}.get(
+        value, monitor["metadata"]["labels"]
+    )
+    assert own
+    for key in own:
+        escaped = key.replace(".", "\\.")
+        answer = subprocess.run(
+            [helm, "template", "headway", CHART, "--set-string", f"{value}.{escaped}=other"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert answer.returncode != 0, key
+        assert f"at '/{value.replace('.', '/')}/{key.replace('/', '~1')}'" in answer.stderr
+    taken = render(f"{value}.serving\\.example/team=search", api_versions=("monitoring.coreos.com/v1",))
+    assert '"serving.example/team": "search"' in json.dumps(taken)
+
+
+@pytest.mark.parametrize(
+    "repository",
+    [
+        "a",
+        "ghcr.io/team/headway-operator",
+        "Registry.example:5000/a__b/c.d-e",
+        "localhost:5000/a",
+        "[::1]:5000/a",
+    ],
+)
+def test_repositories_of_images_are_taken(render: Render, repository: str) -> None:
+    [deployment] = of_kind(
+        render(f"image.repository={repository}", "image.tag=v1", "serviceAccount.name=team.headway-1"),
+        "Deployment",
+    )
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == f"{repository}:v1"
+    assert pod["serviceAccountName"] == "team.headway-1"
 
 
 def test_a_registry_stands_before_every_image(render: Render) -> None:
@@ -365,6 +515,7 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
     assert set(values) == set(schema["properties"]) - {"global"}
     for name in values:
         assert f"`{name}" in readme, name
+    assert "but for `global`" in readme
     covered(values, schema, schema["definitions"], "values")
 
 

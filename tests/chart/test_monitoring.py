@@ -133,6 +133,13 @@ def test_alerts_are_what_their_unit_tests_say(promtool: Path) -> None:
     checked(promtool, "test", "rules", RULES_TEST)
 
 
+def test_every_alert_is_on_the_operators_page() -> None:
+    page = (CHECKOUT / "docs" / "operations.md").read_text()
+    section = page.partition("## Alerts on the operator")[2].partition("\n## ")[0]
+    alerts = [rule["alert"] for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]]
+    assert sorted(re.findall(r"`(Headway\w+)`", section)) == sorted(alerts)
+
+
 def test_every_query_of_the_dashboard_is_one(promtool: Path, tmp_path: Path) -> None:
     rules = [
         {"record": f"dashboard:query{index}", "expr": expression}

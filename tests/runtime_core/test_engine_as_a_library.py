@@ -1,9 +1,12 @@
 """The engine as a library: how it ends, its options as keywords, and what it loads."""
 
 import asyncio
+import json
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -47,6 +50,23 @@ def test_a_closed_engine_says_so_and_whoever_waits_is_told() -> None:
     with pytest.raises(EngineDeadError, match="closed"):
         engine.generate("a", GREEDY, use_tqdm=False)
     assert engine.metrics().counters["received"] >= 2
+
+
+def test_code_that_lies_with_a_model_is_never_run(tmp_path: Path) -> None:
+    """A checkpoint that names code of its own for its config, its model and its tokenizer."""
+    folder, trace = Path(shutil.copytree(resolve(MODEL), tmp_path / "model")), tmp_path / "was-run"
+    (folder / "own_code.py").write_text(
+        f"open({str(trace)!r}, 'w').close()\nConfig = Model = Tokenizer = dict\n"
+    )
+    for name, auto_map in (
+        ("config.json", {"AutoConfig": "own_code.Config", "AutoModelForCausalLM": "own_code.Model"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["own_code.Tokenizer", "own_code.Tokenizer"]}),
+    ):
+        said = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**said, "auto_map": auto_map}))
+    with Engine(str(folder), max_model_len=64, num_threads=1) as engine:
+        assert engine.generate("a", GREEDY, use_tqdm=False)[0].finished
+    assert not trace.exists()
 
 
 def test_options_are_the_flags_with_their_defaults_and_checks() -> None:

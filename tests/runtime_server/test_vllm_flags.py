@@ -30,6 +30,13 @@ def test_what_it_does_not_is_refused_with_what_to_use_instead(model_folder: Path
         assert REFUSED[flag] in str(caught.value)
 
 
+def test_code_of_a_model_cannot_be_asked_for(model_folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--trust-remote-code .*no code of a model is ever run; leave it out"
+    ):
+        parse_options([str(model_folder), "--trust-remote-code"], {})
+
+
 def test_a_flag_that_asks_for_more_than_it_does_names_the_value(model_folder: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"--pipeline-parallel-size='2' is vLLM's .* --tensor-parallel-size"

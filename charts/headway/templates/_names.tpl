@@ -1,10 +1,12 @@
-{{/* Every object's name begins with the release's, which Helm limits to 53 characters. */}}
+{{/* Every object's name begins with this: the release's, which Helm limits to 53 characters, with "-headway" where
+it does not say so itself. Cut to 55, so that a Service, which may have 63, has room for "-metrics"; at least "-h"
+stays, so that no two releases share a name. */}}
 {{- define "headway.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end }}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 55 }}{{ end }}
 {{- end }}
 
 {{- define "headway.serviceAccountName" -}}
-{{- .Values.serviceAccount.name | default (include "headway.name" .) }}
+{{- dig "name" "" (.Values.serviceAccount | default dict) | default (include "headway.name" .) }}
 {{- end }}
 
 {{- define "headway.selectorLabels" -}}
@@ -14,9 +16,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "headway.labels" -}}
 {{ include "headway.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- /* A label has no "+", which stands before the metadata of a build. */}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/* A full image reference; call it with (list . IMAGE). A digest says which image, and a tag beside it which one it was. */}}
@@ -40,7 +43,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* The namespaces to look after, as a JSON array; empty: all of them. */}}
 {{- define "headway.namespaces" -}}
-{{- $named := .Values.watchNamespaces -}}
+{{- $named := .Values.watchNamespaces | default list -}}
 {{- with .Values.watchNamespace }}{{ $named = append $named . }}{{ end -}}
 {{- $named | uniq | sortAlpha | toJson }}
 {{- end }}
