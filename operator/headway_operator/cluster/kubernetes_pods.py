@@ -4,6 +4,7 @@ Pure. Pods that have ended for good (evicted, completed) are no replicas: their 
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from headway_operator.cluster import kubernetes_causes as causes
@@ -15,7 +16,7 @@ from headway_operator.cluster.kubernetes_causes import (
     seconds_of,
 )
 from headway_operator.cluster.kubernetes_start import start
-from headway_operator.names import DELETION_COST_ANNOTATION, HTTP_PORT, REVISION_LABEL
+from headway_operator.names import DELETION_COST_ANNOTATION, HTTP_PORT, REVISION_LABEL, RUNTIME_CONTAINER
 from headway_operator.state import Gateway, Replica, ReplicaPhase
 
 Events = Iterable[Mapping[str, Any]]
@@ -41,44 +42,67 @@ def replica(pod: Pod, events: Events = ()) -> Replica:
         ready_at=seconds_of(ready["lastTransitionTime"]) if is_ready else None,
         reason=reason,
         message=message,
-        num_restarts=sum(int(status.get("restartCount", 0)) for status in container_statuses(pod)),
+        num_restarts=num_restarts(pod),
         deletion_cost=int(metadata.get("annotations", {}).get(DELETION_COST_ANNOTATION, 0)),
         start=start(pod),
     )
 
 
+def num_restarts(pod: Pod) -> int:
+    """Of the server's container alone: an init container may try again, a sidecar come and go."""
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    return sum(int(one.get("restartCount", 0)) for one in statuses if one.get("name") == RUNTIME_CONTAINER)
+
+
 def uncreated_replica(deployment: Mapping[str, Any], num_pods: int) -> Replica | None:
     """A failed replica in place of pods that cannot even be created (quota, admission), else None."""
-    wanted = int(deployment["spec"].get("replicas", 1))
-    failure = condition(deployment, "ReplicaFailure")
-    if num_pods >= wanted or failure.get("status") != "True":
+    reason, message = uncreated(deployment, num_pods)
+    if not reason:
         return None
     metadata = deployment["metadata"]
-    message = one_line(failure.get("message", ""))
     return Replica(
         name=f"{metadata['name']}-uncreated",
         revision=metadata.get("labels", {}).get(REVISION_LABEL, ""),
         phase="failed",
         address=None,
         created_at=seconds_of(metadata["creationTimestamp"]),
-        reason=causes.uncreated(message),
-        message=message,
-    )
-
-
-def gateway(pods: Iterable[Pod]) -> Gateway:
-    """The gateway from its pods: ready when one is, else with the cause of the newest that says one."""
-    newest_first = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
-    judged = [(pod, *judge(pod)) for pod in newest_first]
-    ready = [pod for pod, phase, _, _ in judged if phase == "ready"]
-    found = [(reason, message) for _, phase, reason, message in judged if phase != "ready" and reason]
-    reason, message = found[0] if found else ("", "")
-    return Gateway(
-        ready=bool(ready),
-        addresses=tuple(url for pod in ready if (url := address(pod)) is not None),
         reason=reason,
         message=message,
     )
+
+
+def uncreated(deployment: Mapping[str, Any], num_pods: int) -> causes.Cause:
+    """Why some of the pods that a Deployment is to have cannot even be made, while they are missing."""
+    wanted = int(deployment["spec"].get("replicas", 1))
+    failure = condition(deployment, "ReplicaFailure")
+    if num_pods >= wanted or failure.get("status") != "True":
+        return causes.NO_CAUSE
+    message = one_line(failure.get("message", ""))
+    return causes.uncreated(message), message
+
+
+def gateway(pods: Iterable[Pod], deployment: Mapping[str, Any] | None = None) -> Gateway:
+    """The gateway from its pods: ready when one is, with the cause of the newest of the others that says one.
+
+    deployment: the gateway's own, which says why pods of its latest template cannot be made.
+    """
+    newest_first = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
+    judged = [(pod, *judge(pod)) for pod in newest_first]
+    ready = [pod for pod, phase, _, _ in judged if phase == "ready"]
+    made = Gateway(
+        ready=bool(ready),
+        addresses=tuple(url for pod in ready if (url := address(pod)) is not None),
+        replicas=None if deployment is None else int(deployment["spec"].get("replicas", 1)),
+    )
+    for pod, phase, reason, message in judged:
+        if reason:
+            since = seconds_of(pod["metadata"]["creationTimestamp"]) if phase == "pending" else None
+            return replace(made, reason=reason, message=message, waits_since=since)
+    if deployment is None:
+        return made
+    # An older template's pods serve on while those of the latest are refused.
+    reason, message = uncreated(deployment, int((deployment.get("status") or {}).get("updatedReplicas", 0)))
+    return replace(made, reason=reason, message=message)
 
 
 def address(pod: Pod) -> str | None:
