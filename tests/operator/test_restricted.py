@@ -46,6 +46,19 @@ def rendered(build: Any, template: dict[str, Any], **site: Any) -> Any:
         pytest.param(volume(emptyDir={"medium": "Memory"}), id="memory"),
         pytest.param(volume(csi={"driver": "secrets.example"}), id="a driver's volume"),
         pytest.param(
+            volume(
+                projected={
+                    "sources": [
+                        {"secret": {"name": "a"}},
+                        {"configMap": {"name": "a"}},
+                        {"downwardAPI": {"items": []}},
+                        {"clusterTrustBundle": {"name": "a", "path": "a"}},
+                    ]
+                }
+            ),
+            id="what a projected volume may join",
+        ),
+        pytest.param(
             context(runAsUser=1000, capabilities={"add": ["NET_BIND_SERVICE"]}), id="a user, a capability"
         ),
         pytest.param(
@@ -145,6 +158,16 @@ STRICTER = [
         volume(projected={"sources": [{"serviceAccountToken": {"path": "token"}}]}),
         "spec.volumes[name=v].projected.sources[].serviceAccountToken",
         id="a token as a file",
+    ),
+    pytest.param(
+        volume(projected={"sources": [{"secret": {"name": "a"}}, {"podCertificate": {"signerName": "a/b"}}]}),
+        "spec.volumes[name=v].projected.sources[].podCertificate",
+        id="a certificate in the pod's name",
+    ),
+    pytest.param(
+        volume(projected={"sources": [{"ofTomorrow": {}}]}),
+        "spec.volumes[name=v].projected.sources[].ofTomorrow",
+        id="a projected source that nobody knows yet",
     ),
     pytest.param(
         pod(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}]}),
