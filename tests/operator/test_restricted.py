@@ -237,3 +237,14 @@ def test_a_gateway_keeps_its_own_account_its_container_and_its_arguments(build: 
     ):
         with pytest.raises(SpecError, match=want):
             gateway(build, change)
+
+
+@pytest.mark.parametrize("place", ["runtime", "gateway"])
+def test_a_container_that_replaces_ours_has_the_operators_arguments(build: Any, place: str) -> None:
+    containers = [{"$patch": "replace"}, {"name": place, "image": "a", "securityContext": SAFE}]
+    make = gateway if place == "gateway" else lambda build, pod: rendered(build, {"spec": pod})
+    [container] = make(build, {"containers": containers})["spec"]["containers"]
+    [ours] = make(build, {})["spec"]["containers"]
+    assert container["args"] == ours["args"]
+    assert container["image"] == "a"
+    assert "readinessProbe" not in container
