@@ -46,6 +46,19 @@ def rendered(build: Any, template: dict[str, Any], **site: Any) -> Any:
         pytest.param(volume(emptyDir={"medium": "Memory"}), id="memory"),
         pytest.param(volume(csi={"driver": "secrets.example"}), id="a driver's volume"),
         pytest.param(
+            volume(
+                projected={
+                    "sources": [
+                        {"secret": {"name": "a"}},
+                        {"configMap": {"name": "a"}},
+                        {"downwardAPI": {"items": []}},
+                        {"clusterTrustBundle": {"name": "a", "path": "a"}},
+                    ]
+                }
+            ),
+            id="what a projected volume may join",
+        ),
+        pytest.param(
             context(runAsUser=1000, capabilities={"add": ["NET_BIND_SERVICE"]}), id="a user, a capability"
         ),
         pytest.param(
@@ -147,6 +160,16 @@ STRICTER = [
         id="a token as a file",
     ),
     pytest.param(
+        volume(projected={"sources": [{"secret": {"name": "a"}}, {"podCertificate": {"signerName": "a/b"}}]}),
+        "spec.volumes[name=v].projected.sources[].podCertificate",
+        id="a certificate in the pod's name",
+    ),
+    pytest.param(
+        volume(projected={"sources": [{"ofTomorrow": {}}]}),
+        "spec.volumes[name=v].projected.sources[].ofTomorrow",
+        id="a projected source that nobody knows yet",
+    ),
+    pytest.param(
         pod(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}]}),
         "spec.securityContext.sysctls",
         id="a sysctl",
@@ -214,3 +237,14 @@ def test_a_gateway_keeps_its_own_account_its_container_and_its_arguments(build: 
     ):
         with pytest.raises(SpecError, match=want):
             gateway(build, change)
+
+
+@pytest.mark.parametrize("place", ["runtime", "gateway"])
+def test_a_container_that_replaces_ours_has_the_operators_arguments(build: Any, place: str) -> None:
+    containers = [{"$patch": "replace"}, {"name": place, "image": "a", "securityContext": SAFE}]
+    make = gateway if place == "gateway" else lambda build, pod: rendered(build, {"spec": pod})
+    [container] = make(build, {"containers": containers})["spec"]["containers"]
+    [ours] = make(build, {})["spec"]["containers"]
+    assert container["args"] == ours["args"]
+    assert container["image"] == "a"
+    assert "readinessProbe" not in container

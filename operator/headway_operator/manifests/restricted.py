@@ -5,8 +5,10 @@ not be worth more than that. A namespace may enforce the standard itself; this h
 administrator may switch it off for all services (`--allow-unrestricted-templates`).
 
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (restricted includes baseline).
-Stricter than that: no sysctl at all, and nothing that gives the pod a token for the API, but for the one that
-a gateway has, which may list and watch the EndpointSlices of its namespace.
+Stricter than that: no sysctl at all, and nothing that gives the pod a token for the API or a certificate in
+its own name, but for the token that a gateway has, which may list and watch the EndpointSlices of its
+namespace. Of what a projected volume joins, those kinds that are known to give neither are allowed, and no
+later one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,6 +31,7 @@ VOLUME_SOURCES = frozenset(
         "secret",
     )
 )
+PROJECTED_SOURCES = frozenset(("clusterTrustBundle", "configMap", "downwardAPI", "secret"))
 ADDABLE_CAPABILITY = "NET_BIND_SERVICE"
 CONFINED_TYPES = ("RuntimeDefault", "Localhost")
 SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
@@ -87,9 +90,10 @@ def _volume_faults(volumes: Any) -> Iterator[Fault]:
         where = f"spec.volumes[name={volume.get('name')}]"
         for source in sorted(set(volume) - {"name"} - VOLUME_SOURCES):
             yield f"{where}.{source}", f"use one of {', '.join(sorted(VOLUME_SOURCES))}"
-        for source in (volume.get("projected") or {}).get("sources") or ():
-            if "serviceAccountToken" in source:
-                yield f"{where}.projected.sources[].serviceAccountToken", "remove it"
+        for projected in (volume.get("projected") or {}).get("sources") or ():
+            for source in sorted(set(projected) - PROJECTED_SOURCES):
+                remedy = f"use one of {', '.join(sorted(PROJECTED_SOURCES))}"
+                yield f"{where}.projected.sources[].{source}", remedy
 
 
 def _container_faults(container: Fields, pod_context: Fields) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ from typing import Any
 from headway_operator import names
 from headway_operator.errors import SpecError
 from headway_operator.manifests.restricted import faults
-from headway_operator.manifests.strategic_merge import merge
+from headway_operator.manifests.strategic_merge import DIRECTIVE, merge
 from headway_operator.state import Site
 
 
@@ -31,15 +31,13 @@ def with_template(
     account: the ServiceAccount whose token the pod has; None where it has none.
     """
     _check(template, place)
-    try:
-        merged = merge(ours, template)
-    except ValueError as error:
-        raise SpecError(place.field, str(error)) from error
+    merged = merge(ours, template, place.field)
     containers = merged["spec"].get("containers") or []
     if not any(container.get("name") == place.container for container in containers):
         raise SpecError(
             f"{place.field}.spec.containers", f"deletes the container `{place.container}`; keep it"
         )
+    merged["spec"]["containers"] = _with_own_arguments(ours, containers, place)
     if site.kind == "kubernetes" and not site.allows_unrestricted:
         _refuse_faults(merged, place, account)
     grace = merged["spec"].get(GRACE)
@@ -48,6 +46,14 @@ def with_template(
     labels = {**merged["metadata"].get("labels", {}), **ours["metadata"]["labels"]}
     merged["metadata"]["labels"] = labels
     return merged
+
+
+def _with_own_arguments(
+    ours: dict[str, Any], containers: list[dict[str, Any]], place: Place
+) -> list[dict[str, Any]]:
+    """The arguments stay in a container that replaced the operator's own: no template can have them."""
+    own = next(one for one in ours["spec"]["containers"] if one["name"] == place.container)
+    return [{**one, "args": own["args"]} if one.get("name") == place.container else one for one in containers]
 
 
 def _refuse_faults(template: dict[str, Any], place: Place, account: str | None) -> None:
@@ -88,5 +94,7 @@ def _check_fields(path: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _check_named_list(path: str, elements: Any) -> None:
-    if not isinstance(elements, list) or not all(isinstance(e, dict) and e.get("name") for e in elements):
+    if not isinstance(elements, list) or not all(
+        isinstance(one, dict) and (one.get("name") or set(one) == {DIRECTIVE}) for one in elements
+    ):
         raise SpecError(path, f"{elements!r} is not a list of objects with names; give each a name")
