@@ -246,3 +246,25 @@ async def test_the_api_server_holds_rollouts_to_their_rules(
         return
     with pytest.raises(ClusterError, match=complaint):
         await create(api, whole)
+
+
+async def test_a_revision_that_the_api_server_refuses_leaves_the_load_to_the_one_that_serves(
+    play: Play,
+) -> None:
+    (stable,) = await play.scales()
+    # The operator's own rules let it pass; the API server's do not.
+    await play.ask_for(replicas=4, template={"spec": {"dnsPolicy": "Nowhere"}})
+    for _ in range(3):
+        outcome = await play.look()
+    assert await play.scales() == {stable: 4}
+    told = {one["type"]: (one["status"], one["reason"]) for one in outcome.status["conditions"]}
+    assert told["Progressing"] == ("False", "RevisionRefused")
+    assert told["Degraded"][0] == "True"
+    (progressing,) = (one for one in outcome.status["conditions"] if one["type"] == "Progressing")
+    assert "dnsPolicy" in progressing["message"]
+
+    await play.ask_for(template=None)
+    for _ in range(3):
+        outcome = await play.look()
+    assert outcome.problems == []
+    assert await play.scales() == {stable: 4}

@@ -139,11 +139,23 @@ def first_difference(model_path: Path, draft_path: Path) -> str | None:
         return None if sizes[0] == sizes[1] else f"vocab_size is {sizes[1]}, the model's {sizes[0]}"
     if files[0].read_bytes() == files[1].read_bytes():
         return None
-    own, draft = (_vocabulary(read_object(path)) for path in files)
+    own, draft = map(_read_vocabulary, files)
     for token in own.keys() | draft.keys():
         if own.get(token) != draft.get(token):
             return f"token {token!r} has id {draft.get(token)}, in the model's {own.get(token)}"
     return None
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    """ConfigError for a file that no tokenizer has written so."""
+    tokenizer = read_object(path)
+    try:
+        return _vocabulary(tokenizer)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: its model.vocab or added_tokens are not as tokenizers have them ({error!r}); copy the "
+            "file again"
+        ) from error
 
 
 def _vocabulary(tokenizer: Mapping[str, object]) -> dict[str, int]:

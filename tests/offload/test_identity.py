@@ -39,6 +39,14 @@ def test_a_change_of_one_byte_tells_folders_apart(file: str, model: Path, tmp_pa
     assert folder_name(PARTS, model, tmp_path) != before
 
 
+def test_what_old_tools_wrote_of_weights_tells_folders_apart(model: Path, tmp_path: Path) -> None:
+    before = folder_name(PARTS, model, tmp_path)
+    (model / "quantize_config.json").write_text('{"checkpoint_format": "gptq"}')
+    first = folder_name(PARTS, model, tmp_path)
+    (model / "quantize_config.json").write_text('{"checkpoint_format": "gptq_v2"}')
+    assert len({before, first, folder_name(PARTS, model, tmp_path)}) == 3
+
+
 def test_the_same_weights_elsewhere_are_the_same(model: Path, tmp_path: Path) -> None:
     before = folder_name(PARTS, model, tmp_path)
     moved = tmp_path / "moved"

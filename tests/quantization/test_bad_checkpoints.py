@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from headway_runtime.errors import ConfigError, ModelLoadError
 from headway_runtime.layers.quantized_weights import holds_no_numbers
+from headway_runtime.models.loader import CheckpointWeights
+from headway_runtime.parallel.share import Range
 from headway_runtime.quantization.choice import choose_quantization, read_quantization
 
 AWQ: dict[str, Any] = {
@@ -352,6 +355,15 @@ def test_plain_weights_that_are_not_finite_are_named(
     change_tensors(written.folder, change)
     with pytest.raises(ModelLoadError, match=f"'{name}' holds numbers that are infinite or none"):
         start_runner(written.folder, quantization=wanted)
+
+
+def test_a_ranks_part_of_a_bias_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    bias = torch.zeros(8)
+    bias[5] = float("inf")
+    save_file({"bias": bias}, tmp_path / "model.safetensors")
+    weights = CheckpointWeights(tmp_path, torch.float32, torch.device("cpu"))
+    with pytest.raises(ModelLoadError, match="'bias' holds numbers that are infinite or none"):
+        weights.take("bias", (8,), Range(4, 8))
 
 
 def test_files_named_as_autogptq_names_them_are_found(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -92,6 +92,23 @@ def test_a_draft_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
     with pytest.raises(ConfigError, match="its vocabulary is another one: token"):
         speculative_options(config, MODEL)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"added_tokens": [{"content": "x"}]}, id="no id"),
+        pytest.param({"added_tokens": [5]}, id="no object"),
+        pytest.param({"model": {"vocab": [1, 2]}}, id="no pairs"),
+    ],
+)
+def test_a_drafts_tokenizer_that_no_tool_wrote_is_named(change: dict[str, Any], tmp_path: Path) -> None:
+    shutil.copytree(resolve(DRAFT), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(tokenizer | change), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: its model\.vocab or added_tokens are not as"):
+        speculative_options(json.dumps({"model": str(tmp_path)}), MODEL)
 
 
 def test_without_tokenizers_the_sizes_must_agree(tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ class CheckpointWeights:
         own_rows = None if rows is None else Range(min(rows.first, shape[0]), min(rows.last, shape[0]))
         own = files.read(name, Part(own_rows, part.columns))
         self._taken(name, math.prod(shape) * own.dtype.itemsize)
+        if len(shape) == 1 and not bool(torch.isfinite(own).all()):
+            raise self.error(name, NOT_FINITE)
         own = own.to(self.dtype)
         return own.contiguous() if rows is None else filled_rows(own, Range(0, len(rows)))
 

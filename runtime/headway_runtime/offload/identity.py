@@ -8,8 +8,10 @@ that calls this, and the result is kept for as long as no file's size or time of
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from headway_runtime.quantization.choice import OLD_FILES
 
 # Another one whenever what lies in a block, or how it is computed, changes.
 LAYOUT_VERSION = 1
@@ -25,10 +27,18 @@ def folder_name(parts: Mapping[str, object], model_path: Path, kept_in: Path) ->
         **parts,
         "layout": LAYOUT_VERSION,
         "config": hashlib.sha256((model_path / "config.json").read_bytes()).hexdigest(),
+        # What tools wrote of weights beside it, before there was a place for that in it.
+        **{name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _old_files(model_path)},
         "weights": weights_digest(model_path, kept_in),
     }
     text = json.dumps(described, sort_keys=True)
     return f"headway-kv-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _old_files(model_path: Path) -> Iterator[tuple[str, Path]]:
+    for name in OLD_FILES:
+        if (model_path / name).is_file():
+            yield name, model_path / name
 
 
 def weights_digest(model_path: Path, kept_in: Path) -> str:
