@@ -138,7 +138,7 @@ def paths(values: dict[str, Any], before: str = "") -> Iterator[str]:
 
 def test_a_value_that_is_null_is_its_default_or_refused_by_the_schema(helm: Path) -> None:
     def rendered(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [helm, "template", "headway", CHART, "--namespace=headway-system"]
+        command: list[str | Path] = [helm, "template", "headway", CHART, "--namespace=headway-system"]
         command += ["--api-versions=monitoring.coreos.com/v1", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
