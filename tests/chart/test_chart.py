@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from e2e.test_rights import UNUSED
 
 CHECKOUT = Path(__file__).parents[2]
 CHART = CHECKOUT / "charts" / "headway"
@@ -137,7 +138,7 @@ def paths(values: dict[str, Any], before: str = "") -> Iterator[str]:
 
 def test_a_value_that_is_null_is_its_default_or_refused_by_the_schema(helm: Path) -> None:
     def rendered(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [helm, "template", "headway", CHART, "--namespace=headway-system"]
+        command: list[str | Path] = [helm, "template", "headway", CHART, "--namespace=headway-system"]
         command += ["--api-versions=monitoring.coreos.com/v1", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -244,6 +245,17 @@ def test_several_namespaces_have_a_role_each_and_nothing_cluster_wide(render: Re
         "--namespace=chat",
         "--namespace=search",
     ]
+
+
+def test_the_chart_page_names_the_rights_that_no_test_need_use() -> None:
+    rows = re.findall(r"^\| (`[a-z]+`.*) of (`.*`) \|.*\|$", (CHART / "README.md").read_text(), re.MULTILINE)
+    told = {
+        (resource, verb)
+        for verbs, resources in rows
+        for verb in re.findall(r"`(\w+)`", verbs)
+        for resource in re.findall(r"`(\w+)`", resources)
+    }
+    assert told == {(right.resource, right.verb) for right in UNUSED}
 
 
 @pytest.mark.parametrize("setting", ["watchNamespace=", NAMESPACED], ids=["all namespaces", "one namespace"])
