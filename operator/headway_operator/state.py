@@ -95,7 +95,9 @@ class Replica:
     revision: the hash of its revision (the value of its revision label).
     phase: `pending` not started (unscheduled, pulling), `starting` runs but is not ready, `failed` crashed or
     cannot start. reason and message carry the real cause when it is not ready (ImagePullBackOff, OOMKilled,
-    Unschedulable, CrashLoopBackOff with its last line). start: of one that is ready and was never restarted.
+    Unschedulable, CrashLoopBackOff with its last line). num_restarts: of the server itself, on whichever of
+    its nodes; not of what prepares its pod or runs beside it. start: of one that is ready and of which
+    nothing was ever restarted.
     """
 
     name: str
@@ -109,6 +111,16 @@ class Replica:
     num_restarts: int = 0
     deletion_cost: int = 0
     start: Start | None = None
+
+
+# The reason of a replica whose server runs on and only does not answer that it is ready any more.
+UNREADY = "ReadinessProbeFailed"
+
+
+def is_crashing(replica: Replica) -> bool:
+    """Failed, or starting once more after a failure that is its reason still."""
+    is_again = replica.phase == "starting" and replica.num_restarts > 0 and replica.reason != UNREADY
+    return bool(replica.reason) and (replica.phase == "failed" or is_again)
 
 
 # Reasons of a replica that has no node.

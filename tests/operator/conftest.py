@@ -24,6 +24,7 @@ from headway_operator.state import (
     Revision,
     Sample,
     Site,
+    Start,
     Targets,
 )
 
@@ -355,11 +356,15 @@ class Fleet:
                 created_at=one.created_at,
                 ready_at=one.ready_at if one.ready_at <= self.now else None,
                 num_restarts=one.num_engine_starts - 1,
+                start=Start(0.0, 0.0, 0.0, self.start_seconds) if self._has_started_once(one) else None,
             )
             for one in self.replicas
         )
         revisions = (Revision("demo-1a2b3c4d", "1a2b3c4d", self.wanted, 0.0),) if self.replicas else ()
         return Observed(revisions=revisions, replicas=replicas, gateway=Gateway(ready=True))
+
+    def _has_started_once(self, one: ToyReplica) -> bool:
+        return one.ready_at <= self.now and one.num_engine_starts == 1
 
     def sample(self) -> Sample:
         ready = [one for one in self.replicas if one.ready_at <= self.now]

@@ -19,6 +19,7 @@ from headway_operator.names import KIND, component_labels
 from headway_operator.quality import Gate, awaiting_model
 from headway_operator.rollout import Record, Rollout
 from headway_operator.rollout.record import Failure, Pin
+from headway_operator.rollout.trouble import is_failing
 from headway_operator.spec import Service, parse
 from headway_operator.state import (
     Attainment,
@@ -208,6 +209,10 @@ def rollouts() -> Iterator[Facts]:
     for one in (service(), service(rollout={"maxUnavailable": 0})):
         yield told(Observed(replicas=(old, roomless)), one=one, rollout=under_way)
     yield told(Observed(replicas=(old, ready("new", current.hash))), rollout=replace(under_way, most=1))
+    for case in RECORDED["cases"].values():
+        (mine,) = of_pods(pod(case["status"]), events=case.get("events", ())).replicas
+        is_paused = is_failing(mine)
+        yield told(Observed(replicas=(old, mine)), rollout=replace(under_way, is_paused=is_paused))
     for reason in GIVEN_UP_REASONS:
         failed = Failure("demo-new", "spec", reason, "words", "2026-11-01T11:00:00Z")
         record = Record(stable=under_way.record.stable, failed=failed)
@@ -315,6 +320,19 @@ def test_no_condition_has_a_reason_that_its_row_does_not_tell_of() -> None:
         if "ScalingActive" in on
     }
     assert {reason: (made | both)[reason] for reason in documented()} == documented()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "its init container tried twice and it loads its model",
+        "its sidecar came back and it loads its model",
+    ],
+)
+def test_what_is_beside_the_server_may_come_again_and_nothing_is_wrong(case: str) -> None:
+    facts = told(of_pods(pod(RECORDED["cases"][case]["status"])))
+    want = {("Ready", "ReplicasStarting"), ("Degraded", "AsExpected"), ("Progressing", "AddingReplicas")}
+    assert facts >= want
 
 
 def test_words_of_the_kubelet_become_reasons_of_the_table() -> None:

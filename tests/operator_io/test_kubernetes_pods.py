@@ -10,7 +10,9 @@ import yaml
 
 from headway_operator.cluster import kubernetes_causes as causes
 from headway_operator.cluster import kubernetes_pods as pods
-from headway_operator.state import Start
+from headway_operator.cluster.kubernetes_observation import Found, observed
+from headway_operator.names import GROUP_INDEX_LABEL, GROUP_SET_LABEL, component_labels
+from headway_operator.state import ServiceKey, Start, is_crashing
 
 RECORDED = yaml.safe_load(Path(__file__).with_name("pods.yaml").read_text())
 CREATED = "2026-01-02T03:04:05Z"
@@ -72,6 +74,42 @@ def test_a_start_is_told_by_its_parts() -> None:
     restarted["status"]["containerStatuses"][0]["restartCount"] = 1
     assert pods.replica(restarted).start is None
     assert pods.replica(pod(RECORDED["cases"]["loads its model"])).start is None
+
+
+def test_restarts_are_those_of_the_server_alone() -> None:
+    for case, want in (
+        ("its init container tried twice and it loads its model", 0),
+        ("its sidecar came back and it loads its model", 0),
+        ("memory of its node ran out", 0),
+        ("ended by a signal", 1),
+        ("crashes over and over", 5),
+    ):
+        replica = pods.replica(pod(RECORDED["cases"][case]))
+        assert (replica.num_restarts, is_crashing(replica)) == (want, want > 0), case
+
+
+@pytest.mark.parametrize(
+    ("leader", "worker", "want"),
+    [
+        ("loads its model", "loads its model", (0, False, True)),
+        ("loads its model", "ended by a signal", (1, True, True)),
+        ("ended by a signal", "crashes over and over", (6, True, True)),
+        ("loads its model", "its sidecar came back and it loads its model", (0, False, True)),
+        ("ready", "ready", (0, False, False)),
+    ],
+)
+def test_a_group_of_pods_restarts_with_any_of_its_servers(
+    leader: str, worker: str, want: tuple[int, bool, bool]
+) -> None:
+    made = []
+    for number, (case, component) in enumerate(((leader, "runtime"), (worker, "worker"))):
+        one = pod(RECORDED["cases"][case])
+        group = {GROUP_SET_LABEL: "demo-1a2b", GROUP_INDEX_LABEL: "0"}
+        labels = component_labels("demo", component) | group
+        one["metadata"] |= {"name": f"demo-{number}", "labels": labels}
+        made.append(one)
+    (replica,) = observed(ServiceKey("default", "demo"), "u1", Found({}, made)).replicas
+    assert (replica.num_restarts, is_crashing(replica), replica.start is None) == want
 
 
 def test_addresses_are_urls_of_either_family() -> None:

@@ -196,10 +196,10 @@ def needs_events(pod: Pod) -> bool:
     for status in container_statuses(pod):
         last = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated")
         is_restarted = int(status.get("restartCount", 0)) > 0 or "terminated" in status.get("state", {})
-        if is_restarted and last and last.get("reason") != "OOMKilled":
-            if int(last.get("exitCode", 0)) in EXIT_STATUSES_OF_KILLED:
-                return True
-        elif status.get("started") and not status.get("ready") and "running" in status.get("state", {}):
+        is_explained = not last or last.get("reason") == "OOMKilled"
+        if is_restarted and not is_explained and int(last.get("exitCode", 0)) in EXIT_STATUSES_OF_KILLED:
+            return True
+        if status.get("started") and not status.get("ready") and "running" in status.get("state", {}):
             return True
     return False
 

@@ -101,19 +101,30 @@ def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
 
 
 def _replica(pod: Json, found: Found) -> Replica:
-    """A replica; one that spans nodes and is not ready has the cause from a pod that knows one."""
+    """A replica; one that spans nodes and is not ready has the cause from a pod that knows one.
+
+    Its server runs in each of its pods, so that each one's restarts are the replica's.
+    """
     replica = pods.replica(pod, _events_of(pod, found))
-    group = tuple(label_of(pod, label) for label in (GROUP_SET_LABEL, GROUP_INDEX_LABEL))
-    if not group[0] or replica.phase in ("ready", "draining") or replica.reason:
+    group = _group_of(pod)
+    if not group[0]:
         return replica
-    for worker in found.workers():
-        if tuple(label_of(worker, label) for label in (GROUP_SET_LABEL, GROUP_INDEX_LABEL)) != group:
-            continue
+    workers = [one for one in found.workers() if _group_of(one) == group]
+    num_restarts = replica.num_restarts + sum(pods.num_restarts(one) for one in workers)
+    replica = replace(replica, num_restarts=num_restarts, start=None if num_restarts else replica.start)
+    if replica.phase in ("ready", "draining") or replica.reason:
+        return replica
+    for worker in workers:
         phase, reason, message = pods.judge(worker, _events_of(worker, found))
         if reason and phase != "draining":
             told = f"{worker['metadata']['name']}: {message or reason}"
             return replace(replica, phase=phase, reason=reason, message=told)
     return replica
+
+
+def _group_of(pod: Json) -> tuple[str, str]:
+    """Which pods are one replica; two empty words of a pod that is one by itself."""
+    return label_of(pod, GROUP_SET_LABEL), label_of(pod, GROUP_INDEX_LABEL)
 
 
 def _events_of(pod: Json, found: Found) -> Sequence[Json]:

@@ -15,7 +15,7 @@ from headway_operator.cluster.kubernetes_causes import (
     seconds_of,
 )
 from headway_operator.cluster.kubernetes_start import start
-from headway_operator.names import DELETION_COST_ANNOTATION, HTTP_PORT, REVISION_LABEL
+from headway_operator.names import DELETION_COST_ANNOTATION, HTTP_PORT, REVISION_LABEL, RUNTIME_CONTAINER
 from headway_operator.state import Gateway, Replica, ReplicaPhase
 
 Events = Iterable[Mapping[str, Any]]
@@ -41,10 +41,16 @@ def replica(pod: Pod, events: Events = ()) -> Replica:
         ready_at=seconds_of(ready["lastTransitionTime"]) if is_ready else None,
         reason=reason,
         message=message,
-        num_restarts=sum(int(status.get("restartCount", 0)) for status in container_statuses(pod)),
+        num_restarts=num_restarts(pod),
         deletion_cost=int(metadata.get("annotations", {}).get(DELETION_COST_ANNOTATION, 0)),
         start=start(pod),
     )
+
+
+def num_restarts(pod: Pod) -> int:
+    """Of the server's container alone: an init container may try again, a sidecar come and go."""
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    return sum(int(one.get("restartCount", 0)) for one in statuses if one.get("name") == RUNTIME_CONTAINER)
 
 
 def uncreated_replica(deployment: Mapping[str, Any], num_pods: int) -> Replica | None:

@@ -3,18 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from headway_operator.state import Loss, Observed, Replica
+from headway_operator.state import Loss, Observed, Replica, is_crashing
 
 # A new replica that waits for something is in trouble once it has waited for so long: a node may just be
 # added.
 PATIENCE_SECONDS = 60.0
 # A replica that was lost is told of for so long; the one in its place has started by then, or says why not.
 LOSS_SECONDS = 600.0
-
-
-def is_crashing(replica: Replica) -> bool:
-    """Failed, or starting once more after a failure."""
-    return replica.phase == "failed" or (replica.phase == "starting" and replica.num_restarts > 0)
 
 
 def crashing(observed: Observed) -> list[Replica]:

@@ -25,7 +25,7 @@ def progressing(
         failing = next(one for one in mine if is_failing(one))
         cause = f"{failing.name}: {failing.message or failing.reason}"
         words = f"revision {record.candidate} does not come up: {cause}; {_serving(others)}"
-        return Condition("Progressing", "False", failing.reason or "ReplicasFailing", words)
+        return Condition("Progressing", "False", failing.reason, words)
     if rollout.most is not None:
         weight = f"gets {record.weight}% of the requests" if record.weight else "gets no requests yet"
         waits = f"; {rollout.waits_for}" if rollout.waits_for else ""

@@ -9,14 +9,14 @@ QualityVerified whether the model was judged, and passed; said of a service that
 What each reason means and what to do about it stands in `docs/conditions.md`.
 """
 
-from headway_operator.conditions.causes import cause_of, crashing, in_trouble, is_crashing, recent_losses
+from headway_operator.conditions.causes import cause_of, crashing, in_trouble, recent_losses
 from headway_operator.conditions.condition import Condition
 from headway_operator.conditions.problems import NO_PROBLEMS, Problems
 from headway_operator.manifests.model_source import has_to_be_fetched
 from headway_operator.plan import wanted_replicas
 from headway_operator.quality import Gate
 from headway_operator.spec import Service
-from headway_operator.state import Decision, Observed, Rendered
+from headway_operator.state import Decision, Observed, Rendered, is_crashing
 
 
 def ready(

@@ -1,6 +1,6 @@
 """What keeps a new replica from serving, told apart: that there is no room for it, or that it fails."""
 
-from headway_operator.state import Replica, is_unplaced
+from headway_operator.state import Replica, is_crashing, is_unplaced
 
 # What the scheduler, the admission of quotas and the allocation of devices say where room is wanting.
 _NO_ROOM = ("Insufficient ", "Too many pods", "exceeded quota", "cannot allocate all claims")
@@ -13,5 +13,4 @@ def lacks_room(replica: Replica) -> bool:
 
 def is_failing(replica: Replica) -> bool:
     """Failed, or starting once more after a failure; one that only lacks room is not."""
-    is_again = replica.phase == "starting" and replica.num_restarts > 0
-    return (replica.phase == "failed" or is_again) and not lacks_room(replica)
+    return is_crashing(replica) and not lacks_room(replica)
