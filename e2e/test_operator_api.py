@@ -240,6 +240,11 @@ async def test_pods_that_cannot_be_created_show_as_a_failed_replica(
     assert (replica.phase, replica.reason, replica.message) == ("failed", "QuotaExceeded", "exceeded quota")
     outcome = await take_pass()
     assert condition(outcome.status, "Ready")["reason"] == "QuotaExceeded"
+    await api.patch(
+        "Deployment", key.namespace, "demo-gateway", {"status": {"conditions": [failure]}}, "status"
+    )
+    gateway = (await cluster.observe(key)).gateway
+    assert (gateway.ready, gateway.reason, gateway.message) == (False, "QuotaExceeded", "exceeded quota")
 
 
 async def test_another_autoscaler_of_the_service_is_noticed(

@@ -160,6 +160,8 @@ class Revision:
 class Gateway:
     """The gateway in front of the replicas. `addresses` are those of its processes (for samples).
 
+    reason and message: of a pod of it that does not serve, whether or not another one does; or of one that
+    cannot be made. waits_since: when that pod was made, of one that has not begun yet; None of any other.
     replicas: how many pods its Deployment is to have; None without one.
     """
 
@@ -168,6 +170,7 @@ class Gateway:
     reason: str = ""
     message: str = ""
     replicas: int | None = None
+    waits_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

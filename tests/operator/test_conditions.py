@@ -177,10 +177,51 @@ def test_fixed_replicas_are_ready_only_when_all_are(build: Any) -> None:
 
 def test_not_ready_without_gateway_and_not_at_zero(build: Any, world: World) -> None:
     world.gateway = Gateway(ready=False, reason="ImagePullBackOff", message="no such image")
-    assert get(world.status(), "Ready") == ("False", "ImagePullBackOff", "no such image")
+    assert get(world.status(), "Ready") == (
+        *("False", "ImagePullBackOff"),
+        "no gateway is ready: no such image",
+    )
     asleep = World(build, {"replicas": 0})
     asleep.replicas = []
     assert get(asleep.status(), "Ready")[:2] == ("False", "ScaledToZero")
+
+
+@pytest.mark.parametrize(
+    ("gateway", "want"),
+    [
+        pytest.param(
+            Gateway(ready=False, reason="CrashLoopBackOff", message="exited with status 1"),
+            ("True", "CrashLoopBackOff", "no gateway is ready: exited with status 1"),
+            id="the only one crashes",
+        ),
+        pytest.param(
+            Gateway(ready=True, reason="CrashLoopBackOff", message="exited with status 1"),
+            ("True", "CrashLoopBackOff", "a gateway is not ready, another one is: exited with status 1"),
+            id="one of two crashes",
+        ),
+        pytest.param(
+            Gateway(ready=True, reason="Unschedulable", message="no room", waits_since=NOW - 60),
+            ("True", "Unschedulable", "a gateway is not ready, another one is: no room"),
+            id="one of two has waited for a minute",
+        ),
+        pytest.param(
+            Gateway(ready=True, reason="Unschedulable", message="no room", waits_since=NOW - 59),
+            ("False", "AsExpected", "nothing is wrong"),
+            id="one of two was just made",
+        ),
+        pytest.param(
+            Gateway(ready=False), ("False", "AsExpected", "nothing is wrong"), id="it is about to start"
+        ),
+    ],
+)
+def test_a_gateway_that_does_not_come_up_is_told_whether_or_not_another_serves(
+    world: World, gateway: Gateway, want: tuple[str, str, str]
+) -> None:
+    world.gateway = gateway
+    status = world.status()
+    assert get(status, "Degraded") == want
+    assert get(status, "Ready")[0] == ("True" if gateway.ready else "False")
+    assert get(status, "Progressing")[1] == "Settled"
 
 
 def test_a_rollout_is_progress(world: World) -> None:

@@ -109,19 +109,48 @@ def recorded_pods() -> Iterator[Facts]:
         yield told(of_pods(lost, pod(RECORDED["cases"]["ready"]["status"], "demo-y")))
 
 
-def uncreated_pods() -> Iterator[Facts]:
+REFUSALS = ("exceeded quota: gpus", 'admission webhook "a" denied the request: no', "no service account")
+
+
+def refused_deployment(words: str, component: str, num_updated: int = 0) -> dict[str, Any]:
+    """For two pods, of which the API server refuses some."""
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
+    labels = component_labels(KEY.name, component)
+    if component == "runtime":
+        labels |= {"serving.headway.dev/revision": current_revision()}
     owner = {"kind": KIND, "uid": UID, "controller": True}
-    for words in (
-        "exceeded quota: gpus",
-        'admission webhook "a" denied the request: no',
-        "no service account",
-    ):
-        failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
-        labels = component_labels(KEY.name, "runtime") | {"serving.headway.dev/revision": current_revision()}
-        metadata = {"name": "demo-old", "labels": labels, "ownerReferences": [owner]}
-        metadata["creationTimestamp"] = "2026-11-01T10:00:00Z"
-        deployment = {"metadata": metadata, "spec": {"replicas": 2}, "status": {"conditions": [failure]}}
-        yield told(observed(KEY, UID, Found({"Deployment": [deployment]}, [])))
+    metadata = {"name": f"demo-{component}", "labels": labels, "ownerReferences": [owner]}
+    metadata["creationTimestamp"] = "2026-11-01T10:00:00Z"
+    status = {"conditions": [failure], "updatedReplicas": num_updated}
+    return {"metadata": metadata, "spec": {"replicas": 2}, "status": status}
+
+
+def uncreated_pods() -> Iterator[Facts]:
+    for words in REFUSALS:
+        yield told(observed(KEY, UID, Found({"Deployment": [refused_deployment(words, "runtime")]}, [])))
+
+
+def gateway_pod(case: str, name: str = "demo-x") -> dict[str, Any]:
+    recorded = RECORDED["cases"][case]
+    labels = component_labels(KEY.name, "gateway")
+    return pod(recorded["status"], name, **{**recorded.get("metadata", {}), "labels": labels})
+
+
+def gateway_of(*pods: dict[str, Any], deployment: dict[str, Any] | None = None) -> Gateway:
+    children = {"Deployment": [deployment] if deployment else []}
+    return observed(KEY, UID, Found(children, pods)).gateway
+
+
+def gateways() -> Iterator[Facts]:
+    """In trouble, alone or beside another one that serves; replicas are ready."""
+    another = gateway_pod("ready", "demo-y")
+    for case in RECORDED["cases"]:
+        for others in ((), (another,)):
+            yield told(replace(own_replicas(2), gateway=gateway_of(gateway_pod(case), *others)))
+    for words in REFUSALS:
+        for pods in ((), (another,)):
+            gateway = gateway_of(*pods, deployment=refused_deployment(words, "gateway"))
+            yield told(replace(own_replicas(2), gateway=gateway))
 
 
 def ready(name: str = "a", revision: str = "old") -> Replica:
@@ -271,7 +300,18 @@ def lacks() -> Iterator[Facts]:
 
 
 PRODUCERS = (
-    *(recorded_pods, uncreated_pods, lives, decisions, gates, rests, rollouts, failures, local_processes),
+    *(
+        recorded_pods,
+        uncreated_pods,
+        gateways,
+        lives,
+        decisions,
+        gates,
+        rests,
+        rollouts,
+        failures,
+        local_processes,
+    ),
     lacks,
 )
 
@@ -333,6 +373,24 @@ def test_what_is_beside_the_server_may_come_again_and_nothing_is_wrong(case: str
     facts = told(of_pods(pod(RECORDED["cases"][case]["status"])))
     want = {("Ready", "ReplicasStarting"), ("Degraded", "AsExpected"), ("Progressing", "AddingReplicas")}
     assert facts >= want
+
+
+@pytest.mark.parametrize(
+    ("num_serving", "num_updated", "want"),
+    [
+        pytest.param(0, 0, ("QuotaExceeded", "QuotaExceeded"), id="none could be made"),
+        pytest.param(1, 1, ("Serving", "QuotaExceeded"), id="one of two could not be made"),
+        pytest.param(2, 0, ("Serving", "QuotaExceeded"), id="none of the latest template"),
+        pytest.param(2, 2, ("Serving", "AsExpected"), id="all are made by now"),
+    ],
+)
+def test_a_gateway_that_cannot_be_made_says_who_refuses_it(
+    num_serving: int, num_updated: int, want: tuple[str, str]
+) -> None:
+    pods = [gateway_pod("ready", f"demo-{number}") for number in range(num_serving)]
+    deployment = refused_deployment(REFUSALS[0], "gateway", num_updated)
+    facts = told(replace(own_replicas(2), gateway=gateway_of(*pods, deployment=deployment)))
+    assert {("Ready", want[0]), ("Degraded", want[1])} <= facts
 
 
 def test_words_of_the_kubelet_become_reasons_of_the_table() -> None:

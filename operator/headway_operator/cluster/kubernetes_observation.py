@@ -82,9 +82,9 @@ def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
     return Observed(
         revisions=tuple(_revision(kind, one) for kind, several in made.items() for one in several),
         replicas=tuple(sorted(replicas, key=lambda replica: replica.name)),
-        gateway=replace(
-            pods.gateway(pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
-            replicas=next((_replicas(one) for one in own["Deployment"] if _is_gateway(one)), None),
+        gateway=pods.gateway(
+            (pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
+            next((one for one in own["Deployment"] if _is_gateway(one)), None),
         ),
         children=frozenset(child for child, owner in found.owners().items() if owner == uid),
         evaluations=tuple(

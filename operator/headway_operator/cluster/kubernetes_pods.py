@@ -4,6 +4,7 @@ Pure. Pods that have ended for good (evicted, completed) are no replicas: their 
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from headway_operator.cluster import kubernetes_causes as causes
@@ -55,36 +56,53 @@ def num_restarts(pod: Pod) -> int:
 
 def uncreated_replica(deployment: Mapping[str, Any], num_pods: int) -> Replica | None:
     """A failed replica in place of pods that cannot even be created (quota, admission), else None."""
-    wanted = int(deployment["spec"].get("replicas", 1))
-    failure = condition(deployment, "ReplicaFailure")
-    if num_pods >= wanted or failure.get("status") != "True":
+    reason, message = uncreated(deployment, num_pods)
+    if not reason:
         return None
     metadata = deployment["metadata"]
-    message = one_line(failure.get("message", ""))
     return Replica(
         name=f"{metadata['name']}-uncreated",
         revision=metadata.get("labels", {}).get(REVISION_LABEL, ""),
         phase="failed",
         address=None,
         created_at=seconds_of(metadata["creationTimestamp"]),
-        reason=causes.uncreated(message),
-        message=message,
-    )
-
-
-def gateway(pods: Iterable[Pod]) -> Gateway:
-    """The gateway from its pods: ready when one is, else with the cause of the newest that says one."""
-    newest_first = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
-    judged = [(pod, *judge(pod)) for pod in newest_first]
-    ready = [pod for pod, phase, _, _ in judged if phase == "ready"]
-    found = [(reason, message) for _, phase, reason, message in judged if phase != "ready" and reason]
-    reason, message = found[0] if found else ("", "")
-    return Gateway(
-        ready=bool(ready),
-        addresses=tuple(url for pod in ready if (url := address(pod)) is not None),
         reason=reason,
         message=message,
     )
+
+
+def uncreated(deployment: Mapping[str, Any], num_pods: int) -> causes.Cause:
+    """Why some of the pods that a Deployment is to have cannot even be made, while they are missing."""
+    wanted = int(deployment["spec"].get("replicas", 1))
+    failure = condition(deployment, "ReplicaFailure")
+    if num_pods >= wanted or failure.get("status") != "True":
+        return causes.NO_CAUSE
+    message = one_line(failure.get("message", ""))
+    return causes.uncreated(message), message
+
+
+def gateway(pods: Iterable[Pod], deployment: Mapping[str, Any] | None = None) -> Gateway:
+    """The gateway from its pods: ready when one is, with the cause of the newest of the others that says one.
+
+    deployment: the gateway's own, which says why pods of its latest template cannot be made.
+    """
+    newest_first = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
+    judged = [(pod, *judge(pod)) for pod in newest_first]
+    ready = [pod for pod, phase, _, _ in judged if phase == "ready"]
+    made = Gateway(
+        ready=bool(ready),
+        addresses=tuple(url for pod in ready if (url := address(pod)) is not None),
+        replicas=None if deployment is None else int(deployment["spec"].get("replicas", 1)),
+    )
+    for pod, phase, reason, message in judged:
+        if reason:
+            since = seconds_of(pod["metadata"]["creationTimestamp"]) if phase == "pending" else None
+            return replace(made, reason=reason, message=message, waits_since=since)
+    if deployment is None:
+        return made
+    # An older template's pods serve on while those of the latest are refused.
+    reason, message = uncreated(deployment, int((deployment.get("status") or {}).get("updatedReplicas", 0)))
+    return replace(made, reason=reason, message=message)
 
 
 def address(pod: Pod) -> str | None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from headway_operator.state import Loss, Observed, Replica, is_crashing
+from headway_operator.state import Gateway, Loss, Observed, Replica, is_crashing
 
 # A new replica that waits for something is in trouble once it has waited for so long: a node may just be
 # added.
@@ -29,6 +29,20 @@ def in_trouble(observed: Observed, now: float) -> list[Replica]:
             and now - replica.created_at >= PATIENCE_SECONDS
         )
     ]
+
+
+def gateway_is_in_trouble(gateway: Gateway, now: float) -> bool:
+    """Whether one of its pods does not serve and says why, and has not just been made; others may serve."""
+    has_waited = gateway.waits_since is None or now - gateway.waits_since >= PATIENCE_SECONDS
+    return bool(gateway.reason) and has_waited
+
+
+def gateway_words(gateway: Gateway) -> str:
+    """What is wrong with the gateway, told apart from what is wrong with a replica."""
+    if not gateway.reason:
+        return gateway.message or "the gateway is not ready yet"
+    which = "a gateway is not ready, another one is" if gateway.ready else "no gateway is ready"
+    return f"{which}: {gateway.message or gateway.reason}"
 
 
 def recent_losses(observed: Observed, now: float) -> list[Loss]:

@@ -9,7 +9,14 @@ QualityVerified whether the model was judged, and passed; said of a service that
 What each reason means and what to do about it stands in `docs/conditions.md`.
 """
 
-from headway_operator.conditions.causes import cause_of, crashing, in_trouble, recent_losses
+from headway_operator.conditions.causes import (
+    cause_of,
+    crashing,
+    gateway_is_in_trouble,
+    gateway_words,
+    in_trouble,
+    recent_losses,
+)
 from headway_operator.conditions.condition import Condition
 from headway_operator.conditions.problems import NO_PROBLEMS, Problems
 from headway_operator.manifests.model_source import has_to_be_fetched
@@ -40,8 +47,8 @@ def ready(
         reason, message = cause_of(waiting, recent_losses(observed, decision.at))
         return Condition("Ready", "False", reason, f"{num_ready} of {wanted} replicas ready: {message}")
     if not observed.gateway.ready:
-        message = observed.gateway.message or "the gateway is not ready yet"
-        return Condition("Ready", "False", observed.gateway.reason or "GatewayNotReady", message)
+        reason = observed.gateway.reason or "GatewayNotReady"
+        return Condition("Ready", "False", reason, gateway_words(observed.gateway))
     where = f" at {observed.url}" if observed.url else ""
     return Condition("Ready", "True", "Serving", f"{num_ready} of {wanted} replicas ready{where}")
 
@@ -117,6 +124,8 @@ def degraded(
     if failing := crashing(observed):
         reason, message = cause_of(failing)
         return Condition("Degraded", "True", reason, f"{len(failing)} replicas cannot run: {message}")
+    if gateway_is_in_trouble(observed.gateway, decision.at):
+        return Condition("Degraded", "True", observed.gateway.reason, gateway_words(observed.gateway))
     if gate is not None and gate.is_stuck:
         return Condition("Degraded", "True", reason_of(gate), gate.message)
     if waiting := in_trouble(observed, decision.at):
