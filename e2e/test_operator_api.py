@@ -21,6 +21,7 @@ from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import API_VERSIONS, KubernetesApi
 from headway_operator.cluster.kubernetes_keys import load_or_create_keys
 from headway_operator.cluster.kubernetes_lease import Lease
+from headway_operator.cluster.kubernetes_preparation import PATIENCE_SECONDS
 from headway_operator.errors import ClusterError, ConflictError, UnavailableError
 from headway_operator.state import ChildKey, Replica, ServiceKey
 
@@ -224,6 +225,36 @@ async def test_the_gateway_is_ready_when_one_of_its_pods_is(
     assert observed.replicas == ()
 
 
+async def test_a_volume_that_a_pod_does_not_get_is_named_from_its_events(
+    api: KubernetesApi, key: ServiceKey
+) -> None:
+    cluster = KubernetesCluster(
+        api, runtime_image="", gateway_image="", clock=lambda: time.time() + PATIENCE_SECONDS + 1
+    )
+    words = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
+    for component in ("runtime", "gateway"):
+        made = await api.create(pod(key, f"demo-{component}", component))
+        name, uid = made["metadata"]["name"], made["metadata"]["uid"]
+        creating = status(waiting={"reason": "ContainerCreating"})
+        await api.patch("Pod", key.namespace, name, {"status": {**creating, "phase": "Pending"}}, "status")
+        await api.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": f"{name}.1", "namespace": key.namespace},
+                "involvedObject": {"kind": "Pod", "namespace": key.namespace, "name": name, "uid": uid},
+                "reason": "FailedMount",
+                "message": words,
+                "type": "Warning",
+                "lastTimestamp": "2026-01-02T03:03:00Z",
+            }
+        )
+    observed = await cluster.observe(key)
+    (replica,) = observed.replicas
+    assert (replica.phase, replica.reason, replica.message) == ("pending", "FailedMount", words)
+    assert (observed.gateway.reason, observed.gateway.message) == ("FailedMount", words)
+
+
 async def test_pods_that_cannot_be_created_show_as_a_failed_replica(
     api: KubernetesApi, key: ServiceKey, take_pass: Any, cluster: KubernetesCluster
 ) -> None:
@@ -240,6 +271,11 @@ async def test_pods_that_cannot_be_created_show_as_a_failed_replica(
     assert (replica.phase, replica.reason, replica.message) == ("failed", "QuotaExceeded", "exceeded quota")
     outcome = await take_pass()
     assert condition(outcome.status, "Ready")["reason"] == "QuotaExceeded"
+    await api.patch(
+        "Deployment", key.namespace, "demo-gateway", {"status": {"conditions": [failure]}}, "status"
+    )
+    gateway = (await cluster.observe(key)).gateway
+    assert (gateway.ready, gateway.reason, gateway.message) == (False, "QuotaExceeded", "exceeded quota")
 
 
 async def test_another_autoscaler_of_the_service_is_noticed(

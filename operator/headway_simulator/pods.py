@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from headway_operator.state import Replica
+from headway_operator.state import Replica, Start
 from headway_simulator.engine import SimulatedEngine
 from headway_simulator.records import PodLife
 
@@ -68,7 +68,13 @@ class Pod:
             ready_at=self.ready_at,
             reason="Unschedulable" if self.phase == "unscheduled" else "",
             deletion_cost=self.deletion_cost,
+            start=self._start(),
         )
+
+    def _start(self) -> Start | None:
+        if self.placed_at is None or self.ready_at is None:
+            return None
+        return Start(self.placed_at - self.created_at, 0.0, 0.0, self.ready_at - self.placed_at)
 
     def life(self) -> PodLife | None:
         """None if it was never placed."""

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
-from headway_operator.slo.sizing import Sizing
+from headway_operator.slo.memory import Memory
+from headway_operator.slo.sizing import Sizing, with_learning
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
-from headway_operator.state import Limits, Targets
+from headway_operator.state import Limits, Observed, Start, Targets
 
 MODEL = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=0.0)
 WORK = Workload(prompt=1000.0, prompt_square=2e6, answer=200.0, context=1200.0, kv_share=0.002)
@@ -161,3 +162,12 @@ def test_trust_makes_no_places() -> None:
         for kappa in (0.9, 1.0, 1.05, 1.2)
     ]
     assert found == pytest.approx([4.5, 5.0, 5.25, 5.5])
+
+
+def test_what_came_again_says_nothing_of_how_long_a_start_takes(build: Any) -> None:
+    """Nor does one of which only a sidecar was restarted: it is ready anew, hours after it was made."""
+    first = build.replica("a", created_at=1000.0, ready_at=1045.0, start=Start(1.0, 11.0, 0.0, 33.0))
+    again = build.replica("b", created_at=1000.0, ready_at=9000.0, num_restarts=1)
+    beside = build.replica("c", created_at=1000.0, ready_at=9500.0)
+    memory = with_learning(Memory(began_at=1.0), {}, Observed(replicas=(first, again, beside)), 9999.0)
+    assert memory.starts == ((1045.0, 45.0),)

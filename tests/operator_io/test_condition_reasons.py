@@ -12,6 +12,7 @@ import yaml
 
 from headway_operator import conditions, errors
 from headway_operator.cluster import kubernetes_causes as causes
+from headway_operator.cluster import kubernetes_preparation as preparation
 from headway_operator.cluster.kubernetes_observation import Found, observed
 from headway_operator.cluster.local_exit import explain_exit
 from headway_operator.manifests import render
@@ -136,17 +137,22 @@ def gateway_pod(case: str, name: str = "demo-x") -> dict[str, Any]:
     return pod(recorded["status"], name, **{**recorded.get("metadata", {}), "labels": labels})
 
 
-def gateway_of(*pods: dict[str, Any], deployment: dict[str, Any] | None = None) -> Gateway:
+def gateway_of(
+    *pods: dict[str, Any],
+    deployment: dict[str, Any] | None = None,
+    events: Iterable[dict[str, Any]] = (),
+) -> Gateway:
     children = {"Deployment": [deployment] if deployment else []}
-    return observed(KEY, UID, Found(children, pods)).gateway
+    return observed(KEY, UID, Found(children, pods, events={"demo-x": list(events)})).gateway
 
 
 def gateways() -> Iterator[Facts]:
     """In trouble, alone or beside another one that serves; replicas are ready."""
     another = gateway_pod("ready", "demo-y")
-    for case in RECORDED["cases"]:
+    for name, case in RECORDED["cases"].items():
         for others in ((), (another,)):
-            yield told(replace(own_replicas(2), gateway=gateway_of(gateway_pod(case), *others)))
+            gateway = gateway_of(gateway_pod(name), *others, events=case.get("events", ()))
+            yield told(replace(own_replicas(2), gateway=gateway))
     for words in REFUSALS:
         for pods in ((), (another,)):
             gateway = gateway_of(*pods, deployment=refused_deployment(words, "gateway"))
@@ -394,6 +400,24 @@ def test_a_gateway_that_cannot_be_made_says_who_refuses_it(
     assert {("Ready", want[0]), ("Degraded", want[1])} <= facts
 
 
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("a volume's secret is missing", "FailedMount"),
+        ("another node has its volume", "FailedMount"),
+        ("it gets no address", "FailedCreatePodSandBox"),
+    ],
+)
+def test_a_pod_that_cannot_be_prepared_is_degraded_and_not_given_up(case: str, reason: str) -> None:
+    recorded = RECORDED["cases"][case]
+    watched = of_pods(pod(recorded["status"]), events=recorded["events"])
+    assert told(watched) >= {("Ready", reason), ("Degraded", reason), ("Progressing", "AddingReplicas")}
+    assert not is_failing(watched.replicas[0]), "the kubelet tries again, and mostly something else gives way"
+    gateway = gateway_of(gateway_pod(case), events=recorded["events"])
+    assert told(replace(own_replicas(2), gateway=gateway)) >= {("Ready", reason), ("Degraded", reason)}
+
+
 def test_words_of_the_kubelet_become_reasons_of_the_table() -> None:
     closed = {*causes.WAITING_REASONS.values(), causes.OTHER_WAITING_REASON, *causes.LOSS_REASONS.values()}
+    closed |= set(preparation.REASONS.values())
     assert {*closed, *causes.DISRUPTION_REASONS.values()} <= set(documented())

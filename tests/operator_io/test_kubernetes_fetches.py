@@ -124,7 +124,6 @@ def test_the_latest_words_of_events_count() -> None:
     def event(reason: str, message: str, second: int) -> dict[str, str]:
         return {"reason": reason, "message": message, "lastTimestamp": f"2026-11-01T11:00:0{second}Z"}
 
-    events = [event("FailedMount", "new\nwords", 3), event("FailedMount", "old", 1), event("Pulled", "x", 5)]
-    assert fetches.mount_failure(events) == "new words"
-    assert fetches.claim_words(events) == "x"
-    assert fetches.mount_failure([]) == fetches.claim_words([]) == ""
+    events = [event("ProvisioningFailed", "new\nwords", 3), event("ProvisioningFailed", "old", 1)]
+    assert fetches.claim_words(events) == "new words"
+    assert fetches.claim_words([]) == ""

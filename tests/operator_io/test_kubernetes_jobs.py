@@ -110,3 +110,17 @@ def test_a_job_is_read_with_what_its_last_pod_left(
     one: dict[str, Any], pods: list[dict[str, Any]], want: Evaluation
 ) -> None:
     assert evaluation(one, pods) == want
+
+
+def test_a_volume_that_its_pod_does_not_get_is_what_a_judgement_waits_for() -> None:
+    creating = {"name": "runtime", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    waiting = pod(1, {}, containerStatuses=[creating])
+    waiting["metadata"]["uid"] = "x"
+    event = {
+        "reason": "FailedMount",
+        "message": 'configmap "tasks" not found',
+        "lastTimestamp": "2026-01-02T03:05:00Z",
+    }
+    assert evaluation(job(), [waiting]) == Evaluation(NAME, "pending")
+    want = Evaluation(NAME, "pending", 'FailedMount: configmap "tasks" not found')
+    assert evaluation(job(), [waiting], {"x": [event]}) == want

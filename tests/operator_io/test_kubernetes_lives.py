@@ -9,7 +9,8 @@ import pytest
 
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_lease import Lease
-from headway_operator.names import KIND, ChildKey, ServiceKey
+from headway_operator.names import KIND, ChildKey, ServiceKey, component_labels
+from headway_operator.times import seconds, timestamp
 
 
 class ToldApi:
@@ -75,6 +76,28 @@ async def test_what_only_carries_the_labels_of_a_child_is_none(api: Any, key: Se
     observed = await cluster.observe(key)
     assert observed.children == {ChildKey("Deployment", "demo-1a2b")}
     assert [revision.name for revision in observed.revisions] == ["demo-1a2b"]
+
+
+@pytest.mark.parametrize("component", ["runtime", "gateway"])
+async def test_what_a_pod_waits_for_on_its_node_is_asked_when_it_has_waited(
+    api: Any, key: ServiceKey, component: str
+) -> None:
+    since, now = seconds("2026-11-01T10:00:10Z"), 0.0
+    cluster = KubernetesCluster(api, runtime_image="", gateway_image="", clock=lambda: now)
+    api.objects[KIND] = {"metadata": {"uid": "mine"}}
+    metadata: dict[str, Any] = {"name": "demo-x", "namespace": key.namespace, "uid": "x"}
+    metadata |= {"labels": component_labels(key.name, component), "creationTimestamp": timestamp(since - 10)}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(since)}
+    status = {"phase": "Pending", "conditions": [scheduled]}
+    api.lists["Pod"] = [{"metadata": metadata, "spec": {}, "status": status}]
+    words = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
+    event = {"reason": "FailedMount", "message": words, "lastTimestamp": timestamp(since + 40)}
+    api.lists["Event"] = [event]
+    for age, want in ((59.0, ("", "")), (60.0, ("FailedMount", words))):
+        now = since + age
+        observed = await cluster.observe(key)
+        (one,) = (observed.gateway,) if component == "gateway" else observed.replicas
+        assert (one.reason, one.message) == want
 
 
 async def test_a_lease_that_cannot_be_read_is_asked_for_again(

@@ -15,6 +15,8 @@ from headway_operator.names import GROUP_INDEX_LABEL, GROUP_SET_LABEL, component
 from headway_operator.state import ServiceKey, Start, is_crashing
 
 RECORDED = yaml.safe_load(Path(__file__).with_name("pods.yaml").read_text())
+# An hour after the pods were made.
+NOW = datetime.fromisoformat("2026-11-01T11:00:00Z").timestamp()
 CREATED = "2026-01-02T03:04:05Z"
 
 
@@ -37,7 +39,7 @@ def test_a_pod_is_read_with_its_real_cause(case: dict[str, Any]) -> None:
     events = case.get("events", [])
     assert [*pods.judge(pod(case), events)] == case["want"]
     # Events are asked for where they may tell more, and only there.
-    assert causes.needs_events(pod(case)) or not events
+    assert pods.needs_events(pod(case), NOW) or not events
 
 
 @pytest.mark.parametrize("case", RECORDED["cases"].values(), ids=RECORDED["cases"])
@@ -45,7 +47,18 @@ def test_a_pod_that_is_being_deleted_drains_whatever_else_it_says(case: dict[str
     leaving = pod(case)
     leaving["metadata"]["deletionTimestamp"] = CREATED
     assert pods.judge(leaving)[0] == "draining"
-    assert not causes.needs_events(leaving)
+    assert not pods.needs_events(leaving, NOW)
+
+
+def test_what_a_pod_waits_for_is_asked_a_minute_after_it_has_its_node() -> None:
+    creating = pod(RECORDED["cases"]["a volume's secret is missing"])
+    scheduled_at = seconds("2026-11-01T10:00:01Z")
+    assert [pods.needs_events(creating, scheduled_at + age) for age in (59.0, 60.0)] == [False, True]
+    for case in ("just made", "no node has a GPU", "loads its model", "ready", "image is never pulled"):
+        has_begun = case in ("loads its model", "ready")
+        has_node = has_begun or case == "image is never pulled"
+        want = has_node and not has_begun
+        assert pods.needs_events(pod(RECORDED["cases"][case]), scheduled_at + 3600) == want, case
 
 
 @pytest.mark.parametrize("case", RECORDED["losses"].values(), ids=RECORDED["losses"])

@@ -10,7 +10,7 @@ import pytest
 from headway_operator.slo import Target, target_of
 from headway_operator.spec.scaling import Scaling
 from headway_operator.spec.waiting import Waiting
-from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
+from headway_operator.state import Attainment, Decision, Limits, Observed, Sample, Start
 from headway_simulator.cluster import BEGIN_SECONDS, Simulation
 from headway_simulator.control import Controller, headway
 from headway_simulator.measures import measures
@@ -103,9 +103,13 @@ def _target(build: Any) -> Target:
 
 
 def test_a_replica_is_ready_after_its_cold_start_and_paid_from_its_beginning(build: Any) -> None:
+    seen: list[Any] = []
     run = Simulation(
-        even(60, 60.0), build.setting(scrape_delay_seconds=0.0), scripted({0: 1, 20: 2})
+        even(60, 60.0), build.setting(scrape_delay_seconds=0.0), scripted({0: 1, 20: 2}, seen)
     ).result()
+    # What the controller learns of starts is read from it.
+    starts = {one.start for _, _, observed in seen for one in observed.replicas}
+    assert starts >= {None, Start(0.0, 0.0, 0.0, 20.0)}
     second = run.pods[1]
     assert second.placed_at == BEGIN_SECONDS + 20
     assert second.ready_at == BEGIN_SECONDS + 40

@@ -7,8 +7,8 @@ of `kubernetes_children`, how the API is called that of `kubernetes_api`, what o
 Rights needed in the service's namespace: get, list, watch, create, patch, delete of the kinds in CHILD_KINDS
 and, unless they are to be left out, all but watch of the optional ones; patch of deployments/scale and
 leaderworkersets/scale; list, watch and patch of pods; list, create and patch of events (without list, a probe
-that failed goes unnamed); list and watch of horizontalpodautoscalers (without it, another scaler goes
-unnoticed); get, list and watch of inferenceservices and patch of their status.
+that failed or a volume that is not mounted goes unnamed); list and watch of horizontalpodautoscalers (without
+it, another scaler goes unnoticed); get, list and watch of inferenceservices and patch of their status.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headway_operator.cluster import kubernetes_causes as causes
+from headway_operator.cluster import kubernetes_pods
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_children import KubernetesChildren
@@ -66,7 +66,8 @@ CACHED_KINDS = {
 ADMIN_FOLDER = "/etc/headway/admin"
 MEMORY_FILE = "memory.json"
 APPLIED_FILE = "applied.json"
-# Pods of one service whose events are asked for in one pass: one tells enough, all at once are a storm.
+# Engines of one service, and other pods of it, whose events are asked for in one pass: one tells enough, all
+# at once are a storm.
 MAX_PODS_WITH_EVENTS = 3
 
 
@@ -124,8 +125,11 @@ class KubernetesCluster(KubernetesChildren):
         )
         found = Found(dict(zip((*CHILD_KINDS, *optional), lists, strict=True)), all_pods, scalers)
         self._owned[key] = found.owners()
-        suspects = [pod for pod in found.engine_pods() if causes.needs_events(pod)]
-        return observed(key, uid, replace(found, events=await self._events_of(suspects)))
+        events = {
+            **await self._events_of(found.engine_pods()),
+            **await self._events_of(found.other_pods()),
+        }
+        return observed(key, uid, replace(found, events=events))
 
     async def _of_optional(self, kind: str, key: ServiceKey, labels: str) -> list[Json]:
         held = self._cache.objects(kind, key)
@@ -145,8 +149,10 @@ class KubernetesCluster(KubernetesChildren):
         loss = "another autoscaler on a service would go unnoticed"
         return await self._list_if_allowed(SCALER, namespace, loss) if held is None else held
 
-    async def _events_of(self, suspects: Sequence[Mapping[str, Any]]) -> dict[str, list[Json]]:
-        """The events of pods, by their uids; of the newest few."""
+    async def _events_of(self, pods: Sequence[Mapping[str, Any]]) -> dict[str, list[Json]]:
+        """The events of pods that need them, by their uids; of the newest few."""
+        now = self._clock()
+        suspects = [pod for pod in pods if kubernetes_pods.needs_events(pod, now)]
         newest = sorted(suspects, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
         asked = [pod["metadata"] for pod in newest[:MAX_PODS_WITH_EVENTS]]
         lists = await asyncio.gather(
@@ -154,7 +160,7 @@ class KubernetesCluster(KubernetesChildren):
                 self._list_if_allowed(
                     "Event",
                     metadata["namespace"],
-                    "a probe that failed would go unnamed",
+                    "a probe that failed or a volume that is not mounted would go unnamed",
                     fields=f"involvedObject.kind=Pod,involvedObject.uid={metadata['uid']}",
                 )
                 for metadata in asked

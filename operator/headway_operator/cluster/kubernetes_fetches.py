@@ -13,9 +13,6 @@ from headway_operator.cluster.kubernetes_causes import Pod, one_line, seconds_of
 from headway_operator.cluster.kubernetes_jobs import Job, condition_of, terminated_of
 from headway_operator.model_cache import Fetch
 
-# Of a pod that waits for its volumes: nothing but its events says why.
-MOUNT_REASONS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-
 
 def pods_of(job: Job, pods: Iterable[Pod]) -> list[Pod]:
     """A Job's own pods, the newest last; those of one that had its name before are none."""
@@ -83,17 +80,7 @@ def progress(log: str) -> tuple[int, int] | None:
     return None
 
 
-def mount_failure(events: Iterable[Mapping[str, Any]]) -> str:
-    """The latest words on a volume that a pod does not get; "" where there are none."""
-    told = [one for one in events if one.get("reason") in MOUNT_REASONS]
-    return _latest(told)
-
-
 def claim_words(events: Iterable[Mapping[str, Any]]) -> str:
     """The latest words on a claim."""
-    return _latest(events)
-
-
-def _latest(events: Iterable[Mapping[str, Any]]) -> str:
     ordered = sorted(events, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
     return one_line(str(ordered[-1].get("message", ""))) if ordered else ""

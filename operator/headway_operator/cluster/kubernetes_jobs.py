@@ -8,6 +8,7 @@ from typing import Any
 
 from headway_operator.cluster import kubernetes_pods
 from headway_operator.cluster.kubernetes_causes import Pod
+from headway_operator.cluster.kubernetes_pods import Events
 from headway_operator.names import JOB_NAME_LABEL, RUNTIME_CONTAINER
 from headway_operator.state import Evaluation
 
@@ -15,8 +16,8 @@ Job = Mapping[str, Any]
 DEADLINE_REASON = "DeadlineExceeded"
 
 
-def evaluation(job: Job, pods: Iterable[Pod]) -> Evaluation:
-    """One Job with its own of the pods."""
+def evaluation(job: Job, pods: Iterable[Pod], events: Mapping[str, Events] | None = None) -> Evaluation:
+    """One Job with its own of the pods. events: by the uid of their pod."""
     name = job["metadata"]["name"]
     own = sorted(
         (pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_NAME_LABEL) == name),
@@ -25,13 +26,13 @@ def evaluation(job: Job, pods: Iterable[Pod]) -> Evaluation:
     newest = own[-1] if own else None
     ended = condition_of(job, "Complete") or condition_of(job, "Failed")
     if ended is None:
-        return _on_its_way(name, newest)
+        return _on_its_way(name, newest, events or {})
     if ended.get("reason") == DEADLINE_REASON:
         return Evaluation(name, "timed_out", str(ended.get("message", "")))
     terminated = {} if newest is None else terminated_of(newest)
     if newest is not None and not terminated and not newest["metadata"].get("deletionTimestamp"):
         # The pods were read a moment before the Jobs: what this one leaves behind is seen by the next pass.
-        return _on_its_way(name, newest)
+        return _on_its_way(name, newest, events or {})
     if not terminated and ended["type"] == "Complete":
         # Evicted, collected or deleted before it was looked at; a drained node takes its pods along.
         return Evaluation(name, "lost", "its pod is gone")
@@ -39,10 +40,10 @@ def evaluation(job: Job, pods: Iterable[Pod]) -> Evaluation:
     return Evaluation(name, "ended", _words(job, ended, terminated, output), output)
 
 
-def _on_its_way(name: str, pod: Pod | None) -> Evaluation:
+def _on_its_way(name: str, pod: Pod | None, events: Mapping[str, Events]) -> Evaluation:
     if pod is None:
         return Evaluation(name, "pending")
-    phase, reason, message = kubernetes_pods.judge(pod)
+    phase, reason, message = kubernetes_pods.judge(pod, kubernetes_pods.events_of(pod, events))
     cause = ": ".join(part for part in (reason, message) if part)
     is_running = phase in ("starting", "ready")
     return Evaluation(name, "running" if is_running else "pending", cause)

@@ -22,6 +22,7 @@ from headway_operator.cluster.kubernetes_causes import Pod
 from headway_operator.cluster.kubernetes_children import KubernetesChildren
 from headway_operator.cluster.kubernetes_jobs import Job
 from headway_operator.cluster.kubernetes_observation import Found
+from headway_operator.cluster.kubernetes_preparation import unprepared
 from headway_operator.errors import ClusterError
 from headway_operator.manifests.cache_claim import claim_name
 from headway_operator.model_cache import Claim, Fetch, ObservedCache
@@ -119,8 +120,8 @@ class KubernetesModelCaches(KubernetesChildren):
             return fetch
         pod = pods[-1]["metadata"]
         if fetch.phase == "waiting" and not fetch.reason:
-            message = fetches.mount_failure(await self._events_of(cache, pod["uid"]))
-            return replace(fetch, reason="FailedMount", message=message) if message else fetch
+            reason, message = unprepared(pods[-1], await self._events_of(cache, pod["uid"]))
+            return replace(fetch, reason=reason, message=message) if reason else fetch
         if fetch.phase != "running":
             return fetch
         log = await self._sparingly(

@@ -59,6 +59,11 @@ class Found:
         """Both."""
         return [*self.runtime_pods(), *self.workers()]
 
+    def other_pods(self) -> list[Json]:
+        """Those of gateways and of Jobs that judge."""
+        engines = (RUNTIME_COMPONENT, WORKER_COMPONENT)
+        return [pod for pod in self.pods if label_of(pod, COMPONENT_LABEL) not in engines]
+
 
 def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
     """What is observed of the service with this uid."""
@@ -85,10 +90,11 @@ def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
         gateway=pods.gateway(
             (pod for pod in found.pods if pods.is_live(pod) and _is_gateway(pod)),
             next((one for one in own["Deployment"] if _is_gateway(one)), None),
+            found.events,
         ),
         children=frozenset(child for child, owner in found.owners().items() if owner == uid),
         evaluations=tuple(
-            jobs.evaluation(job, found.pods)
+            jobs.evaluation(job, found.pods, found.events)
             for job in found.children.get("Job", ())
             if owner_uid(job) == uid and not job["metadata"].get("deletionTimestamp")
         ),
@@ -105,7 +111,7 @@ def _replica(pod: Json, found: Found) -> Replica:
 
     Its server runs in each of its pods, so that each one's restarts are the replica's.
     """
-    replica = pods.replica(pod, _events_of(pod, found))
+    replica = pods.replica(pod, pods.events_of(pod, found.events))
     group = _group_of(pod)
     if not group[0]:
         return replica
@@ -115,7 +121,7 @@ def _replica(pod: Json, found: Found) -> Replica:
     if replica.phase in ("ready", "draining") or replica.reason:
         return replica
     for worker in workers:
-        phase, reason, message = pods.judge(worker, _events_of(worker, found))
+        phase, reason, message = pods.judge(worker, pods.events_of(worker, found.events))
         if reason and phase != "draining":
             told = f"{worker['metadata']['name']}: {message or reason}"
             return replace(replica, phase=phase, reason=reason, message=told)
@@ -125,10 +131,6 @@ def _replica(pod: Json, found: Found) -> Replica:
 def _group_of(pod: Json) -> tuple[str, str]:
     """Which pods are one replica; two empty words of a pod that is one by itself."""
     return label_of(pod, GROUP_SET_LABEL), label_of(pod, GROUP_INDEX_LABEL)
-
-
-def _events_of(pod: Json, found: Found) -> Sequence[Json]:
-    return found.events.get(pod["metadata"].get("uid", ""), ())
 
 
 def owner_uid(item: Json) -> str:

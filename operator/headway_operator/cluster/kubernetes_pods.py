@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway_operator.cluster import kubernetes_causes as causes
+from headway_operator.cluster import kubernetes_preparation as preparation
 from headway_operator.cluster.kubernetes_causes import (
     Pod,
     condition,
@@ -27,8 +28,13 @@ def is_live(pod: Pod) -> bool:
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
+def needs_events(pod: Pod, now: float) -> bool:
+    """Whether only the pod's events tell what keeps it."""
+    return causes.needs_events(pod) or preparation.takes_long(pod, now)
+
+
 def replica(pod: Pod, events: Events = ()) -> Replica:
-    """One runtime pod as a replica. events: of this pod, where `causes.needs_events` asks for them."""
+    """One runtime pod as a replica. events: of this pod, where `needs_events` asks for them."""
     metadata = pod["metadata"]
     phase, reason, message = judge(pod, events)
     ready = condition(pod, "Ready")
@@ -81,13 +87,18 @@ def uncreated(deployment: Mapping[str, Any], num_pods: int) -> causes.Cause:
     return causes.uncreated(message), message
 
 
-def gateway(pods: Iterable[Pod], deployment: Mapping[str, Any] | None = None) -> Gateway:
+def gateway(
+    pods: Iterable[Pod],
+    deployment: Mapping[str, Any] | None = None,
+    events: Mapping[str, Events] | None = None,
+) -> Gateway:
     """The gateway from its pods: ready when one is, with the cause of the newest of the others that says one.
 
-    deployment: the gateway's own, which says why pods of its latest template cannot be made.
+    deployment: the gateway's own, which says why pods of its latest template cannot be made. events: by the
+    uid of their pod.
     """
     newest_first = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
-    judged = [(pod, *judge(pod)) for pod in newest_first]
+    judged = [(pod, *judge(pod, events_of(pod, events or {}))) for pod in newest_first]
     ready = [pod for pod, phase, _, _ in judged if phase == "ready"]
     made = Gateway(
         ready=bool(ready),
@@ -103,6 +114,11 @@ def gateway(pods: Iterable[Pod], deployment: Mapping[str, Any] | None = None) ->
     # An older template's pods serve on while those of the latest are refused.
     reason, message = uncreated(deployment, int((deployment.get("status") or {}).get("updatedReplicas", 0)))
     return replace(made, reason=reason, message=message)
+
+
+def events_of(pod: Pod, events: Mapping[str, Events]) -> Events:
+    """Those of this pod."""
+    return events.get(pod["metadata"].get("uid", ""), ())
 
 
 def address(pod: Pod) -> str | None:
@@ -126,7 +142,7 @@ def judge(pod: Pod, events: Events = ()) -> tuple[ReplicaPhase, str, str]:
         if (cause := causes.not_running(pod, status, events)) != causes.NO_CAUSE:
             return "failed", *cause
     if not statuses or "running" not in statuses[-1].get("state", {}):
-        return "pending", "", ""
+        return "pending", *preparation.unprepared(pod, events)
     if (cause := causes.lost_readiness(pod, events)) != causes.NO_CAUSE:
         return "failed" if cause[0] == "NodeLost" else "starting", *cause
     for status in statuses:
