@@ -89,6 +89,11 @@ def test_a_good_one_is_read(adapter: Path) -> None:
         ("alpha_pattern", {"q_proj": 10**400}, "want a number that a float can hold"),
         ("use_rslora", "yes", "want true or false"),
         ("target_modules", [7], "want names of layers"),
+        ("target_modules", "(", "no regular expression"),
+        ("exclude_modules", "(", "no regular expression"),
+        ("exclude_modules", {"a": 1}, "want names of layers, or a pattern"),
+        ("layers_to_transform", ["1"], "want numbers of layers"),
+        ("layers_pattern", ["("], "no regular expression"),
         ("rank_pattern", {"q_proj": 1000}, "want a rank"),
         ("alpha_pattern", {"q_proj": "x"}, "want a number"),
         ("rank_pattern", {"(": 3}, "no regular expression"),
@@ -158,6 +163,49 @@ def test_an_adapter_of_fewer_layers_is_of_another_base(checkpoint: Callable[...,
     more = LAYERS | {name.replace("layers.2", "layers.3"): shape for name, shape in LAYERS.items()}
     with pytest.raises(ModelLoadError, match=r"has no tensors for 'layers\.3\.self_attn\.q_proj'"):
         read_adapter(checkpoint().adapters["one"], more, ("model.",), 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"target_modules": r".*\.(q|v)_proj"}, id="pattern"),
+        pytest.param(
+            {"target_modules": r"model\.layers\.\d+\.self_attn\.q_proj"}, id="pattern of whole names"
+        ),
+        pytest.param({"target_modules": "all-linear"}, id="all"),
+        pytest.param({"layers_to_transform": [0, 3]}, id="numbers"),
+        pytest.param({"layers_to_transform": 3, "layers_pattern": "layers"}, id="a number"),
+        pytest.param({"exclude_modules": ["down_proj"]}, id="exceptions"),
+        pytest.param({"exclude_modules": r".*\.layers\.2\..*"}, id="pattern of exceptions"),
+    ],
+)
+def test_an_adapter_of_fewer_layers_is_told_however_it_names_them(
+    fields: dict[str, Any], adapter: Path, edit_config: Callable[..., None]
+) -> None:
+    edit_config(adapter, **fields)
+    assert read(adapter).deltas.keys() == LAYERS.keys()
+    more = LAYERS | {name.replace("layers.2", "layers.3"): shape for name, shape in LAYERS.items()}
+    with pytest.raises(ModelLoadError, match=r"has no tensors for 'layers\.3\.self_attn\.q_proj'"):
+        read_adapter(adapter, more, ("model.",), 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"target_modules": r".*\.[012]\..*"}, id="pattern"),
+        pytest.param({"layers_to_transform": [0, 1, 2]}, id="numbers"),
+        pytest.param({"exclude_modules": r".*\.3\..*"}, id="pattern of exceptions"),
+        pytest.param(
+            {"exclude_modules": [f"model.{one.replace('s.2', 's.3')}" for one in LAYERS]}, id="names"
+        ),
+    ],
+)
+def test_layers_that_are_not_meant_may_be_missing(
+    fields: dict[str, Any], adapter: Path, edit_config: Callable[..., None]
+) -> None:
+    edit_config(adapter, **fields)
+    more = LAYERS | {name.replace("layers.2", "layers.3"): shape for name, shape in LAYERS.items()}
+    assert read_adapter(adapter, more, ("model.",), 64).deltas.keys() == LAYERS.keys()
 
 
 def test_what_is_broken_or_missing_is_named(adapter: Path) -> None:
