@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headway_runtime.adapters import adapter_file
+from headway_runtime.adapters.adapted_linear import AdapterBank
 from headway_runtime.adapters.adapter_file import LayerShape, read_adapter
+from headway_runtime.adapters.loading import AdapterLoading
 from headway_runtime.adapters.options import lora_module
 from headway_runtime.errors import ConfigError, ModelFetchError, ModelLoadError
 from headway_runtime.server.options import parse_options
@@ -206,6 +208,36 @@ def test_layers_that_are_not_meant_may_be_missing(
     edit_config(adapter, **fields)
     more = LAYERS | {name.replace("layers.2", "layers.3"): shape for name, shape in LAYERS.items()}
     assert read_adapter(adapter, more, ("model.",), 64).deltas.keys() == LAYERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("told", "want"),
+    [("org/llama", False), ("/models/Llama/", False), ("", False), ("org/llama-chat", True)],
+)
+def test_a_base_of_another_name_is_told_in_the_log(
+    told: str,
+    adapter: Path,
+    edit_config: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    want: bool,
+) -> None:
+    edit_config(adapter, base_model_name_or_path=told)
+    bank = AdapterBank(1, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(AdapterBank, "layers", LAYERS)
+    monkeypatch.setattr(AdapterBank, "made", lambda *_: [])
+    loading = AdapterLoading(bank, ("model.",), 64, "hf://other/llama@main")
+    loading.begin(0, str(adapter))
+    monkeypatch.setattr(AdapterBank, "put", lambda *_: None)
+    assert loading.finish(0).base_model == told
+    assert (f"base_model_name_or_path={told!r} is not the model served" in caplog.text) is want
+
+
+def test_the_served_models_name_reaches_the_adapters() -> None:
+    options = parse_options(["bundled://headway-tiny", "--enable-lora"], environment={})
+    assert options.engine.lora is not None
+    assert options.engine.lora.base == "bundled://headway-tiny"
 
 
 def test_what_is_broken_or_missing_is_named(adapter: Path) -> None:
