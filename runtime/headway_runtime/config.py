@@ -4,7 +4,7 @@ Imports no torch: the HTTP process and the simulator read it too. Nothing here i
 change of limits makes a new `Limits`, checked against the `Envelope` that was allocated at start.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from headway_runtime.errors import LimitRangeError
@@ -96,12 +96,14 @@ class LoraConfig:
 
     max_loras: different ones in one step. max_cpu_loras: loaded at once, those included that were unloaded
     and are still in use. max_lora_rank: the largest rank. modules: those to load at the start.
+    base: the served model as the user named it, which adapters are compared with for the log; "" if unknown.
     """
 
     max_loras: int
     max_cpu_loras: int
     max_lora_rank: int
     modules: tuple[LoraModule, ...] = ()
+    base: str = field(default="", compare=False)
 
     @property
     def num_slots(self) -> int:

@@ -76,6 +76,15 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "no_rope_layer_interval": (0,),
     "attn_temperature_tuning": (False,),
     "attention_sinks": (False,),
+    "attention_sink": (False,),
+    "alibi": (False,),
+    "attn_output_gate": (False,),
+    "norm_type": ("rmsnorm", "rms_norm", "RMSNorm", "rms"),
+    "qkv_bias": (False,),
+    "rotary_pct": (1, 1.0),
+    "scale_depth": (),
+    "scale_emb": (1, 1.0),
+    "use_parallel_residual": (False,),
 }
 # Of training, of other programs, of other parts than the text model, or read elsewhere.
 WITHOUT_EFFECT = frozenset(
@@ -204,8 +213,8 @@ FAMILIES: dict[str, Family] = {
         | QWEN_WINDOW,
         Windows.UPPER,
         has_qkv_bias=True,
-        # The biases are there whatever this says.
-        neutral={"attention_bias": (False, True)},
+        # The biases are there whatever these say.
+        neutral={"attention_bias": (False, True), "qkv_bias": (False, True)},
     ),
     "Qwen3ForCausalLM": Family(
         "qwen3",

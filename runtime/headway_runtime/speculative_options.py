@@ -20,6 +20,7 @@ from headway_runtime.model_config_fields import read_object
 from headway_runtime.sources import resolve
 
 FLAG = "--speculative-config"
+TOKENIZER = "tokenizer.json"
 METHODS = ("draft_model", "ngram")
 MOST_SPECULATIVE_TOKENS = 16
 DEFAULT_SPECULATIVE_TOKENS = 4
@@ -122,55 +123,76 @@ def _draft_folder(
             source, download_dir=download_dir, lifeline_fd=lifeline_fd, headers_only=headers_only
         )
         read_model_config(folder)
+        differing = first_difference(model_path, folder)
     except (ConfigError, ModelFetchError, ModelLoadError) as error:
         raise ConfigError(f"{FLAG}: model: {error}") from error
-    differing = first_difference(model_path, folder)
+    # Of headers alone a tokenizer may not have been fetched.
+    if not headers_only and (model_path / TOKENIZER).is_file() and not (folder / TOKENIZER).is_file():
+        raise _error(
+            "model",
+            source,
+            f"{folder} has no {TOKENIZER} by which to tell that its tokens are the model's; if they are, "
+            "copy the model's there, else choose another",
+        )
     if differing is not None:
         raise _error("model", source, f"its vocabulary is another one: {differing}; choose another")
     return folder
 
 
 def first_difference(model_path: Path, draft_path: Path) -> str | None:
-    """Why token ids mean something else to the draft; None if they do not."""
-    files = [folder / "tokenizer.json" for folder in (model_path, draft_path)]
+    """Why token ids mean something else to the draft; None if they do not.
+
+    ModelLoadError for a tokenizer.json, or a config.json where one has none, that cannot be read.
+    """
+    files = [folder / TOKENIZER for folder in (model_path, draft_path)]
     if not all(path.is_file() for path in files):
         # Without tokenizers, the sizes are all there is to go by.
         sizes = [read_model_config(folder).vocab_size for folder in (model_path, draft_path)]
         return None if sizes[0] == sizes[1] else f"vocab_size is {sizes[1]}, the model's {sizes[0]}"
     if files[0].read_bytes() == files[1].read_bytes():
         return None
-    own, draft = map(_read_vocabulary, files)
+    own, draft = (_vocabulary(path) for path in files)
     for token in own.keys() | draft.keys():
         if own.get(token) != draft.get(token):
             return f"token {token!r} has id {draft.get(token)}, in the model's {own.get(token)}"
     return None
 
 
-def _read_vocabulary(path: Path) -> dict[str, int]:
-    """ConfigError for a file that no tokenizer has written so."""
+def _vocabulary(path: Path) -> dict[str, int]:
+    """Ids by token, of a tokenizer.json. ModelLoadError names what of it is none."""
     tokenizer = read_object(path)
-    try:
-        return _vocabulary(tokenizer)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: its model.vocab or added_tokens are not as tokenizers have them ({error!r}); copy the "
-            "file again"
-        ) from error
-
-
-def _vocabulary(tokenizer: Mapping[str, object]) -> dict[str, int]:
-    """Ids by token, of a tokenizer.json."""
     model = tokenizer.get("model")
     listed = model.get("vocab") if isinstance(model, dict) else None
     found: dict[str, int] = {}
     if isinstance(listed, dict):
-        found.update(listed)
+        for token, token_id in listed.items():
+            found[token] = _token_id(path, f"model.vocab[{token!r}]", token_id)
     elif isinstance(listed, list):  # as Unigram models have it: pairs of token and score
-        found.update({str(pair[0]): index for index, pair in enumerate(listed)})
+        for index, pair in enumerate(listed):
+            if not isinstance(pair, list) or not pair or not isinstance(pair[0], str):
+                raise _damaged(path, f"model.vocab[{index}]", pair, "want a pair of token and score")
+            found[pair[0]] = index
+    elif listed is not None:
+        raise _damaged(path, "model.vocab", listed, "want an object or a list of tokens")
     added = tokenizer.get("added_tokens")
-    for one in added if isinstance(added, list) else []:
-        found[str(one["content"])] = int(one["id"])
+    if added is not None and not isinstance(added, list):
+        raise _damaged(path, "added_tokens", added, "want a list of objects")
+    for index, one in enumerate(added or []):
+        where = f"added_tokens[{index}]"
+        if not isinstance(one, dict) or not isinstance(one.get("content"), str):
+            raise _damaged(path, where, one, "want an object with content and id")
+        found[one["content"]] = _token_id(path, f"{where}.id", one.get("id"))
     return found
+
+
+def _token_id(path: Path, field: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _damaged(path, field, value, "want an integer")
+    return value
+
+
+def _damaged(path: Path, field: str, value: object, wanted: str) -> ModelLoadError:
+    return ModelLoadError(f"{path}: {field}={value!r}: {wanted}; copy the model's file again")
 
 
 def _error(name: str, value: object, remedy: str) -> ConfigError:

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headway_runtime.adapters import adapter_file
+from headway_runtime.adapters.adapted_linear import AdapterBank
 from headway_runtime.adapters.adapter_file import LayerShape, read_adapter
+from headway_runtime.adapters.loading import AdapterLoading
 from headway_runtime.adapters.options import lora_module
 from headway_runtime.errors import ConfigError, ModelFetchError, ModelLoadError
 from headway_runtime.server.options import parse_options
@@ -89,6 +91,11 @@ def test_a_good_one_is_read(adapter: Path) -> None:
         ("alpha_pattern", {"q_proj": 10**400}, "want a number that a float can hold"),
         ("use_rslora", "yes", "want true or false"),
         ("target_modules", [7], "want names of layers"),
+        ("target_modules", "(", "no regular expression"),
+        ("exclude_modules", "(", "no regular expression"),
+        ("exclude_modules", {"a": 1}, "want names of layers, or a pattern"),
+        ("layers_to_transform", ["1"], "want numbers of layers"),
+        ("layers_pattern", ["("], "no regular expression"),
         ("rank_pattern", {"q_proj": 1000}, "want a rank"),
         ("alpha_pattern", {"q_proj": "x"}, "want a number"),
         ("rank_pattern", {"(": 3}, "no regular expression"),
@@ -158,6 +165,79 @@ def test_an_adapter_of_fewer_layers_is_of_another_base(checkpoint: Callable[...,
     more = LAYERS | {name.replace("layers.2", "layers.3"): shape for name, shape in LAYERS.items()}
     with pytest.raises(ModelLoadError, match=r"has no tensors for 'layers\.3\.self_attn\.q_proj'"):
         read_adapter(checkpoint().adapters["one"], more, ("model.",), 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"target_modules": r".*\.(q|v)_proj"}, id="pattern"),
+        pytest.param(
+            {"target_modules": r"model\.layers\.\d+\.self_attn\.q_proj"}, id="pattern of whole names"
+        ),
+        pytest.param({"target_modules": "all-linear"}, id="all"),
+        pytest.param({"layers_to_transform": [0, 3]}, id="numbers"),
+        pytest.param({"layers_to_transform": 3, "layers_pattern": "layers"}, id="a number"),
+        pytest.param({"exclude_modules": ["down_proj"]}, id="exceptions"),
+        pytest.param({"exclude_modules": r".*\.layers\.2\..*"}, id="pattern of exceptions"),
+    ],
+)
+def test_an_adapter_of_fewer_layers_is_told_however_it_names_them(
+    fields: dict[str, Any], adapter: Path, edit_config: Callable[..., None]
+) -> None:
+    edit_config(adapter, **fields)
+    assert read(adapter).deltas.keys() == LAYERS.keys()
+    more = LAYERS | {name.replace("layers.2", "layers.3"): shape for name, shape in LAYERS.items()}
+    with pytest.raises(ModelLoadError, match=r"has no tensors for 'layers\.3\.self_attn\.q_proj'"):
+        read_adapter(adapter, more, ("model.",), 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"target_modules": r".*\.[012]\..*"}, id="pattern"),
+        pytest.param({"layers_to_transform": [0, 1, 2]}, id="numbers"),
+        pytest.param({"exclude_modules": r".*\.3\..*"}, id="pattern of exceptions"),
+        pytest.param(
+            {"exclude_modules": [f"model.{one.replace('s.2', 's.3')}" for one in LAYERS]}, id="names"
+        ),
+    ],
+)
+def test_layers_that_are_not_meant_may_be_missing(
+    fields: dict[str, Any], adapter: Path, edit_config: Callable[..., None]
+) -> None:
+    edit_config(adapter, **fields)
+    more = LAYERS | {name.replace("layers.2", "layers.3"): shape for name, shape in LAYERS.items()}
+    assert read_adapter(adapter, more, ("model.",), 64).deltas.keys() == LAYERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("told", "want"),
+    [("org/llama", False), ("/models/Llama/", False), ("", False), ("org/llama-chat", True)],
+)
+def test_a_base_of_another_name_is_told_in_the_log(
+    told: str,
+    adapter: Path,
+    edit_config: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    want: bool,
+) -> None:
+    edit_config(adapter, base_model_name_or_path=told)
+    bank = AdapterBank(1, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(AdapterBank, "layers", LAYERS)
+    monkeypatch.setattr(AdapterBank, "made", lambda *_: [])
+    loading = AdapterLoading(bank, ("model.",), 64, "hf://other/llama@main")
+    loading.begin(0, str(adapter))
+    monkeypatch.setattr(AdapterBank, "put", lambda *_: None)
+    assert loading.finish(0).base_model == told
+    assert (f"base_model_name_or_path={told!r} is not the model served" in caplog.text) is want
+
+
+def test_the_served_models_name_reaches_the_adapters() -> None:
+    options = parse_options(["bundled://headway-tiny", "--enable-lora"], environment={})
+    assert options.engine.lora is not None
+    assert options.engine.lora.base == "bundled://headway-tiny"
 
 
 def test_what_is_broken_or_missing_is_named(adapter: Path) -> None:

@@ -274,6 +274,15 @@ def test_gemma3_within_another_model_is_read_with_the_defaults_of_its_class(read
         ("LlamaForCausalLM", {"no_rope_layer_interval": 4}, "no_rope_layer_interval=4"),
         ("LlamaForCausalLM", {"attn_temperature_tuning": 4}, "attn_temperature_tuning=4"),
         ("Qwen3ForCausalLM", {"attention_sinks": True}, "attention_sinks=True"),
+        ("Qwen3ForCausalLM", {"attention_sink": True}, "attention_sink=True: would change this"),
+        ("Qwen3ForCausalLM", {"attn_output_gate": True}, "attn_output_gate=True: would change this"),
+        ("LlamaForCausalLM", {"alibi": True}, "alibi=True: would change this"),
+        ("LlamaForCausalLM", {"norm_type": "layernorm"}, "norm_type='layernorm': would change this"),
+        ("LlamaForCausalLM", {"qkv_bias": True}, "qkv_bias=True: would change this"),
+        ("LlamaForCausalLM", {"rotary_pct": 0.25}, "rotary_pct=0.25: would change this"),
+        ("LlamaForCausalLM", {"scale_depth": 1.4}, "scale_depth=1.4: would change this"),
+        ("LlamaForCausalLM", {"scale_emb": 12}, "scale_emb=12: would change this"),
+        ("LlamaForCausalLM", {"use_parallel_residual": True}, "use_parallel_residual=True: would change"),
         (
             "Qwen2ForCausalLM",
             {"dual_chunk_attention_config": {"chunk_size": 0}},
@@ -351,6 +360,15 @@ NOT_DONE_AND_NOT_ASKED_FOR: dict[str, Any] = {
     "no_rope_layer_interval": 0,
     "attn_temperature_tuning": False,
     "attention_sinks": None,
+    "attention_sink": False,
+    "alibi": False,
+    "attn_output_gate": False,
+    "norm_type": "rmsnorm",
+    "qkv_bias": False,
+    "rotary_pct": 1.0,
+    "scale_depth": None,
+    "scale_emb": 1,
+    "use_parallel_residual": False,
 }
 
 
@@ -361,6 +379,10 @@ def test_what_is_not_done_may_be_said_not_to_be_wanted(architecture: str, read: 
     got = read(architecture, **{"text_config": SIZES | fields} if inner else fields)
     assert got == (read(architecture, text_config=SIZES) if inner else read(architecture))
     assert got.unknown_fields == ()
+
+
+def test_the_biases_of_qwen2_may_be_told_of_by_another_name(read: Any) -> None:
+    assert read("Qwen2ForCausalLM", qkv_bias=True) == read("Qwen2ForCausalLM")
 
 
 def test_of_dual_chunk_attention_the_first_chunk_is_served(read: Any) -> None:

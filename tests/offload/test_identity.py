@@ -39,12 +39,13 @@ def test_a_change_of_one_byte_tells_folders_apart(file: str, model: Path, tmp_pa
     assert folder_name(PARTS, model, tmp_path) != before
 
 
-def test_what_old_tools_wrote_of_weights_tells_folders_apart(model: Path, tmp_path: Path) -> None:
-    before = folder_name(PARTS, model, tmp_path)
-    (model / "quantize_config.json").write_text('{"checkpoint_format": "gptq"}')
-    first = folder_name(PARTS, model, tmp_path)
-    (model / "quantize_config.json").write_text('{"checkpoint_format": "gptq_v2"}')
-    assert len({before, first, folder_name(PARTS, model, tmp_path)}) == 3
+@pytest.mark.parametrize("file", ["quantize_config.json", "quant_config.json"])
+def test_what_quantized_weights_mean_tells_folders_apart(file: str, model: Path, tmp_path: Path) -> None:
+    without = folder_name(PARTS, model, tmp_path)
+    (model / file).write_text('{"checkpoint_format": "gptq"}')
+    old = folder_name(PARTS, model, tmp_path)
+    (model / file).write_text('{"checkpoint_format": "gptq_v2"}')
+    assert len({without, old, folder_name(PARTS, model, tmp_path)}) == 3
 
 
 def test_the_same_weights_elsewhere_are_the_same(model: Path, tmp_path: Path) -> None:

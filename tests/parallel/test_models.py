@@ -1,15 +1,20 @@
 """Two ranks compute what one does: every architecture, KV type, and number of KV heads."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from headway_runtime.config import EngineConfig, ParallelConfig
+from headway_runtime.errors import ModelLoadError
 from headway_runtime.fit.placement import one_rank, this_processor
 from headway_runtime.fit.weight_bytes import total_bytes, weight_bytes
 from headway_runtime.memory import kv_bytes_per_token
 from headway_runtime.model_config import read_model_config
+from headway_runtime.models.loader import CheckpointWeights
+from headway_runtime.parallel.share import Range
 from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.runner import Runner
 
@@ -98,6 +103,26 @@ def test_made_up_weights_are_parts_of_the_same(
     reference = checkpoint("qwen3 moe")
     want, got = logits_on_both(engine_config(reference.folder, load_format="dummy", seed=7), PROMPT)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 7], ids=["of the first rank", "of the second"])
+def test_a_bias_that_is_not_finite_is_named_by_the_rank_whose_part_it_is_in(
+    place: int, value: float, tmp_path: Path
+) -> None:
+    name = "model.layers.0.self_attn.q_proj.bias"
+    bias = torch.zeros(8)
+    bias[place] = value
+    save_file({name: bias}, tmp_path / "model.safetensors")
+    for own in (Range(0, 4), Range(4, 8)):
+        weights = CheckpointWeights(tmp_path, torch.float32, torch.device("cpu"))
+        if own.first <= place < own.last:
+            with pytest.raises(
+                ModelLoadError, match=rf"model\.safetensors: tensor '{name}' holds numbers that are infinite"
+            ):
+                weights.take(name, (8,), own)
+        else:
+            assert not weights.take(name, (8,), own).any()
 
 
 def test_each_rank_holds_its_share_alone(pair: Any, checkpoint: Any, engine_config: Any) -> None:

@@ -243,6 +243,42 @@ DAMAGES: dict[str, tuple[str, Change, str]] = {
         put("weight_scale", lambda one: one.fill_(float("inf"))),
         "holds numbers that are infinite or none",
     ),
+    "float8 blocks with a code that is no number": (
+        "float8 blocks",
+        put("weight", with_code(0x7F)),
+        f"'{DOWN}.weight' holds FP8 codes that are no numbers (0x7F or 0xFF)",
+    ),
+    "float8 blocks with a negative code that is no number": (
+        "float8 blocks",
+        put("weight", with_code(0xFF)),
+        f"'{DOWN}.weight' holds FP8 codes that are no numbers (0x7F or 0xFF)",
+    ),
+    "gptq with scales of 0": (
+        "gptq",
+        put("scales", torch.zeros_like),
+        f"'{DOWN}.scales' holds scales that are 0 throughout",
+    ),
+    "awq with scales of 0": ("awq", put("scales", torch.zeros_like), "holds scales that are 0 throughout"),
+    "packed with scales of 0": (
+        "packed",
+        put("weight_scale", torch.zeros_like),
+        f"'{DOWN}.weight_scale' holds scales that are 0 throughout",
+    ),
+    "integers with scales of 0": (
+        "integers",
+        put("weight_scale", torch.zeros_like),
+        "holds scales that are 0 throughout",
+    ),
+    "float8 with scales of 0": (
+        "float8",
+        put("weight_scale", torch.zeros_like),
+        "holds scales that are 0 throughout",
+    ),
+    "float8 blocks with scales of 0": (
+        "float8 blocks",
+        put("weight_scale_inv", torch.zeros_like),
+        f"'{DOWN}.weight_scale_inv' holds scales that are 0 throughout",
+    ),
     "packed with scales that are not numbers": (
         "packed",
         put("weight_scale", lambda one: one.fill_(float("nan"))),
@@ -310,6 +346,12 @@ KINDS: dict[str, tuple[dict[str, Any], str, tuple[Any, ...], dict[str, Any]]] = 
     "integers": (compressed(), "integers", ("channel",), {}),
     "static": (compressed({"input_activations": STATIC}), "integers", ("channel",), {"inputs_scale": 0.1}),
     "float8": (FP8, "float8", ("channel",), {}),
+    "float8 blocks": (
+        FP8 | {"weight_block_size": [64, 128]},
+        "float8",
+        ("block",),
+        {"scale_name": "weight_scale_inv", "block": (64, 128)},
+    ),
 }
 
 
@@ -384,6 +426,22 @@ def test_files_named_as_autogptq_names_them_are_found(
 def test_undamaged_ones_load(kind: str, write_checkpoint: Any, packers: Any, start_runner: Any) -> None:
     config, packer, arguments, options = KINDS[kind]
     start_runner(write_checkpoint(config, packers[packer](*arguments, **options)).folder)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "packed", "integers", "float8", "float8 blocks"])
+def test_some_scales_may_be_zero(
+    kind: str, write_checkpoint: Any, packers: Any, change_tensors: Any, start_runner: Any
+) -> None:
+    """Of weights that are all 0."""
+    config, packer, arguments, options = KINDS[kind]
+    written = write_checkpoint(config, packers[packer](*arguments, **options))
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        (name,) = (one for one in tensors if one.startswith(DOWN) and "scale" in one)
+        tensors[name].view(-1)[0] = 0
+
+    change_tensors(written.folder, change)
+    start_runner(written.folder)
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "packed"])

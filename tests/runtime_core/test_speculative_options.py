@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -95,20 +95,33 @@ def test_a_draft_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("fields", "says"),
     [
-        pytest.param({"added_tokens": [{"content": "x"}]}, id="no id"),
-        pytest.param({"added_tokens": [5]}, id="no object"),
-        pytest.param({"model": {"vocab": [1, 2]}}, id="no pairs"),
+        ({"added_tokens": [{"content": "x"}]}, "added_tokens[0].id=None: want an integer"),
+        ({"added_tokens": [5]}, "added_tokens[0]=5: want an object with content and id"),
+        ({"added_tokens": [{"content": 1, "id": 1}]}, "want an object with content and id"),
+        ({"added_tokens": {}}, "added_tokens={}: want a list of objects"),
+        ({"model": {"vocab": [1, 2]}}, "model.vocab[0]=1: want a pair of token and score"),
+        ({"model": {"vocab": {"a": "1"}}}, "model.vocab['a']='1': want an integer"),
+        ({"model": {"vocab": 3}}, "model.vocab=3: want an object or a list of tokens"),
     ],
 )
-def test_a_drafts_tokenizer_that_no_tool_wrote_is_named(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_drafts_damaged_tokenizer_is_named(fields: dict[str, object], says: str, tmp_path: Path) -> None:
     shutil.copytree(resolve(DRAFT), tmp_path, dirs_exist_ok=True)
     path = tmp_path / "tokenizer.json"
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(tokenizer | change), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json: its model\.vocab or added_tokens are not as"):
-        speculative_options(json.dumps({"model": str(tmp_path)}), MODEL)
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        speculative_options({"model": str(tmp_path)}, MODEL)
+    assert str(caught.value).startswith(f"--speculative-config: model: {path}: ")
+    assert says in str(caught.value)
+
+
+def test_a_draft_without_the_tokenizer_that_the_model_has_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(resolve(DRAFT), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json .* copy the model's there"):
+        speculative_options({"model": str(tmp_path)}, MODEL)
+    assert speculative_options({"model": str(tmp_path)}, MODEL, headers_only=True) is not None
 
 
 def test_without_tokenizers_the_sizes_must_agree(tmp_path: Path) -> None:

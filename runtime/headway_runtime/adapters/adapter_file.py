@@ -77,9 +77,10 @@ def read_adapter(
     deltas = {
         module: _delta(path, found, layers[module], config, max_rank) for module, found in pairs.items()
     }
+    # Patterns are for names as the file has them.
+    before = {found.name.removesuffix(module) for module, found in pairs.items()}
     for module in layers:
-        names = [module, *(f"{prefix}{module}" for prefix in prefixes)]
-        if config.covers_layers and module not in pairs and any(map(config.is_target, names)):
+        if module not in pairs and any(config.is_target(f"{one}{module}") for one in before):
             raise ModelLoadError(
                 f"{path}: has no tensors for {module!r}, which {CONFIG_FILE} names in target_modules"
                 f"{_of_base(config)}; the adapter is of another base model, or incomplete"

@@ -23,9 +23,10 @@ class _Read:
 
 
 class AdapterLoading:
-    """prefixes: what may stand before the names of the model's layers in files."""
+    """prefixes: what may stand before the names of layers in files. base: as `LoraConfig` has it."""
 
-    def __init__(self, bank: AdapterBank, prefixes: Sequence[str], max_rank: int) -> None:
+    def __init__(self, bank: AdapterBank, prefixes: Sequence[str], max_rank: int, base: str = "") -> None:
+        self._base = base
         self._bank = bank
         self._prefixes = tuple(prefixes)
         self._max_rank = max_rank
@@ -83,4 +84,23 @@ class AdapterLoading:
             facts.num_bytes / 1e6,
             facts.base_model,
         )
+        if is_another_base(facts.base_model, self._base):
+            logger.warning(
+                "adapter %s: base_model_name_or_path=%r is not the model served, %r, by its name; answers "
+                "mean something only if the weights are the same",
+                folder,
+                facts.base_model,
+                self._base,
+            )
         return _Read(facts, deltas)
+
+
+def is_another_base(told: str, served: str) -> bool:
+    """Whether two names of models, of which either may be "", end in another name: the folder may be any."""
+    own, other = (_last_part(one) for one in (served, told))
+    return bool(own) and bool(other) and own != other
+
+
+def _last_part(name: str) -> str:
+    last = name.rstrip("/").rpartition("/")[2]
+    return last.partition("@")[0].casefold()

@@ -53,4 +53,4 @@ def open_adapters(
     if lora is None:
         return None, None
     bank = AdapterBank(lora.num_slots, dtype, device)
-    return AdapterLoading(bank, prefixes, lora.max_lora_rank), bank
+    return AdapterLoading(bank, prefixes, lora.max_lora_rank, lora.base), bank

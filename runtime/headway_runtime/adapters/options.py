@@ -108,7 +108,9 @@ def lora_config(arguments: argparse.Namespace, lifeline_fd: int | None = None) -
     )
     for module in modules:
         _check_config(module, bounds.max_lora_rank)
-    return LoraConfig(bounds.max_loras, bounds.max_cpu_loras, bounds.max_lora_rank, modules)
+    # A server's arguments name the model, an engine's own do not.
+    base = str(getattr(arguments, "model", ""))
+    return LoraConfig(bounds.max_loras, bounds.max_cpu_loras, bounds.max_lora_rank, modules, base)
 
 
 def lora_module(

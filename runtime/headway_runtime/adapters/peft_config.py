@@ -16,19 +16,21 @@ from headway_runtime.errors import ModelLoadError
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 512
+# What PEFT takes for all linear layers.
+ALL_LINEAR = "all-linear"
 # What says how the adapter was trained, or where it comes from, and nothing of what it computes.
 _HISTORY = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version"),
         *("revision", "task_type", "runtime_config", "megatron_config", "megatron_core", "loftq_config"),
-        *("eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "layers_pattern"),
-        *("layers_to_transform", "exclude_modules", "ensure_weight_tying"),
+        *("eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "ensure_weight_tying"),
     }
 )
 _READ = frozenset(
     {
         *("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"),
         *("bias", "modules_to_save", "init_lora_weights"),
+        *("layers_to_transform", "layers_pattern", "exclude_modules"),
     }
 )
 # What is refused unless it is off, and why.
@@ -55,16 +57,19 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class PeftConfig:
     """What an adapter's configuration says of its arithmetic.
 
-    target_modules: names, or ends of names, of layers; None where they are told by a pattern.
-    covers_layers: whether each layer of such a name has to be there.
+    target_modules: names, or ends of names, of layers; or a pattern of whole names; None where it says none.
+    excluded: names, ends of names or a pattern, of layers that have none all the same.
+    layers: numbers of those that have one; None for all. layers_patterns: of what stands before the number.
     """
 
     path: Path
     rank: int
     alpha: float
     uses_root: bool
-    target_modules: tuple[str, ...] | None
-    covers_layers: bool
+    target_modules: tuple[str, ...] | str | None
+    excluded: tuple[str, ...] | str
+    layers: tuple[int, ...] | None
+    layers_patterns: tuple[str, ...]
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     base_model: str
@@ -79,8 +84,24 @@ class PeftConfig:
         return alpha / (math.sqrt(rank) if self.uses_root else rank)
 
     def is_target(self, module: str) -> bool:
-        """Whether the configuration says that this layer has an adapter, as far as it names any."""
-        return any(module == one or module.endswith(f".{one}") for one in self.target_modules or ())
+        """Whether the layer of that name, as the file has names, has an adapter: as PEFT decides it.
+
+        Source: `check_target_module_exists` of PEFT.
+        """
+        targets = self.target_modules
+        if targets is None or _is_named(self.excluded, module):
+            return False
+        if isinstance(targets, str):
+            return targets.lower() == ALL_LINEAR or _is_named(targets, module)
+        # Numbers are for ends of names alone, not for whole ones.
+        return module in targets or (_is_named(targets, module) and self._has_number(module))
+
+    def _has_number(self, module: str) -> bool:
+        if self.layers is None:
+            return True
+        before = [rf"(?:^|.*?\.){one}" for one in self.layers_patterns] or [r".*?\.[^.]*"]
+        found = next((match for one in before if (match := re.match(rf"{one}\.(?P<n>\d+)\.", module))), None)
+        return found is not None and int(found["n"]) in self.layers
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
@@ -88,22 +109,17 @@ def read_peft_config(folder: Path) -> PeftConfig:
     path = folder / CONFIG_FILE
     fields = _fields(path)
     _refuse_what_is_not_served(path, fields)
-    target_modules = fields.get("target_modules")
-    if isinstance(target_modules, list) and all(isinstance(one, str) for one in target_modules):
-        names: tuple[str, ...] | None = tuple(target_modules)
-    elif isinstance(target_modules, str) or target_modules is None:
-        names = None
-    else:
-        raise _wrong(path, "target_modules", target_modules, "want names of layers, or a pattern")
-    selects = fields.get("layers_to_transform") is not None or bool(fields.get("exclude_modules"))
+    target_modules = _names(path, "target_modules", fields.get("target_modules"))
     base_model = fields.get("base_model_name_or_path")
     return PeftConfig(
         path=path,
         rank=_rank(path, "r", fields.get("r", 8)),
         alpha=_alpha(path, "lora_alpha", fields.get("lora_alpha", 8)),
         uses_root=_flag(path, "use_rslora", fields.get("use_rslora")),
-        target_modules=names,
-        covers_layers=names is not None and not selects,
+        target_modules=target_modules,
+        excluded=_names(path, "exclude_modules", fields.get("exclude_modules")) or (),
+        layers=_numbers(path, fields.get("layers_to_transform")),
+        layers_patterns=_layers_patterns(path, fields.get("layers_pattern")),
         rank_pattern={
             key: _rank(path, f"rank_pattern.{key}", value)
             for key, value in _pattern(path, "rank_pattern", fields).items()
@@ -114,6 +130,44 @@ def read_peft_config(folder: Path) -> PeftConfig:
         },
         base_model=base_model if isinstance(base_model, str) else "",
     )
+
+
+def _names(path: Path, name: str, value: object) -> tuple[str, ...] | str | None:
+    """Names of layers, or a pattern; None for none."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    if isinstance(value, str):
+        return _checked(path, name, value)
+    if value is not None:
+        raise _wrong(path, name, value, "want names of layers, or a pattern")
+    return None
+
+
+def _numbers(path: Path, value: object) -> tuple[int, ...] | None:
+    numbers = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in numbers):
+        raise _wrong(path, "layers_to_transform", value, "want numbers of layers")
+    return tuple(numbers) or None
+
+
+def _layers_patterns(path: Path, value: object) -> tuple[str, ...]:
+    found = _names(path, "layers_pattern", value) or ()
+    patterns = (found,) if isinstance(found, str) else found
+    return tuple(_checked(path, "layers_pattern", one) for one in patterns)
+
+
+def _checked(path: Path, name: str, pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _wrong(path, name, pattern, f"no regular expression ({error}); correct it") from error
+    return pattern
+
+
+def _is_named(names: tuple[str, ...] | str, module: str) -> bool:
+    if isinstance(names, str):
+        return bool(names) and re.fullmatch(names, module) is not None
+    return any(module == one or module.endswith(f".{one}") for one in names)
 
 
 def _fields(path: Path) -> dict[str, Any]:

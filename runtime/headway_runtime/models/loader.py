@@ -161,9 +161,7 @@ class CheckpointWeights:
             return cut_plain(self._put.pop(name), part)
         if part == ALL or name not in self._where:
             tensor = self.take_stored(name, FLOATS, shape)
-            # Norms and biases. A second look at whole weights would cost a quarter of what loading them does.
-            if len(shape) == 1 and not bool(torch.isfinite(tensor).all()):
-                raise self.error(name, NOT_FINITE)
+            self._check_vector(name, tensor)
             return tensor.to(self.dtype)
         files, rows = self._files, part.rows
         if files.shape_of(name) != shape or files.dtype_of(name) not in PLAIN_DTYPES:
@@ -172,10 +170,14 @@ class CheckpointWeights:
         own_rows = None if rows is None else Range(min(rows.first, shape[0]), min(rows.last, shape[0]))
         own = files.read(name, Part(own_rows, part.columns))
         self._taken(name, math.prod(shape) * own.dtype.itemsize)
-        if len(shape) == 1 and not bool(torch.isfinite(own).all()):
-            raise self.error(name, NOT_FINITE)
+        self._check_vector(name, own)
         own = own.to(self.dtype)
         return own.contiguous() if rows is None else filled_rows(own, Range(0, len(rows)))
+
+    def _check_vector(self, name: str, tensor: Tensor) -> None:
+        """Norms and biases. A second look at whole weights would cost a quarter of what loading them does."""
+        if tensor.dim() == 1 and not bool(torch.isfinite(tensor).all()):
+            raise self.error(name, NOT_FINITE)
 
     def _is_plain(self, module: str, scheme: Scheme) -> bool:
         """Whether plain numbers lie where a scheme is said to apply: tools do not name all exceptions."""

@@ -28,6 +28,9 @@ from headway_runtime.quantization.scheme import Scheme
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 # What is said of a tensor.
 NOT_FINITE = "holds numbers that are infinite or none; copy or quantize the model anew"
+ALL_ZERO = (
+    "holds scales that are 0 throughout, which would make every weight 0; copy or quantize the model anew"
+)
 LOST_ZEROS = (
     "holds zero points that AutoGPTQ overwrote where it stored 0 less 1 (checkpoint_format='gptq'), unless "
     "GPTQModel wrote them, which meta.quantizer would say; quantize the model anew with GPTQModel"
@@ -263,9 +266,13 @@ class _Reader:
                 return ((-(-self._outputs // rows), -(-self._inputs // columns)),)
 
     def _scales(self, *shapes: tuple[int, ...], name: str = "scales") -> Tensor:
-        return self._finite(
+        scales = self._finite(
             name, self._take(name, FLOAT8_SCALES if self._scheme.is_float else FLOATS, *shapes)
         )
+        # Groups whose weights are all 0 may have a scale of 0; a whole module of them is damage.
+        if not bool(scales.any()):
+            raise self._error(name, ALL_ZERO)
+        return scales
 
     def _finite(self, name: str, tensor: Tensor) -> Tensor:
         tensor = tensor.float()

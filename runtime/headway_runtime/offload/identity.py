@@ -26,10 +26,10 @@ def folder_name(parts: Mapping[str, object], model_path: Path, kept_in: Path) ->
     described = {
         **parts,
         "layout": LAYOUT_VERSION,
-        "config": hashlib.sha256((model_path / "config.json").read_bytes()).hexdigest(),
-        # What tools wrote of weights beside it, before there was a place for that in it.
-        **{name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _old_files(model_path)},
+        "config": _digest(model_path / "config.json"),
         "weights": weights_digest(model_path, kept_in),
+        # Of a folder without them nothing is said, so that its blocks of before are still found.
+        **{name: _digest(model_path / name) for name in OLD_FILES if (model_path / name).is_file()},
     }
     text = json.dumps(described, sort_keys=True)
     return f"headway-kv-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
@@ -59,6 +59,10 @@ def weights_digest(model_path: Path, kept_in: Path) -> str:
         temporary.write_text(json.dumps(notes))
         temporary.rename(kept_in / _DIGESTS_FILE)
     return notes[fresh_for]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _read_notes(path: Path) -> dict[str, str]:
