@@ -1,6 +1,7 @@
 """One pass over one ModelCache: the list of steps, nothing else, as `reconcile` is for a service.
 
-1. read      the manifest becomes a ModelCache; of one that cannot be honoured only a condition is written
+1. read      the manifest becomes a ModelCache; of one that cannot be honoured, or over which the operator
+             itself fails in 3, only a condition is written
 2. observe   its claim, its Jobs and their pods, and the services that use it
 3. decide    what is in force, and which children there should be (`model_cache.course`)
 4. apply     each child
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from headway_operator import conditions, model_cache
-from headway_operator.errors import SpecError
+from headway_operator.errors import SpecError, as_internal_error
 from headway_operator.model_cache import Course, ObservedCache
 from headway_operator.names import CacheKey
 from headway_operator.reconcile import Carried, Outcome
@@ -68,11 +69,13 @@ async def take_cache_pass(
     cache: ModelCache | None = None
     observed: ObservedCache | None = None
     try:
-        cache = parse_cache(manifest)
+        with as_internal_error():
+            cache = parse_cache(manifest)
         observed = await caches.observe(cache)
-        course = model_cache.course_of(cache, observed, caches.site, clock())
+        with as_internal_error():
+            course = model_cache.course_of(cache, observed, caches.site, clock())
     except SpecError as error:
-        outcome.problems.append(("read", str(error)))
+        outcome.refuse(error)
         course, problems = model_cache.refused(previous, error), None
     else:
         problems = await _act(caches, outcome, course, observed)

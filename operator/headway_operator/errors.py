@@ -2,6 +2,7 @@
 
 HeadwayOperatorError
 ├── SpecError              an InferenceService that cannot be honoured; becomes a condition. Names the field
+│   └── InternalError      the operator itself fails over it: a defect of ours, told like the others
 ├── ClusterError           the cluster refused or could not be reached
 │   ├── ConflictError      another controller owns the object that we would write
 │   ├── FieldConflictError another field manager sets, again and again, fields that we set
@@ -14,6 +15,9 @@ HeadwayOperatorError
 ├── KeyPairError           the stored admin key pair cannot be used
 └── ScrapeError            a replica gave no usable sample
 """
+
+import contextlib
+from collections.abc import Iterator
 
 
 class HeadwayOperatorError(Exception):
@@ -29,6 +33,29 @@ class SpecError(HeadwayOperatorError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.reason = reason
+
+
+class InternalError(SpecError):
+    """What the operator does with a spec fails in a way that nobody has foreseen."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            "spec",
+            f"the operator fails over it: {type(error).__name__}: {error}; this is a defect of the operator: "
+            "report it with the traceback in its log, and take back what was changed last",
+            reason="InternalError",
+        )
+
+
+@contextlib.contextmanager
+def as_internal_error() -> Iterator[None]:
+    """Within it, whatever is not of this tree becomes an InternalError. For what does no I/O."""
+    try:
+        yield
+    except HeadwayOperatorError:
+        raise
+    except Exception as error:
+        raise InternalError(error) from error
 
 
 class ClusterError(HeadwayOperatorError):

@@ -18,7 +18,8 @@
 14. memory    at most once a minute, and when another spec was accepted
 
 A step that fails changes nothing that serves: it is recorded, the other steps go on, and the next pass tries
-it again. Only without an observation there is nothing to go on with.
+it again. Only without an observation there is nothing to go on with. A spec over which the operator itself
+fails in 1, 4 or 5 is told and left aside like one that cannot be honoured.
 """
 
 import hashlib
@@ -31,7 +32,13 @@ from typing import Any
 
 from headway_operator import conditions, in_force, names
 from headway_operator.cluster.protocol import Cluster
-from headway_operator.errors import HeadwayOperatorError, NotLeadingError, SpecError
+from headway_operator.errors import (
+    HeadwayOperatorError,
+    InternalError,
+    NotLeadingError,
+    SpecError,
+    as_internal_error,
+)
 from headway_operator.in_force import Accepted
 from headway_operator.keys import Signer
 from headway_operator.manifests import render
@@ -50,6 +57,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 60.0
 MOST_CHECKPOINTS_PER_SECOND = 4.0
 READ_STEP = "read"  # which fails where a spec cannot be honoured
+RENDER_STEP = "render"  # where the operator fails over one
 SLEEPING_CAUSES = ("Idle", "Asleep")
 
 
@@ -117,6 +125,14 @@ class Outcome:
         steps = {f"apply {child.kind} {child.name}" for child in names.revision_children(revision)}
         return next((message for step, message in self.earlier_problems if step in steps), "")
 
+    def refuse(self, error: SpecError) -> None:
+        """Record that a spec cannot be honoured; a defect of the operator is logged as well, once."""
+        is_defect = isinstance(error, InternalError)
+        problem = (RENDER_STEP if is_defect else READ_STEP, str(error))
+        self.problems.append(problem)
+        if is_defect and problem not in self.earlier_problems:
+            logger.error("%s: the operator fails over the spec", self.key, exc_info=error)
+
     async def attempt(self, step: str, action: Awaitable[object]) -> bool:
         """Do it; a failure is recorded and False is returned."""
         try:
@@ -146,7 +162,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         read = await _read(world, manifest, outcome)
         carried.accepted = in_force.accepted(manifest)
     except SpecError as error:
-        outcome.problems.append((READ_STEP, str(error)))
+        outcome.refuse(error)
         refusal = error
         standing = await _read_in_force(world, manifest, carried, outcome)
         if standing is None:
@@ -166,7 +182,8 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     outcome.rollout, carried.evidence = rollout, rollout.evidence
     todo = plan(service, rendered, observed, sample, decision, rollout)
     await _act(cluster, world.scraper, outcome, todo, observed)
-    messages = tuple(f"{step}: {message}" for step, message in outcome.problems if step != READ_STEP)
+    of_the_spec = (READ_STEP, RENDER_STEP)
+    messages = tuple(f"{step}: {message}" for step, message in outcome.problems if step not in of_the_spec)
     problems = conditions.Problems(messages, outcome.problem_reason or HeadwayOperatorError.condition_reason)
     status = conditions.status(
         service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout, lack
@@ -185,16 +202,21 @@ Read = tuple[Service, conditions.Lack | None, Observed, Sample, Rendered, Gate |
 async def _read(world: World, manifest: Manifest, outcome: Outcome) -> Read:
     """Steps 1 to 5, by the spec of this manifest. Raises SpecError where that cannot be honoured."""
     cluster, key = world.cluster, outcome.key
-    service, lack = await _with_caches(cluster, parse(manifest))
+    with as_internal_error():
+        parsed = parse(manifest)
+    service, lack = await _with_caches(cluster, parsed)
     outcome.observed = observed = outcome.observed or await cluster.observe(key)
     outcome.sample = sample = outcome.sample or await world.scraper.sample(key, observed)
-    rendered = render(service, cluster.site, world.keys.public_pem, observed.children)
-    if lack is None:
-        outcome.gate = gate = await _judge(world, service, rendered, observed)
-        rendered = gated(service, cluster.site, rendered, gate, observed.children)
-    else:
-        outcome.gate = gate = awaiting_model(service, lack.message)
-        rendered = withheld(service, rendered, observed.children)
+    with as_internal_error():
+        rendered = render(service, cluster.site, world.keys.public_pem, observed.children)
+    gate = await _judge(world, service, rendered, observed) if lack is None else None
+    with as_internal_error():
+        if lack is None:
+            rendered = gated(service, cluster.site, rendered, gate, observed.children)
+        else:
+            gate = awaiting_model(service, lack.message)
+            rendered = withheld(service, rendered, observed.children)
+    outcome.gate = gate
     return service, lack, observed, sample, rendered, gate
 
 
@@ -205,7 +227,9 @@ async def _read_in_force(world: World, manifest: Manifest, carried: Carried, out
     last = in_force.instead_of(manifest, carried.accepted)
     try:
         return None if last is None else await _read(world, last, outcome)
-    except SpecError:
+    except SpecError as error:
+        if isinstance(error, InternalError):
+            outcome.refuse(error)
         return None
 
 

@@ -32,3 +32,8 @@ def test_reads_as_kubernetes_does(text: str | int, want: Decimal | int) -> None:
 def test_refuses_what_kubernetes_refuses(text: str) -> None:
     with pytest.raises(ValueError, match="is not a Kubernetes quantity"):
         parse_quantity(text)
+
+
+@pytest.mark.parametrize("text", ["1e30", "9e999999999", "1e9999999999999999999", 10**25, "16Ei"])
+def test_no_quantity_is_larger_than_kubernetes_has_them(text: str | int) -> None:
+    assert parse_quantity(text) == 2**63 - 1

@@ -263,7 +263,7 @@ def failures() -> Iterator[Facts]:
     ):
         problems = conditions.Problems(("apply Service demo: no",), error.condition_reason)
         yield told(own_replicas(2), problems=problems)
-    manifest = {"metadata": {"generation": 3}}
+    yield from refusals(errors.InternalError(AttributeError("'str' object has no attribute 'get'")))
     for wrong in (
         {"dtype": "x"},
         {"template": {"spec": {"hostNetwork": True}}},
@@ -271,13 +271,19 @@ def failures() -> Iterator[Facts]:
     ):
         with pytest.raises(errors.SpecError) as caught:
             render(service(**wrong), SITE, "PEM", frozenset())
-        degraded = {"type": "Degraded", "status": "False"}
-        in_force = {"observedGeneration": 2, "conditions": [degraded]}
-        for status in (
-            conditions.refused(manifest, caught.value, NOW),
-            conditions.standing(in_force, manifest, caught.value, NOW),
-        ):
-            yield {(condition["type"], condition["reason"]) for condition in status["conditions"]}
+        yield from refusals(caught.value)
+
+
+def refusals(error: errors.SpecError) -> Iterator[Facts]:
+    """With and without an earlier spec in force."""
+    manifest = {"metadata": {"generation": 3}}
+    degraded = {"type": "Degraded", "status": "False"}
+    in_force = {"observedGeneration": 2, "conditions": [degraded]}
+    for status in (
+        conditions.refused(manifest, error, NOW),
+        conditions.standing(in_force, manifest, error, NOW),
+    ):
+        yield {(condition["type"], condition["reason"]) for condition in status["conditions"]}
 
 
 def local_processes() -> Iterator[Facts]:

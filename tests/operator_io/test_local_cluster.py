@@ -331,8 +331,13 @@ async def test_variables_from_secrets_have_their_values(
 async def test_what_has_no_local_counterpart_is_refused_by_name(
     local_cluster: LocalCluster, deployment: Any, key: Any, children: Any
 ) -> None:
-    field = {"env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}
+    field: dict[str, Any] = {
+        "env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+    }
     with pytest.raises(ClusterError, match="env 'NODE' takes its value from fieldRef"):
+        await local_cluster.apply(key, deployment("demo-1a2b", container=field))
+    field["env"][0]["valueFrom"] = {}
+    with pytest.raises(ClusterError, match="env 'NODE' takes its value from nothing"):
         await local_cluster.apply(key, deployment("demo-1a2b", container=field))
     started = {"lifecycle": {"postStart": {"exec": {"command": ["true"]}}}}
     for change, named in (({"workingDir": "/srv"}, "workingDir"), (started, "lifecycle.postStart")):

@@ -9,11 +9,13 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
+from headway_operator import reconcile
 from headway_operator.errors import AdmissionError, UnavailableError
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Carried, Outcome
 from headway_operator.rollout import Rollout
 from headway_operator.rollout.record import Failure
+from headway_operator.spec import Service
 from headway_operator.state import ChildKey, ServiceKey
 
 Stage = Any  # of conftest.py
@@ -187,6 +189,98 @@ async def test_a_refused_spec_is_told_apart_from_failures_of_the_operator(stage:
     page = generate_latest(metrics.registry).decode()
     assert 'headway_operator_spec_refused{name="demo",namespace="default"} 1.0' in page
     assert "headway_operator_reconcile_errors_total{" not in page
+
+
+BROKEN = "'str' object has no attribute 'get'"
+
+
+def break_rendering(monkeypatch: pytest.MonkeyPatch, drain_timeout_seconds: int) -> None:
+    """A defect of the operator over each service with such a spec."""
+    whole = reconcile.render
+
+    def render(service: Service, *rest: Any) -> Any:
+        if service.spec.drain_timeout_seconds == drain_timeout_seconds:
+            raise AttributeError(BROKEN)
+        return whole(service, *rest)
+
+    monkeypatch.setattr(reconcile, "render", render)
+
+
+async def test_a_defect_over_an_edit_is_told_and_the_accepted_spec_stays_in_force(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await settled(stage)
+    ready, metrics = dict(stage.condition("Ready")), OperatorMetrics()
+    break_rendering(monkeypatch, 7)
+    stage.manifest = copy.deepcopy(stage.manifest)
+    stage.manifest["spec"]["drainTimeoutSeconds"] = 7
+    stage.manifest["metadata"]["generation"] = 2
+    gone = ChildKey("Service", "demo")
+    for _ in range(3):
+        stage.cluster.children.pop(gone, None)
+        metrics.passed(await stage.step(), 0.01)
+        assert gone in stage.cluster.children, "drift is repaired by the spec before"
+    degraded = stage.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "InternalError")
+    assert f"AttributeError: {BROKEN}" in degraded["message"]
+    assert degraded["message"].endswith("; generation 1 of the spec stays in force")
+    assert stage.condition("Ready") == ready
+    assert ("Warning", "InternalError") in {event[:2] for event in stage.cluster.events}
+    (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert said.exc_info is not None
+    assert isinstance(said.exc_info[1].__cause__ if said.exc_info[1] else None, AttributeError)
+    page = generate_latest(metrics.registry).decode()
+    labels = 'name="demo",namespace="default"'
+    assert f'headway_operator_reconcile_errors_total{{{labels},reason="render"}} 3.0' in page
+    assert f"headway_operator_spec_refused{{{labels}}} 0.0" in page
+    stage.manifest["spec"]["drainTimeoutSeconds"] = 8
+    stage.manifest["metadata"]["generation"] = 3
+    await settled(stage)
+    assert stage.condition("Degraded")["status"] == "False"
+
+
+@pytest.mark.parametrize("has_served", [False, True], ids=["a new service", "a newer operator"])
+async def test_a_defect_over_the_only_spec_there_is_is_told_and_changes_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, *, has_served: bool
+) -> None:
+    stage.manifest["spec"]["drainTimeoutSeconds"] = 7
+    if has_served:
+        await settled(stage)
+    children = copy.deepcopy(stage.cluster.children)
+    break_rendering(monkeypatch, 7)
+    stage.carried = Carried()
+    await stage.step()
+    for condition in ("Ready", "Degraded"):
+        assert stage.condition(condition)["reason"] == "InternalError"
+        assert BROKEN in stage.condition(condition)["message"]
+    assert stage.cluster.children == children
+    monkeypatch.undo()
+    await settled(stage)
+    assert (stage.told("Ready"), stage.told("Degraded")) == (("True", "Serving"), ("False", "AsExpected"))
+
+
+async def test_a_defect_over_the_accepted_spec_as_well_is_told_likewise(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.manifest["spec"]["drainTimeoutSeconds"] = 7
+    await settled(stage)
+    ask_the_impossible(stage)
+    stage.manifest["spec"]["drainTimeoutSeconds"] = 8
+    break_rendering(monkeypatch, 7)
+    outcome = await stage.step()
+    assert [step for step, _ in outcome.problems] == ["read", "render"]
+    assert stage.told("Degraded") == ("True", "InvalidSpec")
+
+
+async def test_a_template_of_a_wrong_shape_is_told_with_its_field(stage: Stage) -> None:
+    await settled(stage)
+    stage.manifest = copy.deepcopy(stage.manifest)
+    stage.manifest["spec"]["template"] = {"spec": {"securityContext": "x"}}
+    stage.manifest["metadata"]["generation"] = 2
+    await stage.step()
+    assert stage.told("Degraded") == ("True", "InvalidSpec")
+    assert stage.condition("Degraded")["message"].startswith("spec.template.spec.securityContext: 'x' is not")
+    assert stage.told("Ready") == ("True", "Serving")
 
 
 async def test_changes_of_replicas_and_what_keeps_from_them_are_counted(stage: Stage) -> None:

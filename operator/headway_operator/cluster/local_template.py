@@ -195,8 +195,9 @@ def _environment_value(variable: Mapping[str, Any], secrets: Secrets, where: str
         return str(variable.get("value", ""))
     reference = variable["valueFrom"].get("secretKeyRef")
     if reference is None:
+        source = min(variable["valueFrom"], default="nothing")
         raise ClusterError(
-            f"{where}: env {variable['name']!r} takes its value from {sorted(variable['valueFrom'])[0]}, "
+            f"{where}: env {variable['name']!r} takes its value from {source}, "
             "which the local world does not have; give a value"
         )
     value = secrets.get(reference["name"], {}).get(reference["key"])

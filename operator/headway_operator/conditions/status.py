@@ -158,7 +158,10 @@ def refused(manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
     """The status of a service whose spec cannot be honoured; what already serves is left as it is."""
     previous = dict(manifest.get("status") or {})
     generation = generation_of(manifest)
-    conditions = [Condition("Ready", "False", error.reason, str(error))]
+    conditions = [
+        Condition("Ready", "False", error.reason, str(error)),
+        Condition("Degraded", "True", error.reason, str(error)),
+    ]
     return {
         **previous,
         "observedGeneration": generation,

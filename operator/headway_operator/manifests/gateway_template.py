@@ -32,7 +32,7 @@ def gateway_template(service: Service, site: Site, image: str) -> dict[str, Any]
 
 def _held_bytes_arguments(container: dict[str, Any]) -> list[str]:
     """How much it may hold, where it has another memory limit than the one that its default is for."""
-    limit = ((container.get("resources") or {}).get("limits") or {}).get("memory", DEFAULT_MEMORY)
+    limit = container.get("resources", {}).get("limits", {}).get("memory", DEFAULT_MEMORY)
     try:
         num_bytes = int(parse_quantity(limit))
     except ValueError as error:

@@ -37,6 +37,7 @@ CONFINED_TYPES = ("RuntimeDefault", "Localhost")
 SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 APPARMOR_ANNOTATION = "container.apparmor.security.beta.kubernetes.io/"
 APPARMOR_VALUES = ("runtime/default", "localhost/")
+HOOKS = ("postStart", "preStop")
 HANDLERS = ("livenessProbe", "readinessProbe", "startupProbe")
 
 
@@ -131,9 +132,8 @@ def _capability_faults(capabilities: Fields) -> Iterator[Fault]:
 def _handlers(container: Fields) -> Iterator[tuple[str, Fields]]:
     for name in HANDLERS:
         yield name, container.get(name) or {}
-    for name, handler in (container.get("lifecycle") or {}).items():
-        if isinstance(handler, Mapping):
-            yield f"lifecycle.{name}", handler
+    for name in HOOKS:
+        yield f"lifecycle.{name}", (container.get("lifecycle") or {}).get(name) or {}
 
 
 def _context_faults(context: Fields) -> Iterator[Fault]:

@@ -6,7 +6,8 @@ from typing import Any
 from headway_operator import names
 from headway_operator.errors import SpecError
 from headway_operator.manifests.restricted import faults
-from headway_operator.manifests.strategic_merge import DIRECTIVE, merge
+from headway_operator.manifests.strategic_merge import merge
+from headway_operator.manifests.template_shape import check_merged, check_types
 from headway_operator.state import Site
 
 
@@ -37,11 +38,12 @@ def with_template(
         raise SpecError(
             f"{place.field}.spec.containers", f"deletes the container `{place.container}`; keep it"
         )
+    check_merged(merged, place.field)
     merged["spec"]["containers"] = _with_own_arguments(ours, containers, place)
     if site.kind == "kubernetes" and not site.allows_unrestricted:
         _refuse_faults(merged, place, account)
     grace = merged["spec"].get(GRACE)
-    if not isinstance(grace, int) or grace < ours["spec"][GRACE]:
+    if grace is None or grace < ours["spec"][GRACE]:
         merged["spec"][GRACE] = ours["spec"][GRACE]
     labels = {**merged["metadata"].get("labels", {}), **ours["metadata"]["labels"]}
     merged["metadata"]["labels"] = labels
@@ -70,14 +72,13 @@ def _refuse_faults(template: dict[str, Any], place: Place, account: str | None) 
 
 
 def _check(template: dict[str, Any], place: Place) -> None:
-    """Refuse what would be lost or would escape: other parts than metadata and spec, our own arguments."""
+    """Refuse what would be lost or would escape: other parts than these, other types, our own arguments."""
     _check_fields(place.field, template, ("metadata", "spec"))
     _check_fields(f"{place.field}.metadata", template.get("metadata") or {}, ("labels", "annotations"))
     for field in template:
         if not isinstance(template[field], dict):
             raise SpecError(f"{place.field}.{field}", f"{template[field]!r} is not an object; write a map")
-    for name in ("containers", "initContainers", "volumes"):
-        _check_named_list(f"{place.field}.spec.{name}", (template.get("spec") or {}).get(name) or [])
+    check_types(template, place.field)
     for container in (template.get("spec") or {}).get("containers") or []:
         if container.get("name") == place.container and "args" in container:
             raise SpecError(
@@ -88,13 +89,6 @@ def _check(template: dict[str, Any], place: Place) -> None:
 
 
 def _check_fields(path: str, value: Any, allowed: tuple[str, ...]) -> None:
-    unknown = [] if not isinstance(value, dict) else sorted(set(value) - set(allowed))
+    unknown = [] if not isinstance(value, dict) else sorted(set(value) - set(allowed), key=str)
     if unknown:
         raise SpecError(f"{path}.{unknown[0]}", f"is not used; write only {' and '.join(allowed)}")
-
-
-def _check_named_list(path: str, elements: Any) -> None:
-    if not isinstance(elements, list) or not all(
-        isinstance(one, dict) and (one.get("name") or set(one) == {DIRECTIVE}) for one in elements
-    ):
-        raise SpecError(path, f"{elements!r} is not a list of objects with names; give each a name")

@@ -1,17 +1,18 @@
 """Kubernetes quantities (`512Mi`, `500m`, `2e9`), read exactly as Kubernetes reads them.
 
 Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/ (sign left out: no
-field of ours may be negative).
+field of ours may be negative). What is larger than 2^63-1 counts as that, as it says there.
 """
 
 import re
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 
 QUANTITY_PATTERN = (
     r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)"
     r"(([KMGTPE]i)|[numkMGTPE]|([eE]\+?[0-9]+))?$"
 )
 _PARTS = re.compile(r"^\+?(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>.*)$")
+LARGEST = Decimal(2**63 - 1)
 _BINARY = {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)}
 _DECIMAL = {
     "": Decimal(1),
@@ -34,7 +35,8 @@ def parse_quantity(text: str | int) -> Decimal:
     parts = _PARTS.match(str(text))
     assert parts is not None, "the pattern above holds the same parts"
     suffix = parts["suffix"]
-    factor = _BINARY.get(suffix) or _DECIMAL.get(suffix)
-    if factor is None:
-        factor = Decimal(f"1{suffix}")
-    return Decimal(parts["number"]) * factor
+    try:
+        factor = _BINARY.get(suffix) or _DECIMAL.get(suffix) or Decimal(f"1{suffix}")
+        return min(Decimal(parts["number"]) * factor, LARGEST)
+    except DecimalException:
+        return LARGEST  # an exponent that is too large to be one here
