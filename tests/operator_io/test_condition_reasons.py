@@ -380,6 +380,7 @@ def test_no_condition_has_a_reason_that_its_row_does_not_tell_of() -> None:
     [
         "its init container tried twice and it loads its model",
         "its sidecar came back and it loads its model",
+        "restarted and ready, and its sidecar begins",
     ],
 )
 def test_what_is_beside_the_server_may_come_again_and_nothing_is_wrong(case: str) -> None:
