@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 
 from headway_operator import reconcile
 from headway_operator.errors import AdmissionError, UnavailableError
+from headway_operator.manifests import render
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.reconcile import Carried, Outcome
 from headway_operator.rollout import Rollout
@@ -196,14 +197,13 @@ BROKEN = "'str' object has no attribute 'get'"
 
 def break_rendering(monkeypatch: pytest.MonkeyPatch, drain_timeout_seconds: int) -> None:
     """A defect of the operator over each service with such a spec."""
-    whole = reconcile.render
 
-    def render(service: Service, *rest: Any) -> Any:
+    def broken(service: Service, *rest: Any) -> Any:
         if service.spec.drain_timeout_seconds == drain_timeout_seconds:
             raise AttributeError(BROKEN)
-        return whole(service, *rest)
+        return render(service, *rest)
 
-    monkeypatch.setattr(reconcile, "render", render)
+    monkeypatch.setattr(reconcile, "render", broken)
 
 
 async def test_a_defect_over_an_edit_is_told_and_the_accepted_spec_stays_in_force(
