@@ -480,7 +480,7 @@ def test_truncated_shard_is_named(write_checkpoint: Any, packers: Any, start_run
     path = written.folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4096])
     left = path.stat().st_size
-    told = rf"has {left} bytes where its header tells of {left + 4096}: it was cut off; copy the checkpoint again"
+    told = rf"has {left} bytes where its header tells of {left + 4096}: .* copy the checkpoint again"
     with pytest.raises(ModelLoadError, match=rf"model\.safetensors: {told}"):
         start_runner(written.folder)
 
