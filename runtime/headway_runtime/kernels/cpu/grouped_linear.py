@@ -7,7 +7,8 @@ there are and however the work is shared out.
 A tile of a few rows times a strip is summed in registers, and codes are widened in registers while the strip
 streams by. Where rows are more, the first tile leaves the widened codes of a group in memory, which stays in
 the nearest cache, for the other tiles: the tables' instructions are done beside the first tile's products, by
-parts of the processor that do not multiply.
+parts of the processor that do not multiply. The second tile asks for the codes of the next group, into the
+second cache: else memory would rest while tiles multiply.
 """
 
 from collections.abc import Callable
@@ -79,6 +80,7 @@ class GroupedLinear:
             len(self.weight),
             self._strips.num_groups,
             self._strips.num_steps,
+            torch.get_num_threads(),
         )
         return out
 
@@ -110,15 +112,19 @@ class _Writer:
         self._layout, self._codes, self._has_bias = layout, codes, has_bias
         self._panels = range(layout.num_panels)
         self._pairs = codes.inputs_per_vector // 2
-        arguments = (emitter.argument(index) for index in range(1, 12))
+        arguments = (emitter.argument(index) for index in range(1, 13))
         self._x, self._weight, self._out, self._bias, self._rows, self._at_once, *sizes = arguments
-        inputs, outputs, self._num_strips, self._num_groups, self._num_steps = sizes
+        inputs, outputs, self._num_strips, self._num_groups, self._num_steps, num_threads = sizes
         self._row_bytes, self._out_row_bytes = (self._times(size, NUMBER_BYTES) for size in (inputs, outputs))
         self._num_pairs = self._times(self._num_steps, self._pairs)
         self._group_row_bytes = self._times(self._num_pairs, PAIR_BYTES)
         self._group_bytes = emitter.offset(
             emitter.integer(layout.codes_offset), (self._num_steps, layout.step_bytes)
         )
+        # From a strip's end to where this thread will go on, as likely as not.
+        others = self._builder.sub(num_threads, emitter.integer(1))
+        strip_bytes = self._builder.mul(self._num_groups, self._group_bytes)
+        self._bytes_to_next = self._builder.mul(others, strip_bytes)
         self._widened = emitter.local(MOST_GROUP_INPUTS * layout.num_outputs // 2)
         self._totals = emitter.local(MOST_AT_ONCE * layout.num_outputs)
 
@@ -140,7 +146,7 @@ class _Writer:
                 number = builder.add(builder.mul(strip, self._num_groups), index)
                 group = builder.add(self._weight, builder.mul(number, self._group_bytes))
                 group_x = builder.add(x, builder.mul(index, self._group_row_bytes))
-                self._add_group(num_rows, group_x, group)
+                self._add_group(num_rows, group_x, group, self._following(group, index))
             out = builder.add(self._out, builder.mul(first, self._out_row_bytes))
             self._end(num_rows, builder.add(out, columns))
         return emitter.finish()
@@ -165,7 +171,15 @@ class _Writer:
                 total = emitter.load(self._totals_of(row), panel * PANEL, FLOAT32)
                 emitter.store(total, place, panel * PANEL, BFLOAT16)
 
-    def _add_group(self, num_rows: ir.Value, x: ir.Value, group: ir.Value) -> None:
+    def _following(self, group: ir.Value, index: ir.Value) -> ir.Value:
+        """The group that comes next; past a strip's end, the first of the strip that this thread may have."""
+        builder = self._builder
+        after = builder.add(index, self._emitter.integer(1))
+        is_last = builder.icmp_signed("==", after, self._num_groups)
+        further = builder.select(is_last, self._bytes_to_next, self._emitter.integer(0))
+        return builder.add(builder.add(group, self._group_bytes), further)
+
+    def _add_group(self, num_rows: ir.Value, x: ir.Value, group: ir.Value, following: ir.Value) -> None:
         """One group's products, to the totals of all rows."""
         emitter, builder = self._emitter, self._builder
         zero = emitter.integer(0)
@@ -182,12 +196,13 @@ class _Writer:
                 left = builder.srem(rest, emitter.integer(TILE_ROWS))
                 last = builder.sub(num_rows, left)
                 with emitter.loop(last, start=FIRST_ROWS, step=TILE_ROWS) as row:
-                    self._tile(row, TILE_ROWS, x, group, self._kept())
+                    self._tile(row, TILE_ROWS, x, group, self._kept(row, following))
                 for count in REST_ROWS:
                     has_them = builder.and_(left, emitter.integer(count))
                     with builder.if_then(builder.icmp_signed("!=", has_them, zero)):
                         before = builder.and_(left, emitter.integer(-2 * count))
-                        self._tile(builder.add(last, before), count, x, group, self._kept())
+                        row = builder.add(last, before)
+                        self._tile(row, count, x, group, self._kept(row, following))
 
     def _tile(self, first: ir.Value, count: int, x: ir.Value, group: ir.Value, vectors: "_Vectors") -> None:
         """`count` rows."""
@@ -242,10 +257,17 @@ class _Writer:
 
         return _Vectors(self._pairs, load)
 
-    def _kept(self) -> "_Vectors":
-        """What was widened before."""
+    def _kept(self, row: ir.Value, following: ir.Value) -> "_Vectors":
+        """What was widened before, for a tile from `row` on. Asks for what follows meanwhile."""
+        emitter = self._emitter
+        # It is enough that one tile asks; the others ask for what is near.
+        is_one = self._builder.icmp_signed("<", row, emitter.integer(FIRST_ROWS + TILE_ROWS))
+        ahead = self._builder.select(is_one, following, self._widened)
+        num_bytes = self._layout.step_bytes // self._pairs
 
         def load(first: ir.Value) -> list[list[ir.Value]]:
+            wanted = emitter.offset(ahead, (first, num_bytes))
+            emitter.prefetch(wanted, KEPT_PAIRS * num_bytes, is_near=False)
             return [
                 [self._emitter.load_pairs(self._kept_place(first, pair, panel)) for panel in self._panels]
                 for pair in range(KEPT_PAIRS)
