@@ -23,6 +23,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from headway_operator.cluster.kubernetes_answers import error_of, retry_after_seconds
+from headway_operator.cluster.kubernetes_fence import checked_before_sending, fence
 from headway_operator.errors import ClusterError, NotLeadingError, ThrottledError, UnavailableError
 from headway_operator.names import (
     API_VERSION,
@@ -100,6 +101,7 @@ class KubernetesApi:
     ) -> None:
         """on_call: hears of each call that was made."""
         configuration.retries = None  # a pass that fails is taken again; retries inside would only hide it
+        configuration.trace_configs = [fence()]
         self._configuration = configuration
         self._timeout_seconds = timeout_seconds
         self._client: ApiClient | None = None
@@ -355,7 +357,8 @@ class KubernetesApi:
                     body=body,
                     auth_settings=["BearerToken"],
                 )
-                response = await self._client.call_api(*request)
+                with checked_before_sending(lambda: self._check_leading(method, what)):
+                    response = await self._client.call_api(*request)
                 raw: bytes = await response.read()  # type: ignore[no-untyped-call]
                 status = response.status
         except TimeoutError as error:
@@ -373,11 +376,14 @@ class KubernetesApi:
         return raw
 
     def _check_guard(self, method: str, what: str) -> None:
-        if method != "GET" and not self._may_write():
-            raise NotLeadingError(f"{what}: this operator does not hold the Lease")
+        self._check_leading(method, what)
         left = self._throttled_until - time.monotonic()
         if self._obeys_throttling and left > 0:
             raise ThrottledError(f"{what}: the API server asked to wait, for another {left:.1f} s")
+
+    def _check_leading(self, method: str, what: str) -> None:
+        if method != "GET" and not self._may_write():
+            raise NotLeadingError(f"{what}: this operator does not hold the Lease")
 
 
 def path_of(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:
