@@ -23,7 +23,8 @@ from headway_operator.cluster.kubernetes_discovery import ASK_AGAIN_SECONDS
 from headway_operator.errors import ClusterError
 from headway_operator.keys import AdminKeys
 from headway_operator.names import MONITORING_KINDS
-from headway_operator.reconcile import Carried, Outcome, World, reconcile
+from headway_operator.passes import Carried, Outcome, World
+from headway_operator.reconcile import reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import ServiceKey
 

@@ -20,7 +20,7 @@ from headway_operator.cluster.kubernetes_model_caches import KubernetesModelCach
 from headway_operator.errors import ClusterError
 from headway_operator.manifests.fetch_job import CLAIM_MOUNT
 from headway_operator.names import API_VERSION, CACHE_KIND, CLAIM, CacheKey
-from headway_operator.reconcile import Carried, Outcome
+from headway_operator.passes import Carried, Outcome
 from headway_operator.state import ServiceKey
 
 Json = dict[str, Any]

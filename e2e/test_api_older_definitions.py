@@ -9,7 +9,7 @@ import pytest
 
 from e2e.conftest import CRD_PATH, eventually
 from headway_operator.cluster.kubernetes_api import KubernetesApi
-from headway_operator.reconcile import Outcome
+from headway_operator.passes import Outcome
 from headway_operator.state import ServiceKey
 
 DEFINITION = f"{CRD_PATH}/inferenceservices.serving.headway.dev"

@@ -28,7 +28,7 @@ from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.errors import ClusterError, NotLeadingError, ThrottledError, UnavailableError
 from headway_operator.names import OPTIONAL_KINDS, component_labels
-from headway_operator.reconcile import Outcome
+from headway_operator.passes import Outcome
 from headway_operator.state import ServiceKey
 
 # `make e2e-full` sets two minutes; what matters here is longer than the Lease and any backoff of the first

@@ -10,7 +10,8 @@ from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.errors import ClusterError
 from headway_operator.keys import AdminKeys
-from headway_operator.reconcile import Carried, Outcome, World, reconcile
+from headway_operator.passes import Carried, Outcome, World
+from headway_operator.reconcile import reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import ServiceKey
 

@@ -14,7 +14,8 @@ from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.cluster.kubernetes_applied import REAPPLY_SECONDS
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.keys import AdminKeys
-from headway_operator.reconcile import Carried, World, reconcile
+from headway_operator.passes import Carried, World
+from headway_operator.reconcile import reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import ServiceKey
 

@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from headway_operator.operator_metrics import LABELS, OperatorMetrics
-from headway_operator.reconcile import Outcome
+from headway_operator.passes import Outcome
 from headway_operator.state import ServiceKey
 
 

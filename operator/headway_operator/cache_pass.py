@@ -20,7 +20,7 @@ from headway_operator import conditions, model_cache
 from headway_operator.errors import SpecError, as_internal_error
 from headway_operator.model_cache import Course, ObservedCache
 from headway_operator.names import CacheKey
-from headway_operator.reconcile import Carried, Outcome
+from headway_operator.passes import Carried, Outcome
 from headway_operator.spec import Manifest, ModelCache, generation_of, key_of, parse_cache
 from headway_operator.state import ChildKey, ServiceKey, Site
 

@@ -25,7 +25,7 @@ from headway_operator.loop import ServiceLoop
 from headway_operator.model_cache import caches_used
 from headway_operator.names import CACHE_KIND, KIND
 from headway_operator.operator_metrics import OperatorMetrics
-from headway_operator.reconcile import Outcome, World
+from headway_operator.passes import Outcome, World
 from headway_operator.scrape import Scraper
 from headway_operator.spec import Manifest, Service, key_of, parse
 from headway_operator.state import ServiceKey

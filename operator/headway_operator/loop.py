@@ -22,7 +22,8 @@ from typing import Protocol
 
 from headway_operator.errors import HeadwayOperatorError, NotLeadingError, ScrapeError
 from headway_operator.operator_log import about
-from headway_operator.reconcile import Carried, Outcome, World, reconcile
+from headway_operator.passes import Carried, Outcome, World
+from headway_operator.reconcile import reconcile
 from headway_operator.spec import Manifest, generation_of
 from headway_operator.state import ServiceKey
 

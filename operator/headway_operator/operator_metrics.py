@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headway_operator.passes import READ_STEP, Outcome
 from headway_operator.quality import Gate
-from headway_operator.reconcile import READ_STEP, Outcome
 from headway_operator.state import Decision, ServiceKey
 
 LABELS = ("namespace", "name")

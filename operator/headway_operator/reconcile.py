@@ -19,33 +19,25 @@
 
 A step that fails changes nothing that serves: it is recorded, the other steps go on, and the next pass tries
 it again. Only without an observation there is nothing to go on with. A spec over which the operator itself
-fails in 1, 4 or 5 is told and left aside like one that cannot be honoured.
+fails in 1, 4 or 5 is told and left aside like one that cannot be honoured. Where it fails in 6, 7 or 8, that
+is told and nothing is changed; in 13 it is told in place of what failed.
 """
 
 import hashlib
 import json
 import logging
-import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from headway_operator import conditions, in_force, names
+from headway_operator import conditions, in_force
 from headway_operator.cluster.protocol import Cluster
-from headway_operator.errors import (
-    HeadwayOperatorError,
-    InternalError,
-    NotLeadingError,
-    SpecError,
-    as_internal_error,
-)
-from headway_operator.in_force import Accepted
-from headway_operator.keys import Signer
+from headway_operator.errors import HeadwayOperatorError, InternalError, SpecError, as_internal_error
 from headway_operator.manifests import render
 from headway_operator.model_cache import caches_used, with_caches
+from headway_operator.passes import DECIDE_STEP, READ_STEP, RENDER_STEP, STATUS_STEP, Carried, Outcome, World
 from headway_operator.plan import plan, wanted_replicas
 from headway_operator.quality import Gate, awaiting_model, gated, materials, open_or_shut, withheld
-from headway_operator.rollout import CanaryEvidence, Rollout, follow
+from headway_operator.rollout import Rollout, follow
 from headway_operator.scrape import Scraper
 from headway_operator.slo import Memory, decide, resume, target_of, with_end_to_end
 from headway_operator.spec import Manifest, Service, key_of, parse
@@ -56,97 +48,6 @@ logger = logging.getLogger(__name__)
 # Of a service; longer where all of them together would write more than that.
 CHECKPOINT_SECONDS = 60.0
 MOST_CHECKPOINTS_PER_SECOND = 4.0
-READ_STEP = "read"  # which fails where a spec cannot be honoured
-RENDER_STEP = "render"  # where the operator fails over one
-SLEEPING_CAUSES = ("Idle", "Asleep")
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Where services live and how to reach them.
-
-    keys: what signs admin calls. clock: since the epoch. num_services: that this process looks after.
-    """
-
-    cluster: Cluster
-    scraper: Scraper
-    keys: Signer
-    clock: Callable[[], float]
-    num_services: Callable[[], int] = lambda: 1
-
-
-@dataclass(slots=True)
-class Carried:
-    """What one pass of a service hands to the next.
-
-    The controller's memory, the spec that was accepted last, what is saved of both, what was counted of a
-    canary, what failed.
-    """
-
-    memory: Memory | None = None
-    accepted: Accepted | None = None
-    saved: Mapping[str, Any] | None = None  # what the checkpoint held, until there is a memory
-    checkpoint: str = ""  # the hash of what is saved: the whole would be half of what a service takes
-    checkpointed_at: float = -math.inf
-    checkpointed: Accepted | None = None
-    evidence: CanaryEvidence | None = None
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    has_told: bool = False  # whether this operator has written a status yet
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a pass saw, decided and could not do; what it did not reach is None.
-
-    problems: (step, message) of this pass; problem_reason: in the condition Degraded, for the first of them.
-    earlier_problems: of the last, which were logged then.
-    """
-
-    key: ServiceKey
-    status: Mapping[str, Any]
-    observed: Observed | None = None
-    sample: Sample | None = None
-    decision: Decision | None = None
-    gate: Gate | None = None
-    rollout: Rollout | None = None
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    earlier_problems: list[tuple[str, str]] = field(default_factory=list)
-    problem_reason: str = ""
-
-    @property
-    def wakers(self) -> tuple[str, ...]:
-        """Addresses of gateways whose first waiting request wakes the service; none while it is awake."""
-        if self.observed is None or self.decision is None or self.decision.cause not in SLEEPING_CAUSES:
-            return ()
-        return self.observed.gateway.addresses
-
-    def refusal_of(self, revision: str) -> str:
-        """Why the last pass could not apply a revision's own object, or ""."""
-        steps = {f"apply {child.kind} {child.name}" for child in names.revision_children(revision)}
-        return next((message for step, message in self.earlier_problems if step in steps), "")
-
-    def refuse(self, error: SpecError) -> None:
-        """Record that a spec cannot be honoured; a defect of the operator is logged as well, once."""
-        is_defect = isinstance(error, InternalError)
-        problem = (RENDER_STEP if is_defect else READ_STEP, str(error))
-        self.problems.append(problem)
-        if is_defect and problem not in self.earlier_problems:
-            logger.error("%s: the operator fails over the spec", self.key, exc_info=error)
-
-    async def attempt(self, step: str, action: Awaitable[object]) -> bool:
-        """Do it; a failure is recorded and False is returned."""
-        try:
-            await action
-        except NotLeadingError:
-            raise  # nothing further may be written by this pass
-        except HeadwayOperatorError as error:
-            problem = (step, str(error))
-            self.problems.append(problem)
-            self.problem_reason = self.problem_reason or error.condition_reason
-            level = logging.DEBUG if problem in self.earlier_problems else logging.WARNING
-            logger.log(level, "%s: %s failed and is tried again: %s", self.key, *problem)
-            return False
-        return True
 
 
 async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outcome:
@@ -171,28 +72,55 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
         read = standing
     service, lack, observed, sample, rendered, gate = read
     memory = carried.memory or await _resumed(world, key, carried, sample)
-    target = target_of(service.spec, conditions.longest_start_seconds(service))
-    decision, carried.memory = decide(target, memory, sample, observed, world.clock())
-    outcome.decision = decision = with_end_to_end(decision, target, carried.memory)
-    wanted = wanted_replicas(service, decision)
-    unmade = outcome.refusal_of(rendered.revision.name)
-    rendered, rollout = follow(
-        service, rendered, observed, sample, wanted, gate, carried.evidence, world.clock(), unmade
-    )
-    outcome.rollout, carried.evidence = rollout, rollout.evidence
-    todo = plan(service, rendered, observed, sample, decision, rollout)
+    try:
+        decided = _decide(service, observed, sample, rendered, gate, memory, carried, outcome, world.clock())
+    except InternalError as error:
+        outcome.refuse(error, DECIDE_STEP)
+        await _tell(world, outcome, conditions.faulted(manifest, error, world.clock()), carried)
+        return outcome
+    decision, rendered, rollout, todo = decided
     await _act(cluster, world.scraper, outcome, todo, observed)
     of_the_spec = (READ_STEP, RENDER_STEP)
     messages = tuple(f"{step}: {message}" for step, message in outcome.problems if step not in of_the_spec)
     problems = conditions.Problems(messages, outcome.problem_reason or HeadwayOperatorError.condition_reason)
-    status = conditions.status(
-        service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout, lack
-    )
+    try:
+        with as_internal_error():
+            status = conditions.status(
+                service, rendered, observed, sample, decision, world.clock(), problems, gate, rollout, lack
+            )
+    except InternalError as error:
+        outcome.refuse(error, STATUS_STEP)
+        status = conditions.faulted(manifest, error, world.clock())
     if refusal is not None:
         status = conditions.standing(status, manifest, refusal, world.clock())
     await _tell(world, outcome, status, carried)
     await _checkpoint(world, service, outcome, carried)
     return outcome
+
+
+def _decide(
+    service: Service,
+    observed: Observed,
+    sample: Sample,
+    rendered: Rendered,
+    gate: Gate | None,
+    memory: Memory,
+    carried: Carried,
+    outcome: Outcome,
+    now: float,
+) -> tuple[Decision, Rendered, Rollout, Plan]:
+    """Steps 6 to 8. Raises InternalError, with what is carried as far as it came."""
+    with as_internal_error():
+        target = target_of(service.spec, conditions.longest_start_seconds(service))
+        decision, carried.memory = decide(target, memory, sample, observed, now)
+        outcome.decision = decision = with_end_to_end(decision, target, carried.memory)
+        wanted = wanted_replicas(service, decision)
+        unmade = outcome.refusal_of(rendered.revision.name)
+        rendered, rollout = follow(
+            service, rendered, observed, sample, wanted, gate, carried.evidence, now, unmade
+        )
+        outcome.rollout, carried.evidence = rollout, rollout.evidence
+        return decision, rendered, rollout, plan(service, rendered, observed, sample, decision, rollout)
 
 
 # A service, why it cannot be started, what there is of it, what that measured, its children, its judgement.

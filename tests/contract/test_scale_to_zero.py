@@ -17,7 +17,7 @@ from headway_operator.local_service import LocalService, running_service
 from headway_operator.loop import ServiceLoop
 from headway_operator.names import ServiceKey
 from headway_operator.operator_metrics import OperatorMetrics
-from headway_operator.reconcile import Outcome, World
+from headway_operator.passes import Outcome, World
 from headway_operator.scrape import Scraper
 from headway_operator.state import Attainment, Decision, Gateway, Limits, Observed
 

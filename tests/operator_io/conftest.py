@@ -17,7 +17,8 @@ from headway_operator.cluster.local import LocalCluster
 from headway_operator.errors import ClusterError, ScrapeError
 from headway_operator.keys import AdminKeys
 from headway_operator.names import COMPONENT_LABEL, REVISION_LABEL, ServiceKey, component_labels
-from headway_operator.reconcile import Carried, Outcome, World, reconcile
+from headway_operator.passes import Carried, Outcome, World
+from headway_operator.reconcile import reconcile
 from headway_operator.scrape import Scraper
 from headway_operator.state import (
     ChildKey,
@@ -311,6 +312,12 @@ class Stage:
         self.cluster.calls.clear()
         manifest = {**copy.deepcopy(self.manifest), "status": self.cluster.status}
         return await reconcile(self.world, manifest, self.carried)
+
+    async def settle(self) -> Outcome:
+        """As many passes as it takes until nothing is left to do; the last one."""
+        for _ in range(4):
+            outcome = await self.step()
+        return outcome
 
     def condition(self, name: str) -> dict[str, Any]:
         return next(c for c in self.cluster.status["conditions"] if c["type"] == name)

@@ -8,7 +8,7 @@ import pytest
 
 from headway_operator import cache_pass, model_cache, names
 from headway_operator.model_cache import Claim, ObservedCache
-from headway_operator.reconcile import Carried
+from headway_operator.passes import Carried
 from headway_operator.spec import ModelCache
 from headway_operator.state import ChildKey, ServiceKey, Site
 

@@ -17,7 +17,7 @@ from headway_operator.health import Health, serving
 from headway_operator.loop import ServiceLoop, ServiceLoops, Turns
 from headway_operator.names import ServiceKey
 from headway_operator.operator_metrics import OperatorMetrics
-from headway_operator.reconcile import Carried, Outcome
+from headway_operator.passes import Carried, Outcome
 
 HOUR = 3600.0
 

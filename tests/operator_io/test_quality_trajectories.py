@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway_operator.reconcile import Carried
+from headway_operator.passes import Carried
 from headway_operator.state import ChildKey, Evaluation, EvaluationPhase
 
 SEEDS, STEPS = range(16), 100

@@ -35,7 +35,7 @@ from headway_operator.model_cache.offer import uses
 from headway_operator.names import CACHE_KIND, KIND, CacheKey
 from headway_operator.operator_log import configure
 from headway_operator.operator_metrics import OperatorMetrics
-from headway_operator.reconcile import World
+from headway_operator.passes import World
 from headway_operator.resync import Resync, Version
 from headway_operator.scrape import Scraper
 from headway_operator.spec.scheduling import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN

@@ -4,13 +4,14 @@ from headway_operator.conditions.events import Event, events
 from headway_operator.conditions.lack import Lack
 from headway_operator.conditions.problems import Problems
 from headway_operator.conditions.startup import longest_start_seconds
-from headway_operator.conditions.status import refused, standing, status, worth_writing
+from headway_operator.conditions.status import faulted, refused, standing, status, worth_writing
 
 __all__ = [
     "Event",
     "Lack",
     "Problems",
     "events",
+    "faulted",
     "longest_start_seconds",
     "refused",
     "standing",

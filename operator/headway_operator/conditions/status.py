@@ -170,6 +170,27 @@ def refused(manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
     }
 
 
+def faulted(manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
+    """The status of a service over which the operator failed once it knew what there is: as it was.
+
+    Degraded alone says it. Nothing was changed, so that what was said of what serves holds; before anything
+    was said Ready says it, too.
+    """
+    previous = dict(manifest.get("status") or {})
+    before = previous.get("conditions") or []
+    told = [Condition("Degraded", "True", error.reason, str(error))]
+    if not any(one["type"] == "Ready" for one in before):
+        told.append(Condition("Ready", "False", error.reason, str(error)))
+    new = {one["type"]: one for one in written(told, before, generation_of(manifest), now)}
+    kept = [new.pop(one["type"], one) for one in before]
+    return {
+        **previous,
+        "observedGeneration": previous.get("observedGeneration", generation_of(manifest)),
+        "conditions": [*kept, *new.values()],
+        "updatedAt": timestamp(now),
+    }
+
+
 def worth_writing(previous: Mapping[str, Any], new: Mapping[str, Any], now: float) -> bool:
     """Whether `new` says something that `previous` did not; a number that moved, a minute after the last."""
     if "updatedAt" not in previous or _lasting(previous) != _lasting(new):
