@@ -5,18 +5,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from e2e.cluster.definitions import MONITORING, files_of
 from e2e.cluster.session import (
     CONTEXT_VARIABLE,
     HOST_MOUNTS_VARIABLE,
     OPERATOR_IMAGE_VARIABLE,
     RUNTIME_IMAGE_VARIABLE,
 )
+from e2e.cluster.settings import read_settings
 from e2e.kubernetes import Kubernetes, Object
 from e2e.observed_service import NAMESPACE
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 CHART = CHECKOUT / "charts" / "headway"
-MONITORING_KINDS = CHECKOUT / "e2e" / "manifests" / "monitoring_kinds.yaml"
 RELEASE = "headway"
 SYSTEM_NAMESPACE = "headway-system"
 WHERE = f"--namespace={SYSTEM_NAMESPACE}"
@@ -41,7 +42,7 @@ def installed_chart(kubernetes: Kubernetes, *values: str) -> Iterator[Kubernetes
     The service's namespace does too, unless its replicas mount the runtime from the host.
     """
     if kubernetes.has_pod_network:
-        kubernetes.kubectl("apply", f"--filename={MONITORING_KINDS}")
+        apply_monitoring_kinds(kubernetes)
     restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubernetes.apply(
         namespace(SYSTEM_NAMESPACE, restricted),
@@ -60,6 +61,12 @@ def installed_chart(kubernetes: Kubernetes, *values: str) -> Iterator[Kubernetes
         kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
         kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
         kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
+
+
+def apply_monitoring_kinds(kubernetes: Kubernetes) -> None:
+    """The kinds of the Prometheus operator, which itself is not there: the tests do what it would."""
+    for file in files_of(MONITORING, read_settings().cache):
+        kubernetes.kubectl("apply", "--server-side", f"--filename={file}")
 
 
 def namespace(name: str, labels: dict[str, str]) -> Object:

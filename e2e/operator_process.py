@@ -6,12 +6,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from headway_operator.cluster.kubernetes import KubernetesCluster
+from headway_operator.cluster.kubernetes_api import KubernetesApi
+from headway_operator.state import ServiceKey
 
 INTERVAL_SECONDS = 0.5
 END_SECONDS = 30.0
@@ -81,6 +85,26 @@ async def running_operator(
                 process.kill()
                 await process.wait()
         running.output = log.read_text(errors="replace")
+
+
+async def generation(cluster: KubernetesCluster, key: ServiceKey) -> int:
+    """The generation that the status is about."""
+    found = await cluster.fetch(key)
+    return int(((found or {}).get("status") or {}).get("observedGeneration", 0))
+
+
+async def edit(api: KubernetesApi, key: ServiceKey, replicas: int) -> Callable[[], Awaitable[bool]]:
+    """Change the spec; the fact that an operator has seen it."""
+    body = {"spec": {"scaling": {"minReplicas": replicas}}}
+    changed = await api.patch("InferenceService", key.namespace, "demo", body)
+    assert changed is not None
+    cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
+    want = int(changed["metadata"]["generation"])
+
+    async def is_seen() -> bool:
+        return await generation(cluster, key) == want
+
+    return is_seen
 
 
 def free_port() -> int:

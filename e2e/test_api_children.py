@@ -6,6 +6,7 @@ Prometheus operator, which come and go while this operator runs.
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from e2e.api_objects import created_dry
 from e2e.cluster.binaries import build
+from e2e.cluster.definitions import MONITORING, definitions
 from e2e.cluster.settings import read_settings
 from e2e.conftest import CRD_PATH, FACT_SECONDS, eventually
 from headway_operator.cluster.kubernetes import KubernetesCluster
@@ -179,24 +181,11 @@ async def test_a_policy_of_someone_else_is_not_fought_over(
     assert "PodDisruptionBudget" in found
 
 
-def definition_of(kind: str) -> Json:
-    """A stand-in for the Prometheus operator's own definition: the same names, any content."""
-    group, version = MONITORING_KINDS[kind].split("/")
-    plural = f"{kind.lower()}s"
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {
-            "group": group,
-            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-            "scope": "Namespaced",
-            "versions": [
-                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-            ],
-        },
-    }
+@functools.cache
+def monitoring_definitions() -> dict[str, Json]:
+    """The Prometheus operator's own definitions, by kind."""
+    found = definitions(MONITORING, read_settings().cache)
+    return {one["spec"]["names"]["kind"]: one for one in found}
 
 
 async def test_monitors_follow_the_kinds_that_the_cluster_has(
@@ -206,7 +195,7 @@ async def test_monitors_follow_the_kinds_that_the_cluster_has(
     assert (await take_pass()).problems == []
     assert cluster.site.optional_kinds == frozenset()
     for kind in kinds:
-        await bare_api._call("POST", CRD_PATH, body=definition_of(kind))
+        await bare_api._call("POST", CRD_PATH, body=monitoring_definitions()[kind])
     for kind in kinds:
         await eventually(lambda kind=kind: is_served(bare_api, kind))  # type: ignore[misc]
     assert (await take_pass()).problems == []  # it has asked a moment ago
@@ -226,7 +215,7 @@ async def test_monitors_follow_the_kinds_that_the_cluster_has(
     assert set(await around(bare_api, key, kinds)) == set(kinds)
 
     for kind in kinds:
-        await bare_api._call("DELETE", f"{CRD_PATH}/{definition_of(kind)['metadata']['name']}")
+        await bare_api._call("DELETE", f"{CRD_PATH}/{monitoring_definitions()[kind]['metadata']['name']}")
     for kind in kinds:
         await eventually(lambda kind=kind: is_gone(bare_api, kind))  # type: ignore[misc]
     outcome = await take_pass()  # before it asks again

@@ -4,15 +4,15 @@ The tests do what LeaderWorkerSet's controller would: they make the pods of each
 """
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from e2e import api_objects as base
+from e2e.cluster.definitions import LEADER_WORKER_SET as PUBLISHED
+from e2e.cluster.definitions import definitions
+from e2e.cluster.settings import read_settings
 from e2e.conftest import CRD_PATH, eventually
 from e2e.test_api_children import Clock
 from e2e.test_rollout_api import Play, play, ready, told, unschedulable
@@ -30,10 +30,6 @@ from headway_operator.names import (
 
 __all__ = ["play"]
 Json = dict[str, Any]
-# HEADWAY_LWS_CRD: another definition to test against, such as that of a release.
-DEFINITION = yaml.safe_load(
-    Path(os.environ.get("HEADWAY_LWS_CRD") or Path(__file__).with_name("leader_worker_set.yaml")).read_text()
-)
 SPANNING = {"tensorParallelSize": 4, "nodesPerReplica": 2, "device": "cuda", "gpu": {"count": 2}}
 
 
@@ -67,12 +63,13 @@ def cluster(api: KubernetesApi, clock: Clock) -> KubernetesCluster:
 
 @pytest.fixture
 async def definition(play: Play, api: KubernetesApi, clock: Clock) -> AsyncIterator[None]:
-    """The kind, while a test runs, and time enough for the operator to ask for it."""
-    await api._call("POST", CRD_PATH, body=DEFINITION)
+    """LeaderWorkerSet's own definition, while a test runs, and time enough for the operator to ask for it."""
+    [published] = definitions(PUBLISHED, read_settings().cache)
+    await api._call("POST", CRD_PATH, body=published)
     await eventually(lambda: is_served(api))
     clock.added += ASK_AGAIN_SECONDS
     yield
-    path = f"{CRD_PATH}/{DEFINITION['metadata']['name']}"
+    path = f"{CRD_PATH}/{published['metadata']['name']}"
     await api._call("DELETE", path)
     await eventually(lambda: is_gone(api, path))
 

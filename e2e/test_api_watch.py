@@ -10,7 +10,7 @@ import pytest
 from kubernetes.config import kube_config
 
 from e2e.conftest import CRD_PATH, eventually
-from e2e.test_api_children import definition_of, is_served
+from e2e.test_api_children import is_served, monitoring_definitions
 from headway_operator.cluster.kubernetes import CACHED_KINDS, KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
@@ -82,7 +82,7 @@ async def test_optional_kinds_are_read_from_memory_once_they_are_there(
     kubeconfig: Path, api: KubernetesApi, key: ServiceKey
 ) -> None:
     for kind in MONITORING_KINDS:
-        await api._call("POST", CRD_PATH, body=definition_of(kind))
+        await api._call("POST", CRD_PATH, body=monitoring_definitions()[kind])
         await eventually(lambda kind=kind: is_served(api, kind))  # type: ignore[misc]
     calls: list[str] = []
     async with await KubernetesApi.connect(kubeconfig, on_call=lambda *call: calls.append(call[0])) as own:

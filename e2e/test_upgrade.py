@@ -26,7 +26,15 @@ from e2e.disruption import (
     record,
     under_load,
 )
-from e2e.installation import CHART, CHECKOUT, MONITORING_KINDS, RELEASE, SYSTEM_NAMESPACE, WHERE, namespace
+from e2e.installation import (
+    CHART,
+    CHECKOUT,
+    RELEASE,
+    SYSTEM_NAMESPACE,
+    WHERE,
+    apply_monitoring_kinds,
+    namespace,
+)
 from e2e.kubernetes import CallFailedError, Kubernetes, eventually
 from e2e.observed_service import CHILD_KINDS, NAME, NAMESPACE, SERVICE_LABEL, runtime_pods, status
 
@@ -49,7 +57,7 @@ def previous(kubernetes: Kubernetes) -> Iterator[Kubernetes]:
     """The previous chart alone, in a cluster that has never seen another."""
     if not kubernetes.has_pod_network:
         pytest.skip("it deletes the definition, and with it every service of the cluster")
-    kubernetes.kubectl("apply", f"--filename={MONITORING_KINDS}")
+    apply_monitoring_kinds(kubernetes)
     kubernetes.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found", "--timeout=60s")
     kubernetes.apply(namespace(SYSTEM_NAMESPACE, {}), namespace(NAMESPACE, {}))
     settings = ["--set=intervalSeconds=2", "--set=allowUnrestrictedTemplates=true", "--set=logFormat=json"]

