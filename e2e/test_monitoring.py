@@ -27,7 +27,7 @@ NUM_PODS = 5  # two replicas, two gateways, the operator
 RATE_INTERVAL = "30s"
 ALERTS = {
     *("HeadwayReplicaShortage", "HeadwayTailLatency", "HeadwayOperatorErrors", "HeadwayOperatorDown"),
-    *("HeadwayModelCacheStalled", "HeadwayNoOperatorLeads"),
+    *("HeadwayModelCacheStalled", "HeadwayNoOperatorLeads", "HeadwaySpecRefused", "HeadwayRolloutGivenUp"),
 }
 # Of a service whose children somebody else has: it fails for as long as it is there.
 QUERIES_ON_TROUBLE = {("Decisions and failures", "headway_operator_reconcile_errors_total")}

@@ -239,6 +239,54 @@ async def test_a_webhook_of_others_that_cannot_be_asked_is_told_and_outlived(
     assert "Service demo" in await children(api, key)
 
 
+async def test_a_policy_that_denies_a_child_is_told_in_its_own_words_and_outlived(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster, take_pass: Any
+) -> None:
+    group, name = "/apis/admissionregistration.k8s.io/v1", f"test-{key.namespace}"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["services"]}
+    policy = {
+        "metadata": {"name": name},
+        "spec": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": "has(object.metadata.annotations)", "message": "say whose it is"}],
+        },
+    }
+    here = {"matchLabels": {"kubernetes.io/metadata.name": key.namespace}}
+    matching = {"namespaceSelector": here}
+    binding = {
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"], "matchResources": matching},
+    }
+    made = {"validatingadmissionpolicies": policy, "validatingadmissionpolicybindings": binding}
+    for plural, body in made.items():
+        await api._call("POST", f"{group}/{plural}", body=body)
+
+    async def is_refused() -> Outcome | None:
+        cluster._applied.clear()
+        await api.delete("Service", key.namespace, "demo")
+        outcome: Outcome = await take_pass()
+        return outcome if outcome.problem_reason == "AdmissionRefused" else None
+
+    try:
+        outcome = await eventually(is_refused)  # a new policy counts a moment after it is made
+        degraded = condition(outcome.status, "Degraded")
+        assert degraded["reason"] == "AdmissionRefused"
+        assert f"ValidatingAdmissionPolicy '{name}'" in degraded["message"]
+        assert "say whose it is" in degraded["message"]
+        assert "Deployment demo-gateway" in await children(api, key)  # the other steps went on
+    finally:
+        for plural in reversed(made):
+            await api._call("DELETE", f"{group}/{plural}/{name}")
+
+    async def is_well() -> bool:
+        cluster._applied.clear()
+        outcome: Outcome = await take_pass()
+        return outcome.problems == []
+
+    await eventually(is_well)
+    assert "Service demo" in await children(api, key)
+
+
 async def test_events_whose_numbers_move_are_told_one_by_one_and_then_together(
     api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
 ) -> None:
