@@ -84,9 +84,9 @@ class Batching(SpecModel):
         json_schema_extra=with_empty_default((STEP_RULE, STEP_MESSAGE), (INITIAL_RULE, INITIAL_MESSAGE))
     )
     max_num_seqs: MaxNumSeqs = MaxNumSeqs()
-    """Sequences that run at once in one replica."""
+    """Sequences that run at once in one replica. Default: those of its fields."""
     max_num_batched_tokens: MaxNumBatchedTokens = MaxNumBatchedTokens()
-    """Tokens that one step of a replica computes."""
+    """Tokens that one step of a replica computes. Default: those of its fields."""
 
     @model_validator(mode="after")
     def _tokens_cover_sequences(self) -> Self:

@@ -183,9 +183,9 @@ class InferenceServiceSpec(SpecModel):
     """Fixed number of replicas (0 to 1000). Default: unset, which lets the controller choose within
     scaling."""
     scaling: Scaling = Scaling()
-    """Bounds of autoscaling."""
+    """Bounds of autoscaling. Default: those of its fields."""
     batching: Batching = Batching()
-    """Bounds of the live batch limits."""
+    """Bounds of the live batch limits. Default: those of its fields."""
     quality: Quality | None = None
     """Judgement before traffic: a template is served only once an evaluation has held the model against its
     baseline and passed it. Default: none, everything is served at once."""
@@ -219,11 +219,11 @@ class InferenceServiceSpec(SpecModel):
     targets of slo, or slo.endToEndMilliseconds), pods have that long instead, an hour at most;
     status.revision.drainTimeoutSeconds says what they have. Default 60."""
     rollout: Rollout = Rollout()
-    """How a changed template takes the place of the one that serves."""
+    """How a changed template takes the place of the one that serves. Default: those of its fields."""
     gateway: Gateway = Gateway()
-    """What stands between clients and replicas."""
+    """What stands between clients and replicas. Default: those of its fields."""
     waiting: Waiting = Waiting()
-    """Requests that the gateway holds while no replica can take them."""
+    """Requests that the gateway holds while no replica can take them. Default: those of its fields."""
     suspend: bool = False
     """Whether to serve nothing for now: every replica is drained and removed, requests are refused, all else
     stays. False brings back as many replicas as there were. Default false."""
