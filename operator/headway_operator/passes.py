@@ -11,7 +11,6 @@ from headway_operator.cluster.protocol import Cluster
 from headway_operator.errors import HeadwayOperatorError, InternalError, NotLeadingError, SpecError
 from headway_operator.in_force import Accepted
 from headway_operator.keys import Signer
-from headway_operator.manifests import LastRendering
 from headway_operator.quality import Gate
 from headway_operator.rollout import CanaryEvidence, Rollout
 from headway_operator.scrape import Scraper
@@ -44,8 +43,8 @@ class World:
 class Carried:
     """What one pass of a service hands to the next.
 
-    The controller's memory, the spec that was accepted last, what is saved of both, what was rendered, what was
-    counted of a canary, what failed.
+    The controller's memory, the spec that was accepted last, what is saved of both, what was counted of a
+    canary, what failed.
     """
 
     memory: Memory | None = None
@@ -54,7 +53,6 @@ class Carried:
     checkpoint: str = ""  # the hash of what is saved: the whole would be half of what a service takes
     checkpointed_at: float = -math.inf
     checkpointed: Accepted | None = None
-    rendering: LastRendering = field(default_factory=LastRendering)
     evidence: CanaryEvidence | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
     has_told: bool = False  # whether this operator has written a status yet

@@ -60,7 +60,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     carried.problems = outcome.problems
     refusal: SpecError | None = None
     try:
-        read = await _read(world, manifest, carried, outcome)
+        read = await _read(world, manifest, outcome)
         carried.accepted = in_force.accepted(manifest)
     except SpecError as error:
         outcome.refuse(error)
@@ -127,7 +127,7 @@ def _decide(
 Read = tuple[Service, conditions.Lack | None, Observed, Sample, Rendered, Gate | None]
 
 
-async def _read(world: World, manifest: Manifest, carried: Carried, outcome: Outcome) -> Read:
+async def _read(world: World, manifest: Manifest, outcome: Outcome) -> Read:
     """Steps 1 to 5, by the spec of this manifest. Raises SpecError where that cannot be honoured."""
     cluster, key = world.cluster, outcome.key
     with as_internal_error():
@@ -136,9 +136,7 @@ async def _read(world: World, manifest: Manifest, carried: Carried, outcome: Out
     outcome.observed = observed = outcome.observed or await cluster.observe(key)
     outcome.sample = sample = outcome.sample or await world.scraper.sample(key, observed)
     with as_internal_error():
-        rendered = carried.rendering.of(
-            render, service, cluster.site, world.keys.public_pem, observed.children
-        )
+        rendered = render(service, cluster.site, world.keys.public_pem, observed.children)
     gate = await _judge(world, service, rendered, observed) if lack is None else None
     with as_internal_error():
         if lack is None:
@@ -156,7 +154,7 @@ async def _read_in_force(world: World, manifest: Manifest, carried: Carried, out
         carried.accepted = in_force.read((await _saved(world, outcome.key, carried)).get("accepted"))
     last = in_force.instead_of(manifest, carried.accepted)
     try:
-        return None if last is None else await _read(world, last, carried, outcome)
+        return None if last is None else await _read(world, last, outcome)
     except SpecError as error:
         if isinstance(error, InternalError):
             outcome.refuse(error)

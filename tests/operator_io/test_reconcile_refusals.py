@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from headway_operator import conditions, reconcile
-from headway_operator.manifests import LastRendering, render
+from headway_operator.manifests import render
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.passes import Carried
 from headway_operator.spec import Service
@@ -151,7 +151,6 @@ async def test_a_defect_over_the_accepted_spec_as_well_is_told_likewise(
     ask_the_impossible(stage)
     stage.manifest["spec"]["drainTimeoutSeconds"] = 8
     break_rendering(monkeypatch, 7)
-    stage.carried.rendering = LastRendering()  # of an operator that has just been upgraded
     outcome = await stage.step()
     assert [step for step, _ in outcome.problems] == ["read", "render"]
     assert stage.told("Degraded") == ("True", "InvalidSpec")

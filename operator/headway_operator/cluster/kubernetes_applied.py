@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from headway_operator.cluster.kubernetes_api import Json
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.state import ChildKey, Manifest, ServiceKey
@@ -20,8 +18,6 @@ from headway_operator.state import ChildKey, Manifest, ServiceKey
 # What was applied is applied anew after this time, which undoes what others changed in it; unless what is
 # kept in memory shows that nobody did.
 REAPPLY_SECONDS = 60.0
-# The same bytes whatever the order of keys, in a tenth of the time that the standard library takes.
-_ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class AppliedChildren:
 
 
 def _digest(manifest: Manifest) -> str:
-    return hashlib.sha256(_ENCODER.encode(manifest)).hexdigest()
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _trace(item: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """The children of a service, one kind per file, and `render`, which joins them. Pure; applies nothing."""
 
-from headway_operator.manifests.last_rendering import LastRendering
 from headway_operator.manifests.render import render
 
-__all__ = ["LastRendering", "render"]
+__all__ = ["render"]
