@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headway_runtime import checkpoint_digest
-from headway_runtime.config import EngineConfig, ParallelConfig
+from headway_runtime.config import (
+    EngineConfig,
+    LoraConfig,
+    LoraModule,
+    OffloadConfig,
+    ParallelConfig,
+    SpeculativeConfig,
+)
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.parallel import wire
 from headway_runtime.parallel.agreement import agreed_words, difference
@@ -43,6 +51,46 @@ def test_copies_agree(folders: tuple[Path, Path], words: Words) -> None:
     first, second = folders
     os.utime(second / "model.safetensors", (0, 0))
     assert difference(words(second), words(first)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"enforce_eager": True}, "its enforce_eager is True, node 0's False"),
+        ({"weight_compression": "none"}, "its weight_compression is 'none', node 0's 'auto'"),
+        ({"cuda_graph_sizes": (1, 2)}, "its cuda_graph_sizes is [1, 2], node 0's None"),
+        ({"offload": OffloadConfig(2**30)}, "its kv_offloading_bytes is 1073741824, node 0's None"),
+        ({"lora": LoraConfig(2, 4, 16)}, "its enable_lora is True, node 0's False"),
+        (
+            {"speculative": SpeculativeConfig("ngram")},
+            "its speculative_config's method is 'ngram', node 0's None",
+        ),
+    ],
+)
+def test_other_flags_are_named(
+    folders: tuple[Path, Path], words: Words, changes: dict[str, Any], told: str
+) -> None:
+    first, second = folders
+    assert (difference(words(second, **changes), words(first)) or "").startswith(told)
+    assert difference(words(second, **changes), words(first, **changes)) is None
+    sending, receiving = socket.socketpair()
+    with sending, receiving:
+        wire.send(sending, Hello("node", 1, 1, 1, agreed=words(second, **changes)))
+        hello = wire.receive_first(receiving)
+    assert isinstance(hello, Hello)
+    assert difference(hello.agreed, words(first, **changes)) is None, "as it comes over the connection"
+
+
+def test_a_draft_and_adapters_may_lie_elsewhere(folders: tuple[Path, Path], words: Words) -> None:
+    first, second = folders
+    here, there = (
+        {
+            "speculative": SpeculativeConfig("draft_model", str(folder)),
+            "lora": LoraConfig(2, 4, 16, (LoraModule("sql", "hf://org/sql", str(folder)),)),
+        }
+        for folder in folders
+    )
+    assert difference(words(second, **there), words(first, **here)) is None
 
 
 def test_other_weights_of_equal_sizes_are_named(folders: tuple[Path, Path], words: Words) -> None:

@@ -116,6 +116,10 @@ def compressed(
             compressed({"input_activations": INPUTS}, {"symmetric": False}),
             "8-bit inputs are supported with symmetric",
         ),
+        (
+            compressed({"input_activations": INPUTS}, format="pack-quantized"),
+            "8-bit inputs are supported with symmetric weights per 'channel' or 'tensor' that are not packed",
+        ),
         (compressed(weights={"num_bits": 2}), "weights: num_bits=2: supported: 4, 8"),
         (compressed(weights={"type": "float", "num_bits": 4}), "num_bits=4: supported: 8"),
         (compressed(weights={"type": "float", "symmetric": False}), "FP8 weights have no zero points"),

@@ -8,7 +8,13 @@ from typing import Protocol
 
 from headway_runtime.checkpoint_digest import told_checkpoint_file
 from headway_runtime.checkpoint_files import checkpoint_files
-from headway_runtime.config import Envelope, ParallelConfig
+from headway_runtime.config import (
+    Envelope,
+    LoraConfig,
+    OffloadConfig,
+    ParallelConfig,
+    SpeculativeConfig,
+)
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.quantization.choice import OLD_FILES
 
@@ -35,6 +41,22 @@ class EngineWords(Protocol):
     @property
     def envelope(self) -> Envelope: ...
     @property
+    def weight_compression(self) -> str: ...
+    @property
+    def enable_prefix_caching(self) -> bool: ...
+    @property
+    def speculative(self) -> SpeculativeConfig | None: ...
+    @property
+    def lora(self) -> LoraConfig | None: ...
+    @property
+    def offload(self) -> OffloadConfig | None: ...
+    @property
+    def enforce_eager(self) -> bool: ...
+    @property
+    def cuda_graph_sizes(self) -> tuple[int, ...] | None: ...
+    @property
+    def overlap(self) -> bool | None: ...
+    @property
     def seed(self) -> int: ...
     @property
     def parallel(self) -> ParallelConfig: ...
@@ -56,7 +78,36 @@ def agreed_words(engine: EngineWords) -> dict[str, object]:
         "kv_cache_memory_bytes": engine.kv_cache_memory_bytes,
         "kv_cache_dtype": engine.kv_cache_dtype,
         **asdict(engine.envelope),
+        "weight_compression": engine.weight_compression,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        **_told_speculation(engine.speculative),
+        **_told_adapters(engine.lora),
+        "kv_offloading_bytes": None if engine.offload is None else engine.offload.host_memory_bytes,
+        "enforce_eager": engine.enforce_eager,
+        "cuda_graph_sizes": None if engine.cuda_graph_sizes is None else list(engine.cuda_graph_sizes),
+        "overlap": engine.overlap,
         "seed": engine.seed,
+    }
+
+
+def _told_speculation(speculative: SpeculativeConfig | None) -> dict[str, object]:
+    """Where the draft lies is a node's own business."""
+    if speculative is None:
+        return {"speculative_config": None}
+    told = asdict(speculative) | {"model_path": None}
+    return {f"speculative_config's {name}": value for name, value in told.items() if value is not None}
+
+
+def _told_adapters(lora: LoraConfig | None) -> dict[str, object]:
+    """Likewise of adapters."""
+    if lora is None:
+        return {"enable_lora": False}
+    return {
+        "enable_lora": True,
+        "max_loras": lora.max_loras,
+        "max_cpu_loras": lora.max_cpu_loras,
+        "max_lora_rank": lora.max_lora_rank,
+        "lora_modules": [module.name for module in lora.modules],
     }
 
 

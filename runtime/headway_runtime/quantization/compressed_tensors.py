@@ -144,7 +144,7 @@ def _scheme(weights: Fields, inputs: Fields | None, layout: Layout) -> Scheme:
         input=None if is_float else scheme_of_input,
         has_input_scale=is_float and scheme_of_input is not None and not scheme_of_input.is_dynamic,
     )
-    if scheme.input is not None and scheme.form != "int8":
+    if scheme.input is not None and (scheme.layout == "packed" or scheme.form != "int8"):
         raise weights.error(
             "strategy",
             "8-bit inputs are supported with symmetric weights per 'channel' or 'tensor' that are not "
