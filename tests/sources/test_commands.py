@@ -71,6 +71,26 @@ def test_fetch_prints_the_folder_and_nothing_else(
     assert len(hub.asked) == num_asked
 
 
+def test_a_model_that_was_copied_into_the_cache_is_left_as_it_is(
+    hub: Any, headway: Any, tiny: dict[str, bytes], tmp_path: Path
+) -> None:
+    """As real files, where others have links."""
+    hub.add("org/name", tiny)
+    commit = hub.revisions["main"]
+    repository = tmp_path / "hub" / "models--org--name"
+    folder = repository / "snapshots" / commit
+    folder.mkdir(parents=True)
+    for name, content in tiny.items():
+        (folder / name).write_bytes(content)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "1"}, {}):
+        done = headway("fetch", "hf://org/name", HF_HOME=str(tmp_path), **environment)
+        assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == tiny
+    assert hub.storage.asked == []
+
+
 def test_folders_and_bundled_models_are_printed_as_they_are(headway: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     for source in (str(tmp_path), f"file://{tmp_path}"):

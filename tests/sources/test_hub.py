@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -377,7 +378,8 @@ def test_what_the_hubs_library_fetched_is_used(
 @pytest.mark.usefixtures("theirs")
 def test_what_the_hubs_library_fetched_is_used_offline(hub: Any, store: Store, watcher: Any) -> None:
     folder = offline(MODEL, store, watcher)
-    assert folder == store.snapshot(hub.revisions["main"]) == store.complete(hub.revisions["main"])
+    commit = hub.revisions["main"]
+    assert folder == store.snapshot(commit) == store.complete(commit, or_adopted=True)
     assert watcher.arrived_bytes == watcher.expected > 9_000_000
     assert hub.asked == []
 
@@ -401,6 +403,87 @@ def test_a_damaged_file_of_another_tool_is_fetched_anew(
     blob = store.blob(storage_path(theirs))
     blob.write_bytes(blob.read_bytes()[:-1] + b"?")
     assert (fetched() / SHARD).read_bytes() == theirs[SHARD]
+
+
+@pytest.fixture
+def real_files(theirs: dict[str, bytes], hub: Any, store: Store) -> dict[str, bytes]:
+    """The same, where the snapshot holds the files themselves, as `cp -rL` or an image's COPY leaves it."""
+    snapshot = store.snapshot(hub.revisions["main"])
+    for path in snapshot.iterdir():
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    shutil.rmtree(store.path / "blobs")
+    return theirs
+
+
+def test_a_snapshot_of_real_files_stays_as_it_is(
+    hub: Any, fetched: Fetch, store: Store, watcher: Any, real_files: dict[str, bytes]
+) -> None:
+    folder = store.snapshot(hub.revisions["main"])
+    for _ in range(2):
+        assert offline(MODEL, store, watcher) == folder
+        assert holds_of(folder) == real_files
+        assert not any(path.is_symlink() for path in folder.iterdir())
+    # With a network they are compared with what the Hub says, and not fetched again.
+    for _ in range(2):
+        assert fetched() == folder
+        assert holds_of(folder) == real_files
+    assert store.complete(hub.revisions["main"]) == folder
+    assert {one.path for one in hub.asked} == {"/api/models/org/name/revision/main"}
+    assert hub.storage.asked == []
+
+
+def test_a_real_file_that_is_not_right_is_fetched_anew(
+    hub: Any, fetched: Fetch, store: Store, real_files: dict[str, bytes]
+) -> None:
+    folder = store.snapshot(hub.revisions["main"])
+    (folder / SHARD).write_bytes(real_files[SHARD][:-1] + b"?")
+    (folder / "config.json").write_bytes(b"{}")
+    assert holds_of(fetched()) == real_files
+    assert [one.path for one in hub.storage.asked] == [f"/{storage_path(real_files)}"]
+
+
+@pytest.mark.parametrize("lost", ["tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize("kind", ["theirs", "real_files"])
+def test_what_a_snapshot_lacks_is_fetched_when_there_is_a_network_again(
+    request: pytest.FixtureRequest,
+    hub: Any,
+    fetched: Fetch,
+    store: Store,
+    watcher: Any,
+    kind: str,
+    lost: str,
+) -> None:
+    files = request.getfixturevalue(kind)
+    folder = store.snapshot(hub.revisions["main"])
+    (folder / lost).resolve().unlink()
+    (folder / lost).unlink(missing_ok=True)
+    for _ in range(2):
+        assert offline(MODEL, store, watcher) == folder
+    assert fetched() == folder
+    assert holds_of(folder) == files
+    asked = [one.path for one in (*hub.asked, *hub.storage.asked)]
+    assert asked == [
+        "/api/models/org/name/revision/main",
+        f"/org/name/resolve/{hub.revisions['main']}/{lost}",
+    ]
+    # Now it is known to be all there: offline it is not compared again.
+    arrived = watcher.arrived_bytes
+    assert offline(MODEL, store, watcher) == folder
+    assert watcher.arrived_bytes == arrived
+
+
+def test_an_adopted_model_is_asked_for_even_by_its_commit(
+    headway: Any, hub: Any, store: Store, theirs: dict[str, bytes], tmp_path: Path
+) -> None:
+    pinned = f"hf://org/name@{hub.revisions['main']}"
+    folder = store.snapshot(hub.revisions["main"])
+    (folder / "tokenizer.json").unlink()
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {}):
+        done = headway("fetch", pinned, HF_HOME=str(tmp_path / "hf"), **environment)
+        assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
+    assert holds_of(folder) == theirs
 
 
 def test_the_hubs_library_uses_what_was_fetched_here(

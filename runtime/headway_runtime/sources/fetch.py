@@ -109,7 +109,7 @@ class _Fetching:
 
     def run(self) -> Path:
         small, weights = self._found()
-        self._transfer.bring(list(weights.values()), self._what)
+        self._bring(weights)
         folder = self._store.publish(self._listing.identity, self._what, small | weights)
         # What archives were good for: their files have names of their own now.
         used = {file.key for file in (*small.values(), *weights.values())}
@@ -135,7 +135,7 @@ class _Fetching:
         prefix = f"{below}/" if below else ""
         by_name = {path.removeprefix(prefix): file for path, file in files.items() if path.startswith(prefix)}
         small = {name: by_name[name] for name in wanted.small_files(by_name, self._what, self._kind)}
-        self._transfer.bring(list(small.values()), self._what)
+        self._bring(small)
         self._look_at(small)
         named = wanted.index_file(by_name, self._kind)
         index = None if named is None else self._store.blob(small[named].key).read_bytes()
@@ -143,6 +143,13 @@ class _Fetching:
             name: by_name[name] for name in wanted.weight_files(by_name, index, self._what, self._kind)
         }
         return small, weights
+
+    def _bring(self, files: Mapping[str, RemoteFile]) -> None:
+        """Have them as blobs. What another tool left in the snapshot is not fetched again if it is right."""
+        for name, file in files.items():
+            if file.checksum is not None:
+                self._store.take_over(self._listing.identity, name, file)
+        self._transfer.bring(list(files.values()), self._what)
 
     def _look_at(self, small: Mapping[str, RemoteFile]) -> None:
         """Have `check` look at the small files under their names."""
