@@ -357,3 +357,13 @@ def test_who_serves_imports_no_library_of_a_source() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_who_fetches_imports_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "import headway_runtime.sources.fetch_process\n"
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

@@ -1,6 +1,7 @@
 """The Hugging Face Hub: what is fetched of a repository, what refusals become, and what faults do to it."""
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from huggingface_hub import close_session
 
 from headway_runtime.errors import ModelFetchError, ModelLoadError
+from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.sources.adopt import offline
 from headway_runtime.sources.cache_folders import store_of
 from headway_runtime.sources.fetch import fetch
@@ -178,6 +180,39 @@ def test_a_model_that_the_engine_lacks_is_refused_before_its_weights_come(
     with pytest.raises(ModelLoadError, match=r"hf://org/name@main: config.json: .*FancyForCausalLM"):
         fetched()
     assert hub.storage.asked == []
+
+
+@pytest.mark.parametrize(
+    ("quantization", "want"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method='bitsandbytes'"),
+        ({"quant_method": "mxfp4"}, "quant_method='mxfp4'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method='modelopt'"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
+        (None, "hf_quant_config.json: quantization of that tool is not supported"),
+    ],
+    ids=["bitsandbytes", "mxfp4", "modelopt", "nvfp4", "a file of its own"],
+)
+def test_a_quantization_that_the_engine_cannot_read_is_refused_before_the_weights_come(
+    hub: Any, fetched: Fetch, make_files: Any, tmp_path: Path, quantization: dict[str, Any] | None, want: str
+) -> None:
+    files = make_files()
+    if quantization is None:
+        files["hf_quant_config.json"] = b'{"quantization": {"quant_algo": "NVFP4"}}'
+    else:
+        config = json.loads(files["config.json"]) | {"quantization_config": quantization}
+        files["config.json"] = json.dumps(config).encode()
+    hub.add("org/name", files)
+    with pytest.raises(ModelLoadError) as refused:
+        fetched()
+    assert hub.storage.asked == []
+    # In the engine's own words.
+    for name in files.keys() & {"config.json", "hf_quant_config.json"}:
+        (tmp_path / name).write_bytes(files[name])
+    with pytest.raises(ModelLoadError) as told:
+        choose_quantization("auto", tmp_path)
+    assert str(refused.value) == f"hf://org/name@main: {told.value}"
+    assert want in str(told.value)
 
 
 # Faults

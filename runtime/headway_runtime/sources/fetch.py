@@ -3,7 +3,8 @@
 1. Ask the source what it holds. While it does not answer, what was last fetched of it is used.
 2. What is there in full already is used as it is, without a lock.
 3. Else take the source's lock, look again (another process may just have fetched it), and bring the small
-   files first: a model that this engine does not have is refused before its weights come.
+   files first: a model that this engine does not have, or a quantization that it cannot read, is refused
+   before the weights come.
 4. Bring the weights that the index names, and nothing else.
 5. Publish: links by the files' names, and last of all the manifest, without which nothing is used.
 

@@ -20,6 +20,7 @@ from typing import Any
 from headway_runtime.adapters.peft_config import read_peft_config
 from headway_runtime.errors import HeadwayRuntimeError, ModelFetchError
 from headway_runtime.model_config import read_model_config
+from headway_runtime.quantization.choice import read_quantization
 from headway_runtime.sources.adopt import offline
 from headway_runtime.sources.cache_folders import store_of
 from headway_runtime.sources.fetch import fetch
@@ -107,8 +108,9 @@ def run(task: Task, teller: Teller) -> Path:
 
 
 def check_config(folder: Path) -> None:
-    """Refuse a model that this engine does not have, while only its small files have been fetched."""
+    """Refuse a model or quantization that this engine lacks, while only the small files have been fetched."""
     read_model_config(folder)
+    read_quantization(folder)
 
 
 def check_adapter_config(folder: Path) -> None:
