@@ -16,6 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from headway_runtime.errors import ModelFetchError
+from headway_runtime.sources import fetching
+from headway_runtime.sources.fetch_task import Task
+
 ARGUMENTS = ("--device=cpu", "--max-model-len=128", "--max-num-seqs=2", "--port=0")
 
 
@@ -345,6 +349,33 @@ def test_the_engine_in_python_takes_remote_models(hub: Any, tiny: dict[str, byte
     )
     assert done.stdout == "4\n[]\n", done.stderr
     assert (tmp_path / "models--org--name" / "refs" / "main").exists()
+
+
+FETCHES = "import os, sys; import headway_runtime.sources.fetch_process as process; "
+
+
+@pytest.mark.parametrize(
+    ("program", "want"),
+    [
+        (
+            "process.run = lambda *_: {}['no such field']; os._exit(process.main(sys.argv[1:]))",
+            r"hf://org/name: .* met KeyError \('no such field'\), which is a defect of Headway: report it",
+        ),
+        ("os._exit(7)", "'hf://org/name': the process .* ended with status 7 and did not say why; look at"),
+        (
+            "os.kill(os.getpid(), 9)",
+            "'hf://org/name': the process .* was ended by signal 9 .*memory runs out",
+        ),
+    ],
+    ids=["defect", "silent end", "killed"],
+)
+def test_how_the_process_that_fetches_ended_is_told(
+    program: str, want: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fetching, "COMMAND", (sys.executable, "-c", FETCHES + program))
+    with pytest.raises(ModelFetchError, match=want):
+        fetching.fetch_apart(Task("hf://org/name"))
+    assert ("Traceback" in caplog.text) == ("defect" in want)
 
 
 def test_who_serves_imports_no_library_of_a_source() -> None:
