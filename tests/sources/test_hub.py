@@ -509,6 +509,23 @@ def test_what_a_snapshot_lacks_is_fetched_when_there_is_a_network_again(
     assert watcher.arrived_bytes == arrived
 
 
+def test_a_hub_that_is_gone_leaves_what_was_adopted(
+    hub: Any,
+    fetched: Fetch,
+    store: Store,
+    watcher: Any,
+    theirs: dict[str, bytes],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = offline(MODEL, store, watcher)
+    hub.close()
+    close_session()
+    caplog.set_level(logging.WARNING)
+    assert fetched() == folder
+    assert holds_of(folder) == theirs
+    assert "using what was fetched of it before" in caplog.text
+
+
 def test_an_adopted_model_is_asked_for_even_by_its_commit(
     headway: Any, hub: Any, store: Store, theirs: dict[str, bytes], tmp_path: Path
 ) -> None:

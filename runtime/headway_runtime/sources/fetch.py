@@ -54,7 +54,8 @@ def fetch(
     """
     what = str(model)
     known = store.known(model.ref)
-    cached = store.complete(known) if known else None
+    # What nobody could be asked about will do while that stays so.
+    cached = store.complete(known, or_adopted=True) if known else None
     try:
         asking = (
             replace(patience, num_tries=min(patience.num_tries, TRIES_WITH_CACHE)) if cached else patience
