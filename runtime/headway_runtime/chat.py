@@ -18,6 +18,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from headway_runtime.errors import ConfigError, InvalidRequestError
+from headway_runtime.tokenizer import read_json_file
 
 Message = Mapping[str, Any]
 # What whoever renders gives to templates itself: no variable of these names is taken from a user.
@@ -103,8 +104,9 @@ def load_chat_template(
 ) -> ChatTemplate | None:
     """The file that was given, or the model's own template.
 
-    That is chat_template.jinja, else tokenizer_config.json's: of several, "default", and for chats with tools
-    "tool_use".
+    That is chat_template.jinja, else tokenizer_config.json's, else that of chat_template.json, where
+    processors kept it once. Of several in one file it is "default", and for chats with tools "tool_use".
+    ConfigError for a file that cannot be read.
     """
     path = given or model_path / "chat_template.jinja"
     try:
@@ -112,7 +114,14 @@ def load_chat_template(
     except (OSError, UnicodeDecodeError) as error:
         if given is not None or not isinstance(error, FileNotFoundError):
             raise ConfigError(f"{path}: cannot be read ({error}); give a readable template") from error
-    source, with_tools = tokenizer_config.get("chat_template"), None
+    return _template_in(tokenizer_config, special_tokens) or _template_in(
+        read_json_file(model_path / "chat_template.json"), special_tokens
+    )
+
+
+def _template_in(config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """That of a configuration's field `chat_template`, if it has one."""
+    source, with_tools = config.get("chat_template"), None
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source, with_tools = named.get("default"), named.get("tool_use")

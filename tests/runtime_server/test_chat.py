@@ -31,6 +31,21 @@ def test_the_template_file_goes_before_the_configuration(tmp_path: Path) -> None
     assert template.render(USER) == "from the file"
 
 
+@pytest.mark.parametrize("own", [{}, {"chat_template": None}], ids=["no field", "null"])
+def test_an_old_processors_file_is_the_last_place(tmp_path: Path, own: dict[str, None]) -> None:
+    path = tmp_path / "chat_template.json"
+    path.write_text('{"chat_template": "from the processor"}')
+    template = load_chat_template(tmp_path, own, {})
+    assert template is not None
+    assert template.render(USER) == "from the processor"
+    template = load_chat_template(tmp_path, {"chat_template": "from the configuration"}, {})
+    assert template is not None
+    assert template.render(USER) == "from the configuration"
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"chat_template.json: cannot be read"):
+        load_chat_template(tmp_path, own, {})
+
+
 def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     template = load_chat_template(tmp_path, {"chat_template": named}, {})

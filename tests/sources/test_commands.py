@@ -16,6 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from headway_runtime.errors import ModelFetchError
+from headway_runtime.sources import fetching
+from headway_runtime.sources.fetch_task import Task
+
 ARGUMENTS = ("--device=cpu", "--max-model-len=128", "--max-num-seqs=2", "--port=0")
 
 
@@ -69,6 +73,26 @@ def test_fetch_prints_the_folder_and_nothing_else(
     offline = headway("fetch", "hf://org/name", HF_HUB_OFFLINE="1")
     assert (offline.returncode, offline.stdout, offline.stderr) == (0, done.stdout, "")
     assert len(hub.asked) == num_asked
+
+
+def test_a_model_that_was_copied_into_the_cache_is_left_as_it_is(
+    hub: Any, headway: Any, tiny: dict[str, bytes], tmp_path: Path
+) -> None:
+    """As real files, where others have links."""
+    hub.add("org/name", tiny)
+    commit = hub.revisions["main"]
+    repository = tmp_path / "hub" / "models--org--name"
+    folder = repository / "snapshots" / commit
+    folder.mkdir(parents=True)
+    for name, content in tiny.items():
+        (folder / name).write_bytes(content)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "1"}, {}):
+        done = headway("fetch", "hf://org/name", HF_HOME=str(tmp_path), **environment)
+        assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == tiny
+    assert hub.storage.asked == []
 
 
 def test_folders_and_bundled_models_are_printed_as_they_are(headway: Any, tmp_path: Path) -> None:
@@ -327,6 +351,33 @@ def test_the_engine_in_python_takes_remote_models(hub: Any, tiny: dict[str, byte
     assert (tmp_path / "models--org--name" / "refs" / "main").exists()
 
 
+FETCHES = "import os, sys; import headway_runtime.sources.fetch_process as process; "
+
+
+@pytest.mark.parametrize(
+    ("program", "want"),
+    [
+        (
+            "process.run = lambda *_: {}['no such field']; os._exit(process.main(sys.argv[1:]))",
+            r"hf://org/name: .* met KeyError \('no such field'\), which is a defect of Headway: report it",
+        ),
+        ("os._exit(7)", "'hf://org/name': the process .* ended with status 7 and did not say why; look at"),
+        (
+            "os.kill(os.getpid(), 9)",
+            "'hf://org/name': the process .* was ended by signal 9 .*memory runs out",
+        ),
+    ],
+    ids=["defect", "silent end", "killed"],
+)
+def test_how_the_process_that_fetches_ended_is_told(
+    program: str, want: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fetching, "COMMAND", (sys.executable, "-c", FETCHES + program))
+    with pytest.raises(ModelFetchError, match=want):
+        fetching.fetch_apart(Task("hf://org/name"))
+    assert ("Traceback" in caplog.text) == ("defect" in want)
+
+
 def test_who_serves_imports_no_library_of_a_source() -> None:
     program = (
         "import sys\n"
@@ -334,6 +385,16 @@ def test_who_serves_imports_no_library_of_a_source() -> None:
         "serve.resolve_options(serve.build_parser().parse_args(['bundled://headway-tiny']), {})\n"
         "names = {'huggingface_hub', 'httpx2', 'botocore', 'zstandard', 'urllib3'}\n"
         "print(sorted(names & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_who_fetches_imports_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "import headway_runtime.sources.fetch_process\n"
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr

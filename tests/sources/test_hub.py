@@ -1,9 +1,11 @@
 """The Hugging Face Hub: what is fetched of a repository, what refusals become, and what faults do to it."""
 
 import hashlib
+import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from huggingface_hub import close_session
 
 from headway_runtime.errors import ModelFetchError, ModelLoadError
+from headway_runtime.quantization.choice import choose_quantization
 from headway_runtime.sources.adopt import offline
 from headway_runtime.sources.cache_folders import store_of
 from headway_runtime.sources.fetch import fetch
@@ -177,6 +180,39 @@ def test_a_model_that_the_engine_lacks_is_refused_before_its_weights_come(
     with pytest.raises(ModelLoadError, match=r"hf://org/name@main: config.json: .*FancyForCausalLM"):
         fetched()
     assert hub.storage.asked == []
+
+
+@pytest.mark.parametrize(
+    ("quantization", "want"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method='bitsandbytes'"),
+        ({"quant_method": "mxfp4"}, "quant_method='mxfp4'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method='modelopt'"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
+        (None, "hf_quant_config.json: quantization of that tool is not supported"),
+    ],
+    ids=["bitsandbytes", "mxfp4", "modelopt", "nvfp4", "a file of its own"],
+)
+def test_a_quantization_that_the_engine_cannot_read_is_refused_before_the_weights_come(
+    hub: Any, fetched: Fetch, make_files: Any, tmp_path: Path, quantization: dict[str, Any] | None, want: str
+) -> None:
+    files = make_files()
+    if quantization is None:
+        files["hf_quant_config.json"] = b'{"quantization": {"quant_algo": "NVFP4"}}'
+    else:
+        config = json.loads(files["config.json"]) | {"quantization_config": quantization}
+        files["config.json"] = json.dumps(config).encode()
+    hub.add("org/name", files)
+    with pytest.raises(ModelLoadError) as refused:
+        fetched()
+    assert hub.storage.asked == []
+    # In the engine's own words.
+    for name in files.keys() & {"config.json", "hf_quant_config.json"}:
+        (tmp_path / name).write_bytes(files[name])
+    with pytest.raises(ModelLoadError) as told:
+        choose_quantization("auto", tmp_path)
+    assert str(refused.value) == f"hf://org/name@main: {told.value}"
+    assert want in str(told.value)
 
 
 # Faults
@@ -377,7 +413,8 @@ def test_what_the_hubs_library_fetched_is_used(
 @pytest.mark.usefixtures("theirs")
 def test_what_the_hubs_library_fetched_is_used_offline(hub: Any, store: Store, watcher: Any) -> None:
     folder = offline(MODEL, store, watcher)
-    assert folder == store.snapshot(hub.revisions["main"]) == store.complete(hub.revisions["main"])
+    commit = hub.revisions["main"]
+    assert folder == store.snapshot(commit) == store.complete(commit, or_adopted=True)
     assert watcher.arrived_bytes == watcher.expected > 9_000_000
     assert hub.asked == []
 
@@ -401,6 +438,104 @@ def test_a_damaged_file_of_another_tool_is_fetched_anew(
     blob = store.blob(storage_path(theirs))
     blob.write_bytes(blob.read_bytes()[:-1] + b"?")
     assert (fetched() / SHARD).read_bytes() == theirs[SHARD]
+
+
+@pytest.fixture
+def real_files(theirs: dict[str, bytes], hub: Any, store: Store) -> dict[str, bytes]:
+    """The same, where the snapshot holds the files themselves, as `cp -rL` or an image's COPY leaves it."""
+    snapshot = store.snapshot(hub.revisions["main"])
+    for path in snapshot.iterdir():
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    shutil.rmtree(store.path / "blobs")
+    return theirs
+
+
+def test_a_snapshot_of_real_files_stays_as_it_is(
+    hub: Any, fetched: Fetch, store: Store, watcher: Any, real_files: dict[str, bytes]
+) -> None:
+    folder = store.snapshot(hub.revisions["main"])
+    for _ in range(2):
+        assert offline(MODEL, store, watcher) == folder
+        assert holds_of(folder) == real_files
+        assert not any(path.is_symlink() for path in folder.iterdir())
+    # With a network they are compared with what the Hub says, and not fetched again.
+    for _ in range(2):
+        assert fetched() == folder
+        assert holds_of(folder) == real_files
+    assert store.complete(hub.revisions["main"]) == folder
+    assert {one.path for one in hub.asked} == {"/api/models/org/name/revision/main"}
+    assert hub.storage.asked == []
+
+
+def test_a_real_file_that_is_not_right_is_fetched_anew(
+    hub: Any, fetched: Fetch, store: Store, real_files: dict[str, bytes]
+) -> None:
+    folder = store.snapshot(hub.revisions["main"])
+    (folder / SHARD).write_bytes(real_files[SHARD][:-1] + b"?")
+    (folder / "config.json").write_bytes(b"{}")
+    assert holds_of(fetched()) == real_files
+    assert [one.path for one in hub.storage.asked] == [f"/{storage_path(real_files)}"]
+
+
+@pytest.mark.parametrize("lost", ["tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize("kind", ["theirs", "real_files"])
+def test_what_a_snapshot_lacks_is_fetched_when_there_is_a_network_again(
+    request: pytest.FixtureRequest,
+    hub: Any,
+    fetched: Fetch,
+    store: Store,
+    watcher: Any,
+    kind: str,
+    lost: str,
+) -> None:
+    files = request.getfixturevalue(kind)
+    folder = store.snapshot(hub.revisions["main"])
+    (folder / lost).resolve().unlink()
+    (folder / lost).unlink(missing_ok=True)
+    for _ in range(2):
+        assert offline(MODEL, store, watcher) == folder
+    assert fetched() == folder
+    assert holds_of(folder) == files
+    asked = [one.path for one in (*hub.asked, *hub.storage.asked)]
+    assert asked == [
+        "/api/models/org/name/revision/main",
+        f"/org/name/resolve/{hub.revisions['main']}/{lost}",
+    ]
+    # Now it is known to be all there: offline it is not compared again.
+    arrived = watcher.arrived_bytes
+    assert offline(MODEL, store, watcher) == folder
+    assert watcher.arrived_bytes == arrived
+
+
+def test_a_hub_that_is_gone_leaves_what_was_adopted(
+    hub: Any,
+    fetched: Fetch,
+    store: Store,
+    watcher: Any,
+    theirs: dict[str, bytes],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = offline(MODEL, store, watcher)
+    hub.close()
+    close_session()
+    caplog.set_level(logging.WARNING)
+    assert fetched() == folder
+    assert holds_of(folder) == theirs
+    assert "using what was fetched of it before" in caplog.text
+
+
+def test_an_adopted_model_is_asked_for_even_by_its_commit(
+    headway: Any, hub: Any, store: Store, theirs: dict[str, bytes], tmp_path: Path
+) -> None:
+    pinned = f"hf://org/name@{hub.revisions['main']}"
+    folder = store.snapshot(hub.revisions["main"])
+    (folder / "tokenizer.json").unlink()
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {}):
+        done = headway("fetch", pinned, HF_HOME=str(tmp_path / "hf"), **environment)
+        assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
+    assert holds_of(folder) == theirs
 
 
 def test_the_hubs_library_uses_what_was_fetched_here(

@@ -29,6 +29,7 @@ from headway_runtime.sources.patience import Patience
 from headway_runtime.sources.reference import RegistryModel, parse
 from headway_runtime.sources.registry import Registry, is_plain
 from headway_runtime.sources.registry_login import Credentials, find_credentials
+from headway_runtime.sources.remote import Listing
 
 IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
 TAR = "application/vnd.oci.image.layer.v1.tar"
@@ -57,6 +58,12 @@ def tar_of(files: dict[str, bytes], **links: str) -> bytes:
             member.type, member.linkname = tarfile.SYMTYPE, target
             archive.addfile(member)
     return buffer.getvalue()
+
+
+def zstd_of(content: bytes, window_log: int) -> bytes:
+    """As `zstd --long=WINDOW_LOG` frames it: a header with the window's size, and one block, not packed."""
+    header = bytes([0, (window_log - 10) << 3])
+    return b"\x28\xb5\x2f\xfd" + header + (1 | len(content) << 3).to_bytes(3, "little") + content
 
 
 def digest_of(content: bytes) -> str:
@@ -288,6 +295,11 @@ def test_a_digest_needs_no_network_once_it_is_there(
         ([Layer(b"no archive at all" * 100)], "is no tar archive that can be read"),
         ([Layer(gzip.compress(tar_of({"models/config.json": b"{}" * 9999}))[:-100])], "is no tar archive"),
         (
+            [Layer(zstd_of(tar_of({"models/config.json": b"{}"}), 31))],
+            r"layer 0: zstd cannot unpack the layer \(.*too much memory.*; pack it .*--long=27",
+        ),
+        ([Layer(zstandard.compress(tar_of({}))[:9] + bytes(99))], "layer 0: zstd cannot unpack the layer"),
+        (
             [Layer(tar_of({}, models__config_json="../etc/passwd"))],
             r"models/config.json -> ../etc/passwd is a link; build the image with the files themselves",
         ),
@@ -296,7 +308,7 @@ def test_a_digest_needs_no_network_once_it_is_there(
             "holds several models, in models/a, models/b",
         ),
     ],
-    ids=["no model", "no archive", "cut archive", "link", "two models"],
+    ids=["no model", "no archive", "cut archive", "zstd --long=31", "damaged zstd", "link", "two models"],
 )
 def test_what_holds_no_model_is_told(pusher: Pusher, fetched: Fetch, layers: list[Layer], want: str) -> None:
     with pytest.raises(ModelFetchError, match=want):
@@ -390,6 +402,49 @@ def test_tokens_are_fetched_with_the_login_and_again_when_they_end(
     holds(fetched(model), files)
     assert token_registry.storage.asked
     assert not any("authorization" in one.headers for one in token_registry.storage.asked)
+
+
+def described(registry: Any, docker_folder: Path, **manifests: dict[str, Any]) -> Listing:
+    """What is listed of `v1`, where the registry has these manifests."""
+    host = registry.url.removeprefix("http://")
+    registry.manifests |= {name: json.dumps(one).encode() for name, one in manifests.items()}
+    write_login(docker_folder, host, auth_of("reader", "secret"))
+    with closing(Registry(RegistryModel(host, "team/a", "v1"))) as opened:
+        return opened.listing()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "want"),
+    [
+        ({"layers": None}, "layers=None in its manifest: want a list of objects; push the model again"),
+        ({"layers": ["sha256:0"]}, r"layers=\['sha256:0'\] in its manifest: want a list of objects"),
+        ({"layers": [], "config": "none"}, "config='none' in its manifest: want an object"),
+        (
+            {"layers": [{"annotations": ["title"]}]},
+            r"annotations=\['title'\] in its manifest: want an object",
+        ),
+        ({"manifests": None}, "manifests=None in its manifest: want a list of objects"),
+        ({"manifests": [{"platform": "amd64"}]}, "platform='amd64' in its manifest: want an object"),
+    ],
+)
+def test_a_field_of_a_manifest_that_is_none_of_its_kind_is_named(
+    token_registry: Any, docker_folder: Path, manifest: dict[str, Any], want: str
+) -> None:
+    with pytest.raises(ModelFetchError, match=want):
+        described(token_registry, docker_folder, v1=manifest)
+
+
+def test_what_a_manifest_may_leave_out_may_be_null(
+    token_registry: Any, tiny: dict[str, bytes], docker_folder: Path
+) -> None:
+    token_registry.add(tiny, "v1")
+    plain = json.loads(token_registry.manifests["v1"])
+    digest = digest_of(json.dumps({**plain, "config": None}).encode())
+    index = {"manifests": [{"digest": digest, "platform": None}]}
+    listing = described(token_registry, docker_folder, v1=index, **{digest: {**plain, "config": None}})
+    assert {file.path for file in listing.files} == tiny.keys()
+    nameless = {"layers": [{**one, "annotations": None} for one in plain["layers"]]}
+    assert described(token_registry, docker_folder, v1=nameless).files == ()
 
 
 def test_a_login_is_sent_to_no_strange_token_service(

@@ -78,6 +78,25 @@ def test_publishing_again_repairs(store: Store) -> None:
     assert not [path for path in store.path.rglob(".*") if path.is_file() or path.is_symlink()]
 
 
+def test_a_file_gives_way_to_a_link_only_where_the_blob_is_there(store: Store) -> None:
+    folder = published(store)
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text("the only copy")
+    store.blob("key-1").unlink()
+    with pytest.raises(ModelFetchError, match=r"key-1: was removed while the model was fetched; fetch it"):
+        store.publish("one", "hf://a/b", {"config.json": FILE, "model.safetensors": WEIGHTS})
+    assert (folder / "config.json").read_text() == "the only copy"
+
+
+def test_what_was_adopted_is_complete_only_for_who_takes_that(store: Store) -> None:
+    folder = published(store)
+    store.note("one", "hf://a/b", {"config.json": FILE}, is_adopted=True)
+    assert store.complete("one") is None
+    assert store.complete("one", or_adopted=True) == folder
+    published(store)
+    assert store.complete("one") == folder
+
+
 def test_file_systems_without_links_do(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(1, "Operation not permitted")

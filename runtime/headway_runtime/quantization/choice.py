@@ -99,8 +99,8 @@ def read_quantization(folder: Path) -> CheckpointQuantization | None:
     for file_name in OTHER_FILES:
         if (folder / file_name).is_file():
             raise ModelLoadError(
-                f"{folder / file_name}: quantization of that tool is not supported; quantize the model anew "
-                "with llm-compressor, GPTQModel or AutoAWQ, or serve it without"
+                f"{file_name}: quantization of that tool is not supported; quantize the model anew with "
+                "llm-compressor, GPTQModel or AutoAWQ, or serve it without"
             )
     return None
 

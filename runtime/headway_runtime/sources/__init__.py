@@ -151,7 +151,7 @@ def _remote(
     store = store_of(reference, download_dir, os.environ, ADAPTER if is_adapter else MODEL)
     offline = is_offline(reference, os.environ)
     identity = reference.pinned or (store.known(reference.ref) if offline else None)
-    if identity is not None and (folder := store.complete(identity)) is not None:
+    if identity is not None and (folder := store.complete(identity, or_adopted=offline)) is not None:
         return folder
     task = Task(source, revision, download_dir, offline, lifeline_fd, is_adapter, headers_only)
     return fetch_apart(task, on_progress)

@@ -2,6 +2,8 @@
 
 Their own index says which files they need, and the names of their blobs, which are etags, what the content of
 each must come to. So a snapshot that is complete and right is told from the rest of an interrupted download.
+What they do not name, such as a tokenizer, may be missing all the same: what is found here is marked as
+adopted, and whoever can ask asks. Nothing but our own notes is written: the snapshot stays as it is.
 """
 
 import logging
@@ -15,7 +17,7 @@ from headway_runtime.sources import wanted
 from headway_runtime.sources.checksums import Checksum, digest_for
 from headway_runtime.sources.reference import HubModel, RemoteModel
 from headway_runtime.sources.remote import RemoteFile
-from headway_runtime.sources.store import Store
+from headway_runtime.sources.store import Store, is_same
 from headway_runtime.sources.transfer import READ_BYTES, Watcher
 
 logger = logging.getLogger(__name__)
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 def offline(model: RemoteModel, store: Store, watcher: Watcher, kind: wanted.Kind = wanted.MODEL) -> Path:
     """What is cached of `model`, complete. ModelFetchError where it is not all there, or not right."""
     identity = model.pinned or store.known(model.ref)
-    folder = store.complete(identity) if identity else None
+    folder = store.complete(identity, or_adopted=True) if identity else None
     if folder is None and identity and isinstance(model, HubModel) and store.snapshot(identity).is_dir():
         folder = _adopt(model, identity, store, watcher, kind)
     if folder is None:
@@ -45,17 +47,17 @@ def _adopt(model: HubModel, identity: str, store: Store, watcher: Watcher, kind:
     files = {name: _described(names[name]) for name in (*small, *weights)}
     _compare(files, names, what, watcher)
     try:
-        for file in files.values():
-            if file.checksum is not None:
+        for name, file in files.items():
+            if file.checksum is not None and is_same(names[name], store.blob(file.key)):
                 store.keep(file)
-        store.publish(identity, what, files)
+        store.note(identity, what, files, is_adopted=True)
     except ModelFetchError as error:
         logger.info("%s: was compared with its checksums, which cannot be noted (%s)", what, error)
     return folder
 
 
 def _described(path: Path) -> RemoteFile:
-    """What the name of the blob that `path` is a link to says of its content."""
+    """What the name of the blob that `path` is a link to says of its content; a file itself says nothing."""
     key = Path(os.readlink(path)).name if path.is_symlink() else path.name
     checksum = None
     if re.fullmatch("[0-9a-f]{64}", key):

@@ -3,7 +3,8 @@
 1. Ask the source what it holds. While it does not answer, what was last fetched of it is used.
 2. What is there in full already is used as it is, without a lock.
 3. Else take the source's lock, look again (another process may just have fetched it), and bring the small
-   files first: a model that this engine does not have is refused before its weights come.
+   files first: a model that this engine does not have, or a quantization that it cannot read, is refused
+   before the weights come.
 4. Bring the weights that the index names, and nothing else.
 5. Publish: links by the files' names, and last of all the manifest, without which nothing is used.
 
@@ -53,7 +54,8 @@ def fetch(
     """
     what = str(model)
     known = store.known(model.ref)
-    cached = store.complete(known) if known else None
+    # What nobody could be asked about will do while that stays so.
+    cached = store.complete(known, or_adopted=True) if known else None
     try:
         asking = (
             replace(patience, num_tries=min(patience.num_tries, TRIES_WITH_CACHE)) if cached else patience
@@ -109,7 +111,7 @@ class _Fetching:
 
     def run(self) -> Path:
         small, weights = self._found()
-        self._transfer.bring(list(weights.values()), self._what)
+        self._bring(weights)
         folder = self._store.publish(self._listing.identity, self._what, small | weights)
         # What archives were good for: their files have names of their own now.
         used = {file.key for file in (*small.values(), *weights.values())}
@@ -135,7 +137,7 @@ class _Fetching:
         prefix = f"{below}/" if below else ""
         by_name = {path.removeprefix(prefix): file for path, file in files.items() if path.startswith(prefix)}
         small = {name: by_name[name] for name in wanted.small_files(by_name, self._what, self._kind)}
-        self._transfer.bring(list(small.values()), self._what)
+        self._bring(small)
         self._look_at(small)
         named = wanted.index_file(by_name, self._kind)
         index = None if named is None else self._store.blob(small[named].key).read_bytes()
@@ -143,6 +145,13 @@ class _Fetching:
             name: by_name[name] for name in wanted.weight_files(by_name, index, self._what, self._kind)
         }
         return small, weights
+
+    def _bring(self, files: Mapping[str, RemoteFile]) -> None:
+        """Have them as blobs. What another tool left in the snapshot is not fetched again if it is right."""
+        for name, file in files.items():
+            if file.checksum is not None:
+                self._store.take_over(self._listing.identity, name, file)
+        self._transfer.bring(list(files.values()), self._what)
 
     def _look_at(self, small: Mapping[str, RemoteFile]) -> None:
         """Have `check` look at the small files under their names."""

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from headway_runtime.adapters.peft_config import read_peft_config
 from headway_runtime.errors import HeadwayRuntimeError, ModelFetchError
 from headway_runtime.model_config import read_model_config
+from headway_runtime.quantization.choice import read_quantization
 from headway_runtime.sources.adopt import offline
 from headway_runtime.sources.cache_folders import store_of
 from headway_runtime.sources.fetch import fetch
@@ -28,6 +30,8 @@ from headway_runtime.sources.patience import Patience
 from headway_runtime.sources.reference import BucketModel, HubModel, RemoteModel, parse
 from headway_runtime.sources.remote import Remote
 from headway_runtime.sources.wanted import ADAPTER, MODEL
+
+logger = logging.getLogger("headway_runtime.sources.fetch_process")  # not __main__, which it is run as
 
 EXIT_STATUS_ORPHANED = 1
 TELL_SECONDS = 0.1
@@ -107,8 +111,9 @@ def run(task: Task, teller: Teller) -> Path:
 
 
 def check_config(folder: Path) -> None:
-    """Refuse a model that this engine does not have, while only its small files have been fetched."""
+    """Refuse a model or quantization that this engine lacks, while only the small files have been fetched."""
     read_model_config(folder)
+    read_quantization(folder)
 
 
 def check_adapter_config(folder: Path) -> None:
@@ -135,6 +140,14 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     except OSError as error:
         failure = ModelFetchError(f"{task.source}: {error}")
+        teller.tell(event="error", kind=type(failure).__name__, text=str(failure))
+        return 2
+    except Exception as error:  # noqa: BLE001 - else the parent would have to guess why this process ended
+        logger.error("%s: %s", task.source, traceback.format_exc())
+        failure = ModelFetchError(
+            f"{task.source}: the process that fetches it met {type(error).__name__} ({error}), which is a "
+            "defect of Headway: report it with the traceback in the log above; what has come is kept"
+        )
         teller.tell(event="error", kind=type(failure).__name__, text=str(failure))
         return 2
     teller.tell(event="result", folder=str(folder))

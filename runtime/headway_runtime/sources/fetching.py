@@ -50,16 +50,28 @@ def fetch_apart(task: Task, on_progress: OnProgress = lambda there, wanted: None
     assert process.stdout is not None
     with process.stdin, process.stdout:
         try:
-            return _hear(process.stdout, task.source, on_progress)
+            folder = _hear(process.stdout, task.source, on_progress)
         except BaseException:
             # Also at a signal: nobody waits for it any longer.
             process.kill()
             raise
         finally:
-            process.wait()
+            status = process.wait()
+    if folder is not None:
+        return folder
+    ended = (
+        f"was ended by signal {-status} (where memory runs out the system sends 9)"
+        if status < 0
+        else f"ended with status {status} and did not say why; look at what it wrote to standard error"
+    )
+    raise ModelFetchError(
+        f"model source {task.source!r}: the process that fetches it {ended}. What has come is kept: start "
+        "again to go on"
+    )
 
 
-def _hear(lines: Iterable[bytes], source: str, on_progress: OnProgress) -> Path:
+def _hear(lines: Iterable[bytes], source: str, on_progress: OnProgress) -> Path | None:
+    """The folder; None if they end before it is told. Raises the error that is told."""
     progress: LoadProgress | None = None
     there = wanted = 0
     for line in lines:
@@ -85,10 +97,7 @@ def _hear(lines: Iterable[bytes], source: str, on_progress: OnProgress) -> Path:
                 return Path(event["folder"])
             case "error":
                 raise ERRORS[event["kind"]](event["text"])
-    raise ModelFetchError(
-        f"model source {source!r}: the process that fetches it was ended from outside; what has come is "
-        "kept: start again to go on (the system ends processes when memory runs out)"
-    )
+    return None
 
 
 def _words(source: str) -> Words:

@@ -45,7 +45,7 @@ def take_out(
     contents = Contents()
     links: list[str] = []
     try:
-        with _unpacked(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as opened:
+        with _unpacked(archive, what) as stream, tarfile.open(fileobj=stream, mode="r|") as opened:
             for member in opened:
                 path = _normal(member.name)
                 if path is None:
@@ -90,8 +90,11 @@ def _normal(name: str) -> str | None:
 
 
 @contextmanager
-def _unpacked(archive: Path) -> Iterator[BinaryIO]:
-    """The tar in it. By its first bytes: media types say less than they should."""
+def _unpacked(archive: Path, what: str) -> Iterator[BinaryIO]:
+    """The tar in it. By its first bytes: media types say less than they should.
+
+    ModelFetchError for what zstd cannot unpack, while it is read.
+    """
     with archive.open("rb") as opened:
         magic = opened.read(4)
         opened.seek(0)
@@ -101,7 +104,13 @@ def _unpacked(archive: Path) -> Iterator[BinaryIO]:
         elif magic == ZSTD_MAGIC:
             import zstandard
 
-            with zstandard.ZstdDecompressor().stream_reader(opened, read_across_frames=True) as reader:
-                yield cast("BinaryIO", reader)
+            try:
+                with zstandard.ZstdDecompressor().stream_reader(opened, read_across_frames=True) as reader:
+                    yield cast("BinaryIO", reader)
+            except zstandard.ZstdError as error:
+                raise ModelFetchError(
+                    f"{what}: zstd cannot unpack the layer ({error}); pack it with gzip, or with zstd "
+                    "and no window above --long=27, and push it again"
+                ) from error
         else:
             yield opened

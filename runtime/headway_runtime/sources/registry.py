@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -78,11 +79,12 @@ class Registry:
         """Of the manifest that the reference names now."""
         digest, manifest = self._manifest(self._model.reference)
         if "manifests" in manifest:
-            digest, manifest = self._manifest(self._choose(manifest["manifests"]))
+            digest, manifest = self._manifest(self._choose(self._objects(manifest, "manifests")))
         files: list[RemoteFile] = []
         archives: list[RemoteFile] = []
-        is_image = str(manifest.get("config", {}).get("mediaType", "")).startswith(IMAGE_CONFIGS)
-        for number, layer in enumerate(manifest.get("layers", ())):
+        config = self._object(manifest, "config")
+        is_image = str(config.get("mediaType", "")).startswith(IMAGE_CONFIGS)
+        for number, layer in enumerate(self._objects(manifest, "layers")):
             file, is_archive = self._described(layer, number)
             if file is not None:
                 (archives if is_archive else files).append(file)
@@ -94,7 +96,7 @@ class Registry:
     def _described(self, layer: dict[str, Any], number: int) -> tuple[RemoteFile | None, bool]:
         """A layer as a file, and whether that is an archive; None for what is never wanted."""
         media_type, digest = str(layer.get("mediaType", "")), str(layer.get("digest", ""))
-        annotations = layer.get("annotations") or {}
+        annotations = self._object(layer, "annotations")
         if not _DIGEST.fullmatch(digest) or not isinstance(layer.get("size"), int):
             raise ModelFetchError(
                 f"{self._model}: layer {number} of its manifest has the digest {digest!r} and the size "
@@ -113,12 +115,34 @@ class Registry:
     def _choose(self, manifests: list[dict[str, Any]]) -> str:
         """Of an index: this machine's platform, else the first that is an image at all."""
         here = MACHINES.get(platform.machine(), platform.machine())
-        usable = [one for one in manifests if one.get("platform", {}).get("architecture") != "unknown"]
-        fitting = [one for one in usable if one.get("platform", {}).get("architecture") == here]
+        machines = [self._object(one, "platform").get("architecture") for one in manifests]
+        usable = [one for one, machine in zip(manifests, machines, strict=True) if machine != "unknown"]
+        fitting = [one for one, machine in zip(manifests, machines, strict=True) if machine == here]
         for one in fitting or usable:
             if _DIGEST.fullmatch(str(one.get("digest"))):
                 return str(one["digest"])
         raise ModelFetchError(f"{self._model}: its index lists no image; push the model again")
+
+    def _object(self, of: dict[str, Any], field: str) -> dict[str, Any]:
+        """One that may be left out, which a null says, too."""
+        value = of.get(field)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self._refuse_field(field, value, "an object")
+        return value
+
+    def _objects(self, of: dict[str, Any], field: str) -> list[dict[str, Any]]:
+        """A list that has to be there."""
+        value = of.get(field)
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            self._refuse_field(field, value, "a list of objects")
+        return value
+
+    def _refuse_field(self, field: str, value: object, want: str) -> NoReturn:
+        raise ModelFetchError(
+            f"{self._model}: {field}={reprlib.repr(value)} in its manifest: want {want}; push the model again"
+        )
 
     def _manifest(self, reference: str) -> tuple[str, dict[str, Any]]:
         """The digest and content of a manifest."""

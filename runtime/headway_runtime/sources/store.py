@@ -4,13 +4,15 @@
     blobs/KEY.headway-partial   the beginning of one, to be continued
     snapshots/IDENTITY/NAME     a model: links to blobs
     refs/REVISION               the identity that a branch or tag had when it was last looked up
-    .headway/IDENTITY.json      which files make the model, written when all are there and checked
+    .headway/IDENTITY.json      which files make the model, written when all are there and checked; "adopted"
+                                where nobody could be asked which they are
     .headway/checked/KEY        that a blob was compared with its checksum
     .headway/lock               held by the process that fetches
 
 A model is used only where its IDENTITY.json stands and every file that it lists is there in full. Everything
 else may be the rest of an interrupted fetch. Files come into place by renaming, after their bytes are on
-disk. So what other tools fetched into the Hub's cache is used, and they use what is fetched here.
+disk. So what other tools fetched into the Hub's cache is used, and they use what is fetched here. A snapshot
+of theirs may also hold the files themselves: these give way to links only where the blobs are there.
 """
 
 import contextlib
@@ -58,12 +60,15 @@ class Store:
     def snapshot(self, identity: str) -> Path:
         return self.path / "snapshots" / identity
 
-    def complete(self, identity: str) -> Path | None:
-        """The folder of a model that is there in full."""
+    def complete(self, identity: str, *, or_adopted: bool = False) -> Path | None:
+        """The folder of a model that is there in full.
+
+        or_adopted: also one of which only its own index says what in full is.
+        """
         folder = self.snapshot(identity)
         try:
             manifest = json.loads(self._manifest(identity).read_bytes())
-            if manifest["version"] != MANIFEST_VERSION:
+            if manifest["version"] != MANIFEST_VERSION or (manifest.get("adopted") and not or_adopted):
                 return None
             sizes = {str(one["name"]): int(one["bytes"]) for one in manifest["files"]}
             is_complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -157,6 +162,16 @@ class Store:
             _sync_folder(partial.parent)
         self.keep(file)
 
+    def take_over(self, identity: str, name: str, file: RemoteFile) -> None:
+        """Where a snapshot holds a file itself and no blob, make it a blob, too: no byte is copied or moved.
+
+        What is in it is yet to be compared. Where the file system has no second names, nothing is done.
+        """
+        path, blob = self.snapshot(identity) / name, self.blob(file.key)
+        with contextlib.suppress(OSError):
+            if not path.is_symlink() and path.stat().st_size == file.num_bytes:
+                os.link(path, blob)
+
     def publish(self, identity: str, source: str, files: Mapping[str, RemoteFile]) -> Path:
         """Make the model of these blobs, by the names that it is to have; from now on it is `complete`."""
         folder = self.snapshot(identity)
@@ -166,21 +181,30 @@ class Store:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._link(self.blob(file.key), target)
             _sync_folder(folder)
+        self.note(identity, source, files)
+        return folder
+
+    def note(
+        self, identity: str, source: str, files: Mapping[str, RemoteFile], *, is_adopted: bool = False
+    ) -> None:
+        """Write the manifest, and nothing else, of a snapshot that is in place."""
         rows = [
             {"name": name, "bytes": file.num_bytes, "checksum": str(file.checksum) if file.checksum else None}
             for name, file in sorted(files.items())
         ]
-        manifest = {"version": MANIFEST_VERSION, "source": source, "files": rows}
+        manifest = {"version": MANIFEST_VERSION, "source": source, "adopted": is_adopted, "files": rows}
         self._write(self._manifest(identity), json.dumps(manifest, indent=1).encode())
-        return folder
 
     def _link(self, blob: Path, target: Path) -> None:
         """By a symbolic link; where the file system has none, by a second name, or by moving it."""
-        try:
-            if target.samefile(blob):
-                return
-        except OSError:
-            pass  # one of them is not there
+        if not blob.exists():
+            # What stands at `target` may be the only copy: a link to nothing must not take its place.
+            raise ModelFetchError(
+                f"{blob}: was removed while the model was fetched; fetch it again, and have nobody else "
+                "clear the cache meanwhile"
+            )
+        if is_same(target, blob):
+            return
         aside = target.with_name(f".{target.name}.{os.getpid()}")
         aside.unlink(missing_ok=True)
         try:
@@ -208,6 +232,14 @@ class Store:
                 os.fsync(opened.fileno())
             os.replace(aside, path)
             _sync_folder(path.parent)
+
+
+def is_same(path: Path, other: Path) -> bool:
+    """Whether both are there and are one file."""
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:
