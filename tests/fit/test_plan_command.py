@@ -78,6 +78,27 @@ def test_as_many_sequences_fit_as_there_is_room_for(plan: Any) -> None:
     assert count * of_sequence <= room - 16 * got["kv_bytes_per_token"] < (count + 1) * of_sequence
 
 
+def test_a_gpu_with_kernels_gathers_no_keys_and_values_and_makes_no_masks(plan: Any) -> None:
+    """T x (3 H + 2 D + 2 Q + K) numbers and nothing else, whatever the cache keeps; on a T4 by PyTorch."""
+    flags = ("--max-num-seqs", "96", "--context", "8192", "--max-model-len", "8192")
+    numbers = 2048 * (3 * 4096 + 2 * 128 + 2 * 4096 + 2 * 8 * 128 + 4096)
+    for coded in ((), ("--kv-cache-dtype", "fp8")):
+        _, got = plan("llama-3.1-8b", "--gpu", "h100-80g", *flags, *coded)
+        assert got["step"]["attention"] == 2 * numbers
+        assert got["fits"] == bool(coded)
+        _, got = plan("llama-3.1-8b", "--gpu", "t4", "--dtype", "float16", *flags, *coded)
+        gathered = 96 * 8192 * (2 * 8 * 128 * (11 if coded else 2) + 2)
+        assert got["step"]["attention"] > gathered
+
+
+def test_another_gpu_is_proposed_with_the_arithmetic_of_its_own_kernels(plan: Any) -> None:
+    flags = ("--dtype", "float16", "--context", "8192", "--max-num-seqs", "8")
+    _, got = plan("llama-3.1-8b", "--gpu", "t4", *flags)
+    (change, *_) = (one for one in got["changes"] if one["flags"].startswith("--gpu "))
+    kind = change["flags"].split()[1]
+    assert plan("llama-3.1-8b", "--gpu", kind, *flags)[1]["total_bytes"] == change["total_bytes"]
+
+
 def test_eight_bit_keys_and_values_are_counted_with_their_scales(plan: Any) -> None:
     _, got = plan("llama-3.1-8b", "--memory", "80Gi", "--kv-cache-dtype", "fp8")
     assert got["kv_bytes_per_token"] == 2 * 32 * 8 * (128 + 4)
@@ -167,7 +188,7 @@ def test_the_arithmetic_is_shown_line_by_line(
         "MLP              10.50 GiB  5,637,144,576 x bfloat16",
         "2 x 32 layers x 8 KV heads x (128 x 2 B bfloat16) = 131,072 B",
         "lower bounds, not predictions, of L4: 300 GB/s",
-        "does not fit: 33.14 GiB are needed, 22.49 GiB are there, 10.65 GiB too few",
+        "does not fit: 32.26 GiB are needed, 22.49 GiB are there, 9.76 GiB too few",
     ):
         assert line in told
 
@@ -244,6 +265,8 @@ def test_every_gpu_kind_names_its_source_and_has_plausible_numbers() -> None:
     for kind in GPU_KINDS.values():
         assert kind.source.endswith(("data sheet", "white paper"))
         assert 15 * GIB <= kind.memory_bytes <= 200 * GIB
+        assert kind.runs_triton == (kind.name != "t4")
+        assert 40 <= kind.num_multiprocessors <= 304
         assert kind.fp8_flops is None or 1.9 < kind.fp8_flops / kind.flops < 2.1
 
 

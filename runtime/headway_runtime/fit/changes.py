@@ -6,7 +6,7 @@ Each is tried by the same sum. Pairs are only offered where neither of the two d
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from headway_runtime.fit.gpu_kinds import GPU_KINDS
+from headway_runtime.fit.gpu_kinds import GPU_KINDS, gpu_placement
 from headway_runtime.fit.memory_fit import Fit, Question, assess
 from headway_runtime.fit.placement import can_cut
 from headway_runtime.quantization.choice import ONLINE, Quantization
@@ -228,7 +228,8 @@ def _hardware(question: Question, holds: Holds) -> Iterator[_Candidate]:
     larger = sorted(GPU_KINDS.values(), key=lambda kind: kind.memory_bytes)
     found = 0
     for kind in larger:
-        changed = replace(question, memory_bytes=kind.memory_bytes)
+        placement = gpu_placement(question.placement.dtype, kind)
+        changed = replace(question, memory_bytes=kind.memory_bytes, placement=placement)
         if kind.memory_bytes > question.memory_bytes and holds(assess(changed)):
             yield _Candidate(("gpu",), f"--gpu {kind.name}", changed)
             found += 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from headway_runtime.config import KVCacheDtype
 from headway_runtime.fit.adapter_bytes import adapter_bytes
+from headway_runtime.fit.gpu_workspace import decode_workspace_bytes
 from headway_runtime.fit.placement import Placement, one_rank
 from headway_runtime.fit.step_bytes import Step, StepBytes, step_bytes
 from headway_runtime.fit.weight_bytes import PartBytes, total_bytes, weight_bytes
@@ -166,6 +167,21 @@ def assess(question: Question) -> Fit:
     model = one_rank(question.model.config, question.num_ranks)
     kv_dtype = kept_as(question.kv_cache_dtype, question.placement.dtype)
     draft = question.draft
+    return Fit(
+        question,
+        model,
+        _weights(replace(question.model, config=model), question),
+        () if draft is None else _weights(draft, question),
+        kv_dtype,
+        kv_bytes_per_token(model, kv_dtype),
+        0 if draft is None else kv_bytes_per_token(draft.config, kv_dtype),
+        _largest_step(question, model, kv_dtype),
+        question.num_adapters * adapter_bytes(model, question.adapter_rank, question.placement),
+    )
+
+
+def _largest_step(question: Question, model: ModelConfig, kv_dtype: str) -> StepBytes:
+    """model: one rank's share."""
     step = Step(
         min(question.max_num_batched_tokens, question.max_num_seqs * question.max_model_len),
         max(question.context, question.max_model_len),
@@ -180,17 +196,12 @@ def assess(question: Question) -> Fit:
         has_integer_inputs=question.model.quantization.has_integer_inputs,
         is_int4=question.model.quantization.is_int4,
     )
-    return Fit(
-        question,
-        model,
-        _weights(replace(question.model, config=model), question),
-        () if draft is None else _weights(draft, question),
-        kv_dtype,
-        kv_bytes_per_token(model, kv_dtype),
-        0 if draft is None else kv_bytes_per_token(draft.config, kv_dtype),
-        step_bytes(model, question.placement, step, question.model.config.vocab_size),
-        question.num_adapters * adapter_bytes(model, question.adapter_rank, question.placement),
-    )
+    found = step_bytes(model, question.placement, step, question.model.config.vocab_size)
+    if question.draft is None:
+        return found
+    # A draft's attention keeps a workspace of its own.
+    own = decode_workspace_bytes(question.draft.config, question.placement.num_multiprocessors)
+    return replace(found, kept=found.kept + own)
 
 
 def _weights(loaded: LoadedModel, question: Question) -> tuple[PartBytes, ...]:

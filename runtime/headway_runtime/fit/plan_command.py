@@ -21,7 +21,13 @@ from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY, bounds
 from headway_runtime.fit.changes import nearest_changes
-from headway_runtime.fit.gpu_kinds import GPU_KINDS, GpuKind
+from headway_runtime.fit.gpu_kinds import (
+    GPU_KINDS,
+    LEAST_CAPABILITY,
+    MULTIPROCESSORS_UNTOLD,
+    GpuKind,
+    gpu_placement,
+)
 from headway_runtime.fit.headers import Headers, read_headers
 from headway_runtime.fit.memory_fit import (
     CPU_OVERHEAD_BYTES,
@@ -31,7 +37,7 @@ from headway_runtime.fit.memory_fit import (
     Question,
     assess,
 )
-from headway_runtime.fit.placement import Placement, this_processor
+from headway_runtime.fit.placement import this_processor
 from headway_runtime.fit.report import Answer, Speed, as_json, text
 from headway_runtime.memory import free_memory_bytes
 from headway_runtime.model_config import STORED_DTYPES, read_model_config
@@ -238,7 +244,9 @@ def _own_kind(arguments: argparse.Namespace, question: Question, device: str) ->
         return None
     told = "as --bandwidth and --flops say"
     return GpuKind(
-        "own", device, question.memory_bytes, arguments.bandwidth, float(arguments.flops), None, told
+        *("own", device, question.memory_bytes, arguments.bandwidth, float(arguments.flops), None, told),
+        LEAST_CAPABILITY,
+        MULTIPROCESSORS_UNTOLD,
     )
 
 
@@ -277,7 +285,7 @@ def _question(
         model=loaded,
         placement=this_processor(dtype, max(1, usable_cpus() // ranks), arguments.weight_compression)
         if is_cpu
-        else Placement(is_cpu=False, dtype=dtype),
+        else gpu_placement(dtype, kind),
         kv_cache_dtype=chosen_kv_cache_dtype(arguments.kv_cache_dtype, folder),
         max_model_len=length,
         max_num_seqs=most or DEFAULT_MAX_NUM_SEQS,

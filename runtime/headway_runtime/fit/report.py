@@ -99,7 +99,7 @@ def _arithmetic(fit: Fit) -> list[str]:
         _line("attention", step.attention),
         _line("feed-forward", step.feed_forward),
         _line("logits and sampling", step.sampling),
-        _line("step inputs, hashes, gathered context", step.kept),
+        _line("step inputs, hashes, workspace", step.kept),
         _sum("largest step", step.total),
         "",
         _sum("runtime overhead, a constant (docs/plan.md)", question.overhead_bytes),
