@@ -72,10 +72,32 @@ def test_as_many_sequences_fit_as_there_is_room_for(plan: Any) -> None:
     flags = ("--gpu", "a100-80g", "--max-model-len", "8192", "--context", "2000")
     _, got = plan("llama-3.1-8b", *flags)
     count = got["sequences_that_fit"]
-    assert plan("llama-3.1-8b", *flags, "--max-num-seqs", "64")[0] == 0
-    room = got["memory_bytes"] - got["total_bytes"] + got["kv_bytes"]
-    of_sequence = 2000 * got["kv_bytes_per_token"]  # 125 whole blocks
-    assert count * of_sequence <= room - 16 * got["kv_bytes_per_token"] < (count + 1) * of_sequence
+    assert count > 64
+    assert plan("llama-3.1-8b", *flags, "--max-num-seqs", str(count))[0] == 0
+    status, got = plan("llama-3.1-8b", *flags, "--max-num-seqs", str(count + 1))
+    assert (status, got["sequences_that_fit"]) == (1, count)
+
+
+@pytest.mark.parametrize("kind", ["h100-80g", "t4"])
+def test_as_many_sequences_fit_as_the_nearest_change_says(kind: str, plan: Any) -> None:
+    """Fewer sequences have a smaller step, too, which leaves room for more of them."""
+    flags = (
+        "--dtype",
+        "float16",
+        "--quantization",
+        "int4",
+        "--kv-cache-dtype",
+        "fp8",
+        "--max-model-len",
+        "8192",
+    )
+    status, got = plan("llama-3.1-8b", "--gpu", kind, *flags, "--max-num-seqs", "900")
+    assert status == 1
+    number = re.search(r"^--max-num-seqs (\d+)", got["changes"][0]["flags"])
+    assert number is not None
+    assert got["sequences_that_fit"] == int(number[1])
+    for count, want in ((int(number[1]), 0), (int(number[1]) + 1, 1)):
+        assert plan("llama-3.1-8b", "--gpu", kind, *flags, "--max-num-seqs", str(count))[0] == want
 
 
 def test_a_gpu_with_kernels_gathers_no_keys_and_values_and_makes_no_masks(plan: Any) -> None:

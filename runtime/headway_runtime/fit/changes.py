@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from headway_runtime.fit.gpu_kinds import GPU_KINDS, gpu_placement
-from headway_runtime.fit.memory_fit import Fit, Question, assess
+from headway_runtime.fit.memory_fit import Fit, Question, assess, with_sequences
 from headway_runtime.fit.placement import can_cut
 from headway_runtime.quantization.choice import ONLINE, Quantization
 
@@ -147,13 +147,11 @@ def _with_coded_kv(question: Question) -> _Candidate | None:
 
 
 def _fewer_sequences(question: Question, holds: Holds) -> _Candidate | None:
-    def with_number(number: int) -> Question:
-        return replace(question, num_sequences=number, max_num_seqs=min(number, question.max_num_seqs))
-
-    most = _largest(1, question.num_sequences - 1, lambda number: holds(assess(with_number(number))))
+    highest = question.num_sequences - 1
+    most = _largest(1, highest, lambda number: holds(assess(with_sequences(question, number))))
     if most is None:
         return None
-    return _Candidate(("max_num_seqs",), f"--max-num-seqs {most}", with_number(most))
+    return _Candidate(("max_num_seqs",), f"--max-num-seqs {most}", with_sequences(question, most))
 
 
 def _smaller_step(question: Question, holds: Holds) -> _Candidate | None:

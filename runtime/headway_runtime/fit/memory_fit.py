@@ -1,5 +1,6 @@
 """The sum itself: weights, KV cache, the largest step and what a process needs, against a device's memory."""
 
+from bisect import bisect_left
 from collections.abc import Set
 from dataclasses import dataclass, replace
 
@@ -137,17 +138,17 @@ class Fit:
         return self.left_bytes >= 0
 
     @property
-    def room_for_kv_bytes(self) -> int:
-        return max(0, self.question.memory_bytes - self.other_bytes)
-
-    @property
     def sequences_that_fit(self) -> int:
-        """Of `question.context` tokens each; none where an engine would not even start."""
-        if self.room_for_kv_bytes < self.least_kv_bytes:
-            return 0
-        size = self.question.block_size
-        blocks = self.room_for_kv_bytes // (size * self.token_bytes) - 1
-        return max(0, blocks // -(-self.question.context // size))
+        """The most of `question.context` tokens each that fit with the steps of so many (`with_sequences`).
+
+        None where an engine would not even start.
+        """
+        numbers = range(1, self.question.memory_bytes // self.kv_bytes(1, self.question.context) + 2)
+        return bisect_left(numbers, True, key=lambda number: not self._with_sequences(number).fits)
+
+    def _with_sequences(self, number: int) -> "Fit":
+        question = with_sequences(self.question, number)
+        return replace(self, question=question, step=_largest_step(question, self.model, self.kv_dtype))
 
     @property
     def default_kv_bytes(self) -> int:
@@ -160,6 +161,14 @@ class Fit:
         free = question.memory_bytes - question.overhead_bytes - self.loaded_bytes - self.offload_bytes
         full = self.kv_bytes(self.question.max_num_seqs, self.question.max_model_len)
         return max(0, min(int(free * fraction), full, free - self.step.total))
+
+
+def with_sequences(question: Question, number: int) -> Question:
+    """The same for so many at once. Steps are of more where there are more; of fewer where less than was
+    asked for is there, as then `--max-num-seqs` is to be lowered to that."""
+    is_fewer = number < question.num_sequences
+    rows = number if is_fewer else max(number, question.max_num_seqs)
+    return replace(question, num_sequences=number, max_num_seqs=rows)
 
 
 def assess(question: Question) -> Fit:
