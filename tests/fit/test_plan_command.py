@@ -290,6 +290,8 @@ def test_every_gpu_kind_names_its_source_and_has_plausible_numbers() -> None:
         assert kind.runs_triton == (kind.name != "t4")
         assert 40 <= kind.num_multiprocessors <= 304
         assert kind.fp8_flops is None or 1.9 < kind.fp8_flops / kind.flops < 2.1
+        assert kind.int8_flops is not None
+        assert 1.9 < kind.int8_flops / kind.flops < 4.1
 
 
 def test_it_starts_without_torch(fixture_folder: Any) -> None:

@@ -21,7 +21,8 @@ MULTIPROCESSORS_UNTOLD = 148
 
 @dataclass(frozen=True, slots=True)
 class GpuKind:
-    """fp8_flops: None where 8-bit floats are not multiplied. has_bfloat16: whether matrix units know it.
+    """fp8_flops, int8_flops: of 8-bit floats and integers; None where they are not multiplied, or not told.
+    has_bfloat16: whether matrix units know it.
 
     capability: as CUDA numbers it, 90 for 9.0; AMD's as PyTorch does. num_multiprocessors: or compute units.
     """
@@ -35,6 +36,7 @@ class GpuKind:
     source: str
     capability: int
     num_multiprocessors: int
+    int8_flops: float | None = None
     has_bfloat16: bool = True
 
     @property
@@ -60,6 +62,7 @@ def _kind(
     source: str,
     capability: int,
     num_multiprocessors: int,
+    int8_teraops: float,
     *,
     has_bfloat16: bool = True,
 ) -> GpuKind:
@@ -74,6 +77,7 @@ def _kind(
         source,
         capability,
         num_multiprocessors,
+        int8_teraops * TERA,
         has_bfloat16,
     )
 
@@ -81,9 +85,9 @@ def _kind(
 GPU_KINDS: dict[str, GpuKind] = {
     one.name: one
     for one in (
-        _kind("t4", "T4", 15360, 320, 65, None, "NVIDIA T4 data sheet", 75, 40, has_bfloat16=False),
-        _kind("a10", "A10", 23028, 600, 125, None, "NVIDIA A10 data sheet", 86, 72),
-        _kind("l4", "L4", 23034, 300, 121, 242.5, "NVIDIA L4 data sheet", 89, 58),
+        _kind("t4", "T4", 15360, 320, 65, None, "NVIDIA T4 data sheet", 75, 40, 130, has_bfloat16=False),
+        _kind("a10", "A10", 23028, 600, 125, None, "NVIDIA A10 data sheet", 86, 72, 250),
+        _kind("l4", "L4", 23034, 300, 121, 242.5, "NVIDIA L4 data sheet", 89, 58, 242.5),
         _kind(
             "rtx4090",
             "GeForce RTX 4090",
@@ -94,10 +98,11 @@ GPU_KINDS: dict[str, GpuKind] = {
             "NVIDIA Ada GPU architecture white paper",
             89,
             128,
+            660.6,
         ),
-        _kind("a100-40g", "A100 SXM 40GB", 40960, 1555, 312, None, "NVIDIA A100 data sheet", 80, 108),
-        _kind("l40s", "L40S", 46068, 864, 362, 733, "NVIDIA L40S data sheet", 89, 142),
-        _kind("a6000", "RTX A6000", 49140, 768, 154.8, None, "NVIDIA RTX A6000 data sheet", 86, 84),
+        _kind("a100-40g", "A100 SXM 40GB", 40960, 1555, 312, None, "NVIDIA A100 data sheet", 80, 108, 624),
+        _kind("l40s", "L40S", 46068, 864, 362, 733, "NVIDIA L40S data sheet", 89, 142, 733),
+        _kind("a6000", "RTX A6000", 49140, 768, 154.8, None, "NVIDIA RTX A6000 data sheet", 86, 84, 309.7),
         _kind(
             "rtx6000-ada",
             "RTX 6000 Ada",
@@ -108,13 +113,18 @@ GPU_KINDS: dict[str, GpuKind] = {
             "NVIDIA RTX 6000 Ada Generation data sheet",
             89,
             142,
+            728.5,
         ),
-        _kind("a100-80g", "A100 SXM 80GB", 81920, 2039, 312, None, "NVIDIA A100 data sheet", 80, 108),
-        _kind("h100-80g", "H100 SXM 80GB", 81559, 3350, 989.5, 1979, "NVIDIA H100 data sheet", 90, 132),
-        _kind("h100-nvl", "H100 NVL 94GB", 95830, 3938, 835.5, 1670.5, "NVIDIA H100 data sheet", 90, 132),
-        _kind("h20", "H20 96GB", 97871, 4000, 148, 296, "NVIDIA H20 data sheet", 90, 78),
-        _kind("h200", "H200 SXM 141GB", 143771, 4800, 989.5, 1979, "NVIDIA H200 data sheet", 90, 132),
-        _kind("b200", "B200 SXM 180GB", 183359, 8000, 2250, 4500, "NVIDIA HGX B200 data sheet", 100, 148),
+        _kind("a100-80g", "A100 SXM 80GB", 81920, 2039, 312, None, "NVIDIA A100 data sheet", 80, 108, 624),
+        _kind("h100-80g", "H100 SXM 80GB", 81559, 3350, 989.5, 1979, "NVIDIA H100 data sheet", 90, 132, 1979),
+        _kind(
+            "h100-nvl", "H100 NVL 94GB", 95830, 3938, 835.5, 1670.5, "NVIDIA H100 data sheet", 90, 132, 1670.5
+        ),
+        _kind("h20", "H20 96GB", 97871, 4000, 148, 296, "NVIDIA H20 data sheet", 90, 78, 296),
+        _kind("h200", "H200 SXM 141GB", 143771, 4800, 989.5, 1979, "NVIDIA H200 data sheet", 90, 132, 1979),
+        _kind(
+            "b200", "B200 SXM 180GB", 183359, 8000, 2250, 4500, "NVIDIA HGX B200 data sheet", 100, 148, 4500
+        ),
         _kind(
             "mi300x",
             "Instinct MI300X",
@@ -125,6 +135,7 @@ GPU_KINDS: dict[str, GpuKind] = {
             "AMD Instinct MI300X data sheet",
             94,
             304,
+            2614.9,
         ),
     )
 }

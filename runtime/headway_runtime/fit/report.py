@@ -161,9 +161,9 @@ def _speed(answer: Answer) -> list[str]:
     if speed is None:
         return []
     kind, alone, together, context = speed.kind, speed.alone, speed.together, answer.fit.question.context
-    compute = f"{told_number(kind.flops)}FLOP/s"
-    if kind.fp8_flops is not None:
-        compute += f" (fp8 {told_number(kind.fp8_flops)}FLOP/s)"
+    codes = {"fp8": kind.fp8_flops, "int8": kind.int8_flops}
+    faster = [f"{name} {told_number(one)}FLOP/s" for name, one in codes.items() if one is not None]
+    compute = f"{told_number(kind.flops)}FLOP/s" + (f" ({', '.join(faster)})" if faster else "")
     lines = [
         (
             f"lower bounds, not predictions, of {kind.product}: {kind.bytes_per_second / 1e9:,.0f} GB/s, "
