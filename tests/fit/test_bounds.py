@@ -97,6 +97,7 @@ W8A16 = compressed(INTEGERS | {"strategy": "channel"})
         pytest.param("h100-80g", FP8, "float16", "plain", id="fp8 per output, not in bfloat16"),
         pytest.param("h100-80g", FP8_BLOCKS, "float16", "fp8", id="fp8 in blocks"),
         pytest.param("l4", FP8, "bfloat16", "plain", id="fp8 below 9.0 becomes plain numbers"),
+        pytest.param("l4", FP8_BLOCKS, "bfloat16", "plain", id="blocks of fp8 below 9.0, too"),
         pytest.param("rtx4090", W8A8, "bfloat16", "int8", id="W8A8 from 8.0 on"),
         pytest.param("a100-80g", W8A8, "bfloat16", "int8", id="W8A8 where there is no fp8"),
         pytest.param("t4", W8A8, "float16", "plain", id="W8A8 without kernels"),

@@ -1,5 +1,6 @@
 """`headway plan` as a user meets it."""
 
+import itertools
 import json
 import re
 import shlex
@@ -152,6 +153,42 @@ def test_bounds_are_bytes_and_flops_over_the_data_sheets_numbers(plan: Any) -> N
     assert usd == pytest.approx(3.6 / tokens_per_hour * 1e6)
 
 
+def test_more_sequences_than_fit_at_once_are_refused_with_both_numbers_and_have_no_cost(
+    plan: Any, fixture_folder: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--gpu", "l4", "--max-model-len", "8192", "--price", "1")
+    status, got = plan("llama-3.1-8b", *flags, "--concurrency", "500")
+    assert (status, got["fits"], got["num_sequences"]) == (1, False, 500)
+    fitting = got["sequences_that_fit"]
+    assert got["bounds"]["together"]["concurrency"] == fitting == 6
+    assert "estimated_usd_per_million_output_tokens" not in got
+    assert main([str(fixture_folder("llama-3.1-8b")), *flags, "--concurrency", "500"]) == 1
+    told = capsys.readouterr().out
+    assert "6 sequences of 8,192 tokens fit at once, 500 are asked for" in told
+    assert "no estimate of the cost: what is asked for does not fit" in told
+
+
+@pytest.mark.parametrize("count", ["10", "500"])
+def test_what_is_proposed_for_a_concurrency_fits_when_it_is_asked_for(count: str, plan: Any) -> None:
+    asked = {"--gpu": "l4", "--max-model-len": "8192", "--concurrency": count}
+    _, got = plan("llama-3.1-8b", *itertools.chain(*asked.items()))
+    assert got["changes"][0]["flags"].startswith("--max-num-seqs 6 ")
+    for one in got["changes"]:
+        words = one["flags"].split()
+        changed = asked | dict(zip(words[::2], words[1::2], strict=True))
+        changed.pop("--kv-cache-memory-bytes", None)
+        status, again = plan("llama-3.1-8b", *itertools.chain(*changed.items()))
+        assert (status, again["total_bytes"]) == (0, one["total_bytes"]), one["flags"]
+
+
+def test_as_many_sequences_as_fit_at_once_have_a_cost(plan: Any) -> None:
+    flags = ("--gpu", "l4", "--max-model-len", "8192", "--price", "1")
+    status, got = plan("llama-3.1-8b", *flags, "--concurrency", "6")
+    assert status == 0
+    assert got["estimated_usd_per_million_output_tokens"] > 0
+    assert plan("llama-3.1-8b", *flags, "--concurrency", "7")[0] == 1
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_device_of_no_table_has_bounds_and_a_cost_too(device: str, plan: Any) -> None:
     """Told an H100's numbers it is one."""
@@ -268,6 +305,7 @@ def test_a_shard_that_lacks_a_tensor_of_the_index_is_told(
         (["--gpu", "l4", "--max-model-len", "100", "--context", "101"], "--context=101 is more than"),
         (["--memory", "80Gi", "--price-per-gpu-hour", "2"], "give --gpu, or --bandwidth and --flops"),
         (["--memory", "80Gi", "--concurrency", "8"], "--concurrency=8 is for bounds of a kind of GPU"),
+        (["--gpu", "l4", "--concurrency", "9", "--max-num-seqs", "8"], "is more than --max-num-seqs=8"),
         (["--memory", "80Gi", "--efficiency", "0.3"], "--efficiency=0.3 is for the cost"),
         (["--gpu", "l4", "--efficiency", "0.3"], "give --price-per-gpu-hour"),
         (["--gpu", "l4", "--flops", "9T"], "--flops=9000000000000: --gpu='l4' says it already"),

@@ -142,9 +142,11 @@ def _sum(name: str, num_bytes: int) -> str:
 
 def _sequences(answer: Answer) -> list[str]:
     fit, question = answer.fit, answer.fit.question
+    number = fit.sequences_that_fit
+    asked = f", {question.num_sequences:,} are asked for" if question.num_sequences > max(1, number) else ""
     lines = [
         (
-            f"{told_count(fit.sequences_that_fit, 'sequence')} of {question.context:,} tokens fit at once "
+            f"{told_count(number, 'sequence')} of {question.context:,} tokens fit at once{asked} "
             f"(--max-num-seqs {question.max_num_seqs})"
         )
     ]
@@ -180,7 +182,9 @@ def _speed(answer: Answer) -> list[str]:
         f"{one.tokens_per_second:,.0f} tokens/s"
         for one in ([alone] if alone == together else [alone, together])
     ]
-    if speed.usd_per_gpu_hour is not None:
+    if speed.usd_per_gpu_hour is not None and not answer.fit.fits:
+        lines.append("  no estimate of the cost: what is asked for does not fit")
+    elif speed.usd_per_gpu_hour is not None:
         usd = _usd(speed, answer.fit.question.num_ranks)
         lines.append(
             f"  estimate: {usd:.3f} USD per million output tokens at "
@@ -270,6 +274,6 @@ def as_json(answer: Answer) -> dict[str, object]:
             "alone": asdict(speed.alone),
             "together": asdict(speed.together),
         }
-        if speed.usd_per_gpu_hour is not None:
+        if speed.usd_per_gpu_hour is not None and fit.fits:
             found["estimated_usd_per_million_output_tokens"] = _usd(speed, question.num_ranks)
     return found
