@@ -8,9 +8,10 @@ from typing import Any
 from headway_operator.errors import SpecError
 from headway_operator.manifests.runtime_template import runtime_arguments
 from headway_operator.names import API_VERSION, KIND
-from headway_operator.spec import Service, parse
+from headway_operator.spec import InferenceServiceSpec, Service, parse
 from headway_operator.state import Site
 from headway_operator.yaml_file import read_documents
+from headway_runtime.adapters.options import DEFAULT_MAX_LORAS
 from headway_simulator.errors import OptionsError
 from headway_simulator.flags import DEFAULT_MAX_REPLICAS, DEFAULT_PERCENTILE, DEFAULT_SLO_FACTOR
 from headway_simulator.step_model import StepModel, idle_tpot_milliseconds, idle_ttft_milliseconds
@@ -71,7 +72,17 @@ def planned_arguments(path: Path) -> list[str]:
     for flag, value in itertools.pairwise(serving):
         if flag in PLANNED_FLAGS:
             flags += [flag, value]
-    return [service.spec.model.revised_source, *flags]
+    return [service.spec.model.revised_source, *flags, *_room_for_adapters(service.spec)]
+
+
+def _room_for_adapters(spec: InferenceServiceSpec) -> list[str]:
+    """Of a manifest that lists more adapters than it says room for: a plan is told of no adapter by name."""
+    lora = spec.lora
+    if lora is None or lora.max_cpu_loras is not None:
+        return []
+    listed = len(lora.adapters)
+    # With fewer the plan's own default is the same, and goes with a `--max-loras` that is given beside it.
+    return ["--max-cpu-loras", str(listed)] if listed > (lora.max_loras or DEFAULT_MAX_LORAS) else []
 
 
 def _default_manifest() -> dict[str, Any]:

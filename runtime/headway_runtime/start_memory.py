@@ -17,6 +17,7 @@ from headway_runtime.kv_budget import (
     host_memory_bytes,
     measured_steps,
 )
+from headway_runtime.layers.kernel_choice import uses_triton
 from headway_runtime.model_config import ModelConfig, StoredDtype
 from headway_runtime.models.model import Model
 from headway_runtime.parallel.ranks import Ranks
@@ -45,7 +46,14 @@ class StartMemory:
             free_bytes = self._free_bytes() + cleared_memory.num_cleared()
         except ConfigError:
             return  # what a machine does not tell is asked for once it is needed
-        fit = refuse_what_cannot_fit(self._config, self._model_config, quantization, dtype, free_bytes)
+        fit = refuse_what_cannot_fit(
+            self._config,
+            self._model_config,
+            quantization,
+            dtype,
+            free_bytes,
+            num_multiprocessors=_num_multiprocessors(self._device),
+        )
         self._step_bytes = fit.step.total
 
     def budget(
@@ -91,3 +99,12 @@ class StartMemory:
     def _free_bytes(self) -> int:
         """ConfigError on a machine that does not tell."""
         return free_bytes_for(self._device, self._ranks, self.host_memory_bytes)
+
+
+def _num_multiprocessors(device: torch.device) -> int:
+    """Of a GPU on which Triton's kernels run, which decides what attention takes; else 0."""
+    if device.type != "cuda" or not uses_triton(device):
+        return 0
+    from headway_runtime.kernels.triton.launch import gpu_of
+
+    return gpu_of(device).num_multiprocessors

@@ -5,12 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from headway_runtime import cleared_memory, kv_budget, runner, start_memory
 from headway_runtime.config import Envelope, Limits, SpeculativeConfig
 from headway_runtime.errors import ConfigError, DoesNotFitError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
+from headway_runtime.kernels.triton import launch
 from headway_runtime.model_config import read_model_config
+from headway_runtime.parallel.ranks import OnlyRank
 from headway_runtime.quantization.choice import choose_quantization
 
 GIB = 2**30
@@ -18,16 +21,24 @@ GIB = 2**30
 
 @pytest.fixture
 def admit(fixture_folder: Any, engine_config: Any) -> Any:
-    """admit(free bytes, **changes of the config): for Llama 3.1 8B in bfloat16."""
+    """admit(free bytes, num_multiprocessors, **changes of the config): for Llama 3.1 8B in bfloat16, on a GPU
+    with Triton's kernels unless told otherwise."""
     folder = fixture_folder("llama-3.1-8b")
 
-    def run(free_bytes: int, **changes: Any) -> None:
+    def run(free_bytes: int, num_multiprocessors: int = 132, **changes: Any) -> None:
         # What a CPU compresses depends on which one it is.
         plain: dict[str, Any] = {"device": "cuda", "weight_compression": "none"}
         fields = {**plain, "kv_cache_memory_bytes": None, "max_model_len": 8192} | changes
         config = engine_config(folder, **fields)
         quantization = choose_quantization(config.quantization, folder)
-        refuse_what_cannot_fit(config, read_model_config(folder), quantization, "bfloat16", free_bytes)
+        refuse_what_cannot_fit(
+            config,
+            read_model_config(folder),
+            quantization,
+            "bfloat16",
+            free_bytes,
+            num_multiprocessors=num_multiprocessors,
+        )
 
     return run
 
@@ -40,7 +51,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_arithmetic_and_the_nearest
     told = str(caught.value)
     assert "weights 14.96 GiB (bfloat16, quantization none)" in told
     assert "one sequence of 8192 tokens x 131072 B (bfloat16), 1.00 GiB + the largest step" in told
-    assert "1024 tokens, 197.79 MiB = 16.16 GiB" in told
+    assert "1024 tokens, 198.80 MiB = 16.16 GiB" in told
     assert "12.00 GiB of memory are free on device 'cuda'" in told
     assert "nearest that fits: --quantization fp8 (weights 7.98 GiB + KV cache 1.00 GiB)" in told
     assert "\n" not in told
@@ -66,10 +77,46 @@ def test_what_fits_is_let_in_and_what_the_sum_may_be_wrong_by_is_left_to_the_loa
 def test_a_context_too_long_for_what_is_left_is_refused_with_the_longest_that_fits(admit: Any) -> None:
     with pytest.raises(ConfigError, match="--max-model-len") as caught:
         admit(22 * GIB, max_model_len=131072, kv_cache_dtype="fp8")
-    found = re.search(r"--max-model-len (\d+)", str(caught.value))
+    found = re.search(r"--max-model-len (\d+) --kv-cache-memory-bytes (\d+)", str(caught.value))
     assert found is not None
-    assert 80_000 < int(found[1]) < 100_000
-    admit(22 * GIB, max_model_len=int(found[1]), kv_cache_dtype="fp8")
+    # 22 GiB less weights of 14.96, rotary tables of 0.05 and a step of 0.195, at 66 KiB a token.
+    assert 107_500 < int(found[1]) < 108_500
+    changed = {"max_model_len": int(found[1]), "kv_cache_memory_bytes": int(found[2])}
+    admit(22 * GIB, kv_cache_dtype="fp8", **changed)
+
+
+def test_only_where_pytorch_attends_a_gathered_context_counts(admit: Any) -> None:
+    """100,000 tokens of one layer's 8-bit keys and values, as numbers and on their way to be: 2.1 GiB."""
+    length = {"max_model_len": 100_000, "kv_cache_dtype": "fp8"}
+    admit(22 * GIB, **length)
+    with pytest.raises(DoesNotFitError, match=r"the largest step, 1024 tokens, 2\.\d+ GiB"):
+        admit(22 * GIB, num_multiprocessors=0, **length)
+
+
+@pytest.mark.parametrize("uses_triton", [True, False])
+def test_what_decides_on_kernels_decides_on_the_arithmetic_of_the_start(
+    uses_triton: bool,  # noqa: FBT001 - a row of a table
+    fixture_folder: Any,
+    engine_config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    folder = fixture_folder("llama-3.1-8b")
+
+    def note(*_: Any, num_multiprocessors: int) -> None:
+        seen.append(num_multiprocessors)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(start_memory, "refuse_what_cannot_fit", note)
+    monkeypatch.setattr(start_memory, "uses_triton", lambda _: uses_triton)
+    monkeypatch.setattr(start_memory, "free_bytes_for", lambda *_: 22 * GIB)
+    monkeypatch.setattr(launch, "gpu_of", lambda _: launch.Gpu("a", 90, 132))
+    memory = start_memory.StartMemory(
+        engine_config(folder), read_model_config(folder), torch.device("cuda"), OnlyRank()
+    )
+    with pytest.raises(ConfigError, match="enough"):
+        memory.refuse_what_cannot_fit(choose_quantization("auto", folder), "bfloat16")
+    assert seen == [132 if uses_triton else 0]
 
 
 def test_a_cpus_share_for_the_kv_cache_is_told_with_the_flag_that_changes_it(admit: Any) -> None:
@@ -87,13 +134,13 @@ def test_a_step_too_large_beside_the_weights_is_refused_with_the_largest_that_fi
     with pytest.raises(
         ConfigError, match=r"largest step, 16384 tokens, .*nearest that fits: --max-num-batched-tokens"
     ) as caught:
-        admit(int(18.3 * GIB), **large)
+        admit(int(17.8 * GIB), **large)
     found = re.search(r"--max-num-batched-tokens (\d+)", str(caught.value))
     assert found is not None
     smaller = {"envelope": Envelope(64, int(found[1])), "limits": Limits(64, int(found[1]))}
-    admit(int(18.3 * GIB), **large | smaller)
+    admit(int(17.8 * GIB), **large | smaller)
     with pytest.raises(ConfigError, match=r"largest step, 16384 tokens"):
-        admit(int(18.3 * GIB), **large, kv_cache_memory_bytes=3 * GIB)
+        admit(int(17.8 * GIB), **large, kv_cache_memory_bytes=3 * GIB)
 
 
 def test_a_cache_too_small_for_one_sequence_is_refused_at_once(admit: Any) -> None:
@@ -140,7 +187,7 @@ def test_memory_that_was_cleared_for_weights_counts_as_free(
     monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda: 4 * GIB)
     monkeypatch.setattr(cleared_memory, "num_cleared", lambda: GIB)
 
-    def note(*arguments: Any) -> None:
+    def note(*arguments: Any, **_: Any) -> None:
         seen.append(arguments[-1])
         raise ConfigError("enough")
 

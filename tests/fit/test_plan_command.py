@@ -1,5 +1,6 @@
 """`headway plan` as a user meets it."""
 
+import itertools
 import json
 import re
 import shlex
@@ -72,10 +73,53 @@ def test_as_many_sequences_fit_as_there_is_room_for(plan: Any) -> None:
     flags = ("--gpu", "a100-80g", "--max-model-len", "8192", "--context", "2000")
     _, got = plan("llama-3.1-8b", *flags)
     count = got["sequences_that_fit"]
-    assert plan("llama-3.1-8b", *flags, "--max-num-seqs", "64")[0] == 0
-    room = got["memory_bytes"] - got["total_bytes"] + got["kv_bytes"]
-    of_sequence = 2000 * got["kv_bytes_per_token"]  # 125 whole blocks
-    assert count * of_sequence <= room - 16 * got["kv_bytes_per_token"] < (count + 1) * of_sequence
+    assert count > 64
+    assert plan("llama-3.1-8b", *flags, "--max-num-seqs", str(count))[0] == 0
+    status, got = plan("llama-3.1-8b", *flags, "--max-num-seqs", str(count + 1))
+    assert (status, got["sequences_that_fit"]) == (1, count)
+
+
+@pytest.mark.parametrize("kind", ["h100-80g", "t4"])
+def test_as_many_sequences_fit_as_the_nearest_change_says(kind: str, plan: Any) -> None:
+    """Fewer sequences have a smaller step, too, which leaves room for more of them."""
+    flags = (
+        "--dtype",
+        "float16",
+        "--quantization",
+        "int4",
+        "--kv-cache-dtype",
+        "fp8",
+        "--max-model-len",
+        "8192",
+    )
+    status, got = plan("llama-3.1-8b", "--gpu", kind, *flags, "--max-num-seqs", "900")
+    assert status == 1
+    number = re.search(r"^--max-num-seqs (\d+)", got["changes"][0]["flags"])
+    assert number is not None
+    assert got["sequences_that_fit"] == int(number[1])
+    for count, want in ((int(number[1]), 0), (int(number[1]) + 1, 1)):
+        assert plan("llama-3.1-8b", "--gpu", kind, *flags, "--max-num-seqs", str(count))[0] == want
+
+
+def test_a_gpu_with_kernels_gathers_no_keys_and_values_and_makes_no_masks(plan: Any) -> None:
+    """T x (3 H + 2 D + 2 Q + K) numbers and nothing else, whatever the cache keeps; on a T4 by PyTorch."""
+    flags = ("--max-num-seqs", "96", "--context", "8192", "--max-model-len", "8192")
+    numbers = 2048 * (3 * 4096 + 2 * 128 + 2 * 4096 + 2 * 8 * 128 + 4096)
+    for coded in ((), ("--kv-cache-dtype", "fp8")):
+        _, got = plan("llama-3.1-8b", "--gpu", "h100-80g", *flags, *coded)
+        assert got["step"]["attention"] == 2 * numbers
+        assert got["fits"] == bool(coded)
+        _, got = plan("llama-3.1-8b", "--gpu", "t4", "--dtype", "float16", *flags, *coded)
+        gathered = 96 * 8192 * (2 * 8 * 128 * (11 if coded else 2) + 2)
+        assert got["step"]["attention"] > gathered
+
+
+def test_another_gpu_is_proposed_with_the_arithmetic_of_its_own_kernels(plan: Any) -> None:
+    flags = ("--dtype", "float16", "--context", "8192", "--max-num-seqs", "8")
+    _, got = plan("llama-3.1-8b", "--gpu", "t4", *flags)
+    (change, *_) = (one for one in got["changes"] if one["flags"].startswith("--gpu "))
+    kind = change["flags"].split()[1]
+    assert plan("llama-3.1-8b", "--gpu", kind, *flags)[1]["total_bytes"] == change["total_bytes"]
 
 
 def test_eight_bit_keys_and_values_are_counted_with_their_scales(plan: Any) -> None:
@@ -107,6 +151,42 @@ def test_bounds_are_bytes_and_flops_over_the_data_sheets_numbers(plan: Any) -> N
     tokens_per_hour = 8 / together["tpot_seconds"] * 0.5 * 3600
     usd = got["estimated_usd_per_million_output_tokens"]
     assert usd == pytest.approx(3.6 / tokens_per_hour * 1e6)
+
+
+def test_more_sequences_than_fit_at_once_are_refused_with_both_numbers_and_have_no_cost(
+    plan: Any, fixture_folder: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--gpu", "l4", "--max-model-len", "8192", "--price", "1")
+    status, got = plan("llama-3.1-8b", *flags, "--concurrency", "500")
+    assert (status, got["fits"], got["num_sequences"]) == (1, False, 500)
+    fitting = got["sequences_that_fit"]
+    assert got["bounds"]["together"]["concurrency"] == fitting == 6
+    assert "estimated_usd_per_million_output_tokens" not in got
+    assert main([str(fixture_folder("llama-3.1-8b")), *flags, "--concurrency", "500"]) == 1
+    told = capsys.readouterr().out
+    assert "6 sequences of 8,192 tokens fit at once, 500 are asked for" in told
+    assert "no estimate of the cost: what is asked for does not fit" in told
+
+
+@pytest.mark.parametrize("count", ["10", "500"])
+def test_what_is_proposed_for_a_concurrency_fits_when_it_is_asked_for(count: str, plan: Any) -> None:
+    asked = {"--gpu": "l4", "--max-model-len": "8192", "--concurrency": count}
+    _, got = plan("llama-3.1-8b", *itertools.chain(*asked.items()))
+    assert got["changes"][0]["flags"].startswith("--max-num-seqs 6 ")
+    for one in got["changes"]:
+        words = one["flags"].split()
+        changed = asked | dict(zip(words[::2], words[1::2], strict=True))
+        changed.pop("--kv-cache-memory-bytes", None)
+        status, again = plan("llama-3.1-8b", *itertools.chain(*changed.items()))
+        assert (status, again["total_bytes"]) == (0, one["total_bytes"]), one["flags"]
+
+
+def test_as_many_sequences_as_fit_at_once_have_a_cost(plan: Any) -> None:
+    flags = ("--gpu", "l4", "--max-model-len", "8192", "--price", "1")
+    status, got = plan("llama-3.1-8b", *flags, "--concurrency", "6")
+    assert status == 0
+    assert got["estimated_usd_per_million_output_tokens"] > 0
+    assert plan("llama-3.1-8b", *flags, "--concurrency", "7")[0] == 1
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -167,7 +247,7 @@ def test_the_arithmetic_is_shown_line_by_line(
         "MLP              10.50 GiB  5,637,144,576 x bfloat16",
         "2 x 32 layers x 8 KV heads x (128 x 2 B bfloat16) = 131,072 B",
         "lower bounds, not predictions, of L4: 300 GB/s",
-        "does not fit: 33.14 GiB are needed, 22.49 GiB are there, 10.65 GiB too few",
+        "does not fit: 32.26 GiB are needed, 22.49 GiB are there, 9.76 GiB too few",
     ):
         assert line in told
 
@@ -225,6 +305,7 @@ def test_a_shard_that_lacks_a_tensor_of_the_index_is_told(
         (["--gpu", "l4", "--max-model-len", "100", "--context", "101"], "--context=101 is more than"),
         (["--memory", "80Gi", "--price-per-gpu-hour", "2"], "give --gpu, or --bandwidth and --flops"),
         (["--memory", "80Gi", "--concurrency", "8"], "--concurrency=8 is for bounds of a kind of GPU"),
+        (["--gpu", "l4", "--concurrency", "9", "--max-num-seqs", "8"], "is more than --max-num-seqs=8"),
         (["--memory", "80Gi", "--efficiency", "0.3"], "--efficiency=0.3 is for the cost"),
         (["--gpu", "l4", "--efficiency", "0.3"], "give --price-per-gpu-hour"),
         (["--gpu", "l4", "--flops", "9T"], "--flops=9000000000000: --gpu='l4' says it already"),
@@ -244,7 +325,11 @@ def test_every_gpu_kind_names_its_source_and_has_plausible_numbers() -> None:
     for kind in GPU_KINDS.values():
         assert kind.source.endswith(("data sheet", "white paper"))
         assert 15 * GIB <= kind.memory_bytes <= 200 * GIB
+        assert kind.runs_triton == (kind.name != "t4")
+        assert 40 <= kind.num_multiprocessors <= 304
         assert kind.fp8_flops is None or 1.9 < kind.fp8_flops / kind.flops < 2.1
+        assert kind.int8_flops is not None
+        assert 1.9 < kind.int8_flops / kind.flops < 4.1
 
 
 def test_it_starts_without_torch(fixture_folder: Any) -> None:

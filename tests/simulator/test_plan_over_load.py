@@ -129,6 +129,38 @@ def test_a_manifest_brings_its_model_and_replicas_too(
     assert planned("--tensor-parallel-size", "1")["load"]["levers"][0]["step_model"]["gpus"] == 1
 
 
+@pytest.mark.parametrize(
+    ("fields", "num_listed", "want"),
+    [
+        ("", 0, 8),
+        ("", 3, 8),
+        ("", 12, 12),
+        ("maxLoras: 4, ", 3, 4),
+        ("maxLoras: 4, ", 6, 6),
+        ("maxCpuLoras: 20, ", 12, 20),
+    ],
+)
+def test_a_manifests_adapters_take_the_room_that_its_replicas_keep_for_them(
+    fields: str, num_listed: int, want: int, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    listed = ", ".join(f"{{name: a{number}, source: /adapters/a{number}}}" for number in range(num_listed))
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 4096}}\n"
+        f"  lora: {{{fields}maxLoraRank: 32, adapters: [{listed}]}}\n  slo: {{ttftMilliseconds: 900}}\n"
+    )
+    where = ["--gpu", "h100-80g", "--trace", str(trace), "--json"]
+
+    def adapter_bytes(*flags: str) -> int:
+        assert main([*flags, *where]) == 0
+        return int(json.loads(capsys.readouterr().out)["adapter_bytes"])
+
+    told = ("--enable-lora", "--max-lora-rank", "32", "--max-model-len", "4096")
+    one = adapter_bytes(str(MODEL), *told, "--max-loras", "1", "--max-cpu-loras", "1")
+    assert adapter_bytes("-f", str(service)) == want * one
+
+
 def test_without_a_model_and_a_manifest_there_is_no_plan(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,14 +56,22 @@ def refuse_what_cannot_fit(
     quantization: Quantization,
     dtype: StoredDtype,
     free_bytes: int,
+    *,
+    num_multiprocessors: int = 0,
 ) -> Fit:
     """The arithmetic; DoesNotFitError with it and the nearest changes for what cannot fit, or a warning.
 
     ConfigError for a size of the KV cache, given by the user, that one sequence does not fit into.
 
-    free_bytes: of the device, before any load.
+    free_bytes: of the device, before any load. num_multiprocessors: see `Placement`.
     """
-    fit = assess(_question(config, model, quantization, dtype, free_bytes))
+    is_cpu = config.device == "cpu"
+    placement = (
+        this_processor(dtype, config.num_threads, config.weight_compression)
+        if is_cpu
+        else Placement(is_cpu, dtype, num_multiprocessors=num_multiprocessors)
+    )
+    fit = assess(_question(config, model, quantization, placement, free_bytes))
     given = config.kv_cache_memory_bytes
     if given is not None:
         # Too little for one sequence however much there is.
@@ -73,7 +81,7 @@ def refuse_what_cannot_fit(
             max_model_len=config.max_model_len,
             block_size=config.block_size,
         )
-    room = _Room(free_bytes, given, CPU_FRACTION if config.device == "cpu" else CUDA_FRACTION)
+    room = _Room(free_bytes, given, CPU_FRACTION if is_cpu else CUDA_FRACTION)
     if not room.holds(fit, TOLERANCE):
         if config.memory_check == "enforce":
             raise DoesNotFitError(_message(config, fit, room))
@@ -82,9 +90,12 @@ def refuse_what_cannot_fit(
 
 
 def _question(
-    config: EngineConfig, model: ModelConfig, quantization: Quantization, dtype: StoredDtype, free_bytes: int
+    config: EngineConfig,
+    model: ModelConfig,
+    quantization: Quantization,
+    placement: Placement,
+    free_bytes: int,
 ) -> Question:
-    is_cpu = config.device == "cpu"
     speculative = config.speculative
     draft: LoadedModel | None = None
     if speculative is not None and speculative.model_path is not None:
@@ -92,9 +103,7 @@ def _question(
         draft = _loaded(config, folder, read_model_config(folder), choose_quantization("auto", folder))
     return Question(
         model=_loaded(config, Path(config.model_path), model, quantization),
-        placement=this_processor(dtype, config.num_threads, config.weight_compression)
-        if is_cpu
-        else Placement(False, dtype),
+        placement=placement,
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         max_num_seqs=config.envelope.max_num_seqs,

@@ -6,8 +6,8 @@ Each is tried by the same sum. Pairs are only offered where neither of the two d
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from headway_runtime.fit.gpu_kinds import GPU_KINDS
-from headway_runtime.fit.memory_fit import Fit, Question, assess
+from headway_runtime.fit.gpu_kinds import GPU_KINDS, gpu_placement
+from headway_runtime.fit.memory_fit import Fit, Question, assess, with_sequences
 from headway_runtime.fit.placement import can_cut
 from headway_runtime.quantization.choice import ONLINE, Quantization
 
@@ -147,13 +147,11 @@ def _with_coded_kv(question: Question) -> _Candidate | None:
 
 
 def _fewer_sequences(question: Question, holds: Holds) -> _Candidate | None:
-    def with_number(number: int) -> Question:
-        return replace(question, num_sequences=number, max_num_seqs=min(number, question.max_num_seqs))
-
-    most = _largest(1, question.num_sequences - 1, lambda number: holds(assess(with_number(number))))
+    highest = question.num_sequences - 1
+    most = _largest(1, highest, lambda number: holds(assess(with_sequences(question, number))))
     if most is None:
         return None
-    return _Candidate(("max_num_seqs",), f"--max-num-seqs {most}", with_number(most))
+    return _Candidate(("max_num_seqs",), f"--max-num-seqs {most}", with_sequences(question, most))
 
 
 def _smaller_step(question: Question, holds: Holds) -> _Candidate | None:
@@ -228,7 +226,8 @@ def _hardware(question: Question, holds: Holds) -> Iterator[_Candidate]:
     larger = sorted(GPU_KINDS.values(), key=lambda kind: kind.memory_bytes)
     found = 0
     for kind in larger:
-        changed = replace(question, memory_bytes=kind.memory_bytes)
+        placement = gpu_placement(question.placement.dtype, kind)
+        changed = replace(question, memory_bytes=kind.memory_bytes, placement=placement)
         if kind.memory_bytes > question.memory_bytes and holds(assess(changed)):
             yield _Candidate(("gpu",), f"--gpu {kind.name}", changed)
             found += 1

@@ -1,10 +1,12 @@
 """The sum itself: weights, KV cache, the largest step and what a process needs, against a device's memory."""
 
+from bisect import bisect_left
 from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from headway_runtime.config import KVCacheDtype
 from headway_runtime.fit.adapter_bytes import adapter_bytes
+from headway_runtime.fit.gpu_workspace import decode_workspace_bytes
 from headway_runtime.fit.placement import Placement, one_rank
 from headway_runtime.fit.step_bytes import Step, StepBytes, step_bytes
 from headway_runtime.fit.weight_bytes import PartBytes, total_bytes, weight_bytes
@@ -136,17 +138,17 @@ class Fit:
         return self.left_bytes >= 0
 
     @property
-    def room_for_kv_bytes(self) -> int:
-        return max(0, self.question.memory_bytes - self.other_bytes)
-
-    @property
     def sequences_that_fit(self) -> int:
-        """Of `question.context` tokens each; none where an engine would not even start."""
-        if self.room_for_kv_bytes < self.least_kv_bytes:
-            return 0
-        size = self.question.block_size
-        blocks = self.room_for_kv_bytes // (size * self.token_bytes) - 1
-        return max(0, blocks // -(-self.question.context // size))
+        """The most of `question.context` tokens each that fit with the steps of so many (`with_sequences`).
+
+        None where an engine would not even start.
+        """
+        numbers = range(1, self.question.memory_bytes // self.kv_bytes(1, self.question.context) + 2)
+        return bisect_left(numbers, True, key=lambda number: not self._with_sequences(number).fits)
+
+    def _with_sequences(self, number: int) -> "Fit":
+        question = with_sequences(self.question, number)
+        return replace(self, question=question, step=_largest_step(question, self.model, self.kv_dtype))
 
     @property
     def default_kv_bytes(self) -> int:
@@ -161,11 +163,34 @@ class Fit:
         return max(0, min(int(free * fraction), full, free - self.step.total))
 
 
+def with_sequences(question: Question, number: int) -> Question:
+    """The same for so many at once. Steps are of more where there are more; of fewer where less than was
+    asked for is there, as then `--max-num-seqs` is to be lowered to that."""
+    is_fewer = number < question.num_sequences
+    rows = number if is_fewer else max(number, question.max_num_seqs)
+    return replace(question, num_sequences=number, max_num_seqs=rows)
+
+
 def assess(question: Question) -> Fit:
     """ConfigError for a model that so many ranks cannot share."""
     model = one_rank(question.model.config, question.num_ranks)
     kv_dtype = kept_as(question.kv_cache_dtype, question.placement.dtype)
     draft = question.draft
+    return Fit(
+        question,
+        model,
+        _weights(replace(question.model, config=model), question),
+        () if draft is None else _weights(draft, question),
+        kv_dtype,
+        kv_bytes_per_token(model, kv_dtype),
+        0 if draft is None else kv_bytes_per_token(draft.config, kv_dtype),
+        _largest_step(question, model, kv_dtype),
+        question.num_adapters * adapter_bytes(model, question.adapter_rank, question.placement),
+    )
+
+
+def _largest_step(question: Question, model: ModelConfig, kv_dtype: str) -> StepBytes:
+    """model: one rank's share."""
     step = Step(
         min(question.max_num_batched_tokens, question.max_num_seqs * question.max_model_len),
         max(question.context, question.max_model_len),
@@ -180,17 +205,12 @@ def assess(question: Question) -> Fit:
         has_integer_inputs=question.model.quantization.has_integer_inputs,
         is_int4=question.model.quantization.is_int4,
     )
-    return Fit(
-        question,
-        model,
-        _weights(replace(question.model, config=model), question),
-        () if draft is None else _weights(draft, question),
-        kv_dtype,
-        kv_bytes_per_token(model, kv_dtype),
-        0 if draft is None else kv_bytes_per_token(draft.config, kv_dtype),
-        step_bytes(model, question.placement, step, question.model.config.vocab_size),
-        question.num_adapters * adapter_bytes(model, question.adapter_rank, question.placement),
-    )
+    found = step_bytes(model, question.placement, step, question.model.config.vocab_size)
+    if question.draft is None:
+        return found
+    # A draft's attention keeps a workspace of its own.
+    own = decode_workspace_bytes(question.draft.config, question.placement.num_multiprocessors)
+    return replace(found, kept=found.kept + own)
 
 
 def _weights(loaded: LoadedModel, question: Question) -> tuple[PartBytes, ...]:

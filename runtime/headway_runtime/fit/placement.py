@@ -23,6 +23,7 @@ class Placement:
     attends_by_products: whether chunks attend by batched products, where there are kernels; else by PyTorch's
         own attention.
     widens: whether many rows are multiplied in float32, as there are no products of dtype.
+    num_multiprocessors: of a GPU on which Triton's kernels run; 0 where all is left to PyTorch, and on a CPU.
     """
 
     is_cpu: bool
@@ -35,6 +36,12 @@ class Placement:
     has_integer_products: bool = False
     attends_by_products: bool = False
     widens: bool = False
+    num_multiprocessors: int = 0
+
+    @property
+    def attends_in_pages(self) -> bool:
+        """Whether kernels of a GPU read keys and values where they lie: nothing is gathered or masked."""
+        return self.num_multiprocessors > 0
 
     @property
     def has_torch_int4(self) -> bool:

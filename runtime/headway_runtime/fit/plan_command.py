@@ -8,6 +8,7 @@ import argparse
 import json
 import logging
 import sys
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import get_args
@@ -20,8 +21,14 @@ from headway_runtime.config import KVCacheDtype, WeightCompression
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY, bounds
-from headway_runtime.fit.changes import nearest_changes
-from headway_runtime.fit.gpu_kinds import GPU_KINDS, GpuKind
+from headway_runtime.fit.changes import Change, nearest_changes
+from headway_runtime.fit.gpu_kinds import (
+    GPU_KINDS,
+    LEAST_CAPABILITY,
+    MULTIPROCESSORS_UNTOLD,
+    GpuKind,
+    gpu_placement,
+)
 from headway_runtime.fit.headers import Headers, read_headers
 from headway_runtime.fit.memory_fit import (
     CPU_OVERHEAD_BYTES,
@@ -31,7 +38,8 @@ from headway_runtime.fit.memory_fit import (
     Question,
     assess,
 )
-from headway_runtime.fit.placement import Placement, this_processor
+from headway_runtime.fit.placement import this_processor
+from headway_runtime.fit.plan_checks import check_flags
 from headway_runtime.fit.report import Answer, Speed, as_json, text
 from headway_runtime.memory import free_memory_bytes
 from headway_runtime.model_config import STORED_DTYPES, read_model_config
@@ -154,7 +162,8 @@ def build_parser(*, is_model_needed: bool = True) -> CommandParser:
         "--concurrency",
         type=integer(1),
         metavar="N",
-        help="sequences for bounds and costs (default: those that fit, at most --max-num-seqs)",
+        help="so many sequences must fit at once, and are what bounds and costs are of (default: those that "
+        "fit, at most --max-num-seqs)",
     )
     add(
         "--price-per-gpu-hour",
@@ -176,7 +185,7 @@ def build_parser(*, is_model_needed: bool = True) -> CommandParser:
 def answer_of(arguments: argparse.Namespace) -> Answer:
     """Whether it fits, and how fast it could be. Raises HeadwayRuntimeError."""
     kind = None if arguments.gpu is None else GPU_KINDS[arguments.gpu]
-    _check(arguments, kind)
+    check_flags(arguments, kind)
     folder = resolve(
         arguments.model,
         revision=arguments.revision,
@@ -187,49 +196,19 @@ def answer_of(arguments: argparse.Namespace) -> Answer:
     question = _question(arguments, folder, headers, kind)
     fit = assess(question)
     changes = [] if fit.fits else nearest_changes(question, lambda one: one.fits)
+    changes = [_with_concurrency(one, arguments.concurrency) for one in changes]
     device = _told_device(question, kind)
     measured = kind or _own_kind(arguments, question, device)
     speed = None if measured is None else _speed(arguments, fit, measured)
     return Answer(arguments.model, device, fit, changes, speed, headers)
 
 
-def _check(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
-    is_cpu = arguments.device == "cpu"
-    if kind is not None and is_cpu:
-        raise ConfigError(f"--gpu={kind.name!r} is no CPU; leave --device=cpu out")
-    has_speed = kind is not None or arguments.bandwidth is not None
-    _check_own_kind(arguments, kind)
-    if arguments.price_per_gpu_hour is not None and not has_speed:
-        raise ConfigError(
-            f"--price-per-gpu-hour={arguments.price_per_gpu_hour!r}: how many tokens an hour makes hangs on "
-            "the kind of GPU; give --gpu, or --bandwidth and --flops"
-        )
-    if arguments.concurrency is not None and not has_speed:
-        raise ConfigError(
-            f"--concurrency={arguments.concurrency!r} is for bounds of a kind of GPU; give --gpu, or "
-            "--bandwidth and --flops, or --max-num-seqs for so many sequences to fit at once"
-        )
-    if arguments.efficiency is not None and arguments.price_per_gpu_hour is None:
-        raise ConfigError(
-            f"--efficiency={arguments.efficiency!r} is for the cost of a million tokens; give "
-            "--price-per-gpu-hour, or leave it out"
-        )
-    is_for_gpus = arguments.device == "cuda" or (arguments.num_ranks > 1 and not is_cpu)
-    if kind is None and arguments.memory is None and is_for_gpus:
-        raise ConfigError(
-            "a plan for GPUs needs to know their memory; give --gpu KIND or --memory SIZE, or --device cpu"
-        )
-
-
-def _check_own_kind(arguments: argparse.Namespace, kind: GpuKind | None) -> None:
-    given = {"--bandwidth": arguments.bandwidth, "--flops": arguments.flops}
-    for flag, value in given.items():
-        if value is None:
-            continue
-        if kind is not None:
-            raise ConfigError(f"{flag}={value!r}: --gpu={kind.name!r} says it already; leave out one of them")
-        if None in given.values():
-            raise ConfigError(f"{flag}={value!r}: bounds need both; give --bandwidth and --flops")
+def _with_concurrency(change: Change, concurrency: int | None) -> Change:
+    """What it leaves of the sequences that `--concurrency` asked for is to be told with the same flag."""
+    number = change.fit.question.num_sequences
+    if concurrency is None or number >= concurrency:
+        return change
+    return replace(change, flags=f"{change.flags} --concurrency {number}")
 
 
 def _own_kind(arguments: argparse.Namespace, question: Question, device: str) -> GpuKind | None:
@@ -238,7 +217,9 @@ def _own_kind(arguments: argparse.Namespace, question: Question, device: str) ->
         return None
     told = "as --bandwidth and --flops say"
     return GpuKind(
-        "own", device, question.memory_bytes, arguments.bandwidth, float(arguments.flops), None, told
+        *("own", device, question.memory_bytes, arguments.bandwidth, float(arguments.flops), None, told),
+        LEAST_CAPABILITY,
+        MULTIPROCESSORS_UNTOLD,
     )
 
 
@@ -272,18 +253,18 @@ def _question(
         arguments.speculative_config, folder, arguments.download_dir, headers_only=True
     )
     lora = lora_bounds(arguments)
-    most = arguments.max_num_seqs
+    most, together = arguments.max_num_seqs, arguments.concurrency or 1
     return Question(
         model=loaded,
         placement=this_processor(dtype, max(1, usable_cpus() // ranks), arguments.weight_compression)
         if is_cpu
-        else Placement(is_cpu=False, dtype=dtype),
+        else gpu_placement(dtype, kind),
         kv_cache_dtype=chosen_kv_cache_dtype(arguments.kv_cache_dtype, folder),
         max_model_len=length,
-        max_num_seqs=most or DEFAULT_MAX_NUM_SEQS,
+        max_num_seqs=most or max(DEFAULT_MAX_NUM_SEQS, together),
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         context=context,
-        num_sequences=most or 1,
+        num_sequences=most or together,
         memory_bytes=memory,
         overhead_bytes=CPU_OVERHEAD_BYTES if is_cpu else CUDA_OVERHEAD_BYTES,
         block_size=arguments.block_size,
@@ -306,8 +287,10 @@ def _draft(speculative: SpeculativeOptions | None) -> LoadedModel | None:
 
 
 def _speed(arguments: argparse.Namespace, fit: Fit, kind: GpuKind) -> Speed:
+    """Of as many sequences as were asked for; if they do not fit, of those that do."""
+    number = arguments.concurrency if fit.fits else None
     most = max(1, min(fit.sequences_that_fit, fit.question.max_num_seqs))
-    together = bounds(fit, kind, arguments.concurrency or most)
+    together = bounds(fit, kind, number or most)
     efficiency = DEFAULT_EFFICIENCY if arguments.efficiency is None else arguments.efficiency
     return Speed(kind, bounds(fit, kind, 1), together, arguments.price_per_gpu_hour, efficiency)
 

@@ -99,7 +99,7 @@ def _arithmetic(fit: Fit) -> list[str]:
         _line("attention", step.attention),
         _line("feed-forward", step.feed_forward),
         _line("logits and sampling", step.sampling),
-        _line("step inputs, hashes, gathered context", step.kept),
+        _line("step inputs, hashes, workspace", step.kept),
         _sum("largest step", step.total),
         "",
         _sum("runtime overhead, a constant (docs/plan.md)", question.overhead_bytes),
@@ -142,9 +142,11 @@ def _sum(name: str, num_bytes: int) -> str:
 
 def _sequences(answer: Answer) -> list[str]:
     fit, question = answer.fit, answer.fit.question
+    number = fit.sequences_that_fit
+    asked = f", {question.num_sequences:,} are asked for" if question.num_sequences > max(1, number) else ""
     lines = [
         (
-            f"{told_count(fit.sequences_that_fit, 'sequence')} of {question.context:,} tokens fit at once "
+            f"{told_count(number, 'sequence')} of {question.context:,} tokens fit at once{asked} "
             f"(--max-num-seqs {question.max_num_seqs})"
         )
     ]
@@ -161,9 +163,9 @@ def _speed(answer: Answer) -> list[str]:
     if speed is None:
         return []
     kind, alone, together, context = speed.kind, speed.alone, speed.together, answer.fit.question.context
-    compute = f"{told_number(kind.flops)}FLOP/s"
-    if kind.fp8_flops is not None:
-        compute += f" (fp8 {told_number(kind.fp8_flops)}FLOP/s)"
+    codes = {"fp8": kind.fp8_flops, "int8": kind.int8_flops}
+    faster = [f"{name} {told_number(one)}FLOP/s" for name, one in codes.items() if one is not None]
+    compute = f"{told_number(kind.flops)}FLOP/s" + (f" ({', '.join(faster)})" if faster else "")
     lines = [
         (
             f"lower bounds, not predictions, of {kind.product}: {kind.bytes_per_second / 1e9:,.0f} GB/s, "
@@ -180,7 +182,9 @@ def _speed(answer: Answer) -> list[str]:
         f"{one.tokens_per_second:,.0f} tokens/s"
         for one in ([alone] if alone == together else [alone, together])
     ]
-    if speed.usd_per_gpu_hour is not None:
+    if speed.usd_per_gpu_hour is not None and not answer.fit.fits:
+        lines.append("  no estimate of the cost: what is asked for does not fit")
+    elif speed.usd_per_gpu_hour is not None:
         usd = _usd(speed, answer.fit.question.num_ranks)
         lines.append(
             f"  estimate: {usd:.3f} USD per million output tokens at "
@@ -270,6 +274,6 @@ def as_json(answer: Answer) -> dict[str, object]:
             "alone": asdict(speed.alone),
             "together": asdict(speed.together),
         }
-        if speed.usd_per_gpu_hour is not None:
+        if speed.usd_per_gpu_hour is not None and fit.fits:
             found["estimated_usd_per_million_output_tokens"] = _usd(speed, question.num_ranks)
     return found

@@ -9,10 +9,11 @@ V the vocabulary, C the context, S sampled rows, and b bytes of a number, what i
     sampling   b (T H + 2 S H + S V) + float32 copies of S rows' logits (edits, softmax)
 
 and the largest of these counts; of several ranks the first, which has all of V. Gemma, which norms an MLP's
-result, takes another T H there. The workspace of attention is what a chunk's keys and values take,
+result, takes another T H there. On a GPU from capability 8.0 on attention has no workspace but what decodes
+leave each other, which is kept (`gpu_workspace`). On a CPU it is what a chunk's keys and values take,
 gathered, and the scores of 128 rows against them. Where batched products are not the fast way (bfloat16
 without products of it), PyTorch's own attention takes its result and, for all of a step, masks; where there
-are no kernels for decodes, the gathered KV of all of one layer's sequences as well.
+are no kernels for decodes (older GPUs), the gathered KV of all of one layer's sequences as well.
 
 A CPU without products of that dtype multiplies in float32 (`layers.linear.WideLinear`): a product of many
 rows takes its input once more in that, a tile of its weight, and what the two make.
@@ -25,6 +26,7 @@ operators do it, in float32: the input, its whole numbers and the result, not al
 
 from dataclasses import dataclass
 
+from headway_runtime.fit.gpu_workspace import decode_workspace_bytes
 from headway_runtime.fit.placement import Placement
 from headway_runtime.model_config import ModelConfig
 
@@ -135,7 +137,9 @@ def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) 
     """tile: what products take while they turn codes into numbers, of all rows together."""
     b, tokens, hidden = placement.number_bytes, step.num_tokens, model.hidden_size
     query, kv = model.num_attention_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
-    if placement.has_kernels and placement.attends_by_products:
+    if placement.attends_in_pages:
+        workspace = 0
+    elif placement.has_kernels and placement.attends_by_products:
         workspace = b * _product_numbers(model, step)
         if step.context == step.chunk_tokens:  # a prompt's first chunk is not gathered
             workspace += b * kv * step.chunk_tokens
@@ -247,7 +251,8 @@ def _sampling(hidden: int, vocabulary: int, placement: Placement, step: Step) ->
 
 
 def _kept(model: ModelConfig, vocab_size: int, placement: Placement, step: Step) -> int:
-    """Step inputs, hashes of the vocabulary, and, with CPU kernels, room for a chunk's gathered context."""
+    """Step inputs, hashes of the vocabulary, and what kernels keep: on a GPU the parts of decodes, on a CPU
+    room for a chunk's gathered context."""
     integers = INTEGER_BYTES * (3 * step.num_tokens + step.num_sampled + step.context)
     hashes = FLOAT32_BYTES * vocab_size
     gathered = 0
@@ -259,7 +264,7 @@ def _kept(model: ModelConfig, vocab_size: int, placement: Placement, step: Step)
             * _grown(step, _widest_window(model) if placement.attends_by_products else None)
             * placement.number_bytes
         )
-    return integers + hashes + gathered
+    return integers + hashes + gathered + decode_workspace_bytes(model, placement.num_multiprocessors)
 
 
 def _grown(step: Step, window: int | None) -> int:
@@ -276,7 +281,7 @@ def _grown(step: Step, window: int | None) -> int:
 
 def _num_masks(model: ModelConfig, placement: Placement, step: Step) -> int:
     """Of PyTorch's attention: one for each way in which layers attend. A causal first chunk needs none."""
-    if placement.has_kernels and placement.attends_by_products:
+    if placement.attends_in_pages or (placement.has_kernels and placement.attends_by_products):
         return 0
     windows = {layer.window for layer in model.layers}
     is_first = placement.has_kernels and step.context == step.chunk_tokens

@@ -42,15 +42,14 @@ class Quantization:
     @property
     def has_integer_inputs(self) -> bool:
         """Whether products of some module turn their input into integers."""
-        rules = () if self.stored is None else self.stored.rules
-        return any(rule.scheme is not None and rule.scheme.input is not None for rule in rules)
+        return self.stored is not None and any(one.input is not None for one in self.stored.schemes)
 
     @property
     def is_int4(self) -> bool:
         """Whether every module that is quantized is in 4 bits, but perhaps the head."""
         if self.stored is None:
             return self.online == "int4"
-        schemes = [rule.scheme for rule in self.stored.rules if rule.scheme is not None]
+        schemes = self.stored.schemes
         return bool(schemes) and all(scheme.form == "int4" for scheme in schemes)
 
     def of_module(self, module: str) -> Scheme | Online | None:

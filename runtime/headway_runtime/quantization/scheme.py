@@ -86,6 +86,11 @@ class CheckpointQuantization:
     method: str
     rules: tuple[Rule, ...]
 
+    @property
+    def schemes(self) -> list[Scheme]:
+        """Of all modules that are quantized."""
+        return [rule.scheme for rule in self.rules if rule.scheme is not None]
+
     def scheme_of(self, module: str) -> Scheme | None:
         """module: such as "model.layers.0.mlp.down_proj". None: its weights are plain numbers."""
         return next((rule.scheme for rule in self.rules if rule.applies(module)), None)
