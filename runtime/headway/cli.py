@@ -6,6 +6,7 @@ costs nothing and a missing extra is reported by name.
 """
 
 import ast
+import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ from headway import __version__
 from headway.needs import missing_modules, told
 
 GROUP = "headway.commands"
+# As a shell tells of a program that SIGPIPE ended.
+EXIT_STATUS_NOBODY_READS = 141
 EXTRA_OF_PACKAGE = {
     "headway_runtime": "runtime",
     "headway_gateway": "gateway",
@@ -47,7 +50,13 @@ def _run(entry: EntryPoint, arguments: list[str]) -> int:
     missing = [] if {"-h", "--help"} & set(arguments) else missing_modules(entry.name)
     try:
         if not missing:
-            return int(entry.load()(arguments))
+            status = int(entry.load()(arguments))
+            sys.stdout.flush()
+            return status
+    except BrokenPipeError:
+        # Whoever read has had enough, as `head` does; what is left in the buffer would fail at the end again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_STATUS_NOBODY_READS
     except ModuleNotFoundError as error:
         if error.name is None or extra is None or error.name.startswith("headway"):
             raise

@@ -1,7 +1,9 @@
 """The house rules that no linter knows: one command, no shadowed module, documents that say what is so."""
 
+import os
 import re
 import subprocess
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -40,6 +42,26 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
         cli.main([name, "--help"])
     assert ended.value.code == 0
     assert f"headway {name}" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_had_enough_is_no_fault() -> None:
+    """As `headway plan ... | head` has it."""
+    command = [
+        sys.executable,
+        "-m",
+        "headway",
+        "plan",
+        str(ROOT / "tests/fit/fixtures/llama-3.1-8b"),
+        "--gpu",
+        "l4",
+    ]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as nobody:
+        done = subprocess.run(
+            command, stdout=nobody, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_an_unknown_subcommand_is_named(capsys: pytest.CaptureFixture[str]) -> None:

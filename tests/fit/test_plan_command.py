@@ -181,6 +181,28 @@ def test_what_is_proposed_for_a_concurrency_fits_when_it_is_asked_for(count: str
         assert (status, again["total_bytes"]) == (0, one["total_bytes"]), one["flags"]
 
 
+def test_whose_flags_a_proposal_has_is_told(capsys: pytest.CaptureFixture[str], fixture_folder: Any) -> None:
+    folder = str(fixture_folder("llama-3.1-8b"))
+    assert main([folder, "--gpu", "l4"]) == 1
+    told = capsys.readouterr().out
+    assert "--kv-cache-memory-bytes is a flag of headway serve" in told
+    assert "--concurrency is a flag" not in told
+    assert main([folder, "--gpu", "l4", "--max-model-len", "8192", "--concurrency", "500"]) == 1
+    assert "--concurrency is a flag of headway plan alone" in capsys.readouterr().out
+    assert main([folder, "--gpu", "h200"]) == 0
+    assert "is a flag of" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["-f", "service.yaml"], ["--slo", "ttft=500"]])
+def test_flags_of_a_load_are_told_what_they_need(
+    capsys: pytest.CaptureFixture[str], fixture_folder: Any, flags: list[str]
+) -> None:
+    assert main([str(fixture_folder("llama-3.1-8b")), "--gpu", "l4", *flags]) == 2
+    told = capsys.readouterr().err
+    assert flags[0] in told
+    assert "flags of a load, such as -f and --slo, need --trace FILE" in told
+
+
 def test_as_many_sequences_as_fit_at_once_have_a_cost(plan: Any) -> None:
     flags = ("--gpu", "l4", "--max-model-len", "8192", "--price", "1")
     status, got = plan("llama-3.1-8b", *flags, "--concurrency", "6")

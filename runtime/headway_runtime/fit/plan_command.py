@@ -64,7 +64,14 @@ def main(argv: list[str]) -> int:
     if any(one.partition("=")[0] == "--trace" for one in argv):
         return _over_a_load(argv)
     try:
-        arguments = build_parser().parse_args(argv)
+        try:
+            arguments = build_parser().parse_args(argv)
+        except ConfigError as error:
+            if str(error).startswith(("unknown flag", "unrecognized arguments")):
+                raise ConfigError(
+                    f"{error}; flags of a load, such as -f and --slo, need --trace FILE"
+                ) from None
+            raise
         answer = answer_of(arguments)
     except HeadwayRuntimeError as error:
         print(f"headway plan: {error}", file=sys.stderr)

@@ -220,6 +220,11 @@ def _verdict(answer: Answer) -> list[str]:
         f"{told_bytes(one.fit.left_bytes)} left ({one.cost})"
         for one in answer.changes[:MOST_CHANGES]
     ]
+    told = " ".join(one.flags for one in answer.changes[:MOST_CHANGES])
+    if "--kv-cache-memory-bytes" in told:
+        lines.append("--kv-cache-memory-bytes is a flag of headway serve; a plan counts what the cache needs")
+    if "--concurrency" in told:
+        lines.append("--concurrency is a flag of headway plan alone")
     return lines
 
 

@@ -178,7 +178,8 @@ class Serving:
         if self._admin_tokens is None:
             raise HttpError(
                 403,
-                "the admin API is off; start the server with --admin-public-key-file",
+                "the admin API is off, which is for the operator's token; start the server with "
+                "--admin-public-key-file and --admin-audience",
                 code="admin_disabled",
             )
         refusal = self._admin_tokens.refusal(request.headers.get("authorization"))
