@@ -58,8 +58,11 @@ def as_json(
     }
 
 
-def text(controller: str, trace: Trace, target: Target, found: Measures, oracle: Oracle | None) -> str:
+def text(
+    controller: str, trace: Trace, setting: Setting, target: Target, found: Measures, oracle: Oracle | None
+) -> str:
     """The same for a person."""
+    model = setting.engine.model
     targets = target.targets
     load = f"{found.num_arrivals} requests in {trace.duration_seconds:.0f} s"
     latencies = (
@@ -72,6 +75,7 @@ def text(controller: str, trace: Trace, target: Target, found: Measures, oracle:
     replicas = f"{found.mean_replicas:.2f} replicas on average, {found.most_replicas} at most"
     lines = [
         f"{controller} on {trace.name}: {load} ({trace.requests_per_second:.2f}/s)",
+        f"a replica's steps as {model.name!r} has them, on {model.gpus} GPU{'s' if model.gpus > 1 else ''}",
         f"P{target.percentile} {', '.join(shown)}",
         f"attained by {found.joint_attainment:.2%} of arrivals, {worst}; {ends}",
         f"{found.gpu_hours:.2f} GPU-hours, {replicas}",

@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.oracle:
         with _stage("oracle", taken, is_quiet=options.quiet) as told:
             oracle = find_oracle(trace, setting, told)
-    print(text(controller.name, trace, target, found, oracle))
+    print(text(controller.name, trace, setting, target, found, oracle))
     minutes = timeline(run, target)
     if options.json is not None:
         causes = Counter(one.cause for one in run.passes)

@@ -53,6 +53,7 @@ def test_a_trace_alone_gives_the_report_with_the_oracle(
     assert len(report["timeline"]) == 2
     shown = capsys.readouterr()
     assert "240 requests" in shown.out
+    assert "a replica's steps as 'llama-3.1-8b-a100-tp2' has them, on 2 GPUs" in shown.out
     assert "1.00 times that" in shown.out
     assert not shown.err  # A progress bar is for terminals.
 
