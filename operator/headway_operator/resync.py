@@ -2,8 +2,9 @@
 
 A watch that is wedged brings nothing and says nothing; the services that are known go on being looked after,
 but a new one, or an edit, would wait for ever. So a list names every service with its generation: what is
-newer than the watch has shown is passed over at once, and as long as the watch does not show it either,
-`lag_seconds` grows, by which liveness judges.
+newer than the watch has shown is passed over at once, by what the API server says (`owes`), as other watches
+may be as silent; and as long as the watch does not show it either, `lag_seconds` grows, by which liveness
+judges.
 """
 
 import asyncio
@@ -70,6 +71,11 @@ class Resync:
             if version.is_newer_than(self._seen.get(key))
         ]
         return max((now - since for since in owed), default=0.0)
+
+    def owes(self, key: ServiceKey) -> bool:
+        """Whether the watch owes a change of this one, so that what is in memory may be older, too."""
+        version, _, _ = self._unseen.get(key, (None, 0.0, False))
+        return version is not None and version.is_newer_than(self._seen.get(key))
 
     async def run(self) -> None:
         """Compare until cancelled."""

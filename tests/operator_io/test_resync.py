@@ -46,6 +46,7 @@ def test_a_change_that_is_owed_is_passed_over_at_once_and_counts_until_it_is_sho
     watched.seen[KEY] = Version("u1", 3)
     assert watched.list(("demo", "u1", 4)) == 0.0
     assert watched.woken == [KEY]
+    assert watched.resync.owes(KEY)
     assert watched.num_missed == 0  # perhaps it was only overtaken
     assert watched.list(("demo", "u1", 4), after=60) == 60.0
     assert watched.list(("demo", "u1", 5), after=60) == 120.0

@@ -47,10 +47,13 @@ class KubernetesChildren:
         self._events.forget(key)
         self._fields.forget(key)
 
-    async def fetch(self, key: ServiceKey) -> Manifest | None:
-        """The object itself as it is now, status included; None when it is gone."""
+    async def fetch(self, key: ServiceKey, *, from_memory: bool = True) -> Manifest | None:
+        """The object itself as it is now, status included; None when it is gone.
+
+        from_memory: whether what watches have brought will do, where they have.
+        """
         is_known, found = self._cache.get(self._kind, key.namespace, key.name)
-        if not is_known:
+        if not (is_known and from_memory):
             found = await self._api.get(self._kind, key.namespace, key.name)
         if found is not None:
             # Deleted and made again between two passes, it is another one: the old checkpoint is not its own.

@@ -29,7 +29,7 @@ from headway_operator.errors import HeadwayOperatorError
 from headway_operator.handlers import watch
 from headway_operator.health import Health, serving
 from headway_operator.keys import KeyRing
-from headway_operator.loop import ServiceLoop, ServiceLoops, Turns
+from headway_operator.loop import Fetch, ServiceLoop, ServiceLoops, Turns
 from headway_operator.model_cache import is_other_offer
 from headway_operator.model_cache.offer import uses
 from headway_operator.names import CACHE_KIND, KIND, CacheKey
@@ -39,7 +39,7 @@ from headway_operator.passes import World
 from headway_operator.resync import Resync, Version
 from headway_operator.scrape import Scraper
 from headway_operator.spec.scheduling import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
-from headway_operator.state import ServiceKey
+from headway_operator.state import Manifest, ServiceKey
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -96,7 +96,11 @@ async def run(options: argparse.Namespace) -> None:
         )
         scraper = await stack.enter_async_context(Scraper(keys, time.time, may_write=lambda: lease.is_held))
         world = World(cluster, scraper, keys, time.time, lambda: len(loops))
-        loops = _loops(world, cluster, lease, metrics, options.interval_seconds)
+
+        async def fetch(key: ServiceKey) -> Manifest | None:
+            return await cluster.fetch(key, from_memory=not resync.owes(key))
+
+        loops = _loops(world, cluster, fetch, lease, metrics, options.interval_seconds)
         cache_loops = _cache_loops(world, cluster, cache, guarded, lease, metrics, options.interval_seconds)
         metrics.watch(lambda: lease.is_held, lambda: len(loops))
 
@@ -156,6 +160,7 @@ async def run(options: argparse.Namespace) -> None:
 def _loops(
     world: World,
     cluster: KubernetesCluster,
+    fetch: Fetch,
     lease: Lease,
     metrics: OperatorMetrics,
     interval_seconds: float,
@@ -166,7 +171,7 @@ def _loops(
         return ServiceLoop(
             world,
             key,
-            cluster.fetch,
+            fetch,
             interval_seconds=interval_seconds,
             metrics=metrics,
             may_act=lambda: lease.is_held,
