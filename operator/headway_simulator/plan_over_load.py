@@ -8,6 +8,7 @@ controller with each of them, all held to the same promise. Exit status as witho
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +41,8 @@ from headway_simulator.step_model import StepModel, read_step_model
 from headway_simulator.trace import Trace
 
 HOURS_OF_DAY = 24
+# Costs that differ by less are sums of the same numbers in another order.
+SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +161,15 @@ def _cost(
     return Cost(lever.flags, "", model, found, per_day, None if price is None else per_day * price)
 
 
-def best_of(costs: Sequence[Cost], target: Target) -> Cost | None:
-    """The cheapest that attains the objective; None where none does."""
+def best_of(costs: Sequence[Cost], target: Target) -> list[Cost]:
+    """The cheapest that attain the objective, several where they cost the same; none where none does."""
     able = [
         one
         for one in costs
         if one.measures is not None and one.measures.joint_attainment * 100 >= target.percentile
     ]
-    return min(able, key=lambda one: one.gpu_hours_per_day or 0.0, default=None)
+    least = min((one.gpu_hours_per_day or 0.0 for one in able), default=0.0)
+    return [one for one in able if math.isclose(one.gpu_hours_per_day or 0.0, least, rel_tol=SAME)]
 
 
 def _as_json(trace: Trace, target: Target, costs: Sequence[Cost]) -> dict[str, Any]:
@@ -177,7 +181,8 @@ def _as_json(trace: Trace, target: Target, costs: Sequence[Cost]) -> dict[str, A
         "objective": target.percentile / 100,
         "targets": judged_targets(target),
         "levers": [asdict(one) for one in costs],
-        "cheapest": None if best is None else best.flags,
+        "cheapest": best[0].flags if best else None,
+        "as_cheap": [one.flags for one in best[1:]],
     }
 
 
@@ -197,12 +202,12 @@ def _lines(trace: Trace, target: Target, costs: Sequence[Cost]) -> list[str]:
     plain = costs[0].gpu_hours_per_day
     lines += [_line(one, plain, width) for one in costs]
     best = best_of(costs, target)
-    if best is None:
+    if not best:
         lines.append("none of these attains the objective")
-    elif best.flags == PLAIN:
+    elif PLAIN in (one.flags for one in best):
         lines.append("no lever pays: as it is, it attains the objective for the least")
     else:
-        lines.append(f"what pays most: {best.flags}")
+        lines.append(f"what pays most: {', or as much: '.join(one.flags for one in best)}")
     return lines
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,4 +206,20 @@ def test_what_cannot_be_is_refused_by_name(
 
 
 def test_the_cheapest_is_of_those_that_attain_the_objective(build: Any) -> None:
-    assert best_of([Cost("as it is", "does not fit the GPU")], None) is None  # type: ignore[arg-type]
+    assert best_of([Cost("as it is", "does not fit the GPU")], None) == []  # type: ignore[arg-type]
+
+
+def test_levers_that_cost_the_same_are_all_told() -> None:
+    target: Any = SimpleNamespace(percentile=95)
+    kept, missed = (SimpleNamespace(joint_attainment=share) for share in (0.99, 0.5))
+
+    def cost(flags: str, measures: Any, hours: float) -> Cost:
+        return Cost(flags, "", None, measures, hours, None)
+
+    costs = [
+        cost("as it is", kept, 44.0),
+        cost("--quantization fp8", kept, 24.0),
+        cost("--quantization int4", missed, 20.0),
+        cost("--kv-cache-dtype fp8", kept, 24.000000000000001),
+    ]
+    assert [one.flags for one in best_of(costs, target)] == ["--quantization fp8", "--kv-cache-dtype fp8"]
