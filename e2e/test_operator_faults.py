@@ -234,12 +234,7 @@ async def test_a_webhook_of_others_that_cannot_be_asked_is_told_and_outlived(
     finally:
         await api._call("DELETE", f"{path}/{name}")
 
-    async def is_well() -> bool:
-        cluster._applied.clear()
-        outcome: Outcome = await take_pass()
-        return outcome.problems == []
-
-    await eventually(is_well)
+    await eventually(lambda: _is_well(cluster, take_pass))
     assert "Service demo" in await children(api, key)
 
 
@@ -282,12 +277,7 @@ async def test_a_policy_that_denies_a_child_is_told_in_its_own_words_and_outlive
         for plural in reversed(made):
             await api._call("DELETE", f"{group}/{plural}/{name}")
 
-    async def is_well() -> bool:
-        cluster._applied.clear()
-        outcome: Outcome = await take_pass()
-        return outcome.problems == []
-
-    await eventually(is_well)
+    await eventually(lambda: _is_well(cluster, take_pass))
     assert "Service demo" in await children(api, key)
 
 
@@ -377,6 +367,13 @@ async def children(api: KubernetesApi, key: ServiceKey) -> dict[str, Json]:
     kinds = ("Deployment", "Service", "ServiceAccount", "Role", "RoleBinding")
     lists = {kind: await api.list(kind, key.namespace, "serving.headway.dev/service=demo") for kind in kinds}
     return {f"{kind} {item['metadata']['name']}": item for kind, items in lists.items() for item in items}
+
+
+async def _is_well(cluster: KubernetesCluster, take_pass: Any) -> bool:
+    """Whether a pass that applies every child anew meets no problem."""
+    cluster._applied.clear()
+    outcome: Outcome = await take_pass()
+    return outcome.problems == []
 
 
 async def test_what_is_kept_in_memory_is_what_the_api_server_has(
