@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sources.hub_model import MODEL, Fetch
 from tests.sources.misbehaving_servers import Cut, Fault, Hub, Proxy, TokenRegistry
 
 from headway_runtime.sources import BUNDLED_FOLDER
+from headway_runtime.sources.cache_folders import store_of
+from headway_runtime.sources.fetch import fetch
+from headway_runtime.sources.fetch_process import check_config
+from headway_runtime.sources.hub import Hub as HubClient
 from headway_runtime.sources.patience import Patience
+from headway_runtime.sources.reference import HubModel
+from headway_runtime.sources.store import Store
 
 CHECKOUT = Path(__file__).parents[2]
 BUILD_TIMEOUT_SECONDS = 1800
@@ -297,3 +304,16 @@ def adapter_files() -> dict[str, bytes]:
         "adapter_config.json": json.dumps({"peft_type": "LORA", "r": 4}).encode(),
         "adapter_model.safetensors": os.urandom(100_000),
     }
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_of(MODEL, None, {"HF_HOME": str(tmp_path / "hf")})
+
+
+@pytest.fixture
+def fetched(hub: Any, store: Store, impatient: Patience, watcher: Any) -> Fetch:
+    def run(model: HubModel = MODEL, patience: Patience = impatient, into: Store = store) -> Path:
+        return fetch(model, HubClient(model, hub.url), into, patience, watcher, check_config)
+
+    return run
