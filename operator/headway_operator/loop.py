@@ -5,9 +5,11 @@ that is gone ends its task. While a service sleeps, its gateways are asked, with
 whether anybody waits: a pass follows at once when somebody does. What a pass does is the business of
 `reconcile`; who wakes it is the caller's. ModelCaches are passed over likewise, by `cache_pass`.
 
-Only so many passes run at once; the others wait for their turn, first come first served. Passes that somebody
-woke have places of their own: an edit does not queue behind the ticks of a thousand services. The first
-intervals of the services are of different lengths, so that those that began together do not stay together.
+Only so many passes run at once; the others wait for their turn (`turns`), first come first served. Passes
+that somebody woke have places of their own: an edit does not queue behind the ticks of a thousand services.
+The first intervals of the services are of different lengths, so that those that began together do not stay
+together. An interval lies between the times at which passes are due, not between one's end and the next one's
+beginning, so that the samples of a busy operator are no further apart; but half of it is rest.
 """
 
 import asyncio
@@ -26,8 +28,12 @@ from headway_operator.passes import Carried, Outcome, World
 from headway_operator.reconcile import reconcile
 from headway_operator.spec import Manifest, generation_of
 from headway_operator.state import ServiceKey
+from headway_operator.turns import Turns
 
 logger = logging.getLogger(__name__)
+
+# Of an interval, between two passes that were not woken.
+LEAST_REST = 0.5
 
 Fetch = Callable[[ServiceKey], Awaitable[Manifest | None]]
 TakePass = Callable[[Manifest, Carried], Awaitable[Outcome]]
@@ -40,18 +46,6 @@ class PassMetrics(Protocol):
     def waited(self, seconds: float) -> None: ...
     def passed(self, outcome: Outcome, seconds: float) -> None: ...
     def failed(self, key: ServiceKey, reason: str, seconds: float) -> None: ...
-
-
-class Turns:
-    """Places of passes that run at once: for those that were woken, and for those that come by the clock."""
-
-    def __init__(self, woken: int, by_the_clock: int) -> None:
-        self._woken = asyncio.Semaphore(woken)
-        self._by_the_clock = asyncio.Semaphore(by_the_clock)
-
-    def places(self, *, is_woken: bool) -> asyncio.Semaphore:
-        """One of which is to be held during a pass."""
-        return self._woken if is_woken else self._by_the_clock
 
 
 class ServiceLoop:
@@ -131,10 +125,10 @@ class ServiceLoop:
         elif not await self._turn(due_at, is_woken=is_woken) and not self._wake.is_set():
             return False
         self.finished_at, self._has_passed = time.monotonic(), True
-        wait, self._next_wait_seconds = self._next_wait_seconds, self._interval_seconds
-        self._planned_at = self.finished_at + wait
+        interval, self._next_wait_seconds = self._next_wait_seconds, self._interval_seconds
+        self._planned_at = max(due_at + interval, self.finished_at + interval * LEAST_REST)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), wait)
+            await asyncio.wait_for(self._wake.wait(), self._planned_at - self.finished_at)
         return True
 
     def _rest(self) -> None:
@@ -163,14 +157,12 @@ class ServiceLoop:
 
     async def _turn(self, due_at: float, *, is_woken: bool) -> bool:
         """One pass when it is its turn. due_at: when it would have begun with nobody before it."""
-        places = contextlib.nullcontext() if self._turns is None else self._turns.places(is_woken=is_woken)
-        with self._metrics.queued():
-            await places.__aenter__()
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            with self._metrics.queued():
+                if self._turns is not None:
+                    await stack.enter_async_context(self._turns.place(self._key, is_woken=is_woken))
             self._metrics.waited(max(0.0, time.monotonic() - due_at))
             return await self._pass()
-        finally:
-            await places.__aexit__(None, None, None)
 
     async def _pass(self) -> bool:
         started_at = time.monotonic()

@@ -25,11 +25,16 @@ RENDER_STEP, DECIDE_STEP, STATUS_STEP = "render", "decide", "status"
 SLEEPING_CAUSES = ("Idle", "Asleep")
 
 
+async def _at_once(_: ServiceKey) -> None:
+    """Of passes that share the processor with no others."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """Where services live and how to reach them.
 
     keys: what signs admin calls. clock: since the epoch. num_services: that this process looks after.
+    pace: awaited by a pass before each of its longer computations (`turns`).
     """
 
     cluster: Cluster
@@ -37,6 +42,7 @@ class World:
     keys: Signer
     clock: Callable[[], float]
     num_services: Callable[[], int] = lambda: 1
+    pace: Callable[[ServiceKey], Awaitable[None]] = _at_once
 
 
 @dataclass(slots=True)

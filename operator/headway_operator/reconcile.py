@@ -130,11 +130,13 @@ Read = tuple[Service, conditions.Lack | None, Observed, Sample, Rendered, Gate |
 async def _read(world: World, manifest: Manifest, outcome: Outcome) -> Read:
     """Steps 1 to 5, by the spec of this manifest. Raises SpecError where that cannot be honoured."""
     cluster, key = world.cluster, outcome.key
+    await world.pace(key)
     with as_internal_error():
         parsed = parse(manifest)
     service, lack = await _with_caches(cluster, parsed)
     outcome.observed = observed = outcome.observed or await cluster.observe(key)
     outcome.sample = sample = outcome.sample or await world.scraper.sample(key, observed)
+    await world.pace(key)
     with as_internal_error():
         rendered = render(service, cluster.site, world.keys.public_pem, observed.children)
     gate = await _judge(world, service, rendered, observed) if lack is None else None

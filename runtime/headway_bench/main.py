@@ -2,9 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 
+from headway.event_loop import loop_factory
 from headway_bench.conditions import client_conditions, now
 from headway_bench.config import BenchConfig
 from headway_bench.errors import InputFileError, OptionsError, TargetError
@@ -37,7 +37,7 @@ def _run(config: BenchConfig) -> int:
     _check_output(config)
     files = read_files(config)
     conditions, started_at = client_conditions(), now()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         result = runner.run(run_session(config, files))
     if result is None:
         return INTERRUPTED_STATUS
@@ -89,11 +89,3 @@ def _check_output(config: BenchConfig) -> None:
     from headway_bench.plot import check_plot_path
 
     check_plot_path(config.report.plot_path)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

@@ -2,9 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
 
 from headway import __version__
+from headway.event_loop import loop_factory
 from headway_gateway.config import parse_config
 from headway_gateway.errors import ConfigError
 from headway_gateway.json_log import set_up_logging
@@ -16,16 +16,8 @@ def main(argv: list[str]) -> int:
     config = parse_config(argv)
     set_up_logging(config.log_level)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(serve(config, __version__))
     except ConfigError as error:
         print(f"headway gateway: {error}", file=sys.stderr)
         return 2
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

@@ -14,10 +14,11 @@ from prometheus_client import generate_latest
 from headway_operator import loop as loop_module
 from headway_operator.errors import ClusterError, NotLeadingError, UnavailableError
 from headway_operator.health import Health, serving
-from headway_operator.loop import ServiceLoop, ServiceLoops, Turns
+from headway_operator.loop import ServiceLoop, ServiceLoops
 from headway_operator.names import ServiceKey
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.passes import Carried, Outcome
+from headway_operator.turns import Turns
 
 HOUR = 3600.0
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
+from urllib.request import getproxies
 
 import aiohttp
 import msgspec
@@ -102,6 +103,8 @@ class KubernetesApi:
         """on_call: hears of each call that was made."""
         configuration.retries = None  # a pass that fails is taken again; retries inside would only hide it
         configuration.trace_configs = [fence()]
+        # Else each call looks for a proxy, and for a .netrc, in threads, which takes longer than the call.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._configuration = configuration
         self._timeout_seconds = timeout_seconds
         self._client: ApiClient | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headway.argument_types import integer, positive
 from headway.command_parser import CommandParser
+from headway.event_loop import loop_factory
 from headway_operator.background import Background
 from headway_operator.cache_metrics import CacheMetrics
 from headway_operator.cache_pass import take_cache_pass
@@ -29,7 +30,7 @@ from headway_operator.errors import HeadwayOperatorError
 from headway_operator.handlers import watch
 from headway_operator.health import Health, serving
 from headway_operator.keys import KeyRing
-from headway_operator.loop import Fetch, ServiceLoop, ServiceLoops, Turns
+from headway_operator.loop import Fetch, ServiceLoop, ServiceLoops
 from headway_operator.model_cache import is_other_offer
 from headway_operator.model_cache.offer import uses
 from headway_operator.names import CACHE_KIND, KIND, CacheKey
@@ -40,6 +41,7 @@ from headway_operator.resync import Resync, Version
 from headway_operator.scrape import Scraper
 from headway_operator.spec.scheduling import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
 from headway_operator.state import Manifest, ServiceKey
+from headway_operator.turns import Turns
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -58,7 +60,8 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     configure(options.log_level, options.log_format)
     try:
-        asyncio.run(run(options))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(run(options))
     except HeadwayOperatorError as error:
         print(f"headway operator: {error}", file=sys.stderr)
         return 1
@@ -95,12 +98,13 @@ async def run(options: argparse.Namespace) -> None:
             cache=cache,
         )
         scraper = await stack.enter_async_context(Scraper(keys, time.time, may_write=lambda: lease.is_held))
-        world = World(cluster, scraper, keys, time.time, lambda: len(loops))
+        turns = Turns(WOKEN_PASSES, CLOCKED_PASSES)
+        world = World(cluster, scraper, keys, time.time, lambda: len(loops), turns.pace)
 
         async def fetch(key: ServiceKey) -> Manifest | None:
             return await cluster.fetch(key, from_memory=not resync.owes(key))
 
-        loops = _loops(world, cluster, fetch, lease, metrics, options.interval_seconds)
+        loops = _loops(world, cluster, fetch, lease, metrics, turns, options.interval_seconds)
         cache_loops = _cache_loops(world, cluster, cache, guarded, lease, metrics, options.interval_seconds)
         metrics.watch(lambda: lease.is_held, lambda: len(loops))
 
@@ -163,10 +167,9 @@ def _loops(
     fetch: Fetch,
     lease: Lease,
     metrics: OperatorMetrics,
+    turns: Turns,
     interval_seconds: float,
 ) -> ServiceLoops:
-    turns = Turns(WOKEN_PASSES, CLOCKED_PASSES)
-
     def make(key: ServiceKey) -> ServiceLoop:
         return ServiceLoop(
             world,
