@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# The processor time says little where samples are missing.
 GOALS = {
     "reaction_p99_seconds": 1.0,
     "memory_mebibytes": 300.0,
     "cores": 1.0,
+    "samples_missing_percent": 1.0,
 }
 COLUMNS = (
     *("services", "pods", "resync", "cores", "memory", "calls an hour", "samples a second"),
@@ -40,7 +42,7 @@ def page(rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> str:
         "",
         f"Goals, at {last['services']:,} services:",
         "",
-        *(_goal(name, last[name], most) for name, most in GOALS.items()),
+        *(_goal(name, {**last, **_derived(last)}[name], most) for name, most in GOALS.items()),
         "",
         f"Calls an hour by method, at {last['services']:,} services: {_methods(last)}.",
         "",
@@ -57,6 +59,11 @@ def _row(row: Mapping[str, Any]) -> str:
         f"| {row['pass_milliseconds']:.1f} ms | {row['queue_p99_seconds'] * 1000:.0f} ms "
         f"| {row['reaction_p50_seconds'] * 1000:.0f} ms | {row['reaction_p99_seconds'] * 1000:.0f} ms |"
     )
+
+
+def _derived(row: Mapping[str, Any]) -> dict[str, float]:
+    share = row["samples_per_second"] / row["samples_wanted_per_second"]
+    return {"samples_missing_percent": round(max(0.0, 1.0 - share) * 100, 1)}
 
 
 def _goal(name: str, value: float, most: float) -> str:

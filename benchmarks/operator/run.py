@@ -1,6 +1,6 @@
 """What looking after many services costs: one operator, a real API server, no kubelet.
 
-    python -m benchmarks.operator.run [--services 100 300 1000] [--seconds 60] [--edits 100] [--output FILE]
+    python -m benchmarks.operator.run [--services 100 300 1000] [--seconds 60] [--edits 300] [--output FILE]
 
 For each number of services: the services and three pods each (a gateway and two replicas) are written to the
 API server; the pods' samples come from one process that stands for all of them. Then a fresh `headway
@@ -23,6 +23,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -298,10 +299,11 @@ def main() -> None:
     )
     parser.add_argument("--services", type=int, nargs="+", default=[100, 300, 1000], help="rising numbers")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the time with nothing to do")
-    parser.add_argument("--edits", type=int, default=100, help="edits whose reaction is timed")
+    parser.add_argument("--edits", type=int, default=300, help="edits whose reaction is timed")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "operator" / "results.md")
     options = parser.parse_args()
     load = os.getloadavg()[0]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and end what was started
     asyncio.run(_run(options, lambda rows: _write(rows, options, load)))
     print(options.output.read_text())
 

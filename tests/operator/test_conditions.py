@@ -4,73 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.operator.service_world import KEY, MET, NO_TARGET, NOW, STEADY, UNKNOWN, VIOLATED, World
 
 from headway_operator import conditions
 from headway_operator.errors import SpecError
-from headway_operator.manifests import render
-from headway_operator.spec import InferenceServiceStatus, parse
+from headway_operator.spec import InferenceServiceStatus
 from headway_operator.state import (
     Attainment,
-    Decision,
     Gateway,
     Limits,
     Loss,
-    Observed,
-    Rendered,
-    Replica,
-    Sample,
 )
-
-NOW = 1_800_000_000.0
-MET = Attainment(300.0, 212.4, 480, 3, "met")
-VIOLATED = Attainment(300.0, 840.0, 60, 40, "violated")
-UNKNOWN = Attainment(300.0, None, 0, 0, "unknown")
-NO_TARGET = Attainment(None, 21.0, 0, 0, "unknown")
-
-STEADY = Decision(
-    at=NOW,
-    replicas=2,
-    limits=Limits(8, 512),
-    cause="Steady",
-    message="P95 TTFT 212 ms against 300 ms",
-    blocker="",
-    ttft=MET,
-    tpot=NO_TARGET,
-    evidence={},
-)
-
-
-class World:
-    """A service with two ready replicas behind a ready gateway; each test changes something."""
-
-    def __init__(self, build: Any, spec: dict[str, Any] | None = None) -> None:
-        self.build = build
-        self.manifest = build.manifest(spec)
-        self.rendered: Rendered = render(parse(self.manifest), build.site(), "PEM", frozenset())
-        self.replicas: list[Replica] = [self.replica("a"), self.replica("b")]
-        self.gateway = Gateway(ready=True)
-        self.decision = STEADY
-        self.losses: tuple[Loss, ...] = ()
-        self.previous: dict[str, Any] = {}
-
-    def replica(self, name: str, **changes: Any) -> Replica:
-        replica: Replica = self.build.replica(name, revision=self.rendered.revision.hash, **changes)
-        return replica
-
-    def status(self, now: float = NOW, problems: tuple[str, ...] = ()) -> dict[str, Any]:
-        service = parse({**self.manifest, "status": self.previous})
-        observed = Observed(
-            replicas=tuple(self.replicas),
-            gateway=self.gateway,
-            url="http://demo.team",
-            losses=self.losses,
-        )
-        sample = Sample(now, {"a": self.build.sample(now, limits=Limits(6, 512))})
-        result = conditions.status(
-            service, self.rendered, observed, sample, self.decision, now, conditions.Problems(problems)
-        )
-        InferenceServiceStatus.model_validate(result)
-        return result
 
 
 @pytest.fixture
@@ -352,42 +296,6 @@ def test_transition_times_move_only_on_a_flip(world: World) -> None:
     assert later["Ready"] == "2027-01-15T08:01:40Z"
 
 
-def test_of_which_nothing_moves_is_written_every_ten_minutes(world: World) -> None:
-    first = world.status(NOW)
-    world.previous = first
-    assert not conditions.worth_writing(first, world.status(NOW + 599), NOW + 599)
-    assert conditions.worth_writing(first, world.status(NOW + 600), NOW + 600)
-
-
-def test_is_written_on_change_and_once_a_minute_but_not_for_a_new_number(world: World) -> None:
-    first = world.status(NOW)
-    assert conditions.worth_writing({}, first, NOW)
-    world.previous = first
-    moved = replace(MET, p_milliseconds=250.0, met=490)
-    world.decision = replace(STEADY, at=NOW + 5, message="P95 TTFT 250 ms against 300 ms", ttft=moved)
-    second = world.status(NOW + 5)
-    assert second != first
-    assert not conditions.worth_writing(first, second, NOW + 5)
-    assert conditions.worth_writing(first, world.status(NOW + 60), NOW + 60)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param({"limits": Limits(16, 512)}, id="limits decided"),
-        pytest.param({"replicas": 3}, id="replicas decided"),
-        pytest.param({"cause": "Stabilizing"}, id="cause"),
-        pytest.param({"ttft": VIOLATED}, id="verdict"),
-        pytest.param({"ttft": replace(MET, target_milliseconds=200.0)}, id="target"),
-        pytest.param({"blocker": "SamplesMissing"}, id="blocker"),
-    ],
-)
-def test_is_written_for_what_lasts(world: World, change: dict[str, Any]) -> None:
-    first = world.status(NOW)
-    world.decision = replace(STEADY, **change)
-    assert conditions.worth_writing(first, world.status(NOW + 1), NOW + 1)
-
-
 def test_a_decision_says_what_the_load_asks_for_and_since_when_it_stands(world: World) -> None:
     def pass_at(at: float, **changes: Any) -> dict[str, Any]:
         world.decision = replace(STEADY, at=at, **changes)
@@ -405,13 +313,6 @@ def test_a_decision_says_what_the_load_asks_for_and_since_when_it_stands(world: 
     assert pass_at(NOW + 15)["since"] == "2027-01-15T08:00:15Z"
 
 
-def test_a_candidate_that_moves_is_no_cause_to_write(world: World) -> None:
-    world.decision = replace(STEADY, evidence={"recommended_replicas": 3})
-    world.previous = world.status(NOW)
-    world.decision = replace(STEADY, evidence={"recommended_replicas": 4})
-    assert not conditions.worth_writing(world.previous, world.status(NOW + 1), NOW + 1)
-
-
 def test_a_refused_spec_keeps_what_serves_and_names_the_field(world: World) -> None:
     world.previous = world.status(NOW)
     manifest = {**world.build.manifest(generation=4), "status": world.previous}
@@ -425,7 +326,7 @@ def test_a_refused_spec_keeps_what_serves_and_names_the_field(world: World) -> N
     )
     assert (status["observedGeneration"], status["readyReplicas"]) == (4, 2)
     assert status["revision"] == world.previous["revision"]
-    assert conditions.worth_writing(world.previous, status, NOW + 5)
+    assert conditions.worth_writing(KEY, world.previous, status, NOW + 5)
     assert conditions.events(world.previous, status) == [
         ("Warning", "UnsupportedField", "Ready is False: spec.quantization: 'int8' is not supported")
     ]
@@ -435,7 +336,7 @@ def test_the_life_of_a_service_in_events(world: World) -> None:
     def passes(at: float) -> list[tuple[str, str]]:
         status = world.status(at)
         told = conditions.events(world.previous, status)
-        assert not told or conditions.worth_writing(world.previous, status, at), "an event told twice"
+        assert not told or conditions.worth_writing(KEY, world.previous, status, at), "an event told twice"
         world.previous = status
         return [(kind, reason) for kind, reason, _ in told]
 

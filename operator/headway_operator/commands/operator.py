@@ -27,6 +27,7 @@ from headway_operator.cluster.kubernetes_keys import follow_keys, load_or_create
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.cluster.kubernetes_model_caches import KubernetesModelCaches
 from headway_operator.errors import HeadwayOperatorError
+from headway_operator.garbage import collect_now_and_then, hold_on
 from headway_operator.handlers import watch
 from headway_operator.health import Health, serving
 from headway_operator.keys import KeyRing
@@ -151,6 +152,8 @@ async def run(options: argparse.Namespace) -> None:
             )
         )
         await cache.tried(CACHE_SECONDS)
+        hold_on()
+        await stack.enter_async_context(background.running(collect_now_and_then, "garbage"))
         is_watching = True
         for name in cache.names(CACHE_KIND):
             cache_loops.wake(CacheKey(*name))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+from zlib import crc32
 
 from headway_operator import names
 from headway_operator.conditions import lack as lacks
@@ -18,12 +19,22 @@ from headway_operator.quality.judgement import as_status
 from headway_operator.rollout import Rollout
 from headway_operator.rollout import as_status as rollout_status
 from headway_operator.spec import Manifest, Service, generation_of
-from headway_operator.state import Attainment, Decision, Limits, Observed, Rendered, RevisionPin, Sample
+from headway_operator.state import (
+    Attainment,
+    Decision,
+    Limits,
+    Observed,
+    Rendered,
+    RevisionPin,
+    Sample,
+    ServiceKey,
+)
 from headway_operator.times import seconds, timestamp
 
-# Numbers that move with every request are written this often; everything else at once.
-REFRESH_SECONDS = 60.0
-# A status of which nothing moves is written this often, which shows that somebody still looks.
+# Numbers that move with every request are written at least this often, and no more than twice as often;
+# everything else at once.
+REFRESH_SECONDS = 90.0
+# Likewise a status of which nothing moves, which shows that somebody still looks.
 HEARTBEAT_SECONDS = 600.0
 _QUALITY_WORDS = {
     "Passed": "passed",
@@ -191,12 +202,23 @@ def faulted(manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
     }
 
 
-def worth_writing(previous: Mapping[str, Any], new: Mapping[str, Any], now: float) -> bool:
-    """Whether `new` says something that `previous` did not; a number that moved, a minute after the last."""
+def worth_writing(key: ServiceKey, previous: Mapping[str, Any], new: Mapping[str, Any], now: float) -> bool:
+    """Whether `new` says something that `previous` did not, or a number that moved some time ago.
+
+    That time differs from service to service and from one writing to the next: those of which an operator
+    has written all at its start would else be written all at once every time.
+    """
     if "updatedAt" not in previous or _lasting(previous) != _lasting(new):
         return True
-    age = now - seconds(previous["updatedAt"])
-    return age >= HEARTBEAT_SECONDS or (age >= REFRESH_SECONDS and _timeless(previous) != _timeless(new))
+    age, share = now - seconds(previous["updatedAt"]), _drawn_share(key, previous["updatedAt"])
+    return age >= HEARTBEAT_SECONDS * share or (
+        age >= REFRESH_SECONDS * share and _timeless(previous) != _timeless(new)
+    )
+
+
+def _drawn_share(key: ServiceKey, written_at: str) -> float:
+    """From a half to one, the same for the same service and time."""
+    return 0.5 + crc32(f"{key} {written_at}".encode()) / 2**33
 
 
 def _timeless(written_status: Mapping[str, Any]) -> dict[str, Any]:
