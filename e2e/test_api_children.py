@@ -175,7 +175,7 @@ async def test_a_policy_of_someone_else_is_not_fought_over(
     foreign = {"metadata": {"name": "demo", "namespace": key.namespace}, "spec": {"podSelector": {}}}
     await bare_api.create({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", **foreign})
     outcome = await take_pass()
-    assert [step for step, _ in outcome.problems] == ["apply NetworkPolicy demo"]
+    assert [one.step for one in outcome.problems] == ["apply NetworkPolicy demo"]
     found = await around(bare_api, key)
     assert found["NetworkPolicy"]["spec"]["podSelector"] == {}
     assert "PodDisruptionBudget" in found

@@ -266,7 +266,7 @@ async def test_a_claim_of_somebody_else_is_not_taken(
     await api.create({**foreign, "spec": spec})
     await api.create(body(key.namespace))
     outcome = await cache_pass()
-    assert [step for step, _ in outcome.problems] == [f"apply {CLAIM} {MADE}"]
+    assert [one.step for one in outcome.problems] == [f"apply {CLAIM} {MADE}"]
     assert condition(outcome.status, "Degraded") == ("True", "ObjectConflict")
 
 

@@ -93,7 +93,7 @@ async def test_an_object_of_someone_else_is_left_alone_and_reported(
     }
     await api.create(foreign)
     outcome = await take_pass()
-    assert [step for step, _ in outcome.problems] == ["apply Service demo"]
+    assert [one.step for one in outcome.problems] == ["apply Service demo"]
     assert "exists and is not owned by this InferenceService" in outcome.problems[0][1]
     degraded = condition(outcome.status, "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "ObjectConflict")

@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
-from headway_operator.operator_metrics import LABELS, OperatorMetrics
+from headway_operator.operator_metrics import LABELS, WHOLE_PASS, OperatorMetrics
 from headway_operator.passes import Outcome
 from headway_operator.state import ServiceKey
 
@@ -43,8 +43,8 @@ class CacheMetrics:
         )
         self._errors = Counter(
             "headway_model_cache_errors",
-            "Passes over a ModelCache, or steps of one, that failed, by cause",
-            (*LABELS, "reason"),
+            "Steps of passes over a ModelCache that failed, or whole passes, by error",
+            (*LABELS, "step", "reason"),
             registry=registry,
         )
 
@@ -59,13 +59,13 @@ class CacheMetrics:
     def passed(self, outcome: Outcome, seconds: float) -> None:
         """A pass went through, perhaps with steps that failed."""
         labels = (outcome.key.namespace, outcome.key.name)
-        for step, _ in outcome.problems:
-            self._errors.labels(*labels, step.split()[0]).inc()
+        for problem in outcome.problems:
+            self._errors.labels(*labels, problem.kind_of_step, problem.error).inc()
         self._tell(labels, outcome.status)
 
     def failed(self, key: ServiceKey, reason: str, seconds: float) -> None:
         """A pass ended early."""
-        self._errors.labels(key.namespace, key.name, reason).inc()
+        self._errors.labels(key.namespace, key.name, WHOLE_PASS, reason).inc()
 
     def forget(self, key: ServiceKey) -> None:
         """Drop what is told of a cache that is gone."""

@@ -100,7 +100,7 @@ async def _act(
             await outcome.attempt(f"prune {child.kind} {child.name}", caches.prune(key, child))
     if not outcome.problems:
         return None
-    messages = tuple(f"{step}: {message}" for step, message in outcome.problems)
+    messages = tuple(f"{one.step}: {one.message}" for one in outcome.problems)
     return conditions.Problems(messages, outcome.problem_reason)
 
 

@@ -218,6 +218,7 @@ class ServiceLoops:
         self._make = make
         self._on_gone = on_gone
         self._loops: dict[ServiceKey, tuple[ServiceLoop, asyncio.Task[None]]] = {}
+        self._is_closing = False
 
     def wake(self, key: ServiceKey) -> None:
         """Have a pass over the service now; begin with it if it is new."""
@@ -240,7 +241,11 @@ class ServiceLoops:
         return max((now - loop.finished_at for loop, _ in self._loops.values()), default=0.0)
 
     async def close(self) -> None:
-        """End every loop, in the middle of a pass if need be: each step of one may be the last."""
+        """End every loop, in the middle of a pass if need be: each step of one may be the last.
+
+        No service is said to be gone: that is between it and the next operator.
+        """
+        self._is_closing = True
         tasks = [task for _, task in self._loops.values()]
         for task in tasks:
             task.cancel()
@@ -251,4 +256,5 @@ class ServiceLoops:
             logger.error("%s: its loop has ended; the next event begins it anew", key, exc_info=error)
         if self._loops[key][1] is task:
             del self._loops[key]
-            self._on_gone(key)
+            if not self._is_closing:
+                self._on_gone(key)

@@ -12,6 +12,7 @@ from headway_operator.quality import Gate
 from headway_operator.state import Decision, ServiceKey
 
 LABELS = ("namespace", "name")
+WHOLE_PASS = "pass"
 # Of passes, waits and calls: from the quickest to what a person would notice.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # As `headway_operator_start_seconds` names them, and `status.startup`.
@@ -41,8 +42,8 @@ class OperatorMetrics:
         )
         self._errors = Counter(
             "headway_operator_reconcile_errors",
-            "Passes or steps of a pass that failed, by cause; a spec that is refused is none of them",
-            (*LABELS, "reason"),
+            "Steps of passes that failed, or whole passes, by error; a spec that is refused is none of them",
+            (*LABELS, "step", "reason"),
             registry=self.registry,
         )
         self._decisions = Counter(
@@ -226,11 +227,10 @@ class OperatorMetrics:
         key = outcome.key
         labels = (key.namespace, key.name)
         self._seconds.labels("problems" if outcome.problems else "success").observe(seconds)
-        steps = [step.split()[0] for step, _ in outcome.problems]
-        self._refused.labels(*labels).set(READ_STEP in steps)
-        for step in steps:
-            if step != READ_STEP:
-                self._errors.labels(*labels, step).inc()
+        self._refused.labels(*labels).set(any(one.step == READ_STEP for one in outcome.problems))
+        for problem in outcome.problems:
+            if problem.step != READ_STEP:
+                self._errors.labels(*labels, problem.kind_of_step, problem.error).inc()
         if outcome.decision is not None:
             self._decide(key, outcome.decision)
         if outcome.observed is not None:
@@ -277,7 +277,7 @@ class OperatorMetrics:
     def failed(self, key: ServiceKey, reason: str, seconds: float) -> None:
         """A pass ended early."""
         self._seconds.labels("failed").observe(seconds)
-        self._errors.labels(key.namespace, key.name, reason).inc()
+        self._errors.labels(key.namespace, key.name, WHOLE_PASS, reason).inc()
 
     def forget(self, key: ServiceKey) -> None:
         """Drop what is told of a service that is gone."""

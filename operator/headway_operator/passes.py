@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway_operator import names
 from headway_operator.cluster.protocol import Cluster
@@ -45,6 +45,19 @@ class World:
     pace: Callable[[ServiceKey], Awaitable[None]] = _at_once
 
 
+class Problem(NamedTuple):
+    """What a pass could not do. error: the class of what was raised."""
+
+    step: str
+    message: str
+    error: str
+
+    @property
+    def kind_of_step(self) -> str:
+        """Without what it was to be done to: `apply`, `scale`, `write`."""
+        return self.step.split()[0]
+
+
 @dataclass(slots=True)
 class Carried:
     """What one pass of a service hands to the next.
@@ -60,7 +73,7 @@ class Carried:
     checkpointed_at: float = -math.inf
     checkpointed: Accepted | None = None
     evidence: CanaryEvidence | None = None
-    problems: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     has_told: bool = False  # whether this operator has written a status yet
 
 
@@ -68,7 +81,7 @@ class Carried:
 class Outcome:
     """What a pass saw, decided and could not do; what it did not reach is None.
 
-    problems: (step, message) of this pass; problem_reason: in the condition Degraded, for the first of them.
+    problem_reason: in the condition Degraded, for the first of the problems.
     earlier_problems: of the last, which were logged then.
     """
 
@@ -79,8 +92,8 @@ class Outcome:
     decision: Decision | None = None
     gate: Gate | None = None
     rollout: Rollout | None = None
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    earlier_problems: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    earlier_problems: list[Problem] = field(default_factory=list)
     problem_reason: str = ""
 
     @property
@@ -93,12 +106,12 @@ class Outcome:
     def refusal_of(self, revision: str) -> str:
         """Why the last pass could not apply a revision's own object, or ""."""
         steps = {f"apply {child.kind} {child.name}" for child in names.revision_children(revision)}
-        return next((message for step, message in self.earlier_problems if step in steps), "")
+        return next((one.message for one in self.earlier_problems if one.step in steps), "")
 
     def refuse(self, error: SpecError, step: str = RENDER_STEP) -> None:
         """Record that a spec cannot be honoured; a defect of the operator, in `step`, is logged once."""
         is_defect = isinstance(error, InternalError)
-        problem = (step if is_defect else READ_STEP, str(error))
+        problem = Problem(step if is_defect else READ_STEP, str(error), type(error).__name__)
         self.problems.append(problem)
         if is_defect and problem not in self.earlier_problems:
             logger.error("%s: the operator fails over the spec", self.key, exc_info=error)
@@ -110,10 +123,10 @@ class Outcome:
         except NotLeadingError:
             raise  # nothing further may be written by this pass
         except HeadwayOperatorError as error:
-            problem = (step, str(error))
+            problem = Problem(step, str(error), type(error).__name__)
             self.problems.append(problem)
             self.problem_reason = self.problem_reason or error.condition_reason
             level = logging.DEBUG if problem in self.earlier_problems else logging.WARNING
-            logger.log(level, "%s: %s failed and is tried again: %s", self.key, *problem)
+            logger.log(level, "%s: %s failed and is tried again: %s", self.key, step, error)
             return False
         return True

@@ -81,7 +81,7 @@ async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outco
     decision, rendered, rollout, todo = decided
     await _act(cluster, world.scraper, outcome, todo, observed)
     of_the_spec = (READ_STEP, RENDER_STEP)
-    messages = tuple(f"{step}: {message}" for step, message in outcome.problems if step not in of_the_spec)
+    messages = tuple(f"{one.step}: {one.message}" for one in outcome.problems if one.step not in of_the_spec)
     problems = conditions.Problems(messages, outcome.problem_reason or HeadwayOperatorError.condition_reason)
     try:
         with as_internal_error():

@@ -17,7 +17,7 @@ from headway_operator.health import Health, serving
 from headway_operator.loop import ServiceLoop, ServiceLoops
 from headway_operator.names import ServiceKey
 from headway_operator.operator_metrics import OperatorMetrics
-from headway_operator.passes import Carried, Outcome
+from headway_operator.passes import Carried, Outcome, Problem
 from headway_operator.turns import Turns
 
 HOUR = 3600.0
@@ -39,7 +39,7 @@ class Passes:
         self.taken.append((key, carried))
         if self.faults:
             raise self.faults.pop(0)
-        return Outcome(key, {}, problems=[("apply Service demo", "refused")])
+        return Outcome(key, {}, problems=[Problem("apply Service demo", "refused", "ConflictError")])
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ async def test_failures_end_a_pass_and_not_the_loop_and_are_logged_once(
     assert caplog.records[1].exc_info is not None
     page = generate_latest(metrics.registry).decode()
     for reason, count in (("UnavailableError", 2.0), ("Unexpected", 1.0)):
-        labels = f'{{name="demo",namespace="default",reason="{reason}"}}'
+        labels = f'{{name="demo",namespace="default",reason="{reason}",step="pass"}}'
         assert f"headway_operator_reconcile_errors_total{labels} {count}" in page
-    assert 'reason="apply"' in page
+    assert 'reason="ConflictError",step="apply"' in page
 
 
 async def test_what_fails_around_a_pass_costs_one_interval_and_is_counted(
@@ -163,7 +163,7 @@ async def test_services_come_and_go(passes: Passes, key: ServiceKey, eventually:
     await eventually(lambda: len(passes.taken) >= 2)
     await loops.close()
     assert len(loops) == 0
-    assert gone == [key, key]
+    assert gone == [key]  # what is there when the operator ends is not gone
 
 
 async def test_health_turns_bad_when_passes_stop_coming_to_the_one_that_leads() -> None:
@@ -321,7 +321,10 @@ def test_a_service_that_is_gone_leaves_no_series(key: ServiceKey) -> None:
     before = generate_latest(metrics.registry).decode()
     starts = {"recent": [{"replica": "a", "readyAt": "2027-01-15T07:59:55Z", "totalSeconds": 32.0}]}
     metrics.passed(Outcome(key, {}), 0.25)
-    metrics.passed(Outcome(key, {"startup": starts}, problems=[("apply Service demo", "no")]), 0.25)
+    metrics.passed(
+        Outcome(key, {"startup": starts}, problems=[Problem("apply Service demo", "no", "ConflictError")]),
+        0.25,
+    )
     metrics.failed(key, "ClusterError", 0.25)
     page = generate_latest(metrics.registry).decode()
     assert 'headway_operator_latest_start_seconds{name="demo",namespace="default",stage="total"} 32.0' in page

@@ -147,7 +147,7 @@ async def test_changes_of_replicas_and_what_keeps_from_them_are_counted(stage: S
 async def test_a_failing_step_is_recorded_stops_no_other_and_is_tried_again(stage: Stage, step: str) -> None:
     stage.cluster.faults[step] = UnavailableError(f"{step} was refused")
     outcome = await stage.step()
-    assert [message for _, message in outcome.problems if f"{step} was refused" in message]
+    assert [one for one in outcome.problems if f"{step} was refused" in one.message]
     made = {call.split()[0] for call in stage.cluster.calls}
     assert made >= {"apply", "scale", "write_status", "save_memory"}
     if step.startswith(("apply", "scale")):
@@ -223,7 +223,7 @@ async def test_a_replica_that_refuses_its_limits_is_reported_and_patched_again(s
     stage.manifest["spec"]["slo"]["ttftMilliseconds"] = 450
     stage.scraper.refuses = True
     outcome = await stage.step()
-    assert [step for step, _ in outcome.problems] == [
+    assert [one.step for one in outcome.problems] == [
         f"patch limits of {name}" for name in sorted(outcome.sample.replicas if outcome.sample else {})
     ]
     assert stage.condition("Degraded")["reason"] == "StepFailed"

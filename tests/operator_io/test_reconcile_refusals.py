@@ -115,7 +115,10 @@ async def test_a_defect_over_an_edit_is_told_and_the_accepted_spec_stays_in_forc
     assert isinstance(said.exc_info[1].__cause__ if said.exc_info[1] else None, AttributeError)
     page = generate_latest(metrics.registry).decode()
     labels = 'name="demo",namespace="default"'
-    assert f'headway_operator_reconcile_errors_total{{{labels},reason="render"}} 3.0' in page
+    assert (
+        f'headway_operator_reconcile_errors_total{{{labels},reason="InternalError",step="render"}} 3.0'
+        in page
+    )
     assert f"headway_operator_spec_refused{{{labels}}} 0.0" in page
     stage.manifest["spec"]["drainTimeoutSeconds"] = 8
     stage.manifest["metadata"]["generation"] = 3
@@ -152,7 +155,7 @@ async def test_a_defect_over_the_accepted_spec_as_well_is_told_likewise(
     stage.manifest["spec"]["drainTimeoutSeconds"] = 8
     break_rendering(monkeypatch, 7)
     outcome = await stage.step()
-    assert [step for step, _ in outcome.problems] == ["read", "render"]
+    assert [one.step for one in outcome.problems] == ["read", "render"]
     assert stage.told("Degraded") == ("True", "InvalidSpec")
 
 
@@ -183,7 +186,10 @@ async def test_a_defect_in_deciding_is_told_and_changes_nothing(
     labels = 'name="demo",namespace="default"'
     where = "status" if step == "status" else "decide"
     page = generate_latest(metrics.registry).decode()
-    assert f'headway_operator_reconcile_errors_total{{{labels},reason="{where}"}} 3.0' in page
+    assert (
+        f'headway_operator_reconcile_errors_total{{{labels},reason="InternalError",step="{where}"}} 3.0'
+        in page
+    )
     monkeypatch.undo()
     await stage.settle()
     assert (stage.told("Ready"), stage.told("Degraded")) == (("True", "Serving"), ("False", "AsExpected"))
