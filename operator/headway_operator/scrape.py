@@ -89,14 +89,18 @@ class Scraper:
         draining = {r.name: r.address for r in observed.replicas if r.phase == "draining" and r.address}
         gateways = {address: address for address in observed.gateway.addresses}
         errors: dict[str, str] = {}
-        ready_samples, draining_samples, gateway_samples, stages = await asyncio.gather(
-            self._collect(self._replica, ready, token, errors),
-            self._collect(self._replica, draining, token, {}),
-            self._collect(self._gateway, gateways, token, errors),
-            self._start_stages(key, observed),
+        unasked, stages = self._starts_to_ask(key, observed)
+        replicas: dict[str, ReplicaSample | None] = {}
+        gateway_samples: dict[str, GatewaySample | None] = {}
+        await asyncio.gather(
+            *(self._collect(self._replica, *one, token, replicas, errors) for one in ready.items()),
+            *(self._collect(self._replica, *one, token, replicas) for one in draining.items()),
+            *(self._collect(self._gateway, *one, token, gateway_samples, errors) for one in gateways.items()),
+            *(self._ask_start(*one) for one in unasked),
         )
-        leaving = {name: sample for name, sample in draining_samples.items() if sample is not None}
-        return Sample(taken_at, {**ready_samples, **leaving}, gateway_samples, errors, stages)
+        in_order = {name: replicas[name] for name in (*ready, *draining) if name in replicas}
+        told = {name: one.seconds for name, one in stages.items() if one.seconds is not None}
+        return Sample(taken_at, in_order, gateway_samples, errors, told)
 
     def forget(self, key: ServiceKey) -> None:
         """Drop what is remembered of a service that is gone."""
@@ -129,31 +133,31 @@ class Scraper:
     async def _collect(
         self,
         read: Callable[[str, str], Awaitable[AnySample]],
-        addresses: Mapping[str, str],
+        name: str,
+        address: str,
         token: str,
-        errors: dict[str, str],
-    ) -> dict[str, AnySample | None]:
-        async def attempt(name: str, address: str) -> tuple[str, AnySample | None]:
-            try:
-                async with self._slots:
-                    return name, await read(address, token)
-            except ScrapeError as error:
-                errors[name] = str(error)
-                return name, None
+        into: dict[str, AnySample | None],
+        errors: dict[str, str] | None = None,
+    ) -> None:
+        """Put one sample in. errors: gets why there is none; without, nothing is put in then."""
+        try:
+            async with self._slots:
+                into[name] = await read(address, token)
+        except ScrapeError as error:
+            if errors is not None:
+                into[name], errors[name] = None, str(error)
 
-        return dict(await asyncio.gather(*(attempt(*item) for item in addresses.items())))
-
-    async def _start_stages(self, key: ServiceKey, observed: Observed) -> dict[str, dict[str, float]]:
-        """What the start of each ready replica took, by stage; of those that have said so, or that do not."""
+    def _starts_to_ask(
+        self, key: ServiceKey, observed: Observed
+    ) -> tuple[list[tuple[str, "_StartStages"]], dict[str, "_StartStages"]]:
+        """Addresses of replicas to be asked what their start took, and what each has said or will say."""
         started = {r.name: r.address for r in observed.replicas if r.start is not None and r.address}
         known = self._starts.get(key, {})
-        asked = {name: known.get(name) or _StartStages() for name in started}
-        self._starts[key] = asked
-        unanswered = [name for name, one in asked.items() if one.seconds is None]
-        await asyncio.gather(*(self._ask_start(started[name], asked[name]) for name in unanswered))
-        return {name: one.seconds for name, one in asked.items() if one.seconds is not None}
+        stages = {name: known.get(name) or _StartStages() for name in started}
+        self._starts[key] = stages
+        return [(started[name], one) for name, one in stages.items() if one.seconds is None], stages
 
-    async def _ask_start(self, address: str | None, answer: "_StartStages") -> None:
+    async def _ask_start(self, address: str, answer: "_StartStages") -> None:
         answer.num_questions += 1
         try:
             async with self._slots:

@@ -116,14 +116,9 @@ class KubernetesCluster(KubernetesChildren):
         uid = await self._uid(key)
         labels = selector_text({SERVICE_LABEL: key.name, MANAGED_BY_LABEL: FIELD_MANAGER})
         await self._discovery.refresh()
-        optional = sorted(self._discovery.kinds)
-        *lists, all_pods, scalers = await asyncio.gather(
-            *(self._of_owner(kind, key, labels) for kind in CHILD_KINDS),
-            *(self._of_optional(kind, key, labels) for kind in optional),
-            self._of_owner("Pod", key, labels),
-            self._scalers(key.namespace),
-        )
-        found = Found(dict(zip((*CHILD_KINDS, *optional), lists, strict=True)), all_pods, scalers)
+        children = await self._all_of(key, (*CHILD_KINDS, *sorted(self._discovery.kinds), "Pod"), labels)
+        pods = children.pop("Pod")
+        found = Found(children, pods, await self._scalers(key.namespace))
         self._owned[key] = found.owners()
         events = {
             **await self._events_of(found.engine_pods()),
@@ -131,9 +126,19 @@ class KubernetesCluster(KubernetesChildren):
         }
         return observed(key, uid, replace(found, events=events))
 
-    async def _of_optional(self, kind: str, key: ServiceKey, labels: str) -> list[Json]:
-        held = self._cache.objects(kind, key)
-        return await self._discovery.children(kind, key.namespace, labels) if held is None else held
+    async def _all_of(self, key: ServiceKey, kinds: Sequence[str], labels: str) -> dict[str, list[Json]]:
+        """What there is of each kind: from memory, and what is not there from the API server, all at once."""
+        held = {kind: self._cache.objects(kind, key) for kind in kinds}
+        known = {kind: objects for kind, objects in held.items() if objects is not None}
+        if unknown := [kind for kind in kinds if kind not in known]:
+            asked = await asyncio.gather(*(self._ask_for(kind, key.namespace, labels) for kind in unknown))
+            known |= zip(unknown, asked, strict=True)
+        return known
+
+    async def _ask_for(self, kind: str, namespace: str, labels: str) -> list[Json]:
+        if kind in OPTIONAL_KINDS:
+            return await self._discovery.children(kind, namespace, labels)
+        return await self._api.list(kind, namespace, labels)
 
     async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
         """As for every kind of ours; an optional kind whose definition has gone is not rendered again."""
@@ -153,6 +158,8 @@ class KubernetesCluster(KubernetesChildren):
         """The events of pods that need them, by their uids; of the newest few."""
         now = self._clock()
         suspects = [pod for pod in pods if kubernetes_pods.needs_events(pod, now)]
+        if not suspects:
+            return {}
         newest = sorted(suspects, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
         asked = [pod["metadata"] for pod in newest[:MAX_PODS_WITH_EVENTS]]
         lists = await asyncio.gather(
