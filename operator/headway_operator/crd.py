@@ -1,9 +1,9 @@
 """The CustomResourceDefinitions, generated from the models in `spec`.
 
 pydantic's JSON schema is turned into a structural schema as the API server wants it: references inlined,
-optional fields left out instead of null, closed objects without `additionalProperties: false` (the API server
-prunes what it does not know), defaults kept only where filling them in says nothing more than the field's own
-description. Knows nothing of files.
+optional fields left out instead of null, ranges told in the descriptions, closed objects without
+`additionalProperties: false` (the API server prunes what it does not know), defaults kept only where filling
+them in says nothing more than the field's own description. Knows nothing of files.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from headway_operator import names
+from headway_operator.ranges import with_range
 from headway_operator.spec import (
     InferenceServiceSpec,
     InferenceServiceStatus,
@@ -180,8 +181,6 @@ def structural(model: type[BaseModel]) -> Schema:
 def _node(schema: Schema, definitions: Schema) -> Schema:
     schema = _flattened(schema, definitions)
     result = {key: value for key, value in schema.items() if key not in _DROPPED}
-    if "description" in result:
-        result["description"] = " ".join(result["description"].split())
     if "properties" in schema:
         result["properties"] = {
             name: _node(child, definitions) for name, child in schema["properties"].items()
@@ -200,6 +199,8 @@ def _node(schema: Schema, definitions: Schema) -> Schema:
         result["default"] = schema["default"]
     if result.get("x-kubernetes-int-or-string"):
         result.pop("type", None)
+    if "description" in result:
+        result["description"] = with_range(" ".join(result["description"].split()), result)
     return result
 
 

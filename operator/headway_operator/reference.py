@@ -7,6 +7,8 @@ section with a table of its fields, and below it the sentences of the rules that
 from collections.abc import Iterator
 from typing import Any
 
+from headway_operator.ranges import range_of
+
 Schema = dict[str, Any]
 
 INTRODUCTION = """\
@@ -88,7 +90,7 @@ def _row(name: str, node: Schema, *, is_required: bool) -> str:
     description = " ".join(
         [node.get("description", ""), *(own_rules if "properties" not in node else ())]
     ).strip()
-    cells = (f"`{name}`", _type(node), default, _range(node), description)
+    cells = (f"`{name}`", _type(node), default, range_of(node), description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
@@ -111,20 +113,6 @@ def _type(node: Schema) -> str:
     if node.get("format") == "date-time":
         return "time"
     return str(node["type"])
-
-
-def _range(node: Schema) -> str:
-    """Of numbers, of the length of text, of the number of elements."""
-    for least, most, unit in (
-        ("minimum", "maximum", ""),
-        ("minLength", "maxLength", " characters"),
-        ("minItems", "maxItems", " elements"),
-        ("minProperties", "maxProperties", " entries"),
-    ):
-        if most in node:
-            low = node.get(least)
-            return f"{low} to {node[most]}{unit}" if low is not None else f"at most {node[most]}{unit}"
-    return ""
 
 
 def _sentence(message: str) -> str:

@@ -10,6 +10,7 @@ import yaml
 
 from headway_operator import crd
 from headway_operator.commands import crds
+from headway_operator.ranges import with_range
 from headway_operator.spec import InferenceServiceSpec
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,69 @@ def test_every_node_is_structural(root: dict[str, Any]) -> None:
         else:
             assert "anyOf" not in node, path
             assert node["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
+
+
+@BOTH_KINDS
+def test_every_range_is_told_in_the_text(root: dict[str, Any]) -> None:
+    """`kubectl explain` shows no bounds, and of an element without a text nothing at all."""
+    bounds = {f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties")}
+    found = 0
+    told: dict[str, str] = {}
+    for path, node in nodes(root):
+        text = told[path] = node.get("description", told.get(path.removesuffix("[]"), ""))
+        for bound in sorted(bounds | {"minimum", "maximum"}):
+            # That there must be something goes without saying.
+            if bound in node and (bound in ("minimum", "maximum") or node[bound] != 1):
+                assert re.search(rf"\b{node[bound]}\b", text), f"{path} does not tell {bound} {node[bound]}"
+                found += 1
+    assert found > 20
+
+
+@pytest.mark.parametrize(
+    ("description", "node", "want"),
+    [
+        pytest.param(
+            "Name of it. No default.",
+            {"minLength": 1, "maxLength": 253},
+            "Name of it. 1 to 253 characters. No default.",
+            id="before the default",
+        ),
+        pytest.param("Many.", {"maxItems": 8}, "Many. At most 8 elements.", id="without a default"),
+        pytest.param(
+            "Up to 8 files. Default: none.",
+            {"minItems": 1, "maxItems": 8, "items": {"maxLength": 9}},
+            "Up to 8 files. Each at most 9 characters. Default: none.",
+            id="only of its elements",
+        ),
+        pytest.param("How many (0 to 8).", {"minimum": 0, "maximum": 8}, "How many (0 to 8).", id="written"),
+        pytest.param(
+            "The first 8.", {"minimum": 0, "maximum": 8}, "The first 8. 0 to 8.", id="another number"
+        ),
+        pytest.param("A sentence.", {}, "A sentence.", id="no range"),
+    ],
+)
+def test_a_range_is_added_where_a_sentence_lacks_it(description: str, node: Any, want: str) -> None:
+    assert with_range(description, node) == want
+
+
+@pytest.mark.parametrize(
+    ("definition", "paths"),
+    [
+        (crd.INFERENCE_SERVICE, ("gateway.resources", "gateway.scheduling", "quality.resources")),
+        (crd.MODEL_CACHE, ("resources", "scheduling")),
+    ],
+    ids=lambda value: value.kind if isinstance(value, crd.Definition) else None,
+)
+def test_what_is_not_of_replicas_speaks_of_none(definition: crd.Definition, paths: tuple[str, ...]) -> None:
+    spec = crd.structural(definition.spec)
+    for path in paths:
+        node = spec
+        for name in path.split("."):
+            node = node["properties"][name]
+        children = [one for where, one in nodes(node) if where and "description" in one]
+        assert len(children) > 3
+        for child in children:
+            assert not re.search(r"replica|nvidia|\btemplate\.spec", child["description"]), path
 
 
 @BOTH_KINDS

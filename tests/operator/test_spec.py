@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from headway_operator.errors import SpecError
-from headway_operator.spec import InferenceServiceSpec, key_of, parse
+from headway_operator.spec import InferenceServiceSpec, ModelCacheSpec, key_of, parse
 from headway_operator.state import ServiceKey
 
 
@@ -279,8 +280,10 @@ def test_fixed_replicas_need_no_target(build: Any) -> None:
     assert parse(build.manifest({"slo": None, "replicas": 0})).spec.replicas == 0
 
 
-def test_every_field_says_what_it_is_and_numbers_say_their_range() -> None:
-    schema = InferenceServiceSpec.model_json_schema()
+@pytest.mark.parametrize("spec", [InferenceServiceSpec, ModelCacheSpec])
+def test_every_field_says_what_it_is_and_numbers_have_a_range(spec: type[BaseModel]) -> None:
+    """Which of its words stand in `kubectl explain` is asked in test_crd."""
+    schema = spec.model_json_schema()
     for name, part in {"spec": schema, **schema["$defs"]}.items():
         for field, child in part.get("properties", {}).items():
             text = child.get("description", "")

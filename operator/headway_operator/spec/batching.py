@@ -52,7 +52,7 @@ class MaxNumSeqs(_LimitRange):
     max: Annotated[int, Field(ge=1, le=4096)] = 64
     """Highest value, in sequences (1 to 4096); memory is set aside for it. Default 64."""
     initial: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Value at start, in sequences (min to max). Default: max."""
+    """Value at start, in sequences (1 to 4096), between min and max. Default: max."""
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
@@ -69,7 +69,7 @@ class MaxNumBatchedTokens(_LimitRange):
     max: PositiveTokens = 2048
     """Highest value, in tokens (1 to 1048576); memory is set aside for it. Default 2048."""
     initial: PositiveTokens | None = None
-    """Value at start, in tokens (min to max). Default: max."""
+    """Value at start, in tokens (1 to 1048576), between min and max. Default: max."""
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:

@@ -197,14 +197,14 @@ class InferenceServiceSpec(SpecModel):
     ends before any weights are loaded, and the reason is DoesNotFit; Warn: it says so in its log and tries.
     Default Enforce."""
     resources: Resources = Resources()
-    """Resources of each replica. Default: none asked."""
+    """Resources of each replica, `nvidia.com/gpu` too unless gpu says it. Default: none asked."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a replica computes. Default auto: cuda when a GPU is visible, else cpu."""
     gpu: Gpu | None = None
     """GPUs of each replica, of which kind, and how many. Default: what resources say, and with device cuda
     and a tensorParallelSize above 1 that many."""
     scheduling: Scheduling | None = None
-    """On which nodes replicas may run. Default: on any."""
+    """On which nodes replicas may run. Editing it makes a new revision. Default: on any."""
     auth: Auth | None = None
     """Who may send requests. Default: everyone who reaches the Service."""
     network_policy: NetworkPolicy = NetworkPolicy()

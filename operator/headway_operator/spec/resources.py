@@ -1,4 +1,4 @@
-"""`spec.resources`: what a pod asks of its node. Shared by replicas and by what judges them."""
+"""`spec.resources`: what a pod asks of its node. Shared by replicas, gateways, evaluations and fetches."""
 
 from pydantic import Field
 
@@ -29,24 +29,24 @@ def gpus_rule(path: str) -> tuple[str, str]:
 
 
 class ResourceClaim(SpecModel):
-    """A claim from the pod template's resourceClaims."""
+    """A claim of the pod's template."""
 
     name: Name
-    """Name of the entry in template.spec.resourceClaims. No default."""
+    """Name of an entry of spec.resourceClaims in the template of these pods. No default."""
     request: Name | None = None
     """Request inside the claim. Default: all of it."""
 
 
 class Resources(SpecModel):
-    """What each replica asks of its node, as Kubernetes writes it (CPU in cores, memory in bytes)."""
+    """What each pod asks of its node, as Kubernetes writes it (CPU in cores, memory in bytes)."""
 
     limits: dict[str, Quantity] = Field(default_factory=dict, max_length=32)
-    """Most that a replica may use, by resource (`cpu`, `memory`, `nvidia.com/gpu`). Default: no limits."""
+    """Most that each pod may use, by resource (`cpu`, `memory`, ...). Default: no limits."""
     requests: dict[str, Quantity] = Field(default_factory=dict, max_length=32)
-    """What the scheduler sets aside, by resource. Default: the limits."""
+    """What the scheduler sets aside for each pod, by resource. Default: the limits."""
     claims: list[ResourceClaim] = Field(
         default_factory=list,
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    """Dynamic resource claims used by a replica, at most 16. Default: none."""
+    """Dynamic resource claims used by each pod, at most 16. Default: none."""

@@ -1,4 +1,4 @@
-"""`spec.scheduling` and `spec.gpu`: on which nodes replicas may run, and with which GPUs.
+"""`spec.scheduling` and `spec.gpu`: on which nodes pods may run, and with which GPUs replicas do.
 
 Words and meanings are those of a Kubernetes pod. What a pod has beyond them (affinity, runtime class, ...)
 goes through `spec.template`.
@@ -82,7 +82,7 @@ class Gpu(SpecModel):
 
 
 class Toleration(SpecModel):
-    """A taint that replicas put up with, as Kubernetes writes it."""
+    """A taint that pods put up with, as Kubernetes writes it."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -98,7 +98,7 @@ class Toleration(SpecModel):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Effect of the taint. Default: every effect."""
     toleration_seconds: Annotated[int, Field(ge=0, le=LONGEST_TOLERATION_SECONDS)] | None = None
-    """How long, in seconds, a replica stays on a node that gets a taint of effect NoExecute (0 to 31536000).
+    """How long, in seconds, a pod stays on a node that gets a taint of effect NoExecute (0 to 31536000).
     Default: for ever."""
 
     @model_validator(mode="after")
@@ -113,16 +113,16 @@ class Toleration(SpecModel):
 
 
 class TopologySpread(SpecModel):
-    """How evenly the replicas of one revision are spread over parts of the cluster."""
+    """How evenly pods are spread over parts of the cluster."""
 
     model_config = ConfigDict(json_schema_extra=rules((DOMAINS_RULE, DOMAINS_MESSAGE)))
     topology_key: LabelKey
     """Node label whose values are the parts, such as topology.kubernetes.io/zone or kubernetes.io/hostname.
     No default."""
     max_skew: Annotated[int, Field(ge=1, le=1000)] = 1
-    """By how many replicas two parts may differ (1 to 1000). Default 1."""
+    """By how many pods two parts may differ (1 to 1000). Default 1."""
     when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = "ScheduleAnyway"
-    """What happens to a replica that cannot be placed so. Default ScheduleAnyway."""
+    """What happens to a pod that cannot be placed so. Default ScheduleAnyway."""
     min_domains: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Fewest parts that there must be (1 to 1000), for DoNotSchedule. Default 1."""
 
@@ -134,12 +134,12 @@ class TopologySpread(SpecModel):
 
 
 class Scheduling(SpecModel):
-    """On which nodes replicas may run. Editing it makes a new revision."""
+    """On which nodes pods may run."""
 
     node_selector: dict[str, LabelValue] = Field(default_factory=dict, max_length=32)
     """Labels that a node must have, at most 32. Default: none."""
     tolerations: list[Toleration] = Field(default_factory=list, max_length=32)
-    """Taints that replicas put up with, at most 32. Default: none."""
+    """Taints that the pods put up with, at most 32. Default: none."""
     topology_spread_constraints: list[TopologySpread] = Field(
         default_factory=list,
         max_length=8,
@@ -148,10 +148,10 @@ class Scheduling(SpecModel):
             "x-kubernetes-list-map-keys": ["topologyKey", "whenUnsatisfiable"],
         },
     )
-    """How evenly replicas are spread, at most 8; the operator adds the selector of the revision's own pods.
-    Default: as the scheduler is configured."""
+    """How evenly the pods are spread, at most 8; the operator adds the selector, of the gateways or of one
+    revision alone. Default: as the scheduler is configured."""
     priority_class_name: Name | None = None
-    """PriorityClass of the replicas. Default: the cluster's."""
+    """PriorityClass of the pods. Default: the cluster's."""
 
     @model_validator(mode="after")
     def _spreads_once_by_each_label(self) -> Self:
