@@ -136,8 +136,30 @@ def test_alerts_are_what_their_unit_tests_say(promtool: Path) -> None:
 def test_every_alert_is_on_the_operators_page() -> None:
     page = (CHECKOUT / "docs" / "operations.md").read_text()
     section = page.partition("## Alerts on the operator")[2].partition("\n## ")[0]
-    alerts = [rule["alert"] for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]]
-    assert sorted(re.findall(r"`(Headway\w+)`", section)) == sorted(alerts)
+    assert sorted(re.findall(r"`(Headway\w+)`", section)) == sorted([*chart_alerts(), "HeadwaySLOBurn"])
+
+
+def chart_alerts() -> list[str]:
+    return [rule["alert"] for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]]
+
+
+def test_every_alert_has_a_case_in_which_it_comes_and_one_in_which_it_does_not() -> None:
+    cases = [
+        (case["alertname"], bool(case.get("exp_alerts")))
+        for scenario in yaml.safe_load(RULES_TEST.read_text())["tests"]
+        for case in scenario["alert_rule_test"]
+    ]
+    assert set(cases) == {(alert, comes) for alert in chart_alerts() for comes in (True, False)}
+
+
+def test_alerts_lead_to_their_runbook_where_it_is_published(render: Render) -> None:
+    url = "https://docs.example/headway/operations.html?v=$1"
+    [rule] = of_kind(render(f"monitoring.runbookURL={url}", api_versions=PROMETHEUS), "PrometheusRule")
+    alerts = rule["spec"]["groups"][0]["rules"]
+    assert {one["annotations"].pop("runbook_url") for one in alerts} == {f"{url}#alerts-on-the-operator"}
+    assert rule["spec"] == yaml.safe_load(RULES.read_text())
+    headings = re.findall(r"^#+ (.*)$", (CHECKOUT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    assert "alerts-on-the-operator" in {heading.lower().replace(" ", "-") for heading in headings}
 
 
 def test_every_query_of_the_dashboard_is_one(promtool: Path, tmp_path: Path) -> None:
