@@ -8,7 +8,7 @@ EXTRAS := operator,runtime,gateway,tracing,bench,simulate,dev
 # For every platform and Python that the project supports; the index is left out.
 PIN = $(BIN)/uv pip compile --quiet --constraint constraints.txt --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-annotate --custom-compile-command 'make requirements'
-SBOM := cyclonedx-bom==7.2.1
+SBOM := build/sbom-tool
 SOURCES := operator runtime tests e2e benchmarks
 
 .PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo bench-slo-validate bench-live format requirements sbom crds clean
@@ -93,17 +93,20 @@ format: install ## format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-requirements: install ## pin and hash what the images install (requirements/), from pyproject.toml and constraints.txt
+requirements: install ## pin and hash what the images and `make sbom` install (requirements/), from pyproject.toml and constraints.txt
 	$(PIN) pyproject.toml --extra operator --extra gateway --output-file requirements/operator.txt
 	$(PIN) pyproject.toml --extra runtime --output-file requirements/runtime.txt
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	  | $(PIN) - --output-file requirements/build.txt
+	echo cyclonedx-bom | $(PIN) - --output-file requirements/sbom.txt
 
 sbom: install ## the Python packages of the images, as CycloneDX lists with hashes and licences' places (build/sbom/)
 	mkdir -p build/sbom
+	$(BIN)/uv venv --quiet --clear $(SBOM)
+	$(BIN)/uv pip sync --quiet --python $(SBOM) --require-hashes requirements/sbom.txt
 	for image in operator runtime; do \
-	  $(BIN)/uv tool run --quiet --from $(SBOM) cyclonedx-py requirements requirements/$$image.txt --pyproject pyproject.toml \
-	    --output-reproducible --output-file build/sbom/headway-$$image.cdx.json; \
+	  $(SBOM)/bin/cyclonedx-py requirements requirements/$$image.txt --pyproject pyproject.toml --output-reproducible \
+	    --output-file build/sbom/headway-$$image.cdx.json; \
 	done
 
 crds: install ## write crds/ and the chart's copy from the models

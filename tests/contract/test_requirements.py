@@ -1,4 +1,4 @@
-"""What the images install: pinned, checked against hashes, as the constraints say, and all that is needed.
+"""What the images and `make sbom` install: pinned, checked against hashes, as the constraints say, enough.
 
 After a change of dependencies: make requirements.
 """
@@ -30,7 +30,7 @@ def pinned(name: str) -> dict[str, set[str]]:
     return versions
 
 
-@pytest.mark.parametrize("name", [*FILES, "build"])
+@pytest.mark.parametrize("name", [*FILES, "build", "sbom"])
 def test_everything_is_pinned_and_has_its_hashes(name: str) -> None:
     found = requirements(name)
     assert found
@@ -39,7 +39,7 @@ def test_everything_is_pinned_and_has_its_hashes(name: str) -> None:
         assert num_hashes > 0, requirement
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, "sbom"])
 def test_pins_are_those_that_are_tested(name: str) -> None:
     lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
     tested: dict[str, set[str]] = {}
