@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import yaml
 from e2e.cluster.binaries import build
 from e2e.cluster.settings import read_settings
 from e2e.conftest import eventually
-from e2e.installation import CHART, SYSTEM_NAMESPACE
+from e2e.installation import CHART, CHECKOUT, SYSTEM_NAMESPACE
 from e2e.operator_process import running_operator
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.names import API_VERSION
@@ -96,3 +98,42 @@ async def test_services_of_two_namespaces_are_looked_after_and_no_others(
     refused = [line for line in page.splitlines() if 'status="403"' in line and "_count" in line]
     assert refused == [], "it asks for nothing that it may not"
     assert "Forbidden" not in operator.output
+
+
+async def test_a_namespace_that_is_taken_off_keeps_its_services_as_they_were(
+    api: KubernetesApi, kubeconfig: Path
+) -> None:
+    """Those that the test before has left. Nobody writes their status; the command of the page tells it."""
+    kept, dropped = WATCHED
+
+    async def service(namespace: str) -> Json:
+        found = await api.get("InferenceService", namespace, "demo")
+        assert found is not None
+        return found
+
+    before = (await service(dropped))["status"]
+    own = await kubeconfig_of(api, "headway", kubeconfig)
+    async with running_operator(own, kept, "--admin-secret-namespace", SYSTEM_NAMESPACE) as operator:
+        for namespace in WATCHED:
+            await api.patch("InferenceService", namespace, "demo", {"spec": {"replicas": 3}})
+
+        async def is_followed() -> bool:
+            found = await service(kept)
+            is_seen = found["status"]["observedGeneration"] == found["metadata"]["generation"]
+            return is_seen and f'namespace="{kept}"' in await operator.metrics()
+
+        await eventually(is_followed)
+        assert (await operator.health())[1]["services"] == 1
+        assert f'namespace="{dropped}"' not in await operator.metrics()
+    assert (await service(dropped))["status"] == before
+    kubectl = build(["kubernetes"], read_settings().cache)["kubectl"]
+    text = (CHECKOUT / "docs" / "operations.md").read_text()
+    [command] = re.findall(r"^    kubectl (get inferenceservices --all-namespaces .*)$", text, re.MULTILINE)
+    told = await asyncio.create_subprocess_exec(
+        kubectl, f"--kubeconfig={kubeconfig}", *shlex.split(command), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await told.communicate()
+    rows = {row.split()[0]: row.split()[2:] for row in output.decode().splitlines()}
+    assert rows["NAMESPACE"] == ["ASKED", "SEEN"]
+    assert rows[kept][0] == rows[kept][1]
+    assert (rows[dropped], rows[OTHER][1]) == (["3", "2"], "<none>")
