@@ -44,8 +44,12 @@ def test_each_claim_about_the_operator_names_its_test() -> None:
         assert files, row
         held = {name for path in files for name in defined_in(ROOT / path)}
         assert set(names) <= held, (row, set(names) - held)
-    on_clusters = {f"e2e/{path.name}" for path in (ROOT / "e2e").glob("test_*.py")}
-    assert on_clusters - {path for row in rows for path in FILE.findall(row)} == set()
+    whole = {
+        f"{folder}/{path.name}"
+        for folder in ("e2e", "tests/chart")
+        for path in (ROOT / folder).glob("test_*.py")
+    }
+    assert whole - {path for row in rows for path in FILE.findall(row)} == set()
 
 
 def test_files_that_are_said_to_need_no_cluster_ask_for_none() -> None:
