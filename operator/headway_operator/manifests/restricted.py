@@ -1,8 +1,12 @@
 """Whether a pod keeps to the pod security standard "restricted", and has no token for the API.
 
-Who may write an InferenceService need not have the right to make pods: what the operator makes for them must
-not be worth more than that. A namespace may enforce the standard itself; this holds where none does. An
-administrator may switch it off for all services (`--allow-unrestricted-templates`).
+Who may write an InferenceService need not have the right to make pods: what the operator makes for them gives
+them no more of nodes or of the API. A namespace may enforce the standard itself; this holds where none does.
+An administrator may switch it off for all services (`--allow-unrestricted-templates`).
+
+It says nothing of what the namespace holds: a pod may mount each of its Secrets, so whoever may write an
+InferenceService can read those, an account's token in one of them included. Only the operator's own key is
+refused, by `operator_key`.
 
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (restricted includes baseline).
 Stricter than that: no sysctl at all, and nothing that gives the pod a token for the API or a certificate in
