@@ -152,6 +152,11 @@ REFUSED = [
 ]
 STRICTER = [
     pytest.param(
+        pod(terminationGracePeriodSeconds=3616),
+        "spec.terminationGracePeriodSeconds",
+        id="more time to end than the longest drain takes",
+    ),
+    pytest.param(
         pod(automountServiceAccountToken=True), "spec.automountServiceAccountToken", id="a token for the API"
     ),
     pytest.param(
@@ -186,6 +191,16 @@ def test_what_takes_more_is_refused_by_name(build: Any, template: dict[str, Any]
     assert "--allow-unrestricted-templates" in str(caught.value)
 
 
+def test_time_to_end_is_limited_as_the_drain_is(build: Any) -> None:
+    """Or the node of a pod could be drained as late as its template says."""
+    longest = parse(build.manifest({"drainTimeoutSeconds": 3600}))
+    own = runtime_template(longest, build.site(), "runtime:1")["spec"]["terminationGracePeriodSeconds"]
+    said = pod(terminationGracePeriodSeconds=own)
+    assert rendered(build, said)["spec"]["terminationGracePeriodSeconds"] == own
+    with pytest.raises(SpecError, match=f"write at most {own} for 1000000000: the drain of its node"):
+        rendered(build, pod(terminationGracePeriodSeconds=1_000_000_000))
+
+
 @pytest.mark.parametrize("site", [{"allows_unrestricted": True}, {"kind": "local"}])
 def test_an_administrator_or_ones_own_machine_allows_it(build: Any, site: dict[str, Any]) -> None:
     assert rendered(build, volume(hostPath={"path": "/"}), **site)
@@ -200,6 +215,7 @@ def gateway(build: Any, pod: dict[str, Any], **site: Any) -> Any:
     ("pod", "want"),
     [
         ({"hostNetwork": True}, "spec.hostNetwork"),
+        ({"terminationGracePeriodSeconds": 3616}, "spec.terminationGracePeriodSeconds"),
         ({"serviceAccountName": "admin"}, "spec.serviceAccountName"),
         ({"serviceAccount": "admin"}, "spec.serviceAccount"),
         ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "spec.volumes[name=v].hostPath"),

@@ -9,14 +9,17 @@ InferenceService can read those, an account's token in one of them included. Onl
 refused, by `operator_key`.
 
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (restricted includes baseline).
-Stricter than that: no sysctl at all, and nothing that gives the pod a token for the API or a certificate in
-its own name, but for the token that a gateway has, which may list and watch the EndpointSlices of its
-namespace. Of what a projected volume joins, those kinds that are known to give neither are allowed, and no
-later one.
+Stricter than that: no sysctl at all, no more time to end than the longest drain takes, and nothing that gives
+the pod a token for the API or a certificate in its own name, but for the token that a gateway has, which may
+list and watch the EndpointSlices of its namespace. Of what a projected volume joins, those kinds that are
+known to give neither are allowed, and no later one.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from headway_operator.manifests.pod import GRACE_MARGIN_SECONDS
+from headway_operator.spec.fields import LONGEST_DRAIN_SECONDS
 
 Fault = tuple[str, str]
 Fields = Mapping[str, Any]
@@ -43,6 +46,8 @@ APPARMOR_ANNOTATION = "container.apparmor.security.beta.kubernetes.io/"
 APPARMOR_VALUES = ("runtime/default", "localhost/")
 HOOKS = ("postStart", "preStop")
 HANDLERS = ("livenessProbe", "readinessProbe", "startupProbe")
+# As long as pods have whose spec asks for the longest drain: no template has a node's drain wait for longer.
+MAX_GRACE_SECONDS = LONGEST_DRAIN_SECONDS + GRACE_MARGIN_SECONDS
 
 
 def faults(template: Fields, account: str | None = None) -> list[Fault]:
@@ -86,6 +91,10 @@ def _pod_faults(pod: Fields) -> Iterator[Fault]:
     for name in HOST_NAMESPACES:
         if pod.get(name):
             yield f"spec.{name}", "remove it"
+    seconds = pod.get("terminationGracePeriodSeconds") or 0
+    if seconds > MAX_GRACE_SECONDS:
+        remedy = f"write at most {MAX_GRACE_SECONDS} for {seconds}: the drain of its node waits that long"
+        yield "spec.terminationGracePeriodSeconds", remedy
     for path, remedy in _context_faults(pod.get("securityContext") or {}):
         yield f"spec.securityContext.{path}", remedy
 
