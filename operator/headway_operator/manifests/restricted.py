@@ -57,7 +57,7 @@ def faults(template: Fields, account: str | None = None) -> list[Fault]:
     """
     pod = template["spec"]
     return [
-        *_annotation_faults(template.get("metadata") or {}),
+        *_annotation_faults(template["metadata"]),
         *_account_faults(pod, account),
         *_pod_faults(pod),
         *_volume_faults(pod.get("volumes") or ()),
