@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.api_objects import CRASHED, RUNNING, Json, children, condition, pod, status
+from e2e.api_objects import CRASHED, RUNNING, Json, children, condition, make_deployment, pod, status
 from e2e.conftest import eventually
 from e2e.operator_process import running_operator
 from headway_operator.cluster.kubernetes import KubernetesCluster
@@ -189,6 +189,7 @@ PODS: dict[str, tuple[Json, tuple[str, str, str]]] = {
 async def test_pods_tell_their_phase_and_the_real_cause(
     api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
 ) -> None:
+    await make_deployment(api, key, "demo-1a2b")
     for name, (pod_status, _) in PODS.items():
         await api.create(pod(key, name))
         await api.patch("Pod", key.namespace, name, {"status": pod_status}, "status")
@@ -211,9 +212,27 @@ async def test_pods_tell_their_phase_and_the_real_cause(
     assert (ready.phase, ready.deletion_cost) == ("draining", 7)
 
 
+async def test_pods_that_somebody_else_made_are_no_replicas_and_no_gateways(
+    api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
+) -> None:
+    for component, deployment in (("runtime", "demo-1a2b"), ("gateway", "demo-gateway")):
+        await make_deployment(api, key, deployment)
+        for name, is_made_by_hand in (("copied", True), ("own", False)):
+            made = pod(key, f"{component}-{name}", component)
+            if is_made_by_hand:
+                del made["metadata"]["ownerReferences"]
+            await api.create(made)
+            told = PODS["crash" if is_made_by_hand else "ready"][0]
+            await api.patch("Pod", key.namespace, f"{component}-{name}", {"status": told}, "status")
+    observed = await cluster.observe(key)
+    assert [(one.name, one.phase) for one in observed.replicas] == [("runtime-own", "ready")]
+    assert (observed.gateway.reason, observed.gateway.addresses) == ("", ("http://10.1.2.3:8000",))
+
+
 async def test_the_gateway_is_ready_when_one_of_its_pods_is(
     api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
 ) -> None:
+    await make_deployment(api, key, "demo-gateway")
     await api.create(pod(key, "old", "gateway"))
     await api.patch("Pod", key.namespace, "old", {"status": PODS["image"][0]}, "status")
     gateway = (await cluster.observe(key)).gateway
@@ -232,7 +251,8 @@ async def test_a_volume_that_a_pod_does_not_get_is_named_from_its_events(
         api, runtime_image="", gateway_image="", clock=lambda: time.time() + PATIENCE_SECONDS + 1
     )
     words = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
-    for component in ("runtime", "gateway"):
+    for component, deployment in (("runtime", "demo-1a2b"), ("gateway", "demo-gateway")):
+        await make_deployment(api, key, deployment)
         made = await api.create(pod(key, f"demo-{component}", component))
         name, uid = made["metadata"]["name"], made["metadata"]["uid"]
         creating = status(waiting={"reason": "ContainerCreating"})

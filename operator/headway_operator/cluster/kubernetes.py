@@ -125,6 +125,7 @@ class KubernetesCluster(KubernetesChildren):
         )
         found = Found(dict(zip((*CHILD_KINDS, *optional), lists, strict=True)), all_pods, scalers)
         self._owned[key] = found.owners()
+        found = found.of_service(uid)
         events = {
             **await self._events_of(found.engine_pods()),
             **await self._events_of(found.other_pods()),
