@@ -132,9 +132,10 @@ def test_no_cache_may_fetch_with_it(build: Any, source: str) -> None:
         volume(secret={"secretName": "keys"}),
         volume(configMap={"name": KEY}),
         container(env=[named(value=KEY)]),
+        container(env=[named(valueFrom={"secretKeyRef": {"name": "keys", "key": KEY}})]),
         {"nodeSelector": {"name": KEY}},
     ],
-    ids=["another Secret", "a ConfigMap", "a mere word", "a label"],
+    ids=["another Secret", "a ConfigMap", "a mere word", "a key of another", "a label"],
 )
 def test_what_is_not_that_secret_may_have_its_name(build: Any, pod: dict[str, Any]) -> None:
     service = parse(build.manifest({"template": {"spec": pod}}))
