@@ -4,11 +4,12 @@ from collections.abc import Awaitable
 from typing import Any
 
 from headway_operator.cluster.kubernetes_api import API_VERSIONS, KubernetesApi
-from headway_operator.names import component_labels
+from headway_operator.names import KIND, POD_TEMPLATE_HASH_LABEL, REVISION_LABEL, component_labels
 from headway_operator.state import ServiceKey
 
 Json = dict[str, Any]
 RUNNING = {"startedAt": "2026-01-02T03:04:05Z"}
+TEMPLATE_HASH = "6f7c9d8b5"
 CRASHED = {"exitCode": 1, "reason": "Error", "message": "loading\nValueError: no such layer\n"}
 
 
@@ -22,14 +23,52 @@ async def children(api: KubernetesApi, key: ServiceKey) -> dict[str, Json]:
     return {f"{kind} {item['metadata']['name']}": item for kind, items in lists.items() for item in items}
 
 
-def pod(key: ServiceKey, name: str, component: str = "runtime") -> Json:
-    labels = component_labels("demo", component) | {"serving.headway.dev/revision": "1a2b"}
+async def make_deployment(api: KubernetesApi, key: ServiceKey, name: str) -> None:
+    """One of the service's own, without a pass over it: what `pod` makes counts only as its."""
+    service = await api.get(KIND, key.namespace, key.name)
+    assert service is not None
+    owner = {name: service[name] for name in ("apiVersion", "kind")}
+    owner |= {name: service["metadata"][name] for name in ("name", "uid")}
+    labels = component_labels(key.name, "gateway" if name.endswith("-gateway") else "runtime")
+    container = {"name": "any", "image": "image:1"}
+    await api.create(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {
+                "name": name,
+                "namespace": key.namespace,
+                "labels": labels,
+                "ownerReferences": [{**owner, "controller": True}],
+            },
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+            },
+        }
+    )
+
+
+def owned_by(kind: str, name: str) -> Json:
+    """The metadata of a pod that a controller of that name has made."""
+    owner = {"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": f"uid-of-{name}"}
+    return {"ownerReferences": [{**owner, "controller": True}]}
+
+
+def pod(key: ServiceKey, name: str, component: str = "runtime", revision: str = "1a2b") -> Json:
+    """As the ReplicaSet of the revision's Deployment, or of the gateway's, makes it."""
+    parent = "gateway" if component == "gateway" else revision
+    labels = component_labels("demo", component) | {
+        REVISION_LABEL: revision,
+        POD_TEMPLATE_HASH_LABEL: TEMPLATE_HASH,
+    }
+    owner = owned_by("ReplicaSet", f"demo-{parent}-{TEMPLATE_HASH}")
     limits = {"memory": "2Gi", "nvidia.com/gpu": "1"}
     container = {"name": component, "image": "image:1", "resources": {"limits": limits}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": key.namespace, "labels": labels},
+        "metadata": {"name": name, "namespace": key.namespace, "labels": labels, **owner},
         "spec": {"containers": [container], "terminationGracePeriodSeconds": 600, "nodeName": "node1"},
     }
 

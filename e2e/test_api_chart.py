@@ -16,8 +16,10 @@ from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.errors import ClusterError
 from headway_operator.manifests import render
+from headway_operator.manifests.evaluation_job import evaluation_job
+from headway_operator.manifests.fetch_job import fetch_job
 from headway_operator.manifests.restricted import faults
-from headway_operator.spec import parse
+from headway_operator.spec import parse, parse_cache
 
 CALL_SECONDS = 60.0
 RESTRICTED = "restricted"
@@ -137,70 +139,162 @@ async def test_the_operators_pod_is_admitted_as_restricted(bare_api: KubernetesA
 
 @pytest.mark.usefixtures("system")
 @pytest.mark.parametrize("spec", [{"replicas": 1, "model": {"source": "pvc://claim/a"}}, EVERYTHING])
+@pytest.mark.parametrize("source", ["s3://models/llama", "oci://registry.example/llama:1"])
 async def test_pods_of_services_are_admitted_as_restricted(
-    bare_api: KubernetesApi, spec: dict[str, Any]
+    bare_api: KubernetesApi, spec: dict[str, Any], source: str
 ) -> None:
-    for template in templates(bare_api, spec):
+    made = {**templates(bare_api, spec), "fetch": template_of_fetch(bare_api, source)}
+    for template in made.values():
         await admitted(bare_api, "models", template)
+    assert sorted(made) == ["evaluation", "fetch", "gateway", "runtime"]
+
+
+def cluster_of(api: KubernetesApi, *, allows_unrestricted: bool) -> KubernetesCluster:
+    return KubernetesCluster(
+        api, runtime_image="runtime:1", gateway_image="gateway:1", allows_unrestricted=allows_unrestricted
+    )
 
 
 def templates(
     api: KubernetesApi, spec: dict[str, Any], *, allows_unrestricted: bool = False
-) -> list[dict[str, Any]]:
-    """Of the gateway and of the replicas."""
+) -> dict[str, dict[str, Any]]:
+    """Of the gateway, of the replicas, and of the Job that judges them."""
     service = parse(
         {
             "apiVersion": "serving.headway.dev/v1alpha1",
             "kind": "InferenceService",
             "metadata": {"name": "demo", "namespace": "models"},
-            "spec": spec,
+            "spec": {"quality": {"text": "configmap://judge/text.jsonl"}, **spec},
         }
     )
-    cluster = KubernetesCluster(
-        api, runtime_image="runtime:1", gateway_image="gateway:1", allows_unrestricted=allows_unrestricted
+    site = cluster_of(api, allows_unrestricted=allows_unrestricted).site
+    children = render(service, site, "a public key", frozenset()).manifests
+    gateway, runtime = (child for child in children if child["kind"] == "Deployment")
+    evaluation = evaluation_job(service, site, site.runtime_image, "demo-quality-1a2b3c4d")
+    found = {"gateway": gateway, "runtime": runtime, "evaluation": evaluation}
+    return {name: child["spec"]["template"] for name, child in found.items()}
+
+
+def template_of_fetch(
+    api: KubernetesApi, source: str, *, allows_unrestricted: bool = False, **spec: Any
+) -> dict[str, Any]:
+    """Of the Job of a ModelCache."""
+    cache = parse_cache(
+        {
+            "apiVersion": "serving.headway.dev/v1alpha1",
+            "kind": "ModelCache",
+            "metadata": {"name": "llama", "namespace": "models"},
+            "spec": {
+                "source": source,
+                "credentialsSecretRef": {"name": "keys"},
+                "storage": {"size": "1Gi"},
+                **spec,
+            },
+        }
     )
-    children = render(service, cluster.site, "a public key", frozenset()).manifests
-    return [child["spec"]["template"] for child in children if child["kind"] == "Deployment"]
+    site = cluster_of(api, allows_unrestricted=allows_unrestricted).site
+    template: dict[str, Any] = fetch_job(cache, site, "claim", "llama-fetch-1a2b3c4d")["spec"]["template"]
+    return template
 
 
 def of_runtime(**security: Any) -> dict[str, Any]:
-    return {"containers": [{"name": "runtime", "securityContext": security}]}
+    return runtime(securityContext=security)
+
+
+def runtime(**fields: Any) -> dict[str, Any]:
+    return {"containers": [{"name": "runtime", **fields}]}
+
+
+def beside(kind: str, **security: Any) -> dict[str, Any]:
+    """A further container of that kind, restricted but for this."""
+    safe = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {kind: [{"name": "more", "image": "more:1", "securityContext": {**safe, **security}}]}
+
+
+def asks(**whom: Any) -> dict[str, Any]:
+    """A probe or a hook, with nothing of what ours asks."""
+    return {"httpGet": None} | {kind: {"port": 8000, **of} for kind, of in whom.items()}
+
+
+HOST = {"host": "10.0.0.1"}
+UNCONFINED = {"type": "Unconfined"}
+PRIVILEGED = "[Pp]rivileged"
+CAPABILITIES = "unrestricted capabilities"
+# What a template adds, and of what Kubernetes' refusal speaks; "" where it refuses nothing.
+ADDED: list[tuple[dict[str, Any], str]] = [
+    ({"runtimeClassName": None, "nodeSelector": {"a": "b"}}, ""),
+    (of_runtime(runAsUser=1000), ""),
+    (of_runtime(capabilities={"add": ["NET_BIND_SERVICE"]}), ""),
+    (of_runtime(seLinuxOptions={"type": "container_engine_t", "level": "s0"}), ""),
+    (of_runtime(appArmorProfile={"type": "Localhost", "localhostProfile": "a"}), ""),
+    ({"volumes": [{"name": "v", "csi": {"driver": "secrets.example", "readOnly": True}}]}, ""),
+    (beside("initContainers"), ""),
+    ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "hostPath"),
+    ({"volumes": [{"name": "v", "nfs": {"server": "a", "path": "/"}}]}, "nfs"),
+    ({"hostNetwork": True}, "hostNetwork"),
+    ({"hostPID": True}, "hostPID"),
+    ({"hostIPC": True}, "hostIPC"),
+    (runtime(ports=[{"containerPort": 8000, "hostPort": 80}]), "hostPort"),
+    (of_runtime(privileged=True, allowPrivilegeEscalation=True), PRIVILEGED),
+    (of_runtime(allowPrivilegeEscalation=True), "allowPrivilegeEscalation"),
+    (of_runtime(capabilities={"drop": ["NET_RAW"]}), CAPABILITIES),
+    (of_runtime(capabilities={"add": ["SYS_ADMIN"]}), CAPABILITIES),
+    (of_runtime(runAsNonRoot=False), "runAsNonRoot"),
+    ({"securityContext": {"runAsNonRoot": None}}, "runAsNonRoot"),
+    (of_runtime(runAsUser=0), "runAsUser"),
+    ({"securityContext": {"runAsUser": 0}}, "runAsUser"),
+    (of_runtime(seccompProfile=UNCONFINED), "seccompProfile"),
+    ({"securityContext": {"seccompProfile": None}}, "seccompProfile"),
+    (of_runtime(appArmorProfile=UNCONFINED), "AppArmor"),
+    (of_runtime(seLinuxOptions={"type": "spc_t"}), "seLinuxOptions"),
+    (of_runtime(seLinuxOptions={"user": "root"}), "seLinuxOptions"),
+    (of_runtime(seLinuxOptions={"role": "root"}), "seLinuxOptions"),
+    ({"hostUsers": False, **of_runtime(procMount="Unmasked")}, "procMount"),
+    # It is validated before the standard is held to, which wants the host's network for such a container.
+    ({"hostNetwork": True, **of_runtime(windowsOptions={"hostProcess": True})}, "hostProcess"),
+    *((runtime(**{f"{kind}Probe": asks(httpGet=HOST)}), "probe") for kind in ("liveness", "readiness")),
+    (runtime(startupProbe=asks(tcpSocket=HOST)), "probe"),
+    (runtime(lifecycle={"preStop": asks(httpGet=HOST)}), "lifecycle"),
+    (runtime(lifecycle={"postStart": asks(tcpSocket=HOST)}), "lifecycle"),
+    (beside("containers", allowPrivilegeEscalation=None), "allowPrivilegeEscalation"),
+    (beside("initContainers", allowPrivilegeEscalation=None), "allowPrivilegeEscalation"),
+    (beside("initContainers", capabilities={"add": ["SYS_ADMIN"], "drop": ["ALL"]}), CAPABILITIES),
+    (beside("initContainers", privileged=True, allowPrivilegeEscalation=True), PRIVILEGED),
+    # No pod begins with one; a template that has one is refused for what it asks as well.
+    (beside("ephemeralContainers", privileged=True, allowPrivilegeEscalation=True), PRIVILEGED),
+]
+# The templates of others: of the gateway, and of both kinds of Jobs.
+ADDED_ELSEWHERE = [
+    (beside("initContainers"), ""),
+    (beside("initContainers", allowPrivilegeEscalation=None), "allowPrivilegeEscalation"),
+    ({"hostPID": True}, "hostPID"),
+]
 
 
 @pytest.mark.usefixtures("system")
 @pytest.mark.parametrize(
-    ("pod", "is_restricted"),
+    ("place", "pod", "refusal"),
     [
-        ({"runtimeClassName": None, "nodeSelector": {"a": "b"}}, 1),
-        (of_runtime(runAsUser=1000), 1),
-        (of_runtime(capabilities={"add": ["NET_BIND_SERVICE"]}), 1),
-        ({"volumes": [{"name": "v", "csi": {"driver": "secrets.example", "readOnly": True}}]}, 1),
-        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, 0),
-        ({"volumes": [{"name": "v", "nfs": {"server": "a", "path": "/"}}]}, 0),
-        ({"hostNetwork": True}, 0),
-        ({"hostIPC": True}, 0),
-        (of_runtime(privileged=True, allowPrivilegeEscalation=True), 0),
-        (of_runtime(allowPrivilegeEscalation=True), 0),
-        (of_runtime(capabilities={"drop": ["NET_RAW"]}), 0),
-        (of_runtime(capabilities={"add": ["SYS_ADMIN"]}), 0),
-        (of_runtime(runAsNonRoot=False), 0),
-        (of_runtime(runAsUser=0), 0),
-        (of_runtime(seccompProfile={"type": "Unconfined"}), 0),
-        (of_runtime(appArmorProfile={"type": "Unconfined"}), 0),
-        (of_runtime(seLinuxOptions={"type": "spc_t"}), 0),
-        (of_runtime(seLinuxOptions={"user": "root"}), 0),
-        ({"containers": [{"name": "sidecar", "image": "sidecar:1"}]}, 0),
-        ({"securityContext": {"runAsUser": 0}}, 0),
+        *(("runtime", *row) for row in ADDED),
+        *((place, *row) for place in ("gateway", "evaluation", "fetch") for row in ADDED_ELSEWHERE),
     ],
 )
 async def test_the_operator_and_kubernetes_agree_on_what_is_restricted(
-    bare_api: KubernetesApi, pod: dict[str, Any], is_restricted: int
+    bare_api: KubernetesApi, place: str, pod: dict[str, Any], refusal: str
 ) -> None:
     """Kubernetes' own admission says of the same pod what `faults` says of it."""
-    runtime = templates(bare_api, {**EVERYTHING, "template": {"spec": pod}}, allows_unrestricted=True)[1]
-    assert (faults(runtime) == []) == bool(is_restricted)
-    if is_restricted:
-        await admitted(bare_api, "models", runtime)
+    told = {"template": {"spec": pod}}
+    if place == "fetch":
+        template = template_of_fetch(bare_api, "s3://models/llama", allows_unrestricted=True, **told)
+    else:
+        spec = {**EVERYTHING, **({"gateway": told} if place == "gateway" else told)}
+        template = templates(bare_api, spec, allows_unrestricted=True)[place]
+    found = faults(template, account="demo-gateway" if place == "gateway" else None)
+    assert (found == []) == (not refusal)
+    if not refusal:
+        await admitted(bare_api, "models", template)
         return
-    with pytest.raises(ClusterError, match=r"violates PodSecurity|disallowed by cluster policy"):
-        await admitted(bare_api, "models", runtime)
+    with pytest.raises(
+        ClusterError, match=f"(violates PodSecurity.*{refusal}|{refusal}.* disallowed by cluster policy)"
+    ):
+        await admitted(bare_api, "models", template)

@@ -81,13 +81,14 @@ async def groups_of(play: Play) -> list[Json]:
 async def make_group(play: Play, made: Json, leader_status: Json, worker_status: Json) -> None:
     """Both pods of group 0, out of the templates, which the API server takes as pods without a complaint."""
     name, group = made["metadata"]["name"], made["spec"]["leaderWorkerTemplate"]
-    for pod_name, template, status in (
-        (f"{name}-0", group["leaderTemplate"], leader_status),
-        (f"{name}-0-1", group["workerTemplate"], worker_status),
+    for pod_name, stateful_set, template, status in (
+        (f"{name}-0", name, group["leaderTemplate"], leader_status),
+        (f"{name}-0-1", f"{name}-0", group["workerTemplate"], worker_status),
     ):
         labels = {**template["metadata"]["labels"], GROUP_SET_LABEL: name, GROUP_INDEX_LABEL: "0"}
         await play.api.delete("Pod", play.key.namespace, pod_name)
         metadata = {"name": pod_name, "namespace": play.key.namespace, "labels": labels}
+        metadata |= base.owned_by("StatefulSet", stateful_set)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         path = f"/api/v1/namespaces/{play.key.namespace}/pods"
         await play.api._call("POST", path, query={"fieldValidation": "Strict"}, body=pod)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from e2e.api_objects import make_deployment, pod
 from e2e.conftest import eventually
 from e2e.fault_proxy import FaultProxy
 from e2e.operator_process import edit, generation, running_operator
@@ -23,7 +24,7 @@ from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.commands.operator import MIN_LIVENESS_SECONDS
 from headway_operator.errors import ThrottledError, UnavailableError
-from headway_operator.names import OPTIONAL_KINDS, component_labels
+from headway_operator.names import OPTIONAL_KINDS
 from headway_operator.passes import Outcome
 from headway_operator.resync import DOUBT_SECONDS, PERIOD_SECONDS
 from headway_operator.state import ServiceKey
@@ -304,7 +305,8 @@ async def test_a_probe_that_failed_is_named_from_the_pods_events(
         "startedAt": "2026-01-02T03:00:00Z",
         "finishedAt": "2026-01-02T03:04:05Z",
     }
-    uid = await make_pod("demo-x", killed)
+    await make_deployment(api, key, "demo-1a2b")
+    uid = await make_pod("demo-x", "1a2b", killed)
     for number, (reason, message) in enumerate(
         (
             ("Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500"),
@@ -329,19 +331,11 @@ async def test_a_probe_that_failed_is_named_from_the_pods_events(
 
 
 @pytest.fixture
-def make_pod(api: KubernetesApi, key: ServiceKey) -> Callable[[str, Json], Awaitable[str]]:
-    """A runtime pod that restarts after an end; returns its uid."""
+def make_pod(api: KubernetesApi, key: ServiceKey) -> Callable[[str, str, Json], Awaitable[str]]:
+    """A runtime pod of a revision, by its hash, that restarts after an end; returns its uid."""
 
-    async def make(name: str, terminated: Json) -> str:
-        labels = component_labels("demo", "runtime") | {"serving.headway.dev/revision": "1a2b"}
-        made = await api.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": name, "namespace": key.namespace, "labels": labels},
-                "spec": {"containers": [{"name": "runtime", "image": "image:1"}], "nodeName": "node1"},
-            }
-        )
+    async def make(name: str, revision: str, terminated: Json) -> str:
+        made = await api.create(pod(key, name, revision=revision))
         container = {
             "name": "runtime",
             "image": "image:1",
@@ -394,8 +388,8 @@ async def test_what_is_kept_in_memory_is_what_the_api_server_has(
         async def is_the_same() -> bool:
             return await remembering.observe(key) == await cluster.observe(key)
 
-        await take_pass()
-        await make_pod("demo-x", {"exitCode": 1, "reason": "Error", "message": "no such layer"})
+        revision = (await take_pass()).status["revision"]["hash"]
+        await make_pod("demo-x", revision, {"exitCode": 1, "reason": "Error", "message": "no such layer"})
         await eventually(is_the_same)
         assert [one.reason for one in (await remembering.observe(key)).replicas] == ["CrashLoopBackOff"]
         assert await remembering.fetch(key) == _without_managed_fields(await cluster.fetch(key))

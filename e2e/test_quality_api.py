@@ -39,6 +39,8 @@ async def end_job(api: KubernetesApi, key: ServiceKey, terminated: Json, reason:
     name = job["metadata"]["name"]
     made = pod(key, f"{name}-x1y2z", "evaluation")
     made["metadata"]["labels"] |= {"batch.kubernetes.io/job-name": name}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+    made["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
     await api.create(made)
     pod_status = status(terminated=terminated) | {
         "phase": "Failed" if terminated["exitCode"] else "Succeeded"

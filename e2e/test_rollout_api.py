@@ -98,8 +98,7 @@ class Play:
         for name, many in statuses.items():
             for pod_status in many:
                 self.num_made += 1
-                made = base.pod(self.key, f"demo-{name[1:]}-{self.num_made}")
-                made["metadata"]["labels"]["serving.headway.dev/revision"] = name[1:]
+                made = base.pod(self.key, f"demo-{name[1:]}-{self.num_made}", revision=name[1:])
                 await self.api.create(made)
                 await self.api.patch(
                     "Pod", self.key.namespace, made["metadata"]["name"], {"status": pod_status}, "status"

@@ -9,6 +9,7 @@ from headway_operator.names import (
     API_VERSION,
     GATEWAY_COMPONENT,
     KIND,
+    POD_TEMPLATE_HASH_LABEL,
     REVISION_LABEL,
     RUNTIME_COMPONENT,
     component_labels,
@@ -21,6 +22,7 @@ LIMITS = (8, 512)
 TARGET_MILLISECONDS = 300.0
 # Writes at once: more would only queue in the API server.
 CONCURRENCY = 16
+TEMPLATE_HASH = "6f7c9d8b5"
 READY_SINCE = "2026-01-02T03:04:05Z"
 Json = dict[str, Any]
 
@@ -99,13 +101,17 @@ async def at_once(items: Iterable[Any], do: Callable[[Any], Awaitable[object]]) 
 def _pod(key: ServiceKey, pod: int, revision: str) -> Json:
     component = RUNTIME_COMPONENT if pod else GATEWAY_COMPONENT
     labels = component_labels(key.name, component) | ({REVISION_LABEL: revision} if pod else {})
-    name = f"{key.name}-{revision}-{pod}" if pod else f"{key.name}-gateway-0"
+    labels[POD_TEMPLATE_HASH_LABEL] = TEMPLATE_HASH
+    replica_set = f"{key.name}-{revision if pod else 'gateway'}-{TEMPLATE_HASH}"
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": replica_set, "uid": replica_set}
+    metadata: Json = {"name": f"{replica_set}-{pod}", "namespace": key.namespace, "labels": labels}
+    metadata["ownerReferences"] = [{**owner, "controller": True}]
     resources = {"limits": {"cpu": "4", "memory": "16Gi"}}
     container = {"name": component, "image": "image:1", "resources": resources}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": key.namespace, "labels": labels},
+        "metadata": metadata,
         "spec": {"containers": [container], "nodeName": "node1", "automountServiceAccountToken": False},
     }
 

@@ -42,6 +42,8 @@ REVISION_LABEL = f"{GROUP}/revision"
 OPERATOR_POD_LABELS = {NAME_LABEL: "headway-operator"}
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+# By which a Deployment tells its ReplicaSets apart, each of which is named after it.
+POD_TEMPLATE_HASH_LABEL = "pod-template-hash"
 CLAIM = "PersistentVolumeClaim"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 

@@ -29,6 +29,21 @@ def context(**fields: Any) -> dict[str, Any]:
     return runtime(securityContext=fields)
 
 
+def beside(kind: str, **context: Any) -> dict[str, Any]:
+    """A further container of that kind."""
+    return pod(**{kind: [{"name": "more", "image": "a", "securityContext": {**SAFE, **context}}]})
+
+
+def asked(kind: str = "httpGet", host: str = "10.0.0.1") -> dict[str, Any]:
+    """Whom a probe or a hook asks, with nothing of what ours asks."""
+    return {"httpGet": None, kind: {"port": 8000, "host": host}}
+
+
+def annotated(value: str) -> dict[str, Any]:
+    name = "container.apparmor.security.beta.kubernetes.io/runtime"
+    return {"metadata": {"annotations": {name: value}}}
+
+
 def volume(**source: Any) -> dict[str, Any]:
     return pod(volumes=[{"name": "v", **source}])
 
@@ -68,23 +83,120 @@ def rendered(build: Any, template: dict[str, Any], **site: Any) -> Any:
             pod(initContainers=[{"name": "init", "image": "a", "securityContext": SAFE}]), id="an init"
         ),
         pytest.param(runtime(resources={"claims": [{"name": "gpu"}]}), id="a claim"),
+        *(
+            pytest.param(volume(**{source: {"path": "a"}}), id=f"a volume {source}")
+            for source in ("downwardAPI", "ephemeral", "persistentVolumeClaim")
+        ),
+        pytest.param(volume(configMap={"name": "a"}), id="a volume configMap"),
+        pytest.param(volume(secret={"secretName": "a"}), id="a volume secret"),
+        *(
+            pytest.param(context(seLinuxOptions={"type": name, "level": "s0"}), id=f"SELinux {name}")
+            for name in ("container_t", "container_init_t", "container_kvm_t", "container_engine_t")
+        ),
+        pytest.param(context(seLinuxOptions={"level": "s0"}), id="a level of SELinux"),
+        pytest.param(
+            context(appArmorProfile={"type": "Localhost"}, seccompProfile={"type": "Localhost"}),
+            id="profiles of the node",
+        ),
+        pytest.param(annotated("runtime/default"), id="an annotation for AppArmor's default"),
+        pytest.param(annotated("localhost/mine"), id="an annotation for an AppArmor profile of the node"),
+        pytest.param(context(procMount="Default"), id="/proc as it comes"),
+        pytest.param(pod(hostUsers=False), id="users of its own"),
+        pytest.param(runtime(livenessProbe=asked(host="")), id="a probe of the pod itself"),
+        pytest.param(pod(terminationGracePeriodSeconds=3615), id="as long to end as the longest drain"),
+        pytest.param(pod(terminationGracePeriodSeconds=None), id="no time to end said"),
+        pytest.param(pod(volumes=None), id="no volumes"),
+        pytest.param({"metadata": {"annotations": {"team": "search"}}}, id="another annotation"),
+        pytest.param(
+            {
+                "spec": {
+                    "securityContext": {"seccompProfile": None, "runAsNonRoot": None},
+                    "containers": [
+                        {
+                            "name": "runtime",
+                            "securityContext": {
+                                "seccompProfile": {"type": "RuntimeDefault"},
+                                "runAsNonRoot": True,
+                            },
+                        }
+                    ],
+                }
+            },
+            id="what a container says itself",
+        ),
+        pytest.param(
+            {
+                "spec": {
+                    "securityContext": None,
+                    "containers": [
+                        {"name": "runtime", "securityContext": {**SAFE, "runAsNonRoot": True}},
+                    ],
+                }
+            },
+            id="nothing said of the whole pod",
+        ),
     ],
 )
 def test_what_takes_no_more_than_it_should_is_rendered(build: Any, template: dict[str, Any]) -> None:
     assert faults(rendered(build, template)) == []
 
 
+CONTAINERS = "spec.containers[name=runtime]"
 REFUSED = [
     pytest.param(pod(hostNetwork=True), "spec.hostNetwork", id="the host's network"),
     pytest.param(pod(hostPID=True), "spec.hostPID", id="the host's processes"),
+    pytest.param(pod(hostIPC=True), "spec.hostIPC", id="the host's memory"),
+    *(
+        pytest.param(
+            beside(kind, privileged=True),
+            f"spec.{kind}[name=more].securityContext.privileged",
+            id=f"privileged among {kind}",
+        )
+        for kind in ("containers", "initContainers", "ephemeralContainers")
+    ),
+    *(
+        pytest.param(runtime(**{probe: asked(kind)}), f"{CONTAINERS}.{probe}.host", id=f"{probe} by {kind}")
+        for probe in ("livenessProbe", "readinessProbe", "startupProbe")
+        for kind in ("httpGet", "tcpSocket")
+    ),
+    *(
+        pytest.param(
+            runtime(lifecycle={hook: asked(kind)}),
+            f"{CONTAINERS}.lifecycle.{hook}.host",
+            id=f"{hook} by {kind}",
+        )
+        for hook in ("postStart", "preStop")
+        for kind in ("httpGet", "tcpSocket")
+    ),
+    *(
+        pytest.param(make(**fields), f"{place}.{path}", id=f"{path} of a {kind}: {value}")
+        for kind, make, place in (
+            ("container", context, f"{CONTAINERS}.securityContext"),
+            ("pod", lambda **fields: pod(securityContext=fields), "spec.securityContext"),
+        )
+        for path, value, fields in (
+            ("windowsOptions.hostProcess", "true", {"windowsOptions": {"hostProcess": True}}),
+            ("seLinuxOptions", "user", {"seLinuxOptions": {"user": "system_u"}}),
+            ("seLinuxOptions", "role", {"seLinuxOptions": {"role": "system_r"}}),
+            ("seLinuxOptions", "type", {"seLinuxOptions": {"type": "spc_t"}}),
+            ("appArmorProfile.type", "unconfined", {"appArmorProfile": {"type": "Unconfined"}}),
+            ("seccompProfile.type", "unconfined", {"seccompProfile": {"type": "Unconfined"}}),
+            ("runAsNonRoot", "false", {"runAsNonRoot": False}),
+        )
+    ),
+    pytest.param(
+        pod(securityContext={"runAsNonRoot": None}),
+        f"{CONTAINERS}.securityContext.runAsNonRoot",
+        id="root not ruled out",
+    ),
+    pytest.param(
+        pod(securityContext={"seccompProfile": None}),
+        f"{CONTAINERS}.securityContext.seccompProfile.type",
+        id="no profile of system calls",
+    ),
     pytest.param(volume(hostPath={"path": "/"}), "spec.volumes[name=v].hostPath", id="the host's files"),
     pytest.param(
         volume(nfs={"server": "a", "path": "/"}), "spec.volumes[name=v].nfs", id="a volume in the pod"
-    ),
-    pytest.param(
-        context(privileged=True, allowPrivilegeEscalation=True),
-        "spec.containers[name=runtime].securityContext.privileged",
-        id="privileged",
     ),
     pytest.param(
         context(allowPrivilegeEscalation=True),
@@ -101,29 +213,9 @@ REFUSED = [
         "spec.containers[name=runtime].securityContext.capabilities.drop",
         id="capabilities kept",
     ),
-    pytest.param(
-        context(runAsNonRoot=False),
-        "spec.containers[name=runtime].securityContext.runAsNonRoot",
-        id="root allowed",
-    ),
     pytest.param(context(runAsUser=0), "spec.containers[name=runtime].securityContext.runAsUser", id="root"),
     pytest.param(
         pod(securityContext={"runAsUser": 0}), "spec.securityContext.runAsUser", id="root of the whole pod"
-    ),
-    pytest.param(
-        context(seccompProfile={"type": "Unconfined"}),
-        "spec.containers[name=runtime].securityContext.seccompProfile.type",
-        id="every system call",
-    ),
-    pytest.param(
-        context(appArmorProfile={"type": "Unconfined"}),
-        "spec.containers[name=runtime].securityContext.appArmorProfile.type",
-        id="unconfined by AppArmor",
-    ),
-    pytest.param(
-        context(seLinuxOptions={"type": "spc_t"}),
-        "spec.containers[name=runtime].securityContext.seLinuxOptions",
-        id="unconfined by SELinux",
     ),
     pytest.param(
         context(procMount="Unmasked"),
@@ -141,16 +233,17 @@ REFUSED = [
         id="a sidecar as it comes",
     ),
     pytest.param(
-        {
-            "metadata": {
-                "annotations": {"container.apparmor.security.beta.kubernetes.io/runtime": "unconfined"}
-            }
-        },
+        annotated("unconfined"),
         "metadata.annotations[container.apparmor.security.beta.kubernetes.io/runtime]",
         id="unconfined by an annotation",
     ),
 ]
 STRICTER = [
+    pytest.param(
+        pod(terminationGracePeriodSeconds=3616),
+        "spec.terminationGracePeriodSeconds",
+        id="more time to end than the longest drain takes",
+    ),
     pytest.param(
         pod(automountServiceAccountToken=True), "spec.automountServiceAccountToken", id="a token for the API"
     ),
@@ -186,6 +279,16 @@ def test_what_takes_more_is_refused_by_name(build: Any, template: dict[str, Any]
     assert "--allow-unrestricted-templates" in str(caught.value)
 
 
+def test_time_to_end_is_limited_as_the_drain_is(build: Any) -> None:
+    """Or the node of a pod could be drained as late as its template says."""
+    longest = parse(build.manifest({"drainTimeoutSeconds": 3600}))
+    own = runtime_template(longest, build.site(), "runtime:1")["spec"]["terminationGracePeriodSeconds"]
+    said = pod(terminationGracePeriodSeconds=own)
+    assert rendered(build, said)["spec"]["terminationGracePeriodSeconds"] == own
+    with pytest.raises(SpecError, match=f"write at most {own} for 1000000000: the drain of its node"):
+        rendered(build, pod(terminationGracePeriodSeconds=1_000_000_000))
+
+
 @pytest.mark.parametrize("site", [{"allows_unrestricted": True}, {"kind": "local"}])
 def test_an_administrator_or_ones_own_machine_allows_it(build: Any, site: dict[str, Any]) -> None:
     assert rendered(build, volume(hostPath={"path": "/"}), **site)
@@ -200,6 +303,11 @@ def gateway(build: Any, pod: dict[str, Any], **site: Any) -> Any:
     ("pod", "want"),
     [
         ({"hostNetwork": True}, "spec.hostNetwork"),
+        ({"terminationGracePeriodSeconds": 3616}, "spec.terminationGracePeriodSeconds"),
+        (
+            {"initContainers": [{"name": "init", "image": "a", "securityContext": {"privileged": True}}]},
+            "spec.initContainers[name=init].securityContext.privileged",
+        ),
         ({"serviceAccountName": "admin"}, "spec.serviceAccountName"),
         ({"serviceAccount": "admin"}, "spec.serviceAccount"),
         ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "spec.volumes[name=v].hostPath"),

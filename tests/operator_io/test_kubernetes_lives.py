@@ -9,7 +9,7 @@ import pytest
 
 from headway_operator.cluster.kubernetes import KubernetesCluster
 from headway_operator.cluster.kubernetes_lease import Lease
-from headway_operator.names import KIND, ChildKey, ServiceKey, component_labels
+from headway_operator.names import KIND, POD_TEMPLATE_HASH_LABEL, ChildKey, ServiceKey, component_labels
 from headway_operator.times import seconds, timestamp
 
 
@@ -19,12 +19,14 @@ class ToldApi:
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.lists: dict[str, list[Any]] = {}
+        self.asked: list[str] = []
         self.created = asyncio.Event()
 
     async def get(self, kind: str, namespace: str, name: str) -> Any:
         return self.objects.get(kind)
 
     async def list(self, kind: str, namespace: str, labels: str = "", fields: str = "") -> list[Any]:
+        self.asked.append(kind)
         return self.lists.get(kind, [])
 
     async def served_kinds(self, api_version: str) -> frozenset[str]:
@@ -60,12 +62,26 @@ async def test_a_service_made_anew_does_not_take_over_the_checkpoint_of_the_dele
     assert await cluster.load_memory(key) is None
 
 
-async def test_what_only_carries_the_labels_of_a_child_is_none(api: Any, key: ServiceKey) -> None:
-    def deployment(name: str, owner: str) -> dict[str, Any]:
-        owners = [{"kind": KIND, "uid": owner, "controller": True}] if owner else []
-        metadata = {"name": name, "creationTimestamp": "2026-01-02T03:04:05Z", "ownerReferences": owners}
-        return {"metadata": metadata, "spec": {"replicas": 1}}
+def deployment(name: str, owner: str = "mine") -> dict[str, Any]:
+    owners = [{"kind": KIND, "uid": owner, "controller": True}] if owner else []
+    metadata = {"name": name, "creationTimestamp": "2026-01-02T03:04:05Z", "ownerReferences": owners}
+    labels = component_labels("demo", "gateway" if name.endswith("-gateway") else "runtime")
+    return {"metadata": {**metadata, "labels": labels}, "spec": {"replicas": 1}}
 
+
+def pod(key: ServiceKey, component: str, created_at: float) -> dict[str, Any]:
+    """Of `demo-1a2b`, or of `demo-gateway`; its node has it for ten seconds less, and nothing has begun."""
+    parent = "demo-gateway" if component == "gateway" else "demo-1a2b"
+    owner = {"kind": "ReplicaSet", "name": f"{parent}-6f7c9", "uid": "r", "controller": True}
+    metadata: dict[str, Any] = {"name": "demo-x", "namespace": key.namespace, "uid": "x"}
+    metadata |= {"labels": component_labels(key.name, component) | {POD_TEMPLATE_HASH_LABEL: "6f7c9"}}
+    metadata |= {"ownerReferences": [owner], "creationTimestamp": timestamp(created_at)}
+    since = timestamp(created_at + 10)
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": since}
+    return {"metadata": metadata, "spec": {}, "status": {"phase": "Pending", "conditions": [scheduled]}}
+
+
+async def test_what_only_carries_the_labels_of_a_child_is_none(api: Any, key: ServiceKey) -> None:
     cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
     api.objects[KIND] = {"metadata": {"uid": "mine"}}
     api.lists["Deployment"] = [
@@ -85,11 +101,8 @@ async def test_what_a_pod_waits_for_on_its_node_is_asked_when_it_has_waited(
     since, now = seconds("2026-11-01T10:00:10Z"), 0.0
     cluster = KubernetesCluster(api, runtime_image="", gateway_image="", clock=lambda: now)
     api.objects[KIND] = {"metadata": {"uid": "mine"}}
-    metadata: dict[str, Any] = {"name": "demo-x", "namespace": key.namespace, "uid": "x"}
-    metadata |= {"labels": component_labels(key.name, component), "creationTimestamp": timestamp(since - 10)}
-    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(since)}
-    status = {"phase": "Pending", "conditions": [scheduled]}
-    api.lists["Pod"] = [{"metadata": metadata, "spec": {}, "status": status}]
+    api.lists["Deployment"] = [deployment("demo-1a2b"), deployment("demo-gateway")]
+    api.lists["Pod"] = [pod(key, component, since - 10)]
     words = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
     event = {"reason": "FailedMount", "message": words, "lastTimestamp": timestamp(since + 40)}
     api.lists["Event"] = [event]
@@ -98,6 +111,28 @@ async def test_what_a_pod_waits_for_on_its_node_is_asked_when_it_has_waited(
         observed = await cluster.observe(key)
         (one,) = (observed.gateway,) if component == "gateway" else observed.replicas
         assert (one.reason, one.message) == want
+
+
+@pytest.mark.parametrize("component", ["runtime", "gateway"])
+async def test_a_pod_that_only_carries_the_labels_is_not_counted_and_not_asked_about(
+    api: Any, key: ServiceKey, component: str
+) -> None:
+    cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
+    api.objects[KIND] = {"metadata": {"uid": "mine"}}
+    api.lists["Deployment"] = [deployment("demo-1a2b"), deployment("demo-gateway")]
+    made = pod(key, component, 0.0)
+    made["status"]["podIP"] = "10.1.2.3"
+    made["status"]["conditions"].append({"type": "Ready", "status": "True"})
+    api.lists["Pod"] = [made]
+    observed = await cluster.observe(key)
+    assert (len(observed.replicas), observed.gateway.ready) == ((1, False), (0, True))[component == "gateway"]
+    made["metadata"]["ownerReferences"] = []
+    observed = await cluster.observe(key)
+    assert (observed.replicas, observed.gateway.ready, observed.gateway.addresses) == ((), False, ())
+    del made["status"]["conditions"][1]
+    api.asked.clear()
+    await cluster.observe(key)
+    assert "Event" not in api.asked
 
 
 async def test_a_lease_that_cannot_be_read_is_asked_for_again(

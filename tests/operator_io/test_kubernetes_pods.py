@@ -1,4 +1,4 @@
-"""What a pod's state is read as; the same against a real API server is in `e2e/test_operator_api.py`."""
+"""What a pod's state is read as; the same against a real API server is in `e2e/test_api_pods.py`."""
 
 import copy
 from datetime import datetime

@@ -120,6 +120,7 @@ class KubernetesCluster(KubernetesChildren):
         pods = children.pop("Pod")
         found = Found(children, pods, await self._scalers(key.namespace))
         self._owned[key] = found.owners()
+        found = found.of_service(uid)
         events = {
             **await self._events_of(found.engine_pods()),
             **await self._events_of(found.other_pods()),

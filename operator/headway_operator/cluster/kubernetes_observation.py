@@ -1,6 +1,8 @@
 """From what the API server has under a service's labels to what is observed of the service. Pure.
 
-Whose object is whose is decided by owner: what merely carries the labels of a child is none of it.
+Whose object is whose is decided by owner: what merely carries the labels of a child is none of it. Of a pod
+that is a ReplicaSet or a StatefulSet, which nobody reads here: at a thousand services they would be as much
+again to keep. It counts where it has the name that the controller of one of our own children gives to it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +19,8 @@ from headway_operator.names import (
     GROUP_INDEX_LABEL,
     GROUP_SET_LABEL,
     KIND,
+    LEADER_WORKER_SET,
+    POD_TEMPLATE_HASH_LABEL,
     REVISION_KINDS,
     REVISION_LABEL,
     RUNTIME_COMPONENT,
@@ -47,6 +51,18 @@ class Found:
             for item in items
         }
 
+    def of_service(self, uid: str) -> "Found":
+        """Without the pods that no child of the service with this uid has made."""
+        made_by = {
+            kind: {
+                one["metadata"]["uid" if kind == "Job" else "name"]
+                for one in self.children.get(kind, ())
+                if owner_uid(one) == uid
+            }
+            for kind in (*REVISION_KINDS, "Job")
+        }
+        return replace(self, pods=[pod for pod in self.pods if _is_made_by(pod, made_by)])
+
     def runtime_pods(self) -> list[Json]:
         """Pods of replicas that answer requests, ended ones included."""
         return [pod for pod in self.pods if label_of(pod, COMPONENT_LABEL) == RUNTIME_COMPONENT]
@@ -66,7 +82,7 @@ class Found:
 
 
 def observed(key: ServiceKey, uid: str, found: Found) -> Observed:
-    """What is observed of the service with this uid."""
+    """What is observed of the service with this uid. found: with its own pods alone (`of_service`)."""
     own = {
         kind: [
             one
@@ -138,6 +154,30 @@ def owner_uid(item: Json) -> str:
     owners = item["metadata"].get("ownerReferences") or ()
     ours = (one for one in owners if one["kind"] in (KIND, CACHE_KIND) and one.get("controller"))
     return next((str(one["uid"]) for one in ours), "")
+
+
+def _is_made_by(pod: Json, children: Mapping[str, set[str]]) -> bool:
+    """children: of the service, their names by kind, and of Jobs their uids.
+
+    A ReplicaSet is DEPLOYMENT-POD_TEMPLATE_HASH. LeaderWorkerSet has the leaders made by a StatefulSet of its
+    own name, and the workers of a group by one with the name of their leader, SET-GROUP_INDEX.
+    """
+    owners = pod["metadata"].get("ownerReferences") or ()
+    owner = next((one for one in owners if one.get("controller")), None)
+    if owner is None:
+        return False
+    match owner["kind"]:
+        case "ReplicaSet":
+            deployment, _, template_hash = owner["name"].rpartition("-")
+            is_known = deployment in children["Deployment"]
+            return is_known and template_hash == label_of(pod, POD_TEMPLATE_HASH_LABEL)
+        case "StatefulSet":
+            group_set, group_index = _group_of(pod)
+            is_known = group_set in children[LEADER_WORKER_SET]
+            return is_known and owner["name"] in (group_set, f"{group_set}-{group_index}")
+        case "Job":
+            return owner["uid"] in children["Job"]
+    return False
 
 
 def label_of(item: Json, label: str) -> str:

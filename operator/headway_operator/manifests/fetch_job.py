@@ -17,6 +17,7 @@ from headway_operator.manifests.model_source import (
     login_volume,
     secret_variables,
 )
+from headway_operator.manifests.operator_key import refuse_key
 from headway_operator.manifests.user_template import REPLICAS, with_template
 from headway_operator.spec import ModelCache
 from headway_operator.state import Manifest, Site
@@ -75,6 +76,7 @@ def _template(cache: ModelCache, site: Site, claim_name: str, labels: dict[str, 
     ]
     environment: list[dict[str, Any]] = [{"name": "HOME", "value": pod.TEMPORARY_PATH}]
     if spec.credentials_secret_ref is not None:
+        refuse_key("spec.credentialsSecretRef.name", spec.credentials_secret_ref.name)
         environment += secret_variables(spec.credentials_secret_ref.name, [spec.scheme])
         if spec.scheme == "oci":
             volumes.append(login_volume(spec.credentials_secret_ref.name))

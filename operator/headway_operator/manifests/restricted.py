@@ -1,18 +1,25 @@
 """Whether a pod keeps to the pod security standard "restricted", and has no token for the API.
 
-Who may write an InferenceService need not have the right to make pods: what the operator makes for them must
-not be worth more than that. A namespace may enforce the standard itself; this holds where none does. An
-administrator may switch it off for all services (`--allow-unrestricted-templates`).
+Who may write an InferenceService need not have the right to make pods: what the operator makes for them gives
+them no more of nodes or of the API. A namespace may enforce the standard itself; this holds where none does.
+An administrator may switch it off for all services (`--allow-unrestricted-templates`).
+
+It says nothing of what the namespace holds: a pod may mount each of its Secrets, so whoever may write an
+InferenceService can read those, an account's token in one of them included. Only the operator's own key is
+refused, by `operator_key`.
 
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (restricted includes baseline).
-Stricter than that: no sysctl at all, and nothing that gives the pod a token for the API or a certificate in
-its own name, but for the token that a gateway has, which may list and watch the EndpointSlices of its
-namespace. Of what a projected volume joins, those kinds that are known to give neither are allowed, and no
-later one.
+Stricter than that: no sysctl at all, no more time to end than the longest drain takes, and nothing that gives
+the pod a token for the API or a certificate in its own name, but for the token that a gateway has, which may
+list and watch the EndpointSlices of its namespace. Of what a projected volume joins, those kinds that are
+known to give neither are allowed, and no later one.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from headway_operator.manifests.pod import GRACE_MARGIN_SECONDS
+from headway_operator.spec.fields import LONGEST_DRAIN_SECONDS
 
 Fault = tuple[str, str]
 Fields = Mapping[str, Any]
@@ -39,6 +46,8 @@ APPARMOR_ANNOTATION = "container.apparmor.security.beta.kubernetes.io/"
 APPARMOR_VALUES = ("runtime/default", "localhost/")
 HOOKS = ("postStart", "preStop")
 HANDLERS = ("livenessProbe", "readinessProbe", "startupProbe")
+# As long as pods have whose spec asks for the longest drain: no template has a node's drain wait for longer.
+MAX_GRACE_SECONDS = LONGEST_DRAIN_SECONDS + GRACE_MARGIN_SECONDS
 
 
 def faults(template: Fields, account: str | None = None) -> list[Fault]:
@@ -48,7 +57,7 @@ def faults(template: Fields, account: str | None = None) -> list[Fault]:
     """
     pod = template["spec"]
     return [
-        *_annotation_faults(template.get("metadata") or {}),
+        *_annotation_faults(template["metadata"]),
         *_account_faults(pod, account),
         *_pod_faults(pod),
         *_volume_faults(pod.get("volumes") or ()),
@@ -82,6 +91,10 @@ def _pod_faults(pod: Fields) -> Iterator[Fault]:
     for name in HOST_NAMESPACES:
         if pod.get(name):
             yield f"spec.{name}", "remove it"
+    seconds = pod.get("terminationGracePeriodSeconds") or 0
+    if seconds > MAX_GRACE_SECONDS:
+        remedy = f"write at most {MAX_GRACE_SECONDS} for {seconds}: the drain of its node waits that long"
+        yield "spec.terminationGracePeriodSeconds", remedy
     for path, remedy in _context_faults(pod.get("securityContext") or {}):
         yield f"spec.securityContext.{path}", remedy
 

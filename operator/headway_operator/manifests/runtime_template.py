@@ -9,6 +9,7 @@ from typing import Any
 
 from headway_operator import names
 from headway_operator.manifests import kv_offload, model_source, pod
+from headway_operator.manifests.operator_key import refuse_key
 from headway_operator.manifests.placement import placement, with_gpus
 from headway_operator.manifests.runtime_leader_worker_set import node_arguments
 from headway_operator.manifests.user_template import REPLICAS, with_template
@@ -44,6 +45,7 @@ def _startup_failures(*, is_fetching: bool) -> int:
 def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]:
     """The pod template without its revision label, the user's template merged in. Raises SpecError."""
     spec = service.spec
+    _refuse_operator_key(spec)
     labels = names.component_labels(service.name, names.RUNTIME_COMPONENT)
     ours = {
         "metadata": {"labels": labels},
@@ -65,6 +67,13 @@ def runtime_template(service: Service, site: Site, image: str) -> dict[str, Any]
         },
     }
     return ours if spec.template is None else with_template(ours, spec.template, site, REPLICAS)
+
+
+def _refuse_operator_key(spec: InferenceServiceSpec) -> None:
+    if spec.auth is not None:
+        refuse_key("spec.auth.apiKeysSecretRef.name", spec.auth.api_keys_secret_ref.name)
+    if spec.model.credentials_secret_ref is not None:
+        refuse_key("spec.model.credentialsSecretRef.name", spec.model.credentials_secret_ref.name)
 
 
 def image_of(template: dict[str, Any]) -> str:

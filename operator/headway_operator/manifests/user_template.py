@@ -5,6 +5,7 @@ from typing import Any
 
 from headway_operator import names
 from headway_operator.errors import SpecError
+from headway_operator.manifests.operator_key import refuse_key_in
 from headway_operator.manifests.restricted import faults
 from headway_operator.manifests.strategic_merge import merge
 from headway_operator.manifests.template_shape import check_merged, check_types
@@ -40,8 +41,10 @@ def with_template(
         )
     check_merged(merged, place.field)
     merged["spec"]["containers"] = _with_own_arguments(ours, containers, place)
-    if site.kind == "kubernetes" and not site.allows_unrestricted:
-        _refuse_faults(merged, place, account)
+    if site.kind == "kubernetes":
+        refuse_key_in(merged, place.field)
+        if not site.allows_unrestricted:
+            _refuse_faults(merged, place, account)
     grace = merged["spec"].get(GRACE)
     if grace is None or grace < ours["spec"][GRACE]:
         merged["spec"][GRACE] = ours["spec"][GRACE]
