@@ -204,7 +204,9 @@ async def _tell(world: World, outcome: Outcome, status: Mapping[str, Any], carri
     """Write the status when it says something new, and once when an operator starts; then its events."""
     status = world.cluster.declared(status)
     previous, outcome.status = outcome.status, status
-    if carried.has_told and not conditions.worth_writing(outcome.key, previous, status, world.clock()):
+    if carried.has_told and not conditions.worth_writing(
+        outcome.key, previous, status, world.clock(), world.num_services()
+    ):
         return
     if not await outcome.attempt("write status", world.cluster.write_status(outcome.key, status)):
         return

@@ -36,6 +36,16 @@ def test_is_written_on_change_and_soon_but_not_at_once_for_a_new_number(world: W
     assert conditions.worth_writing(KEY, first, world.status(NOW + 90), NOW + 90)
 
 
+def test_of_many_services_numbers_are_written_less_often(world: World) -> None:
+    first = world.status(NOW)
+    world.previous = first
+    world.decision = replace(STEADY, message="P95 TTFT 250 ms against 300 ms")
+    second = world.status(NOW + 1)
+    assert conditions.worth_writing(KEY, first, second, NOW + 90, num_services=360)
+    assert not conditions.worth_writing(KEY, first, second, NOW + 124, num_services=1000)
+    assert conditions.worth_writing(KEY, first, second, NOW + 250, num_services=1000)
+
+
 def test_those_that_were_written_at_once_are_not_written_at_once_again(world: World) -> None:
     first = world.status(NOW)
     world.previous = first

@@ -34,6 +34,8 @@ from headway_operator.times import seconds, timestamp
 # Numbers that move with every request are written at least this often, and no more than twice as often;
 # everything else at once.
 REFRESH_SECONDS = 90.0
+# Of many services all together no more of these are written than this.
+MOST_REFRESHES_PER_SECOND = 4.0
 # Likewise a status of which nothing moves, which shows that somebody still looks.
 HEARTBEAT_SECONDS = 600.0
 _QUALITY_WORDS = {
@@ -202,17 +204,21 @@ def faulted(manifest: Manifest, error: SpecError, now: float) -> dict[str, Any]:
     }
 
 
-def worth_writing(key: ServiceKey, previous: Mapping[str, Any], new: Mapping[str, Any], now: float) -> bool:
+def worth_writing(
+    key: ServiceKey, previous: Mapping[str, Any], new: Mapping[str, Any], now: float, num_services: int = 1
+) -> bool:
     """Whether `new` says something that `previous` did not, or a number that moved some time ago.
 
-    That time differs from service to service and from one writing to the next: those of which an operator
-    has written all at its start would else be written all at once every time.
+    num_services: whose statuses the same operator writes. That time differs from service to service and from
+    one writing to the next: those of which an operator has written all at its start would else be written all
+    at once every time.
     """
     if "updatedAt" not in previous or _lasting(previous) != _lasting(new):
         return True
     age, share = now - seconds(previous["updatedAt"]), _drawn_share(key, previous["updatedAt"])
+    refresh = max(REFRESH_SECONDS, num_services / MOST_REFRESHES_PER_SECOND)
     return age >= HEARTBEAT_SECONDS * share or (
-        age >= REFRESH_SECONDS * share and _timeless(previous) != _timeless(new)
+        age >= refresh * share and _timeless(previous) != _timeless(new)
     )
 
 
