@@ -46,6 +46,8 @@ JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 POD_TEMPLATE_HASH_LABEL = "pod-template-hash"
 CLAIM = "PersistentVolumeClaim"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+# On the objects of revisions and gateways: what was applied of them.
+LAST_APPLIED_ANNOTATION = f"{GROUP}/last-applied"
 
 # Kinds that a cluster may lack, with where they are served.
 MONITORING_API_VERSION = "monitoring.coreos.com/v1"

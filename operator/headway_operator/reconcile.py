@@ -10,7 +10,7 @@
  6. decide    replicas and limits, with the memory of the last pass
  7. follow    how far a rollout may go, and what serves where it was given up
  8. plan      what must be done
- 9. apply     each child
+ 9. apply     each child; what others changed in a revision or gateway that is kept as it is, is undone
 10. scale     each revision, the emptiest replica first
 11. prune     children no longer wanted, unless an apply failed
 12. patch     limits and targets of each replica, and what gateways go by
@@ -34,6 +34,7 @@ from headway_operator.cluster.protocol import Cluster
 from headway_operator.errors import HeadwayOperatorError, InternalError, SpecError, as_internal_error
 from headway_operator.manifests import render
 from headway_operator.model_cache import caches_used, with_caches
+from headway_operator.names import REVISION_KINDS
 from headway_operator.passes import DECIDE_STEP, READ_STEP, RENDER_STEP, STATUS_STEP, Carried, Outcome, World
 from headway_operator.plan import plan, wanted_replicas
 from headway_operator.quality import Gate, awaiting_model, gated, materials, open_or_shut, withheld
@@ -183,6 +184,9 @@ async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan,
         await outcome.attempt(f"apply {_child(manifest)}", cluster.apply(key, manifest))
         for manifest in todo.manifests
     ]
+    for child in _left_as_they_are(todo, observed):
+        step = f"repair {child.kind} {child.name}"
+        applied.append(await outcome.attempt(step, cluster.repair(key, child)))
     for replica, cost in todo.deletion_costs.items():
         await outcome.attempt(
             f"set deletion cost of {replica}", cluster.set_deletion_cost(key, replica, cost)
@@ -243,6 +247,14 @@ async def _checkpoint(world: World, service: Service, outcome: Outcome, carried:
         return
     if await outcome.attempt("save memory", world.cluster.save_memory(service.key, data)):
         carried.checkpoint, carried.checkpointed_at, carried.checkpointed = digest, now, spec
+
+
+def _left_as_they_are(todo: Plan, observed: Observed) -> list[ChildKey]:
+    """Revisions and gateways that are kept, and not applied."""
+    kinds = REVISION_KINDS
+    applied = {one["metadata"]["name"] for one in todo.manifests if one["kind"] in kinds}
+    kept = (child for child in todo.keep if child.kind in kinds and child.name not in applied)
+    return sorted(child for child in kept if child in observed.children)
 
 
 def _child(manifest: Manifest) -> str:

@@ -214,6 +214,9 @@ class MemoryCluster:
         if child.kind == "Job":
             self.evaluations[child.name] = Evaluation(child.name, "running")
 
+    async def repair(self, key: ServiceKey, child: ChildKey) -> None:
+        self.call("repair", f"{child.kind} {child.name}")
+
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         self.call("scale", f"{revision} {replicas}")
         if revision not in self.replicas:

@@ -262,3 +262,18 @@ async def test_rollouts_show_in_the_operators_metrics(stage: Stage) -> None:
         page = generate_latest(metrics.registry).decode()
         assert f"headway_operator_canary_weight{{{where}}} {weight}" in page
         assert f"headway_operator_rollout_given_up{{{where}}} {given_up}" in page
+
+
+async def test_what_is_kept_as_an_earlier_operator_rendered_it_is_repaired_and_not_applied(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.settle()
+    assert stage.cluster.named("repair") == []
+    names = sorted(stage.cluster.replicas)
+    monkeypatch.setattr("headway_operator.manifests.pod.GRACE_MARGIN_SECONDS", 16)
+    stage.cluster.faults[f"repair Deployment {names[0]}"] = UnavailableError("away")
+    outcome = await stage.step()
+    assert stage.cluster.named("repair") == [f"repair Deployment {name}" for name in names]
+    assert [one for one in stage.cluster.named("apply") if "Deployment" in one] == []
+    assert outcome.problems == [(f"repair Deployment {names[0]}", "away", "UnavailableError")]
+    assert stage.told("Degraded") == ("True", "ApiUnavailable")

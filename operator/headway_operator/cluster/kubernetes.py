@@ -27,6 +27,7 @@ from headway_operator.cluster.kubernetes_children import KubernetesChildren
 from headway_operator.cluster.kubernetes_discovery import Discovery
 from headway_operator.cluster.kubernetes_observation import Found, observed, owner_uid
 from headway_operator.errors import AbsentError, ClusterError, ForbiddenError
+from headway_operator.manifests.last_applied import holds, last_applied
 from headway_operator.names import (
     API_VERSION,
     CACHE_KIND,
@@ -149,6 +150,30 @@ class KubernetesCluster(KubernetesChildren):
             if manifest["kind"] in OPTIONAL_KINDS:
                 self._discovery.lost(manifest["kind"])
             raise
+
+    async def repair(self, key: ServiceKey, child: ChildKey) -> None:
+        """Apply once more what its annotation says was applied, where others have changed that.
+
+        Read only where what is kept in memory shows that somebody changed it. Nothing can be done for one
+        without the annotation, as versions before there was one left it, or with one of no use.
+        """
+        if self._applied.is_as_left(key, child):
+            return
+        uid, found = await self._uid(key), await self._api.get(child.kind, key.namespace, child.name)
+        if found is None or owner_uid(found) != uid or found["metadata"].get("deletionTimestamp"):
+            return
+        try:
+            manifest = last_applied(found, key, uid, allows_unrestricted=self._site.allows_unrestricted)
+        except ValueError as error:
+            logger.warning("%s: %s %s is left as it is: %s", key, child.kind, child.name, error)
+            manifest = None
+        if manifest is None:
+            self._applied.saw(key, child, found)
+        elif holds(found, manifest):
+            self._applied.remember(key, child, manifest, found)
+        else:
+            logger.info("%s: what others changed in %s %s is undone", key, child.kind, child.name)
+            await self._write(key, child, manifest)
 
     async def _scalers(self, namespace: str) -> list[Json]:
         held = self._cache.all_in(SCALER, namespace)

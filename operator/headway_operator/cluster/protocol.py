@@ -28,6 +28,9 @@ class Cluster(Protocol):
     async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
         """Server-side apply one child with Headway's field manager. Never sets replicas of a revision."""
 
+    async def repair(self, key: ServiceKey, child: ChildKey) -> None:
+        """Undo what others changed in the object of a revision or gateway that is kept and not rendered."""
+
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         """Set the replicas of one revision through its scale subresource."""
 
