@@ -26,7 +26,8 @@ from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_children import KubernetesChildren
 from headway_operator.cluster.kubernetes_discovery import Discovery
 from headway_operator.cluster.kubernetes_observation import Found, observed, owner_uid
-from headway_operator.errors import AbsentError, ClusterError, ForbiddenError
+from headway_operator.cluster.kubernetes_other_operator import OtherOperators
+from headway_operator.errors import AbsentError, ClusterError, ForbiddenError, OtherOperatorError
 from headway_operator.manifests.last_applied import holds, last_applied
 from headway_operator.names import (
     API_VERSION,
@@ -82,6 +83,7 @@ class KubernetesCluster(KubernetesChildren):
         runtime_image: str,
         gateway_image: str,
         operator_namespace: str = "",
+        lease_namespace: str = "",
         monitoring_namespace: str = "",
         monitoring_labels: Sequence[tuple[str, str]] = (),
         image_pull_secrets: Sequence[str] = (),
@@ -89,7 +91,10 @@ class KubernetesCluster(KubernetesChildren):
         clock: Callable[[], float] = time.time,
         cache: KubernetesCache | None = None,
     ) -> None:
-        """cache: what is read from memory. Without one, and for kinds that it lacks, the API is asked."""
+        """cache: what is read from memory. Without one, and for kinds that it lacks, the API is asked.
+
+        lease_namespace: by which operators are told apart; "": there is no other.
+        """
         super().__init__(api, KIND, cache or KubernetesCache(api, (), {}), clock)
         self._site = Site(
             kind="kubernetes",
@@ -104,6 +109,7 @@ class KubernetesCluster(KubernetesChildren):
             image_pull_secrets=tuple(image_pull_secrets),
             allows_unrestricted=allows_unrestricted,
         )
+        self._others = OtherOperators(api, self._cache, lease_namespace, clock)
         self._discovery = Discovery(api, clock)
         self._unseen_kinds: set[str] = set()
 
@@ -111,6 +117,12 @@ class KubernetesCluster(KubernetesChildren):
     def site(self) -> Site:
         """What pods are rendered with, and which optional kinds there are now."""
         return replace(self._site, optional_kinds=self._discovery.kinds)
+
+    async def check_alone(self, key: ServiceKey) -> None:
+        """Raise OtherOperatorError where another one has written the checkpoint lately."""
+        if other := await self._others.of(key, await self._uid(key)):
+            self._applied.forget(key)
+            raise OtherOperatorError(other, self._others.own)
 
     async def observe(self, key: ServiceKey) -> Observed:
         """The children, the pods and the autoscalers; all of it or a ClusterError."""
@@ -261,19 +273,20 @@ class KubernetesCluster(KubernetesChildren):
             return None
         return memory if isinstance(memory, dict) else None
 
-    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any]) -> None:
+    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any], until: float) -> None:
         """Write the checkpoint, and what was applied."""
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": await self._uid(key)}
         name = memory_config_map(key.name)
+        metadata = {
+            "name": name,
+            "namespace": key.namespace,
+            "labels": service_labels(key.name),
+            "ownerReferences": [{**owner, "controller": True}],
+        }
         manifest = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {
-                "name": name,
-                "namespace": key.namespace,
-                "labels": service_labels(key.name),
-                "ownerReferences": [{**owner, "controller": True}],
-            },
+            "metadata": self._others.marked(metadata, until),
             "data": {
                 MEMORY_FILE: json.dumps(memory, separators=(",", ":")),
                 APPLIED_FILE: self._applied.to_json(key, besides=ChildKey("ConfigMap", name)),

@@ -255,7 +255,10 @@ class LocalCluster:
     async def repair(self, key: ServiceKey, child: ChildKey) -> None:
         """Nobody else changes what this process keeps."""
 
-    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any]) -> None:
+    async def check_alone(self, key: ServiceKey) -> None:
+        """There is no other."""
+
+    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any], until: float) -> None:
         """Keep it in this process."""
         self._memory = memory
 
