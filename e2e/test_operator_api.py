@@ -117,7 +117,7 @@ async def test_the_checkpoint_belongs_to_one_life_of_a_service(
     api: KubernetesApi, key: ServiceKey, cluster: KubernetesCluster
 ) -> None:
     assert await cluster.load_memory(key) is None
-    await cluster.save_memory(key, {"version": 1, "slices": [1, 2]})
+    await cluster.save_memory(key, {"version": 1, "slices": [1, 2]}, 0.0)
     assert await cluster.load_memory(key) == {"version": 1, "slices": [1, 2]}
     service = await cluster.fetch(key)
     assert service is not None
@@ -127,7 +127,7 @@ async def test_the_checkpoint_belongs_to_one_life_of_a_service(
     cluster.forget(key)
     assert await cluster.load_memory(key) is None
     with pytest.raises(ConflictError):  # until the garbage collector has taken the old one
-        await cluster.save_memory(key, {"version": 1})
+        await cluster.save_memory(key, {"version": 1}, 0.0)
 
 
 async def test_another_autoscaler_of_the_service_is_noticed(

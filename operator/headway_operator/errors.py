@@ -12,6 +12,7 @@ HeadwayOperatorError
 │   └── UnavailableError   no answer in time: try again, change nothing
 │       └── ThrottledError the API server asked to wait
 ├── NotLeadingError        this operator may not write now: it does not hold the Lease
+├── OtherOperatorError     another operator, with a Lease of its own, looks after the service
 ├── KeyPairError           the stored admin key pair cannot be used
 └── ScrapeError            a replica gave no usable sample
 """
@@ -107,6 +108,16 @@ class ThrottledError(UnavailableError):
 
 class NotLeadingError(HeadwayOperatorError):
     """This operator does not hold the Lease, so it writes nothing."""
+
+
+class OtherOperatorError(HeadwayOperatorError):
+    """Another operator looks after the service: nothing is written for it. Both are by namespace of Lease."""
+
+    def __init__(self, other: str, own: str) -> None:
+        super().__init__(
+            f"the operator whose Lease is in namespace {other!r} looks after this service; this one, whose "
+            f"Lease is in {own!r}, leaves it alone: have only one of them watch this namespace"
+        )
 
 
 class KeyPairError(HeadwayOperatorError):

@@ -22,7 +22,12 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from headway_operator.errors import HeadwayOperatorError, NotLeadingError, ScrapeError
+from headway_operator.errors import (
+    HeadwayOperatorError,
+    NotLeadingError,
+    OtherOperatorError,
+    ScrapeError,
+)
 from headway_operator.operator_log import about
 from headway_operator.passes import Carried, Outcome, World
 from headway_operator.reconcile import reconcile
@@ -186,6 +191,8 @@ class ServiceLoop:
             logger.info("%s: the pass ends here: %s", self._key, error)
             self._rest()
         except HeadwayOperatorError as error:
+            if isinstance(error, OtherOperatorError):
+                self._rest()
             self._log_failure(error)
             self._metrics.failed(self._key, type(error).__name__, time.monotonic() - started_at)
         except Exception as error:  # noqa: BLE001 - logged with its traceback just below

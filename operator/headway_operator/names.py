@@ -46,6 +46,11 @@ JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 POD_TEMPLATE_HASH_LABEL = "pod-template-hash"
 CLAIM = "PersistentVolumeClaim"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+# On the objects of revisions and gateways: what was applied of them.
+LAST_APPLIED_ANNOTATION = f"{GROUP}/last-applied"
+# On checkpoints: the namespace of their writer's Lease, and the time until which that counts.
+OPERATOR_LABEL = f"{GROUP}/operator"
+OPERATOR_UNTIL_ANNOTATION = f"{GROUP}/operator-until"
 
 # Kinds that a cluster may lack, with where they are served.
 MONITORING_API_VERSION = "monitoring.coreos.com/v1"

@@ -35,6 +35,7 @@ class World:
 
     keys: what signs admin calls. clock: since the epoch. num_services: that this process looks after.
     pace: awaited by a pass before each of its longer computations (`turns`).
+    interval_seconds: between two passes.
     """
 
     cluster: Cluster
@@ -43,6 +44,7 @@ class World:
     clock: Callable[[], float]
     num_services: Callable[[], int] = lambda: 1
     pace: Callable[[ServiceKey], Awaitable[None]] = _at_once
+    interval_seconds: float = 5.0
 
 
 class Problem(NamedTuple):

@@ -10,12 +10,12 @@
  6. decide    replicas and limits, with the memory of the last pass
  7. follow    how far a rollout may go, and what serves where it was given up
  8. plan      what must be done
- 9. apply     each child
+ 9. apply     each child; what others changed in a revision or gateway that is kept as it is, is undone
 10. scale     each revision, the emptiest replica first
 11. prune     children no longer wanted, unless an apply failed
 12. patch     limits and targets of each replica, and what gateways go by
 13. status    when it says something new, with its events
-14. memory    at most once a minute, and when another spec was accepted
+14. memory    at most once a minute, and when another spec was accepted; what says nothing new, less often
 
 A step that fails changes nothing that serves: it is recorded, the other steps go on, and the next pass tries
 it again. Only without an observation there is nothing to go on with. A spec over which the operator itself
@@ -34,6 +34,7 @@ from headway_operator.cluster.protocol import Cluster
 from headway_operator.errors import HeadwayOperatorError, InternalError, SpecError, as_internal_error
 from headway_operator.manifests import render
 from headway_operator.model_cache import caches_used, with_caches
+from headway_operator.names import REVISION_KINDS
 from headway_operator.passes import DECIDE_STEP, READ_STEP, RENDER_STEP, STATUS_STEP, Carried, Outcome, World
 from headway_operator.plan import plan, wanted_replicas
 from headway_operator.quality import Gate, awaiting_model, gated, materials, open_or_shut, withheld
@@ -48,14 +49,19 @@ logger = logging.getLogger(__name__)
 # Of a service; longer where all of them together would write more than that.
 CHECKPOINT_SECONDS = 60.0
 MOST_CHECKPOINTS_PER_SECOND = 4.0
+# Of these times: after how many one that says nothing new is written all the same, and how many it counts for
+# other operators, which leave the service alone until then.
+RENEWAL_PERIODS, COUNTING_PERIODS = 2, 3
 
 
 async def reconcile(world: World, manifest: Manifest, carried: Carried) -> Outcome:
     """Take one pass over the service as `manifest` now has it, its last status included.
 
-    Raises ClusterError when the cluster cannot be observed or the checkpoint not be read.
+    Raises ClusterError when the cluster cannot be observed or the checkpoint not be read, OtherOperatorError,
+    before anything is done, where another operator looks after the service.
     """
     cluster, key = world.cluster, key_of(manifest)
+    await cluster.check_alone(key)
     outcome = Outcome(key, manifest.get("status") or {}, earlier_problems=carried.problems)
     carried.problems = outcome.problems
     refusal: SpecError | None = None
@@ -183,6 +189,9 @@ async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan,
         await outcome.attempt(f"apply {_child(manifest)}", cluster.apply(key, manifest))
         for manifest in todo.manifests
     ]
+    for child in _left_as_they_are(todo, observed):
+        step = f"repair {child.kind} {child.name}"
+        applied.append(await outcome.attempt(step, cluster.repair(key, child)))
     for replica, cost in todo.deletion_costs.items():
         await outcome.attempt(
             f"set deletion cost of {replica}", cluster.set_deletion_cost(key, replica, cost)
@@ -235,16 +244,27 @@ async def _resumed(world: World, key: ServiceKey, carried: Carried, sample: Samp
 
 async def _checkpoint(world: World, service: Service, outcome: Outcome, carried: Carried) -> None:
     now, spec = world.clock(), carried.accepted
-    period = max(CHECKPOINT_SECONDS, world.num_services() / MOST_CHECKPOINTS_PER_SECOND)
-    is_due = now - carried.checkpointed_at >= period or spec != carried.checkpointed
+    seconds = world.num_services() / MOST_CHECKPOINTS_PER_SECOND
+    period = max(CHECKPOINT_SECONDS, seconds, world.interval_seconds)
+    age = now - carried.checkpointed_at
+    is_due = age >= period or spec != carried.checkpointed
     if carried.memory is None or not is_due:
         return
     data = carried.memory.to_dict() | ({} if spec is None else {"accepted": spec.to_dict()})
     digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-    if digest == carried.checkpoint:
+    if digest == carried.checkpoint and age < RENEWAL_PERIODS * period:
         return
-    if await outcome.attempt("save memory", world.cluster.save_memory(service.key, data)):
+    save = world.cluster.save_memory(service.key, data, now + COUNTING_PERIODS * period)
+    if await outcome.attempt("save memory", save):
         carried.checkpoint, carried.checkpointed_at, carried.checkpointed = digest, now, spec
+
+
+def _left_as_they_are(todo: Plan, observed: Observed) -> list[ChildKey]:
+    """Revisions and gateways that are kept, and not applied."""
+    kinds = REVISION_KINDS
+    applied = {one["metadata"]["name"] for one in todo.manifests if one["kind"] in kinds}
+    kept = (child for child in todo.keep if child.kind in kinds and child.name not in applied)
+    return sorted(child for child in kept if child in observed.children)
 
 
 def _child(manifest: Manifest) -> str:

@@ -166,6 +166,7 @@ class MemoryCluster:
     status: dict[str, Any] = field(default_factory=dict)
     events: list[tuple[str, str, str]] = field(default_factory=list)
     memory: Mapping[str, Any] | None = None
+    counts_until: float = 0.0
     calls: list[str] = field(default_factory=list)
     faults: dict[str, Exception] = field(default_factory=dict)
 
@@ -174,6 +175,10 @@ class MemoryCluster:
         for fault in (name, f"{name} {detail}"):
             if fault in self.faults:
                 raise self.faults[fault]
+
+    async def check_alone(self, key: ServiceKey) -> None:
+        if "check_alone" in self.faults:
+            raise self.faults["check_alone"]
 
     async def observe(self, key: ServiceKey) -> Observed:
         self.call("observe")
@@ -214,6 +219,9 @@ class MemoryCluster:
         if child.kind == "Job":
             self.evaluations[child.name] = Evaluation(child.name, "running")
 
+    async def repair(self, key: ServiceKey, child: ChildKey) -> None:
+        self.call("repair", f"{child.kind} {child.name}")
+
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         self.call("scale", f"{revision} {replicas}")
         if revision not in self.replicas:
@@ -246,8 +254,9 @@ class MemoryCluster:
         self.call("load_memory")
         return self.memory
 
-    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any]) -> None:
+    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any], until: float) -> None:
         self.call("save_memory")
+        self.counts_until = until
         self.memory = memory
 
     def named(self, name: str) -> list[str]:

@@ -55,7 +55,7 @@ async def test_a_service_made_anew_does_not_take_over_the_checkpoint_of_the_dele
     cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
     api.objects[KIND] = {"metadata": {"uid": "first"}}
     await cluster.fetch(key)
-    await cluster.save_memory(key, {"version": 1})
+    await cluster.save_memory(key, {"version": 1}, 0.0)
     assert await cluster.load_memory(key) == {"version": 1}
     api.objects[KIND] = {"metadata": {"uid": "second"}}  # deleted and made between two passes
     await cluster.fetch(key)

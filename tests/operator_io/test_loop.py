@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from headway_operator import loop as loop_module
-from headway_operator.errors import ClusterError, NotLeadingError, UnavailableError
+from headway_operator.errors import ClusterError, NotLeadingError, OtherOperatorError, UnavailableError
 from headway_operator.health import Health, serving
 from headway_operator.loop import ServiceLoop, ServiceLoops
 from headway_operator.names import ServiceKey
@@ -303,6 +303,24 @@ async def test_a_pass_that_loses_the_lease_ends_and_what_it_carried_is_dropped(
     assert passes.taken[0][1] is not passes.taken[1][1]
     assert caplog.records == []
     assert "NotLeading" not in generate_latest(metrics.registry).decode()
+
+
+async def test_what_was_carried_is_dropped_where_another_operator_looks_after_the_service(
+    passes: Passes, running: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = OperatorMetrics()
+    passes.faults = [OtherOperatorError("system", "laptop") for _ in range(3)]
+    with caplog.at_level(logging.ERROR):
+        running(interval_seconds=0.01, metrics=metrics)
+        await eventually(lambda: len(passes.taken) >= 5)
+    carried = [one for _, one in passes.taken]
+    assert len({id(one) for one in carried[:4]}) == 4
+    assert carried[3] is carried[4]
+    (record,) = caplog.records
+    assert "'system'" in record.message
+    labels = '{name="demo",namespace="default",reason="OtherOperatorError",step="pass"}'
+    page = generate_latest(metrics.registry).decode()
+    assert f"headway_operator_reconcile_errors_total{labels} 3.0" in page
 
 
 async def test_what_was_carried_is_dropped_while_another_leads(

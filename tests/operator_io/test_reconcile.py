@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
-from headway_operator.errors import AdmissionError, UnavailableError
+from headway_operator.errors import AdmissionError, OtherOperatorError, UnavailableError
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.passes import Carried
 from headway_operator.rollout import Rollout
@@ -262,3 +262,55 @@ async def test_rollouts_show_in_the_operators_metrics(stage: Stage) -> None:
         page = generate_latest(metrics.registry).decode()
         assert f"headway_operator_canary_weight{{{where}}} {weight}" in page
         assert f"headway_operator_rollout_given_up{{{where}}} {given_up}" in page
+
+
+async def test_what_is_kept_as_an_earlier_operator_rendered_it_is_repaired_and_not_applied(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.settle()
+    assert stage.cluster.named("repair") == []
+    names = sorted(stage.cluster.replicas)
+    monkeypatch.setattr("headway_operator.manifests.pod.GRACE_MARGIN_SECONDS", 16)
+    stage.cluster.faults[f"repair Deployment {names[0]}"] = UnavailableError("away")
+    outcome = await stage.step()
+    assert stage.cluster.named("repair") == [f"repair Deployment {name}" for name in names]
+    assert [one for one in stage.cluster.named("apply") if "Deployment" in one] == []
+    assert outcome.problems == [(f"repair Deployment {names[0]}", "away", "UnavailableError")]
+    assert stage.told("Degraded") == ("True", "ApiUnavailable")
+
+
+async def test_nothing_is_read_measured_or_written_while_another_operator_looks_after_it(
+    stage: Stage,
+) -> None:
+    await stage.settle()
+    sampled: list[ServiceKey] = []
+    stage.scraper.sample = lambda key, observed: sampled.append(key)
+    stage.cluster.faults["check_alone"] = OtherOperatorError("system", "laptop")
+    for carried in (stage.carried, Carried()):  # one that wrote before, and one that has just started
+        stage.carried = carried
+        with pytest.raises(OtherOperatorError):
+            await stage.step(1000.0)
+        assert stage.cluster.calls == []
+        assert sampled == []
+
+
+@pytest.mark.parametrize(
+    ("num_services", "interval_seconds", "period"), [(1, 5.0, 60.0), (1000, 5.0, 250.0), (1, 100.0, 100.0)]
+)
+async def test_a_checkpoint_that_says_nothing_new_is_renewed_before_it_counts_no_more(
+    stage: Stage,
+    monkeypatch: pytest.MonkeyPatch,
+    num_services: int,
+    interval_seconds: float,
+    period: float,
+) -> None:
+    stage.world = replace(stage.world, num_services=lambda: num_services, interval_seconds=interval_seconds)
+    monkeypatch.setattr("headway_operator.slo.Memory.to_dict", lambda memory: {"version": 1})
+    saved = []
+    for _ in range(round(7 * period / interval_seconds)):
+        await stage.step(interval_seconds)
+        if stage.cluster.named("save_memory"):
+            saved.append(stage.clock.now)
+            assert stage.cluster.counts_until == stage.clock.now + 3 * period
+        assert stage.clock.now < stage.cluster.counts_until
+    assert {later - earlier for earlier, later in itertools.pairwise(saved)} == {2 * period}

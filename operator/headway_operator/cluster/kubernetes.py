@@ -26,7 +26,9 @@ from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_children import KubernetesChildren
 from headway_operator.cluster.kubernetes_discovery import Discovery
 from headway_operator.cluster.kubernetes_observation import Found, observed, owner_uid
-from headway_operator.errors import AbsentError, ClusterError, ForbiddenError
+from headway_operator.cluster.kubernetes_other_operator import OtherOperators
+from headway_operator.errors import AbsentError, ClusterError, ForbiddenError, OtherOperatorError
+from headway_operator.manifests.last_applied import holds, last_applied
 from headway_operator.names import (
     API_VERSION,
     CACHE_KIND,
@@ -81,6 +83,7 @@ class KubernetesCluster(KubernetesChildren):
         runtime_image: str,
         gateway_image: str,
         operator_namespace: str = "",
+        lease_namespace: str = "",
         monitoring_namespace: str = "",
         monitoring_labels: Sequence[tuple[str, str]] = (),
         image_pull_secrets: Sequence[str] = (),
@@ -88,7 +91,10 @@ class KubernetesCluster(KubernetesChildren):
         clock: Callable[[], float] = time.time,
         cache: KubernetesCache | None = None,
     ) -> None:
-        """cache: what is read from memory. Without one, and for kinds that it lacks, the API is asked."""
+        """cache: what is read from memory. Without one, and for kinds that it lacks, the API is asked.
+
+        lease_namespace: by which operators are told apart; "": there is no other.
+        """
         super().__init__(api, KIND, cache or KubernetesCache(api, (), {}), clock)
         self._site = Site(
             kind="kubernetes",
@@ -103,6 +109,7 @@ class KubernetesCluster(KubernetesChildren):
             image_pull_secrets=tuple(image_pull_secrets),
             allows_unrestricted=allows_unrestricted,
         )
+        self._others = OtherOperators(api, self._cache, lease_namespace, clock)
         self._discovery = Discovery(api, clock)
         self._unseen_kinds: set[str] = set()
 
@@ -110,6 +117,12 @@ class KubernetesCluster(KubernetesChildren):
     def site(self) -> Site:
         """What pods are rendered with, and which optional kinds there are now."""
         return replace(self._site, optional_kinds=self._discovery.kinds)
+
+    async def check_alone(self, key: ServiceKey) -> None:
+        """Raise OtherOperatorError where another one has written the checkpoint lately."""
+        if other := await self._others.of(key, await self._uid(key)):
+            self._applied.forget(key)
+            raise OtherOperatorError(other, self._others.own)
 
     async def observe(self, key: ServiceKey) -> Observed:
         """The children, the pods and the autoscalers; all of it or a ClusterError."""
@@ -149,6 +162,30 @@ class KubernetesCluster(KubernetesChildren):
             if manifest["kind"] in OPTIONAL_KINDS:
                 self._discovery.lost(manifest["kind"])
             raise
+
+    async def repair(self, key: ServiceKey, child: ChildKey) -> None:
+        """Apply once more what its annotation says was applied, where others have changed that.
+
+        Read only where what is kept in memory shows that somebody changed it. Nothing can be done for one
+        without the annotation, as versions before there was one left it, or with one of no use.
+        """
+        if self._applied.is_as_left(key, child):
+            return
+        uid, found = await self._uid(key), await self._api.get(child.kind, key.namespace, child.name)
+        if found is None or owner_uid(found) != uid or found["metadata"].get("deletionTimestamp"):
+            return
+        try:
+            manifest = last_applied(found, key, uid, allows_unrestricted=self._site.allows_unrestricted)
+        except ValueError as error:
+            logger.warning("%s: %s %s is left as it is: %s", key, child.kind, child.name, error)
+            manifest = None
+        if manifest is None:
+            self._applied.saw(key, child, found)
+        elif holds(found, manifest):
+            self._applied.remember(key, child, manifest, found)
+        else:
+            logger.info("%s: what others changed in %s %s is undone", key, child.kind, child.name)
+            await self._write(key, child, manifest)
 
     async def _scalers(self, namespace: str) -> list[Json]:
         held = self._cache.all_in(SCALER, namespace)
@@ -236,19 +273,20 @@ class KubernetesCluster(KubernetesChildren):
             return None
         return memory if isinstance(memory, dict) else None
 
-    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any]) -> None:
+    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any], until: float) -> None:
         """Write the checkpoint, and what was applied."""
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": await self._uid(key)}
         name = memory_config_map(key.name)
+        metadata = {
+            "name": name,
+            "namespace": key.namespace,
+            "labels": service_labels(key.name),
+            "ownerReferences": [{**owner, "controller": True}],
+        }
         manifest = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {
-                "name": name,
-                "namespace": key.namespace,
-                "labels": service_labels(key.name),
-                "ownerReferences": [{**owner, "controller": True}],
-            },
+            "metadata": self._others.marked(metadata, until),
             "data": {
                 MEMORY_FILE: json.dumps(memory, separators=(",", ":")),
                 APPLIED_FILE: self._applied.to_json(key, besides=ChildKey("ConfigMap", name)),

@@ -3,6 +3,8 @@
 A child is as it was applied if it is to be the same as then, and if either that was less than a minute ago or
 what is kept in memory shows no trace of anybody since. Traces are kept with the controller's checkpoint: a
 fresh operator then writes only what differs, instead of a dozen children of every service.
+
+A child that is kept and not rendered has a trace, too: of when it was looked at last.
 """
 
 import hashlib
@@ -13,6 +15,7 @@ from typing import Any
 
 from headway_operator.cluster.kubernetes_api import Json
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
+from headway_operator.names import LAST_APPLIED_ANNOTATION, REVISION_KINDS
 from headway_operator.state import ChildKey, Manifest, ServiceKey
 
 # What was applied is applied anew after this time, which undoes what others changed in it; unless what is
@@ -22,7 +25,10 @@ REAPPLY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """One child as it was applied last. trace: changes when anybody changes it. at: seconds of the clock."""
+    """One child as it was applied last. trace: changes when anybody changes it. at: seconds of the clock.
+
+    digest: "" of one of which nothing is known but how it looked.
+    """
 
     digest: str
     trace: str
@@ -42,10 +48,22 @@ class AppliedChildren:
         applied = self._of.get(key, {}).get(child)
         if applied is None or applied.digest != _digest(manifest):
             return False
+        return self._is_untouched(key, child, applied)
+
+    def is_as_left(self, key: ServiceKey, child: ChildKey) -> bool:
+        """Whether one that is not rendered was looked at, lately or with no trace of anybody else since."""
+        applied = self._of.get(key, {}).get(child)
+        return applied is not None and self._is_untouched(key, child, applied)
+
+    def _is_untouched(self, key: ServiceKey, child: ChildKey, applied: _Applied) -> bool:
         if self._clock() - applied.at < REAPPLY_SECONDS:
             return True
         is_known, now = self._cache.get(child.kind, key.namespace, child.name)
         return is_known and now is not None and _trace(now) == applied.trace
+
+    def saw(self, key: ServiceKey, child: ChildKey, found: Json) -> None:
+        """found: the object as it is, which there is nothing to compare with."""
+        self._of.setdefault(key, {})[child] = _Applied("", _trace(found), self._clock())
 
     def remember(self, key: ServiceKey, child: ChildKey, manifest: Manifest, written: Json) -> None:
         """written: the object as the API server has it after `manifest` was applied."""
@@ -81,7 +99,9 @@ class AppliedChildren:
 
 
 def _digest(manifest: Manifest) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    """Of what is written: the annotation says the same once more, and earlier versions wrote none."""
+    annotation = LAST_APPLIED_ANNOTATION if manifest["kind"] in REVISION_KINDS else ""
+    return hashlib.sha256((json.dumps(manifest, sort_keys=True) + annotation).encode()).hexdigest()
 
 
 def _trace(item: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ from headway_operator.cluster.kubernetes_fields import FieldKeeper
 from headway_operator.cluster.kubernetes_observation import owner_uid
 from headway_operator.cluster.kubernetes_undeclared import Undeclared, undeclared, without
 from headway_operator.errors import ClusterError, ConflictError
-from headway_operator.names import API_VERSION
+from headway_operator.manifests.last_applied import with_last_applied
+from headway_operator.names import API_VERSION, REVISION_KINDS
 from headway_operator.state import ChildKey, Manifest, ServiceKey
 
 logger = logging.getLogger(__name__)
@@ -77,9 +78,14 @@ class KubernetesChildren:
                     f"{child.kind} {child.name!r} exists and is not owned by this {self._kind}; "
                     f"delete it, or give the {self._kind} another name"
                 )
-        written = await self._fields.apply(key, child, manifest)
-        self._applied.remember(key, child, manifest, written)
+        await self._write(key, child, manifest)
         self._owned.setdefault(key, {})[child] = uid
+
+    async def _write(self, key: ServiceKey, child: ChildKey, manifest: Manifest) -> None:
+        """Apply it, with what is applied on it where it may come to be kept as it is."""
+        whole = with_last_applied(manifest) if child.kind in REVISION_KINDS else manifest
+        written = await self._fields.apply(key, child, whole)
+        self._applied.remember(key, child, manifest, written)
 
     async def prune(self, key: ServiceKey, child: ChildKey) -> None:
         """Delete one child of ours."""

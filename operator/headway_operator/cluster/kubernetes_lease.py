@@ -62,6 +62,7 @@ class Lease:
 
     async def run(self) -> None:
         """Seek and renew until cancelled; then give the Lease up, so that the next need not wait."""
+        logger.info("Lease %s of namespace %s is sought", LEASE_NAME, self._namespace)
         try:
             was_held = False
             while True:

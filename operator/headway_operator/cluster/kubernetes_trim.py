@@ -8,10 +8,17 @@ common are in memory once.
 from collections.abc import Mapping
 from typing import Any
 
-from headway_operator.names import API_VERSION, CACHE_KIND, DELETION_COST_ANNOTATION, KIND, MONITORING_KINDS
+from headway_operator.names import (
+    API_VERSION,
+    CACHE_KIND,
+    DELETION_COST_ANNOTATION,
+    KIND,
+    MONITORING_KINDS,
+    OPERATOR_UNTIL_ANNOTATION,
+)
 
 Json = dict[str, Any]
-# Of these only owner and name matter; they are asked for as bare metadata.
+# Of these only owner and name matter, and who wrote a checkpoint; they are asked for as bare metadata.
 METADATA_KINDS = frozenset(
     (
         *("Service", "ServiceAccount", "ConfigMap", "Role", "RoleBinding"),
@@ -61,11 +68,13 @@ def _kept(kind: str, item: Mapping[str, Any]) -> Json:
         # In a list, items need not say what they are.
         return {"apiVersion": API_VERSION, "kind": kind, **item, "metadata": whole}
     kept: Json = {"metadata": _only(metadata, METADATA)}
+    annotations = metadata.get("annotations") or {}
     if kind in METADATA_KINDS:
+        if kind == "ConfigMap" and OPERATOR_UNTIL_ANNOTATION in annotations:
+            kept["metadata"]["annotations"] = _only(annotations, (OPERATOR_UNTIL_ANNOTATION,))
         return kept
     spec, status = item.get("spec") or {}, item.get("status") or {}
     if kind == "Pod":
-        annotations = metadata.get("annotations") or {}
         kept["metadata"]["annotations"] = _only(annotations, (DELETION_COST_ANNOTATION,))
         kept["spec"] = _only(spec, ("nodeName",)) | {
             name: [_only(container, CONTAINER) for container in spec[name]]

@@ -252,7 +252,13 @@ class LocalCluster:
         """What was saved since the start; a new start has no history of its own."""
         return self._memory
 
-    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any]) -> None:
+    async def repair(self, key: ServiceKey, child: ChildKey) -> None:
+        """Nobody else changes what this process keeps."""
+
+    async def check_alone(self, key: ServiceKey) -> None:
+        """There is no other."""
+
+    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any], until: float) -> None:
         """Keep it in this process."""
         self._memory = memory
 

@@ -13,6 +13,9 @@ class Cluster(Protocol):
     def site(self) -> Site:
         """What the renderer must know of this world."""
 
+    async def check_alone(self, key: ServiceKey) -> None:
+        """Raise OtherOperatorError where another operator looks after the service."""
+
     async def observe(self, key: ServiceKey) -> Observed:
         """Read the service's children as they are now."""
 
@@ -27,6 +30,9 @@ class Cluster(Protocol):
 
     async def apply(self, key: ServiceKey, manifest: Manifest) -> None:
         """Server-side apply one child with Headway's field manager. Never sets replicas of a revision."""
+
+    async def repair(self, key: ServiceKey, child: ChildKey) -> None:
+        """Undo what others changed in the object of a revision or gateway that is kept and not rendered."""
 
     async def scale(self, key: ServiceKey, revision: str, replicas: int) -> None:
         """Set the replicas of one revision through its scale subresource."""
@@ -51,5 +57,5 @@ class Cluster(Protocol):
     async def load_memory(self, key: ServiceKey) -> Mapping[str, Any] | None:
         """The controller's checkpoint, or None."""
 
-    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any]) -> None:
-        """Write the controller's checkpoint."""
+    async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any], until: float) -> None:
+        """Write the controller's checkpoint. until: other operators leave the service to this one."""

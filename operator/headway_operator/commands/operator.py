@@ -92,6 +92,7 @@ async def run(options: argparse.Namespace) -> None:
             runtime_image=options.runtime_image,
             gateway_image=options.gateway_image,
             operator_namespace=_pod_namespace(),
+            lease_namespace=secrets,
             monitoring_namespace=options.monitoring_namespace,
             monitoring_labels=options.monitoring_label,
             image_pull_secrets=options.image_pull_secret,
@@ -100,7 +101,9 @@ async def run(options: argparse.Namespace) -> None:
         )
         scraper = await stack.enter_async_context(Scraper(keys, time.time, may_write=lambda: lease.is_held))
         turns = Turns(WOKEN_PASSES, CLOCKED_PASSES)
-        world = World(cluster, scraper, keys, time.time, lambda: len(loops), turns.pace)
+        world = World(
+            cluster, scraper, keys, time.time, lambda: len(loops), turns.pace, options.interval_seconds
+        )
 
         async def fetch(key: ServiceKey) -> Manifest | None:
             return await cluster.fetch(key, from_memory=not resync.owes(key))
