@@ -14,6 +14,7 @@ beginning, so that the samples of a busy operator are no further apart; but half
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import random
@@ -226,14 +227,16 @@ class ServiceLoops:
         self._on_gone = on_gone
         self._loops: dict[ServiceKey, tuple[ServiceLoop, asyncio.Task[None]]] = {}
         self._is_closing = False
+        self._context = contextvars.copy_context()
 
     def wake(self, key: ServiceKey) -> None:
         """Have a pass over the service now; begin with it if it is new."""
         if key not in self._loops or self._loops[key][1].done():
             loop = self._make(key)
-            task = asyncio.create_task(loop.run(), name=f"service {key}")
+            # Not in the context of whoever brings the news, which holds all that it was brought with.
+            task = asyncio.create_task(loop.run(), name=f"service {key}", context=self._context.copy())
             self._loops[key] = (loop, task)
-            task.add_done_callback(functools.partial(self._ended, key))
+            task.add_done_callback(functools.partial(self._ended, key), context=self._context)
         self._loops[key][0].wake()
 
     def __len__(self) -> int:

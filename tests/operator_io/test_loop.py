@@ -1,9 +1,12 @@
 """When passes come: woken, by the clock, after failures; and what the operator says about itself."""
 
 import asyncio
+import contextvars
+import gc
 import itertools
 import logging
 import socket
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -164,6 +167,29 @@ async def test_services_come_and_go(passes: Passes, key: ServiceKey, eventually:
     await loops.close()
     assert len(loops) == 0
     assert gone == [key]  # what is there when the operator ends is not gone
+
+
+async def test_a_loop_keeps_nothing_of_what_brought_the_news(
+    passes: Passes, key: ServiceKey, eventually: Callable[..., Any]
+) -> None:
+    class Brought:
+        """What kopf has of an event while it tells of it."""
+
+    event: contextvars.ContextVar[Brought] = contextvars.ContextVar("event")
+    loops = ServiceLoops(lambda one: make_loop(passes, one))
+
+    async def tell() -> weakref.ref[Brought]:
+        brought = Brought()
+        event.set(brought)
+        loops.wake(key)
+        return weakref.ref(brought)
+
+    brought = await asyncio.create_task(tell())
+    await eventually(lambda: passes.taken)
+    await asyncio.sleep(0)  # the event loop itself keeps what it does last
+    gc.collect()
+    assert brought() is None
+    await loops.close()
 
 
 async def test_health_turns_bad_when_passes_stop_coming_to_the_one_that_leads() -> None:
