@@ -7,6 +7,7 @@ memory once, whichever product reads it.
 """
 
 from collections.abc import Callable, Sequence
+from math import gcd
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -227,11 +228,16 @@ def _fp8_linear(parts: Sequence[Fp8Weight], bias: Tensor | None, dtype: torch.dt
 
     block = parts[0].block
     num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    if any(part.block != block for part in parts) or (block is not None and num_inputs % block[1]):
+    if any(part.block != block for part in parts):
         return None
     scales = [part.scales if block is not None else part.scales.unsqueeze(1) for part in parts]
     codes = [part.codes for part in parts]
-    weight = coded_weight("fp8", codes, scales, scale_rows=1 if block is None else block[0])
+    weight = coded_weight(
+        "fp8",
+        codes,
+        scales if block is None else [_of_equal_groups(scale, block[1], num_inputs) for scale in scales],
+        scale_rows=1 if block is None else block[0],
+    )
     if weight is None:
         return None
     linear = CodedLinear(weight, bias, None)
@@ -239,6 +245,12 @@ def _fp8_linear(parts: Sequence[Fp8Weight], bias: Tensor | None, dtype: torch.dt
     if many is not None:
         linear.multiplies_many_by(many)
     return linear
+
+
+def _of_equal_groups(scales: Tensor, width: int, num_inputs: int) -> Tensor:
+    """Scales of blocks of so many inputs, the last one cut off, as those of groups that divide all inputs."""
+    size = gcd(width, num_inputs)
+    return scales.repeat_interleave(width // size, 1)[:, : num_inputs // size]
 
 
 def _fp8_rows(
@@ -262,6 +274,6 @@ def _fp8_rows(
         if dtype != torch.bfloat16 or not fits:
             return None
         return ScaledProduct(weight.codes, torch.cat([*scales]).squeeze(1), bias)
-    if block != (GROUP, GROUP) or weight.scale_rows != GROUP:
+    if block != (GROUP, GROUP) or weight.scale_rows != GROUP or num_inputs % GROUP:
         return None
     return CodedRowsLinear(RowWeight(weight.codes, torch.cat([*scales]).contiguous()), bias, None)

@@ -76,7 +76,14 @@ FORMS = [
     ("int8", 128, "bfloat16"),
     ("fp8", 384, "none"),
     ("fp8", 128, "none"),
+    ("fp8", 64, "none"),
+    ("fp8", 32, "none"),
+    ("int4", 96, "float16"),
+    ("int8", 192, "none"),
+    ("fp8", 96, "none"),
 ]
+# What groups of other sizes become.
+GROUP_SIZES = {384: 0, 192: 64, 96: 32}
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 33])
@@ -85,7 +92,7 @@ def test_products_are_those_of_what_codes_stand_for(
     form: str, group_size: int, zeros: str, rows: int, generator: torch.Generator
 ) -> None:
     weight, want = random_weight(form, 72, 384, group_size, zeros, generator)
-    assert weight.group_size == (0 if group_size == 384 else group_size)
+    assert weight.group_size == GROUP_SIZES.get(group_size, group_size)
 
     check(weight, want, rows, torch.bfloat16, generator)
 
@@ -104,7 +111,7 @@ def test_inputs_of_other_types(form: str, dtype: torch.dtype, generator: torch.G
 @pytest.mark.parametrize("inputs", [32, 96, 160, 416])
 def test_inputs_that_fill_no_block(form: str, inputs: int, generator: torch.Generator) -> None:
     """With a scale of 32 inputs and with one of all of them."""
-    for group_size in (inputs,) if form == "fp8" else (32, inputs):
+    for group_size in (32, inputs):
         weight, want = random_weight(form, 33, inputs, group_size, "none", generator)
 
         check(weight, want, 2, torch.bfloat16, generator)
@@ -180,18 +187,23 @@ def test_parts_with_unlike_groups_are_one_weight(generator: torch.Generator) -> 
     check(weight, want, 3, torch.bfloat16, generator)
 
 
+@pytest.mark.parametrize("width", [128, 64, 32])
 @pytest.mark.parametrize("outputs", [(128, 256), (128, 100), (72, 128)], ids=str)
-def test_scales_of_blocks_of_outputs(outputs: tuple[int, int], generator: torch.Generator) -> None:
+def test_scales_of_blocks_of_outputs(
+    outputs: tuple[int, int], width: int, generator: torch.Generator
+) -> None:
     """Parts that end within a block have it to themselves."""
     device = generator.device
     parts = [random_codes("fp8", count, 256, generator) for count in outputs]
-    scales = [torch.rand(-(-count // 128), 2, generator=generator, device=device) for count in outputs]
+    scales = [
+        torch.rand(-(-count // 128), 256 // width, generator=generator, device=device) for count in outputs
+    ]
     weight = coded_weight("fp8", [codes for codes, _ in parts], scales, scale_rows=128)
     assert weight is not None
     assert weight.scale_rows == (1 if outputs[0] % 128 else 128)
     want = torch.cat(
         [
-            numbers * scale.repeat_interleave(128, 0)[: len(numbers)].repeat_interleave(128, 1)
+            numbers * scale.repeat_interleave(128, 0)[: len(numbers)].repeat_interleave(width, 1)
             for (_, numbers), scale in zip(parts, scales, strict=True)
         ]
     )

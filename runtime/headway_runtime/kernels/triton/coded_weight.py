@@ -31,6 +31,7 @@ Form = Literal["int4", "int8", "fp8"]
 Meaning = Literal["float32", "float16", "bfloat16"]
 
 BLOCK_INPUTS = 128
+LEAST_GROUP = 32
 WORDS = 32
 NIBBLE_ZERO = 8
 LOWER_NIBBLE = 15
@@ -46,7 +47,8 @@ class CodedWeight:
 
     meanings: float32 scales or int32 words [groups, outputs / scale_rows, rounded up]. meaning: which, and
         which dtype the lower half of a word is.
-    group_size: inputs of a group: 32, 64 or a multiple of 128; 0 where a group is all inputs.
+    group_size: inputs of a group: 32, 64 or a multiple of 128; 0 where a group is all inputs. Others that 32
+        divides, such as 96 or 192, lie as groups of 32 or 64 with equal meanings.
     scale_rows: outputs that share a meaning.
     """
 
@@ -86,7 +88,7 @@ def coded_weight(
     """
     num_inputs = codes[0].shape[1] * (2 if form == "int4" else 1)
     group_size = _common_group([scale.shape[1] for scale in scales], num_inputs)
-    if group_size is None or (form == "fp8" and (0 < group_size < BLOCK_INPUTS or num_inputs % 2)):
+    if group_size is None or (form == "fp8" and num_inputs % 2):
         return None
     if any(part.shape[0] % scale_rows for part in codes[:-1]):
         counts = [len(part) for part in codes]
@@ -120,7 +122,9 @@ def _common_group(counts: Sequence[int], num_inputs: int) -> int | None:
     size = gcd(*(num_inputs // count for count in counts))
     if size == num_inputs:
         return 0
-    return size if size in (32, 64) or size % BLOCK_INPUTS == 0 else None
+    if size % BLOCK_INPUTS:
+        size = gcd(size, BLOCK_INPUTS)
+    return size if size >= LEAST_GROUP else None
 
 
 def _in_groups(values: Tensor, num_groups: int) -> Tensor:

@@ -281,10 +281,12 @@ def _cases() -> Iterator[CompileCase]:
         ("plain", "float32", 0),
         ("int4", "float16", 128),
         ("fp8", "float32", 128),
+        ("fp8", "float32", 64),
+        ("fp8", "float32", 32),
         ("int8", "float32", 0),
     ):
         for one in configurations(KERNELS[form]):
-            if form != "int8" or one.shape_class == MANY_ROWS:
+            if one.shape_class == MANY_ROWS or (form != "int8" and group_size != 32):
                 yield _case(one, _form(form, meaning, group_size, 128 if form == "fp8" else 1), "silu")
             if form == "plain" and one.shape_class == MANY_ROWS:
                 yield _case(one, _form(form, meaning, group_size, 1), None)
@@ -304,7 +306,7 @@ def _case(one: Configuration, form: dict[str, object], activation: Activation | 
         own["meanings"] = None
     else:
         signature["meanings"] = "*i32" if form["meaning"] == "float16" else "*fp32"
-    label = f"{one.label} {form['form']} {'alone' if activation is None else 'gated'}"
+    label = f"{one.label} {form['form']} groups of {form['group_size']} {'alone' if activation is None else 'gated'}"
     return CompileCase(label, expert_product_kernel, signature, own, options, one.capabilities)
 
 
