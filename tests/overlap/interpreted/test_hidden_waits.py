@@ -58,6 +58,10 @@ def test_tokens_are_those_of_the_plain_loop(start: Start, fake_device: Any) -> N
         pytest.param("windows", {"kv_cache_dtype": "int8", "num_layers": 2}, id="windows, KV in int8"),
         pytest.param("experts", {}, id="experts"),
         pytest.param("experts", {"quantization": "fp8"}, id="experts in fp8"),
+        *(
+            pytest.param(f"experts, {what}", {}, id=f"experts, {what}")
+            for what in ("coded inputs", "measured inputs", "act-order", "narrow blocks", "unlike")
+        ),
         pytest.param("wide", {"quantization": "int4"}, id="int4"),
         pytest.param("wide", {"quantization": "int8"}, id="int8"),
         pytest.param("wide", {"quantization": "fp8"}, id="fp8"),
@@ -204,6 +208,21 @@ LAYERS = "headway_runtime.layers"
         pytest.param(f"{KERNELS}.paged_attention:PagedAttention.attend", "dense", {}, id="attention"),
         pytest.param(f"{LAYERS}.experts:GatedMLP.__call__", "dense", {}, id="gate"),
         pytest.param(f"{LAYERS}.fused_experts:FusedExperts.__call__", "experts", {}, id="experts"),
+        pytest.param(
+            f"{KERNELS}.expert_rows_product:expert_rows_product",
+            "experts, coded inputs",
+            {},
+            id="experts, coded inputs",
+        ),
+        pytest.param(
+            f"{KERNELS}.expert_inputs:coded_inputs",
+            "experts, measured inputs",
+            {},
+            id="experts, measured inputs",
+        ),
+        pytest.param(
+            f"{KERNELS}.expert_inputs:ordered_inputs", "experts, act-order", {}, id="experts, act-order"
+        ),
         pytest.param(
             f"{LAYERS}.coded_linear:CodedLinear.__call__",
             "wide",

@@ -8,7 +8,7 @@ from torch.nn.functional import gelu, silu
 from headway_runtime.kernels.triton import coded_product, row_products
 from headway_runtime.kernels.triton.coded_plain import coded_plain, plain_reference
 from headway_runtime.kernels.triton.coded_product import CodedProduct
-from headway_runtime.kernels.triton.coded_weight import CodedWeight, coded_weight
+from headway_runtime.kernels.triton.coded_weight import CodedWeight, coded_weight, in_one_meaning
 from headway_runtime.kernels.triton.launch import gpu_of
 from headway_runtime.model_config import Activation
 
@@ -222,6 +222,34 @@ def test_plain_numbers_are_rounded_once(
     torch.testing.assert_close(coded_plain(weight, torch.float16).float(), want, rtol=2**-11, atol=2**-24)
     # The interpreter cuts numbers off where a GPU rounds them.
     torch.testing.assert_close(coded_plain(weight, torch.bfloat16).float(), want, rtol=2**-7, atol=0)
+
+
+def test_weights_that_chose_their_meanings_alone_can_share_one(generator: torch.Generator) -> None:
+    """160 inputs: the last block is filled up."""
+    codes, _ = random_codes("int4", 8, 160, generator)
+    rough = (torch.rand(8, 5, generator=generator, device=generator.device) + 0.5).half().float()
+    scales = {"float16": rough.half().float(), "bfloat16": (rough * 2**-30).bfloat16().float()}
+    scales["float32"] = rough * (1 + 2**-20)
+    weights = [coded_weight("int4", [codes], [one]) for one in scales.values()]
+    found = [weight for weight in weights if weight is not None]
+    assert [weight.meaning for weight in found] == list(scales)
+
+    alike = in_one_meaning(found)
+    assert alike is not None
+    assert {weight.meaning for weight in alike} == {"float32"}
+    for got, want in zip(alike, found, strict=True):
+        assert torch.equal(plain_reference(got), plain_reference(want))
+    zeros = torch.full_like(rough, 3)
+    with_zeros = [coded_weight("int4", [codes], [scales[name]], [zeros]) for name in ("float16", "bfloat16")]
+    assert in_one_meaning([weight for weight in with_zeros if weight is not None]) is None
+    usual = coded_weight("int8", [codes], [rough[:, :1]])
+    shifted = coded_weight("int8", [codes], [rough[:, :1]], [zeros[:, :1]])
+    assert usual is not None
+    assert shifted is not None
+    pair = in_one_meaning([usual, shifted])
+    assert pair is not None
+    assert pair[1] is shifted
+    assert torch.equal(plain_reference(pair[0]), plain_reference(usual))
 
 
 def test_what_codes_cannot_hold_has_no_product(generator: torch.Generator) -> None:

@@ -247,8 +247,8 @@ def _constants(weight: CodedWeight) -> dict[str, object]:
 
 
 def _cases() -> Iterator[CompileCase]:
-    """Each configuration as large models use it, fp8 also in the narrow groups of ranks' shares of blocks; other
-    scales in one configuration of each form."""
+    """Each configuration as large models use it, fp8 also in the narrow groups of ranks' shares of blocks;
+    other scales in one configuration of each form."""
     for form, meaning, group_size in (
         ("int4", "float16", 128),
         ("int8", "float32", 0),
