@@ -159,6 +159,27 @@ def test_integer_inputs_are_rounded_as_they_are_elsewhere(
     check(linear(x), functional.linear(numbers * scale, weight), 4e-3)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_ranks_share_of_inputs_in_order_has_groups_that_kernels_know(
+    bits: int, generator: torch.Generator
+) -> None:
+    """Groups have unlike numbers of inputs of the share, and are filled up."""
+    device = generator.device
+    weight = torch.randn(OUTPUTS, INPUTS, generator=generator, device=device)
+    order = torch.randperm(INPUTS, generator=generator, device=device)
+    scheme = Scheme("packed", bits, "group", group_size=128, is_symmetric=False)  # type: ignore[arg-type]
+    whole = replace(quantized_as(weight, scheme), input_order=order)  # type: ignore[arg-type]
+    own = cut(whole, Part(columns=Range(64, 192)))
+    linear = make_merged_linear([own], None, torch.bfloat16)
+    assert isinstance(linear, CodedLinear)
+    x = torch.randn(3, 128, generator=generator, device=device).bfloat16()
+
+    want = whole.dequantized(torch.float32)[:, 64:192]
+    check(linear(x), functional.linear(x.float(), want), 6e-3)
+    torch.testing.assert_close(own.dequantized(torch.float32), want, rtol=0, atol=0)
+    torch.testing.assert_close(linear.plain(torch.float32), want)
+
+
 @pytest.mark.parametrize("group_size", [16, 48])
 def test_groups_that_no_kernel_knows_are_left_to_torch(group_size: int, generator: torch.Generator) -> None:
     inputs = 4 * group_size
