@@ -8,8 +8,10 @@ from headway_runtime.kernels.triton import (
     coded_product,
     coded_rows,
     coded_rows_product,
+    expert_inputs,
     expert_order,
     expert_product,
+    expert_rows_product,
     expert_sum,
     paged_decode,
     paged_prefill,
@@ -69,6 +71,7 @@ def _by_rows(name: str, few: Sequence[Values], many: Sequence[Values]) -> Classe
 
 
 _EXPERTS = _by_rows("block_rows", expert_product.CANDIDATES["rows_8"], expert_product.CANDIDATES[MANY_ROWS])
+_EXPERT_ROWS = expert_rows_product.CANDIDATES
 _CODED_ROWS = coded_rows_product.CANDIDATES
 CANDIDATES: dict[str, Classes] = {
     "paged_decode": paged_decode.CANDIDATES,
@@ -76,6 +79,10 @@ CANDIDATES: dict[str, Classes] = {
     **dict.fromkeys(coded_product.KERNELS.values(), coded_product.CANDIDATES),
     "coded_rows_product": _by_rows("BLOCK_ROWS", _CODED_ROWS["rows_16"], _CODED_ROWS[MANY_ROWS]),
     **dict.fromkeys(expert_product.KERNELS.values(), _EXPERTS),
+    expert_product.KERNELS["float32"]: {DEFAULT: expert_product.FLOAT32_CANDIDATES},
+    expert_rows_product.KERNEL: _by_rows("block_rows", _EXPERT_ROWS["rows_8"], _EXPERT_ROWS[MANY_ROWS]),
+    expert_inputs.ORDER_KERNEL: expert_inputs.CANDIDATES,
+    expert_inputs.CODES_KERNEL: expert_inputs.CANDIDATES,
     "gated_product": {str(rows): _gated(rows) for rows in (16, 32, 64)},
     "coded_plain": coded_plain.CANDIDATES,
     "coded_rows": coded_rows.CANDIDATES,

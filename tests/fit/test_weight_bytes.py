@@ -191,6 +191,38 @@ def test_a_router_counts_as_plain_whatever_the_checkpoint_has_it_as(
     assert held_bytes(runner._model) == pytest.approx(fit.weight_bytes, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "want"),
+    [
+        pytest.param({"bits": 4, "group_size": 32, "desc_act": True}, "int4", id="act-order"),
+        pytest.param({"bits": 4, "group_size": 16, "desc_act": False}, "bfloat16", id="odd groups"),
+        pytest.param(
+            {
+                "bits": 4,
+                "group_size": 32,
+                "desc_act": False,
+                "dynamic": {r"+:.*experts\.0\..*": {"bits": 8}},
+            },
+            "bfloat16",
+            id="unlike",
+        ),
+    ],
+)
+def test_experts_that_a_gpu_multiplies_as_plain_numbers_count_as_such(
+    scheme: dict[str, Any], want: str, write_model: Any, tmp_path: Path
+) -> None:
+    config = json.loads((write_model("qwen3 moe") / "config.json").read_text())
+    own = {"quantization_config": {"quant_method": "gptq", "sym": True} | scheme}
+    (tmp_path / "config.json").write_text(json.dumps(config | own))
+    gpu = Placement(is_cpu=False, dtype="bfloat16", num_multiprocessors=132)
+    found = assess(question(tmp_path, "bfloat16", placement=gpu)).weights
+    experts = [one for one in found if one.part == "experts"]
+    assert [one.kept_as for one in experts] == [want]
+    if want == "bfloat16":
+        assert experts[0].num_bytes == 2 * experts[0].num_weights
+    assert {one.kept_as for one in found if one.part == "attention"} == {"int4"}
+
+
 def test_published_models_have_the_weights_that_they_are_known_to_have(fixture_folder: Any) -> None:
     want = {"llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400, "qwen3-30b-a3b": 30_532_122_624}
     for name, count in want.items():
@@ -220,9 +252,9 @@ def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(ranks: int,
 
 
 @pytest.mark.parametrize("has_zeros", [False, True], ids=["symmetric", "zero points"])
-@pytest.mark.parametrize("group", [32, 128, 512])
+@pytest.mark.parametrize("group", [32, 128, 512, 96, 192])
 def test_codes_on_a_gpu_take_what_its_layout_does(group: int, has_zeros: bool) -> None:  # noqa: FBT001 - a row of a table
-    outputs, inputs = 96, 512
+    outputs, inputs = 96, 512 if 512 % group == 0 else 384
     codes = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
     scales = torch.full((outputs, inputs // group), 0.5)
     zeros = torch.full_like(scales, 5.0) if has_zeros else None

@@ -31,20 +31,49 @@ DENSE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "float32",
 }
+MIXTURE: dict[str, Any] = DENSE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+ACT_ORDER: dict[str, Any] = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 32,
+    "desc_act": True,
+    "sym": True,
+    "lm_head": False,
+}
+
+
+def integers() -> dict[str, Any]:
+    """A quantization config of int8 weights whose inputs are integers, too."""
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "config_groups": {"all": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}},
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "dense": DENSE,
     "head norms": DENSE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
-    "experts": DENSE
-    | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
+    "experts": MIXTURE,
+    "experts, coded inputs": MIXTURE | {"quantization_config": integers()},
+    "experts, act-order": MIXTURE | {"quantization_config": ACT_ORDER},
+    "experts, narrow blocks": MIXTURE
+    | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 32]}},
+    # No kernel multiplies 4 and 8 bits at once.
+    "experts, unlike": MIXTURE
+    | {"quantization_config": ACT_ORDER | {"dynamic": {r"+:.*experts\.[024]\..*": {"bits": 8}}}},
     # Every second layer has a window.
     "windows": DENSE
     | {
@@ -63,24 +92,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {
         "hidden_size": 128,
         "intermediate_size": 256,
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "format": "int-quantized",
-            "ignore": ["lm_head"],
-            "config_groups": {
-                "all": {
-                    "targets": ["Linear"],
-                    "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-                    "input_activations": {
-                        "num_bits": 8,
-                        "type": "int",
-                        "symmetric": True,
-                        "strategy": "token",
-                        "dynamic": True,
-                    },
-                }
-            },
-        },
+        "quantization_config": integers(),
     },
 }
 

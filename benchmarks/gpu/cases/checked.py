@@ -12,7 +12,14 @@ from typing import Literal
 import torch
 from benchmarks.gpu.cases.attention import Lengths, decode_case, prefill_case
 from benchmarks.gpu.cases.case import Case
-from benchmarks.gpu.cases.experts import choice_case, experts_case, order_case, sum_case
+from benchmarks.gpu.cases.experts import (
+    choice_case,
+    experts_case,
+    inputs_case,
+    order_case,
+    rows_case,
+    sum_case,
+)
 from benchmarks.gpu.cases.fused import gate_case, norm_case, rotate_case
 from benchmarks.gpu.cases.loop import place_step_case
 from benchmarks.gpu.cases.products import (
@@ -154,6 +161,12 @@ def _experts(*, is_smoke: bool) -> Iterator[Case]:
         yield experts_case(f"plain experts, {rows} rows", model, rows)
         for form in FORMS:
             yield experts_case(f"{form} experts, {rows} rows", model, rows, form)
+        yield experts_case(f"float32 experts, {rows} rows", model, rows, dtype=torch.float32)
+        for has_zeros in (False, True):
+            name = f"experts of int8 by int8{', zero points' if has_zeros else ''}, {rows} rows"
+            yield rows_case(name, model, rows, has_zeros=has_zeros)
+        yield inputs_case(f"inputs in experts' orders, {rows} rows", model, rows, as_codes=False)
+        yield inputs_case(f"inputs by experts' scales, {rows} rows", model, rows, as_codes=True)
         yield choice_case(f"choice of experts, {rows} rows", model, rows, normalizes=rows > 1)
         yield order_case(f"order of experts, {rows} rows", model, rows)
         yield sum_case(f"sum of experts, {rows} rows", model, rows)

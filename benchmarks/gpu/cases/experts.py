@@ -11,37 +11,105 @@ from benchmarks.gpu.cases.products import FORM_WEIGHTS, random_codes
 from benchmarks.gpu.costs import WEIGHT_BITS, Cost, ModelShape
 from torch import Generator, Tensor
 
+from headway_runtime.kernels.triton import expert_inputs as inputs
 from headway_runtime.kernels.triton import expert_order as orders
 from headway_runtime.kernels.triton import expert_product as products
+from headway_runtime.kernels.triton import expert_rows_product as row_products
 from headway_runtime.kernels.triton import expert_sum as sums
 from headway_runtime.kernels.triton.coded_plain import plain_reference
+from headway_runtime.kernels.triton.coded_rows import CodedRows, coded_rows
 from headway_runtime.kernels.triton.coded_weight import Form
 from headway_runtime.kernels.triton.expert_product import ExpertWeights
+from headway_runtime.kernels.triton.launch import DEFAULT
 from headway_runtime.kernels.triton.row_products import class_of_rows
+from headway_runtime.layers.expert_products import NumberProduct
 from headway_runtime.layers.fused_experts import FusedExperts
 
 FLOAT_BYTES = 4
 
 
-def experts_case(name: str, model: ModelShape, rows: int, form: Form | None = None) -> Case:
-    """All of a layer's experts, from the router's logits on. form: of weights; None: plain ones."""
-    bits = 16.0 if form is None else WEIGHT_BITS[FORM_WEIGHTS[form]]
+def experts_case(
+    name: str,
+    model: ModelShape,
+    rows: int,
+    form: Form | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Case:
+    """All of a layer's experts, from the router's logits on. form: of weights; None: plain ones.
+
+    dtype: of inputs.
+    """
+    bits = 8.0 * dtype.itemsize if form is None else WEIGHT_BITS[FORM_WEIGHTS[form]]
 
     def make(generator: Generator) -> Work:
-        gate_up = _weights(form, model.num_experts, (2 * model.middle, model.hidden), generator)
-        down = _weights(form, model.num_experts, (model.hidden, model.middle), generator)
-        x = normal(generator, rows, model.hidden)
+        gate_up = _weights(form, model.num_experts, (2 * model.middle, model.hidden), generator, dtype)
+        down = _weights(form, model.num_experts, (model.hidden, model.middle), generator, dtype)
+        x = normal(generator, rows, model.hidden).to(dtype)
         logits = normal(generator, rows, model.num_experts)
-        fused = FusedExperts(gate_up, down, "silu", model.num_used, normalizes=True)
+        products_of = NumberProduct(gate_up), NumberProduct(down)
+        fused = FusedExperts(*products_of, "silu", model.num_used, normalizes=True)
         return Work(
             lambda: fused(x, logits),
             lambda: _exact(x, logits, gate_up, down, model),
-            peers=_peers(x, logits, model, generator),
+            peers=_peers(x, logits, model, generator) if dtype == torch.bfloat16 else {},
         )
 
     slots_of_expert = -(-rows * model.num_used // model.num_experts)
-    kernel = products.KERNELS["plain" if form is None else form]
+    kernel = products.KERNELS[form or ("float32" if dtype == torch.float32 else "plain")]
     return Case(name, kernel, class_of_rows(slots_of_expert), make, costs.experts(model, rows, bits))
+
+
+def rows_case(name: str, model: ModelShape, rows: int, *, has_zeros: bool = False) -> Case:
+    """The first product of experts of int8 with inputs of int8. has_zeros: inputs have zero points."""
+
+    def make(generator: Generator) -> Work:
+        shape, device = (model.num_experts, 2 * model.middle, model.hidden), generator.device
+        codes = torch.randint(-127, 128, shape, generator=generator, device=device).to(torch.int8)
+        scales = torch.rand(shape[:2], generator=generator, device=device) / 2000
+        sums = codes.sum(2, dtype=torch.int32) if has_zeros else None
+        weights = row_products.ExpertRowWeights(codes, scales, sums)
+        x = coded_rows(normal(generator, rows, model.hidden), torch.int8, is_symmetric=not has_zeros)
+        chosen = _choice(model, rows, generator)
+        tile_rows = row_products.row_tile_rows(weights, chosen.numel())
+        order = orders.expert_order(chosen, model.num_experts, tile_rows)
+
+        def run() -> Tensor:
+            used = model.num_used
+            return row_products.expert_rows_product(x, weights, order, torch.bfloat16, slots_per_row=used)
+
+        return Work(run, lambda: _rows_exact(x, weights, chosen))
+
+    both = costs.experts(model, rows, 8.0)
+    slots_of_expert = -(-rows * model.num_used // model.num_experts)
+    cost = Cost(both.num_bytes * 2 / 3, both.operations * 2 / 3, "int8")
+    return Case(name, row_products.KERNEL, class_of_rows(slots_of_expert), make, cost)
+
+
+def inputs_case(name: str, model: ModelShape, rows: int, *, as_codes: bool) -> Case:
+    """Rows of slots: in their experts' orders, or as codes by their experts' scales."""
+    slots = rows * model.num_used
+
+    def make(generator: Generator) -> Work:
+        x, chosen = normal(generator, rows, model.hidden), _choice(model, rows, generator)
+        noise = torch.rand(model.num_experts, model.hidden, generator=generator, device=generator.device)
+        if not as_codes:
+            order, used = noise.argsort(1), model.num_used
+            return Work(
+                lambda: inputs.ordered_inputs(x, chosen, order, slots_per_row=used),
+                lambda: inputs.ordered_reference(x, chosen, order),
+            )
+        scales, zeros = noise[:, 0] / 50 + 0.01, (noise[:, 1] * 20 - 10).int()
+        return Work(
+            lambda: inputs.coded_inputs(x, chosen, scales, zeros, slots_per_row=model.num_used),
+            lambda: inputs.coded_reference(x, chosen, scales, zeros),
+            shown=lambda got: got.codes,
+        )
+
+    kernel = inputs.CODES_KERNEL if as_codes else inputs.ORDER_KERNEL
+    written = costs.NUMBER_BYTES - int(as_codes)
+    cost = Cost((rows * costs.NUMBER_BYTES + slots * written) * model.hidden)
+    return Case(name, kernel, DEFAULT, make, cost)
 
 
 def choice_case(name: str, model: ModelShape, rows: int, *, normalizes: bool = True) -> Case:
@@ -102,13 +170,17 @@ def _choice(model: ModelShape, rows: int, generator: Generator) -> Tensor:
 
 
 def _weights(
-    form: Form | None, num_experts: int, shape: tuple[int, int], generator: Generator
+    form: Form | None,
+    num_experts: int,
+    shape: tuple[int, int],
+    generator: Generator,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> ExpertWeights:
-    outputs, inputs = shape
+    outputs, num_inputs = shape
     if form is None:
-        plain = torch.empty(num_experts, outputs, inputs, dtype=torch.bfloat16, device=generator.device)
-        plain.normal_(generator=generator).div_(math.sqrt(inputs))
-        return ExpertWeights(num_experts, outputs, inputs, plain, None)
+        plain = torch.empty(num_experts, outputs, num_inputs, dtype=dtype, device=generator.device)
+        plain.normal_(generator=generator).div_(math.sqrt(num_inputs))
+        return ExpertWeights(num_experts, outputs, num_inputs, plain, None)
     return products.stacked_codes([random_codes(form, shape, generator) for _ in range(num_experts)])
 
 
@@ -117,6 +189,18 @@ def _numbers(weights: ExpertWeights, expert: int) -> Tensor:
     if weights.plain is not None:
         return weights.plain[expert].float()
     return plain_reference(products.expert_of(weights, expert))
+
+
+def _rows_exact(x: CodedRows, weights: row_products.ExpertRowWeights, chosen: Tensor) -> Tensor:
+    """Expert by expert, float64."""
+    zeros = 0 if x.zeros is None else x.zeros.double()[:, None]
+    plain = (x.codes.double() - zeros) * x.scales.double()[:, None]
+    out = plain.new_empty((*chosen.shape, weights.codes.shape[1]))
+    for expert in range(weights.num_experts):
+        rows, places = (chosen == expert).nonzero(as_tuple=True)
+        weight = weights.codes[expert].double() * weights.scales[expert].double()[:, None]
+        out[rows, places] = plain[rows] @ weight.t()
+    return out.flatten(0, 1)
 
 
 def _exact(

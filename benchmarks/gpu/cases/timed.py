@@ -10,7 +10,14 @@ from itertools import chain
 import torch
 from benchmarks.gpu.cases.attention import decode_case, prefill_case
 from benchmarks.gpu.cases.case import Case
-from benchmarks.gpu.cases.experts import choice_case, experts_case, order_case, sum_case
+from benchmarks.gpu.cases.experts import (
+    choice_case,
+    experts_case,
+    inputs_case,
+    order_case,
+    rows_case,
+    sum_case,
+)
 from benchmarks.gpu.cases.fused import gate_case, norm_case, rotate_case
 from benchmarks.gpu.cases.loop import place_step_case
 from benchmarks.gpu.cases.products import (
@@ -182,7 +189,12 @@ def _experts(sizes: Sizes) -> Iterator[Case]:
     for form in FORMS[:2]:
         for rows in (*sizes.rows[:1], *sizes.rows[3:6:2], *sizes.prompt_rows[-1:]):
             yield experts_case(f"{form} experts, {rows} rows", model, rows, form)
+    yield experts_case("float32 experts", model, sizes.rows[0], dtype=torch.float32)
+    for rows in (*sizes.rows[:1], *sizes.rows[3:6:2], *sizes.prompt_rows[-1:]):
+        yield rows_case(f"experts of int8 by int8, {rows} rows", model, rows)
     for rows in (sizes.rows[-1], sizes.prompt_rows[-1]):
+        yield inputs_case(f"inputs in experts' orders, {rows} rows", model, rows, as_codes=False)
+        yield inputs_case(f"inputs by experts' scales, {rows} rows", model, rows, as_codes=True)
         yield choice_case(f"choice of experts, {rows} rows", model, rows)
         yield order_case(f"order of experts, {rows} rows", model, rows)
         yield sum_case(f"sum of experts, {rows} rows", model, rows)

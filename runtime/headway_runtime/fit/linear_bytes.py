@@ -16,7 +16,7 @@ Kind = Literal["plain"] | Form
 
 SCALE_BYTES = 4
 # Of `kernels.triton.coded_weight`: a scale and its zero point.
-GPU_MEANING_BYTES = 4
+GPU_MEANING_BYTES, GPU_BLOCK_INPUTS, LEAST_GPU_GROUP = 4, 128, 32
 ORDER_BYTES = 8
 # Of PyTorch's product of 4-bit weights: a scale and what the middle code means, both bfloat16.
 TORCH_INT4_GROUPS, TORCH_INT4_SCALE_BYTES = (32, 64, 128, 256), 4
@@ -122,14 +122,21 @@ def _scale_bytes(outputs: int, inputs: int, kept: Kept, placement: Placement) ->
     groups = 1 if kept.group is None else inputs // kept.group
     if kept.kind == "int4" and kept.group in TORCH_INT4_GROUPS and placement.has_torch_int4:
         return outputs * groups * TORCH_INT4_SCALE_BYTES
-    if not placement.is_cpu and _is_gpu_group(kept.group, inputs):
-        return outputs * groups * GPU_MEANING_BYTES
+    if not placement.is_cpu and (size := gpu_group(kept.group, inputs)) is not None:
+        return outputs * (inputs // size) * GPU_MEANING_BYTES
     return outputs * groups * SCALE_BYTES * (2 if kept.has_zeros else 1)
 
 
-def _is_gpu_group(group: int | None, inputs: int) -> bool:
-    """Whether GPU products read codes in groups of that size (`kernels.triton.coded_weight`)."""
-    return group in (None, 32, 64, inputs) or group % 128 == 0
+def gpu_group(group: int | None, inputs: int) -> int | None:
+    """Inputs that share a word where GPU products read codes in groups of that size; None where none do.
+
+    As `kernels.triton.coded_weight` has it; a rank's share may end within a group.
+    """
+    size = inputs if group is None else gcd(group, inputs)
+    if size == inputs:
+        return inputs
+    size = size if size % GPU_BLOCK_INPUTS == 0 else gcd(size, GPU_BLOCK_INPUTS)
+    return size if size >= LEAST_GPU_GROUP else None
 
 
 def _strip_bytes(outputs: list[int], inputs: int, kept: Kept, placement: Placement) -> int | None:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from headway_runtime.fit.linear_bytes import SCALE_BYTES, Kept, is_compressed, kept_of, linear_bytes
+from headway_runtime.fit.linear_bytes import (
+    SCALE_BYTES,
+    Kept,
+    gpu_group,
+    is_compressed,
+    kept_of,
+    linear_bytes,
+)
 from headway_runtime.fit.placement import Placement
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.quantization.choice import Quantization
@@ -86,8 +93,9 @@ def weight_bytes(
     size = placement.number_bytes
     vocabulary = model.vocab_size * hidden
     totals.add("embedding", dtype, vocabulary, vocabulary * size)
+    widened = _widened_experts(model, quantization, placement, plain_modules)
     for one in _projections(model):
-        _add_projection(totals, one, quantization, placement, plain_modules)
+        _add_projection(totals, one, quantization, placement, plain_modules | widened)
     if model.tie_word_embeddings and placement.packs_plain:
         # A second copy, as products read it.
         found = linear_bytes([model.vocab_size], hidden, Kept("plain"), placement)
@@ -114,6 +122,32 @@ def _add_projection(
     if one.has_bias:
         count = sum(one.outputs.values())
         totals.add(one.part, placement.dtype, count, count * placement.number_bytes)
+
+
+def _widened_experts(
+    model: ModelConfig, quantization: Quantization, placement: Placement, plain: Set[str]
+) -> set[str]:
+    """Modules of experts that a GPU's kernels multiply only as plain numbers (`layers.expert_products`)."""
+    if not placement.attends_in_pages:
+        return set()
+    # Gate and up, or down, of all experts of a layer.
+    together: defaultdict[tuple[str, bool], list[_Projection]] = defaultdict(list)
+    for one in _projections(model):
+        if one.part == "experts":
+            together[next(iter(one.outputs)).split(".experts.")[0], len(one.outputs) == 1].append(one)
+    found: set[str] = set()
+    for alike in together.values():
+        kept = {_kept(name, one, quantization, placement, plain) for one in alike for name in one.outputs}
+        if len(kept) > 1 or not all(_is_multiplied(how, alike[0].inputs, placement) for how in kept):
+            found.update(name for one in alike for name in one.outputs)
+    return found
+
+
+def _is_multiplied(kept: Kept, inputs: int, placement: Placement) -> bool:
+    if kept.kind == "plain":
+        return True
+    group = kept.group if kept.block is None else kept.block[1]
+    return placement.dtype != "float32" and gpu_group(group, inputs) is not None
 
 
 def _kept(

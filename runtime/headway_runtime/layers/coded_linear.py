@@ -7,6 +7,7 @@ memory once, whichever product reads it.
 """
 
 from collections.abc import Callable, Sequence
+from math import gcd
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from headway_runtime.layers.quantized_weights import (
     Int8Input,
     Int8Weight,
     QuantizedWeight,
+    in_own_order,
 )
 from headway_runtime.model_config import Activation
 
@@ -37,7 +39,7 @@ Weight = TypeVar("Weight", bound=QuantizedWeight)
 class CodedLinear:
     """Codes times x as it is; `many` multiplies more than `most_rows` rows."""
 
-    __slots__ = ("_bias", "_many", "_order", "_product", "most_rows", "num_inputs", "num_outputs")
+    __slots__ = ("_many", "_product", "bias", "most_rows", "num_inputs", "num_outputs", "order")
 
     def __init__(self, weight: "CodedWeight", bias: Tensor | None, order: Tensor | None) -> None:
         """order: int64 [inputs], by which x is permuted first."""
@@ -45,7 +47,7 @@ class CodedLinear:
         from headway_runtime.kernels.triton.coded_product import CodedProduct
 
         self.num_outputs, self.num_inputs = weight.num_outputs, weight.num_inputs
-        self._order, self._bias = order, bias
+        self.order, self.bias = order, bias
         self._product = CodedProduct(weight, bias)
         self._many: ManyRows = PlainProduct(weight, bias)
         self.most_rows = most_product_rows(weight)
@@ -57,20 +59,15 @@ class CodedLinear:
     def weight(self) -> "CodedWeight":
         return self._product.weight
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether it is a weight and nothing else."""
-        return self._order is None and self._bias is None
+    def plain(self, dtype: torch.dtype) -> Tensor:
+        """[outputs, inputs], for inputs in the model's own order."""
+        from headway_runtime.kernels.triton.coded_plain import coded_plain
 
-    def take(self, weight: "CodedWeight") -> None:
-        """The same weight that lies elsewhere; many rows are then multiplied by its plain numbers."""
-        from headway_runtime.kernels.triton.coded_product import CodedProduct
-
-        self._product, self._many = CodedProduct(weight, self._bias), PlainProduct(weight, self._bias)
+        return in_own_order(coded_plain(self.weight, dtype), self.order)
 
     def wanted_codes(self, num_rows: int) -> torch.dtype | None:
         """See row_codes.py."""
-        multiplies_codes = isinstance(self._many, ScaledProduct) and self._order is None
+        multiplies_codes = isinstance(self._many, ScaledProduct) and self.order is None
         return torch.float8_e4m3fn if multiplies_codes and num_rows > self.most_rows else None
 
     def of_codes(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,7 +81,7 @@ class CodedLinear:
         return self._product(self._ordered(x), activation)
 
     def _ordered(self, x: Tensor) -> Tensor:
-        return x if self._order is None else x.index_select(1, self._order)
+        return x if self.order is None else x.index_select(1, self.order)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self._ordered(x)
@@ -137,7 +134,7 @@ class ScaledProduct:
 class CodedRowsLinear:
     """x becomes 8-bit codes first: int8 as its quantization says, or fp8 with a scale of each 128 inputs."""
 
-    __slots__ = ("_input", "_product", "num_inputs", "num_outputs")
+    __slots__ = ("_product", "bias", "num_inputs", "num_outputs", "quantization")
 
     def __init__(self, weight: "RowWeight", bias: Tensor | None, quantization: Int8Input | None) -> None:
         """quantization: of x as int8; None for fp8."""
@@ -145,11 +142,20 @@ class CodedRowsLinear:
 
         self._product = CodedRowsProduct(weight, bias)
         self.num_outputs, self.num_inputs = self._product.num_outputs, self._product.num_inputs
-        self._input = quantization
+        self.quantization, self.bias = quantization, bias
+
+    @property
+    def weight(self) -> "RowWeight":
+        return self._product.weight
+
+    def plain(self, dtype: torch.dtype) -> Tensor:
+        """[outputs, inputs], of int8."""
+        weight = self.weight
+        return (weight.codes.float() * weight.scales[:, None]).to(dtype)
 
     def wanted_codes(self, num_rows: int) -> torch.dtype | None:
         """See row_codes.py."""
-        own = self._input
+        own = self.quantization
         return torch.int8 if own is not None and own.scale is None and own.is_symmetric else None
 
     def of_codes(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -161,7 +167,7 @@ class CodedRowsLinear:
     def __call__(self, x: Tensor) -> Tensor:
         from headway_runtime.kernels.triton.coded_rows import coded_rows
 
-        own = self._input
+        own = self.quantization
         if own is None:
             return self._product(coded_rows(x, torch.float8_e4m3fn, in_groups=True), x.dtype)
         given = None if own.scale is None else (own.scale, own.zero)
@@ -227,11 +233,16 @@ def _fp8_linear(parts: Sequence[Fp8Weight], bias: Tensor | None, dtype: torch.dt
 
     block = parts[0].block
     num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    if any(part.block != block for part in parts) or (block is not None and num_inputs % block[1]):
+    if any(part.block != block for part in parts):
         return None
     scales = [part.scales if block is not None else part.scales.unsqueeze(1) for part in parts]
     codes = [part.codes for part in parts]
-    weight = coded_weight("fp8", codes, scales, scale_rows=1 if block is None else block[0])
+    weight = coded_weight(
+        "fp8",
+        codes,
+        scales if block is None else [_of_equal_groups(scale, block[1], num_inputs) for scale in scales],
+        scale_rows=1 if block is None else block[0],
+    )
     if weight is None:
         return None
     linear = CodedLinear(weight, bias, None)
@@ -239,6 +250,12 @@ def _fp8_linear(parts: Sequence[Fp8Weight], bias: Tensor | None, dtype: torch.dt
     if many is not None:
         linear.multiplies_many_by(many)
     return linear
+
+
+def _of_equal_groups(scales: Tensor, width: int, num_inputs: int) -> Tensor:
+    """Scales of blocks of so many inputs, the last one cut off, as those of groups that divide all inputs."""
+    size = gcd(width, num_inputs)
+    return scales.repeat_interleave(width // size, 1)[:, : num_inputs // size]
 
 
 def _fp8_rows(
@@ -262,6 +279,6 @@ def _fp8_rows(
         if dtype != torch.bfloat16 or not fits:
             return None
         return ScaledProduct(weight.codes, torch.cat([*scales]).squeeze(1), bias)
-    if block != (GROUP, GROUP) or weight.scale_rows != GROUP:
+    if block != (GROUP, GROUP) or weight.scale_rows != GROUP or num_inputs % GROUP:
         return None
     return CodedRowsLinear(RowWeight(weight.codes, torch.cat([*scales]).contiguous()), bias, None)

@@ -71,6 +71,7 @@ class Experts:
         self._sum = weighted_sum(router.num_inputs, num_used, dtype, device)
         rounds = any(isinstance(linear, PackedLinear) for linear in experts[0].linears)
         self._rows_of: Callable[[int], int] = _rounded if rounds else _exactly
+        # Where they are one, the single ones are let go of.
         self._fused = gpu_kernels.fused_experts(
             [expert.gate_up for expert in experts],
             [expert.down for expert in experts],
@@ -80,10 +81,12 @@ class Experts:
             device,
             normalizes=normalizes,
         )
+        if self._fused is not None:
+            self._experts = []
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
-        """Router first, then each expert's in the order of their work."""
+        """Router first, then each expert's in the order of their work, unless all are one."""
         return self._router, *(linear for expert in self._experts for linear in expert.linears)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,21 +1,26 @@
-"""All experts of a layer on a GPU: their weights as one, five launches whatever they are chosen for.
+"""All experts of a layer on a GPU: their weights as one, five to seven launches whatever they are chosen for.
 
-The host learns nothing of who chose whom, so a step can be captured. Experts whose weights are unlike, or
-have a bias, or lie in an order of inputs of their own, are left to be computed one by one.
+The host learns nothing of who chose whom, so a step can be captured. Experts whose weights cannot be one as
+they are become plain numbers.
 """
 
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from headway_runtime.layers.coded_linear import CodedLinear
-from headway_runtime.layers.linear import AnyLinear, Linear
+from headway_runtime.errors import ConfigError
+from headway_runtime.layers.expert_products import (
+    ExpertProduct,
+    plain_product_of_experts,
+    product_of_experts,
+)
+from headway_runtime.layers.linear import AnyLinear
 from headway_runtime.model_config import Activation
 
-if TYPE_CHECKING:
-    from headway_runtime.kernels.triton.expert_product import ExpertWeights
+logger = logging.getLogger(__name__)
 
 
 class FusedExperts:
@@ -25,8 +30,8 @@ class FusedExperts:
 
     def __init__(
         self,
-        gate_up: "ExpertWeights",
-        down: "ExpertWeights",
+        gate_up: ExpertProduct,
+        down: ExpertProduct,
         activation: Activation,
         num_used: int,
         *,
@@ -36,18 +41,20 @@ class FusedExperts:
         self._num_used, self._normalizes = num_used, normalizes
 
     def __call__(self, x: Tensor, logits: Tensor) -> Tensor:
-        """x: [rows, hidden_size], contiguous. logits: of the router, [rows, experts]."""
+        """x: [rows, hidden_size]. logits: of the router, [rows, experts]."""
         from headway_runtime.kernels.triton.expert_order import choose_experts, expert_order
-        from headway_runtime.kernels.triton.expert_product import expert_product, tile_rows
         from headway_runtime.kernels.triton.expert_sum import expert_sum
 
         weights, chosen = choose_experts(logits, self._num_used, normalizes=self._normalizes)
-        own = self._gate_up
-        order = expert_order(chosen, own.num_experts, tile_rows(own, chosen.numel()))
-        middle = expert_product(
-            x.contiguous(), own, order, slots_per_row=self._num_used, activation=self._activation
+        first, second, num_slots = self._gate_up, self._down, chosen.numel()
+        tile_rows = first.tile_rows(num_slots)
+        order = expert_order(chosen, first.num_experts, tile_rows)
+        middle = first(
+            x.contiguous(), chosen, order, slots_per_row=self._num_used, activation=self._activation
         )
-        return expert_sum(expert_product(middle, self._down, order, slots_per_row=1), weights)
+        if second.tile_rows(num_slots) != tile_rows:
+            order = expert_order(chosen, second.num_experts, second.tile_rows(num_slots))
+        return expert_sum(second(middle, chosen, order, slots_per_row=1), weights)
 
 
 def fuse_experts(
@@ -55,46 +62,43 @@ def fuse_experts(
     downs: Sequence[AnyLinear],
     activation: Activation,
     num_used: int,
+    dtype: torch.dtype,
     *,
     normalizes: bool,
 ) -> FusedExperts | None:
-    """None where they cannot be one. The layers' weights are then parts of the one, and take no memory."""
-    if not (_are_alike(gate_ups) and _are_alike(downs)):
+    """None for experts with a bias. The layers' weights are copied: they are to be let go.
+
+    ConfigError where there is no memory for those that must be plain numbers.
+    """
+    first, second = _product(gate_ups, "gate and up", dtype), _product(downs, "down", dtype)
+    if first is None or second is None:
         return None
-    first, second = gate_ups[0], downs[0]
-    if _form(first) != _form(second):
-        return None
-    return FusedExperts(_as_one(gate_ups), _as_one(downs), activation, num_used, normalizes=normalizes)
+    return FusedExperts(first, second, activation, num_used, normalizes=normalizes)
 
 
-def _form(linear: AnyLinear) -> str:
-    return linear.weight.form if isinstance(linear, CodedLinear) else "plain"
+def _product(linears: Sequence[AnyLinear], name: str, dtype: torch.dtype) -> ExpertProduct | None:
+    if (product := product_of_experts(linears)) is not None:
+        return product
+    try:
+        product = plain_product_of_experts(linears, dtype)
+    except torch.OutOfMemoryError as error:
+        first = linears[0]
+        size = len(linears) * first.num_outputs * first.num_inputs * dtype.itemsize
+        raise ConfigError(
+            f"quantized weights of experts ({name}) do not fit as plain numbers, {size / 2**30:.2f} GiB a "
+            "layer, which they must be here, since no kernel multiplies all of them as they are; use a "
+            "checkpoint whose experts are quantized alike, in groups that 32 divides, or more GPUs by "
+            f"--tensor-parallel-size ({error})"
+        ) from error
+    if product is not None:
+        _tell_plain(name)
+    return product
 
 
-def _are_alike(linears: Sequence[AnyLinear]) -> bool:
-    if all(isinstance(linear, Linear) and linear.bias is None for linear in linears):
-        return True
-    coded = [linear for linear in linears if isinstance(linear, CodedLinear) and linear.is_bare]
-    if len(coded) < len(linears):
-        return False
-    forms = {
-        (weight.form, weight.meaning, weight.group_size, weight.scale_rows)
-        for weight in (linear.weight for linear in coded)
-    }
-    return len(forms) == 1
-
-
-def _as_one(linears: Sequence[AnyLinear]) -> "ExpertWeights":
-    from headway_runtime.kernels.triton.expert_product import ExpertWeights, expert_of, stacked_codes
-
-    plain = [linear for linear in linears if isinstance(linear, Linear)]
-    if plain:
-        weight = torch.stack([linear.weight for linear in plain])
-        for linear, own in zip(plain, weight, strict=True):
-            linear.weight = own
-        return ExpertWeights(len(plain), plain[0].num_outputs, plain[0].num_inputs, weight, None)
-    coded = [linear for linear in linears if isinstance(linear, CodedLinear)]
-    weights = stacked_codes([linear.weight for linear in coded])
-    for number, one in enumerate(coded):
-        one.take(expert_of(weights, number))
-    return weights
+@cache
+def _tell_plain(name: str) -> None:
+    logger.warning(
+        "quantized weights of experts (%s) are kept as plain numbers: they are not quantized alike, or in "
+        "groups that no kernel reads; see docs/quantization.md",
+        name,
+    )

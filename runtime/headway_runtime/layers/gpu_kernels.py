@@ -97,9 +97,9 @@ def fused_experts(
     *,
     normalizes: bool,
 ) -> "FusedExperts | None":
-    """Of a gated MLP of each expert. None too where their weights cannot be one, and for float32 on a GPU."""
-    if not uses_triton(device) or (device.type != "cpu" and dtype == torch.float32):
+    """Of a gated MLP of each expert. None too where those have a bias."""
+    if not uses_triton(device):
         return None
     from headway_runtime.layers.fused_experts import fuse_experts
 
-    return fuse_experts(gate_ups, downs, activation, num_used, normalizes=normalizes)
+    return fuse_experts(gate_ups, downs, activation, num_used, dtype, normalizes=normalizes)

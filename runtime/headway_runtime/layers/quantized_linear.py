@@ -54,13 +54,13 @@ QuantizedLinear: TypeAlias = Union[
 class TiledLinear:
     """Any quantized weight, as tiles of plain numbers. The parts' outputs lie one below the other."""
 
-    __slots__ = ("_bias", "_tiles", "num_inputs", "num_outputs", "parts")
+    __slots__ = ("_tiles", "bias", "num_inputs", "num_outputs", "parts")
 
     def __init__(self, parts: list[QuantizedWeight], bias: Tensor | None) -> None:
         self.parts = parts
         self.num_outputs = sum(part.shape[0] for part in parts)
         self.num_inputs = parts[0].shape[1]
-        self._bias = bias
+        self.bias = bias
         self._tiles: list[tuple[int, int, QuantizedWeight]] = []
         start = 0
         for part in parts:
@@ -69,6 +69,10 @@ class TiledLinear:
                 last = min(first + height, part.shape[0])
                 self._tiles.append((start + first, start + last, part.rows(first, last)))
             start += part.shape[0]
+
+    def plain(self, dtype: torch.dtype) -> Tensor:
+        """[outputs, inputs]"""
+        return torch.cat([part.dequantized(dtype) for part in self.parts])
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty((len(x), self.num_outputs))
@@ -80,7 +84,7 @@ class TiledLinear:
             if own is not order:
                 ordered, order = x if own is None else x.index_select(1, own), own
             out[:, first:last] = functional.linear(ordered, _plain(tile, dtype))
-        return out if self._bias is None else out.add_(self._bias)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class PackedInt8Linear:
@@ -145,18 +149,18 @@ class PackedInt4Linear:
 class IntegerInputLinear:
     """A layer whose input is turned into 8-bit integers first, which `inner` multiplies."""
 
-    __slots__ = ("_bias", "_input", "inner", "num_inputs", "num_outputs")
+    __slots__ = ("_input", "bias", "inner", "num_inputs", "num_outputs")
 
     def __init__(self, inner: AnyLinear, quantization: Int8Input, bias: Tensor | None) -> None:
         """inner: without bias."""
-        self.inner, self._input, self._bias = inner, quantization, bias
+        self.inner, self._input, self.bias = inner, quantization, bias
         self.num_inputs: int = inner.num_inputs
         self.num_outputs: int = inner.num_outputs
 
     def __call__(self, x: Tensor) -> Tensor:
         numbers, scale = as_integers(x.float(), self._input)
         out = (self.inner(numbers.to(x.dtype)) * scale).to(x.dtype)
-        return out if self._bias is None else out.add_(self._bias)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class SideBySideLinear:

@@ -104,7 +104,7 @@ class Int8GroupWeight:
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """[outputs, inputs], for inputs in the model's own order."""
-        return _in_own_order(self.ordered(dtype), self.input_order)
+        return in_own_order(self.ordered(dtype), self.input_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Int4Weight:
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """[outputs, inputs], for inputs in the model's own order."""
-        return _in_own_order(self.ordered(dtype), self.input_order)
+        return in_own_order(self.ordered(dtype), self.input_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +220,12 @@ def _bytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.nbytes
 
 
-def _in_own_order(weight: Tensor, order: Tensor | None) -> Tensor:
+def in_own_order(weight: Tensor, order: Tensor | None) -> Tensor:
+    """[outputs, the model's inputs] of [outputs, inputs in `order`].
+
+    What fills up the groups of a cut weight is 0, whichever input it names.
+    """
     if order is None:
         return weight
-    own = torch.empty_like(weight)
-    own[:, order] = weight
-    return own
+    num_inputs = len(order) if order.is_meta else int(order.max()) + 1
+    return weight.new_zeros((len(weight), num_inputs)).index_add_(1, order, weight)

@@ -12,6 +12,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
+from headway_runtime.layers.kernel_choice import uses_triton
 from headway_runtime.layers.quantized_weights import (
     INT4_ZERO,
     Fp8Weight,
@@ -24,8 +25,8 @@ from headway_runtime.layers.quantized_weights import (
 )
 from headway_runtime.parallel.share import Range
 
-# Inputs of a filled-up group: kernels take so many at once.
-GROUP_MULTIPLE = 8
+# Inputs of a filled-up group: a CPU's kernels take so many at once, a GPU's know groups of such sizes.
+GROUP_MULTIPLE, GPU_GROUP_MULTIPLE = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,8 @@ def _cut_ordered(
     group_size, num_groups = weight.group_size, weight.scales.shape[1]
     is_own = ((order >= columns.first) & (order < columns.last)).view(num_groups, group_size)
     most = int(is_own.sum(1).max())
-    new_size = -(-most // GROUP_MULTIPLE) * GROUP_MULTIPLE
+    multiple = GPU_GROUP_MULTIPLE if uses_triton(order.device) else GROUP_MULTIPLE
+    new_size = -(-most // multiple) * multiple
     # Own inputs of each group first, in their order; then others', which shall mean nothing.
     places = is_own.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     counts = is_own.sum(1, keepdim=True)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from headway_runtime import transfers
 from headway_runtime.config import Envelope, Limits, SpeculativeConfig
+from headway_runtime.kernels.triton import expert_inputs
+from headway_runtime.layers import quantizer
+from headway_runtime.layers.quantized_weights import Int8Input
 
 Start = Callable[..., Any]
 # What memory of the fake device's host holds before anything was waited for.
@@ -58,6 +61,10 @@ def test_tokens_are_those_of_the_plain_loop(start: Start, fake_device: Any) -> N
         pytest.param("windows", {"kv_cache_dtype": "int8", "num_layers": 2}, id="windows, KV in int8"),
         pytest.param("experts", {}, id="experts"),
         pytest.param("experts", {"quantization": "fp8"}, id="experts in fp8"),
+        *(
+            pytest.param(f"experts, {what}", {}, id=f"experts, {what}")
+            for what in ("coded inputs", "act-order", "narrow blocks", "unlike")
+        ),
         pytest.param("wide", {"quantization": "int4"}, id="int4"),
         pytest.param("wide", {"quantization": "int8"}, id="int8"),
         pytest.param("wide", {"quantization": "fp8"}, id="fp8"),
@@ -69,6 +76,23 @@ def test_no_layer_makes_the_host_wait(
 ) -> None:
     found = run(start(shape, **SMALL | changes), fake_device)
     assert [len(tokens) for tokens in found] == [3, 3, 3]
+
+
+def test_experts_with_measured_inputs_do_not_make_the_host_wait(
+    start: Start, fake_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+    coded_inputs = expert_inputs.coded_inputs
+
+    def noted(x: Tensor, *arguments: Any, **named: Any) -> Any:
+        called.append(len(x))
+        return coded_inputs(x, *arguments, **named)
+
+    monkeypatch.setattr(quantizer, "Int8Input", lambda **kinds: Int8Input(0.05, 3))
+    monkeypatch.setattr(expert_inputs, "coded_inputs", noted)
+    found = run(start("experts, coded inputs", **SMALL), fake_device, PROMPTS[:1])
+    assert len(found[0]) == 3
+    assert called
 
 
 def test_no_way_of_sampling_makes_the_host_wait(start: Start, fake_device: Any) -> None:
@@ -204,6 +228,15 @@ LAYERS = "headway_runtime.layers"
         pytest.param(f"{KERNELS}.paged_attention:PagedAttention.attend", "dense", {}, id="attention"),
         pytest.param(f"{LAYERS}.experts:GatedMLP.__call__", "dense", {}, id="gate"),
         pytest.param(f"{LAYERS}.fused_experts:FusedExperts.__call__", "experts", {}, id="experts"),
+        pytest.param(
+            f"{KERNELS}.expert_rows_product:expert_rows_product",
+            "experts, coded inputs",
+            {},
+            id="experts, coded inputs",
+        ),
+        pytest.param(
+            f"{KERNELS}.expert_inputs:ordered_inputs", "experts, act-order", {}, id="experts, act-order"
+        ),
         pytest.param(
             f"{LAYERS}.coded_linear:CodedLinear.__call__",
             "wide",

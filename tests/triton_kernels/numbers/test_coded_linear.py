@@ -20,6 +20,8 @@ from headway_runtime.layers.quantized_weights import (
     QuantizedWeight,
 )
 from headway_runtime.layers.quantizer import quantized, quantized_as
+from headway_runtime.layers.weight_cuts import Part, cut
+from headway_runtime.parallel.share import Range
 from headway_runtime.quantization.scheme import Scheme
 
 OUTPUTS, INPUTS = 128, 256
@@ -48,6 +50,12 @@ def parts_of(kind: str, generator: torch.Generator) -> list[QuantizedWeight]:
             return [quantized_as(weight, scheme) for weight in weights]
         case "fp8 blocks":
             return [in_blocks(quantized(weight, "fp8"), generator) for weight in weights]
+        case "fp8 blocks of a rank":
+            wide = [torch.cat((weight, weight), 1) for weight in weights]
+            parts = [in_blocks(quantized(weight, "fp8"), generator) for weight in wide]
+            return [cut(part, Part(columns=Range(64, 64 + INPUTS))) for part in parts]
+        case "fp8 blocks of 96":
+            return [in_blocks(quantized(weight, "fp8"), generator, 96) for weight in weights]
     return [quantized(weight, kind) for weight in weights]  # type: ignore[arg-type]
 
 
@@ -57,11 +65,11 @@ def with_zeros(weight: QuantizedWeight, order: Tensor) -> Int4Weight:
     return replace(weight, zeros=zeros.to(weight.codes.device), input_order=order)
 
 
-def in_blocks(weight: QuantizedWeight, generator: torch.Generator) -> Fp8Weight:
+def in_blocks(weight: QuantizedWeight, generator: torch.Generator, width: int = 128) -> Fp8Weight:
     assert isinstance(weight, Fp8Weight)
-    shape = (-(-weight.shape[0] // 128), INPUTS // 128)
+    shape = (-(-weight.shape[0] // 128), -(-weight.shape[1] // width))
     scales = torch.rand(shape, generator=generator, device=generator.device) / 1000 + 1e-4
-    return Fp8Weight(weight.codes, scales, (128, 128))
+    return Fp8Weight(weight.codes, scales, (128, width))
 
 
 KINDS = (
@@ -72,6 +80,8 @@ KINDS = (
     "int4 of unlike groups",
     "int8 groups",
     "fp8 blocks",
+    "fp8 blocks of a rank",
+    "fp8 blocks of 96",
 )
 
 
@@ -93,7 +103,7 @@ def test_products_are_those_of_the_dequantized_weights(
     assert (linear.num_inputs, linear.num_outputs) == (INPUTS, OUTPUTS * 3 // 2)
     x = torch.randn(rows, INPUTS, generator=generator, device=device).bfloat16()
     rounded = x.float()
-    if kind.startswith("fp8") and rows > linear.most_rows:
+    if kind in ("fp8", "fp8 blocks") and rows > linear.most_rows:
         codes = coded_rows_reference(x, torch.float8_e4m3fn, in_groups=kind == "fp8 blocks")
         scales = codes.scales.repeat_interleave(128, 1) if kind == "fp8 blocks" else codes.scales[:, None]
         rounded = codes.codes.float() * scales
@@ -147,6 +157,27 @@ def test_integer_inputs_are_rounded_as_they_are_elsewhere(
     weight = torch.cat([part.dequantized(torch.float32) for part in parts])
 
     check(linear(x), functional.linear(numbers * scale, weight), 4e-3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_ranks_share_of_inputs_in_order_has_groups_that_kernels_know(
+    bits: int, generator: torch.Generator
+) -> None:
+    """Groups have unlike numbers of inputs of the share, and are filled up."""
+    device = generator.device
+    weight = torch.randn(OUTPUTS, INPUTS, generator=generator, device=device)
+    order = torch.randperm(INPUTS, generator=generator, device=device)
+    scheme = Scheme("packed", bits, "group", group_size=128, is_symmetric=False)  # type: ignore[arg-type]
+    whole = replace(quantized_as(weight, scheme), input_order=order)  # type: ignore[arg-type]
+    own = cut(whole, Part(columns=Range(64, 192)))
+    linear = make_merged_linear([own], None, torch.bfloat16)
+    assert isinstance(linear, CodedLinear)
+    x = torch.randn(3, 128, generator=generator, device=device).bfloat16()
+
+    want = whole.dequantized(torch.float32)[:, 64:192]
+    check(linear(x), functional.linear(x.float(), want), 6e-3)
+    torch.testing.assert_close(own.dequantized(torch.float32), want, rtol=0, atol=0)
+    torch.testing.assert_close(linear.plain(torch.float32), want)
 
 
 @pytest.mark.parametrize("group_size", [16, 48])

@@ -8,7 +8,7 @@ from torch.nn.functional import gelu, silu
 from headway_runtime.kernels.triton import coded_product, row_products
 from headway_runtime.kernels.triton.coded_plain import coded_plain, plain_reference
 from headway_runtime.kernels.triton.coded_product import CodedProduct
-from headway_runtime.kernels.triton.coded_weight import CodedWeight, coded_weight
+from headway_runtime.kernels.triton.coded_weight import CodedWeight, coded_weight, in_one_meaning
 from headway_runtime.kernels.triton.launch import gpu_of
 from headway_runtime.model_config import Activation
 
@@ -76,7 +76,14 @@ FORMS = [
     ("int8", 128, "bfloat16"),
     ("fp8", 384, "none"),
     ("fp8", 128, "none"),
+    ("fp8", 64, "none"),
+    ("fp8", 32, "none"),
+    ("int4", 96, "float16"),
+    ("int8", 192, "none"),
+    ("fp8", 96, "none"),
 ]
+# What groups of other sizes become.
+GROUP_SIZES = {384: 0, 192: 64, 96: 32}
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 33])
@@ -85,7 +92,7 @@ def test_products_are_those_of_what_codes_stand_for(
     form: str, group_size: int, zeros: str, rows: int, generator: torch.Generator
 ) -> None:
     weight, want = random_weight(form, 72, 384, group_size, zeros, generator)
-    assert weight.group_size == (0 if group_size == 384 else group_size)
+    assert weight.group_size == GROUP_SIZES.get(group_size, group_size)
 
     check(weight, want, rows, torch.bfloat16, generator)
 
@@ -104,7 +111,7 @@ def test_inputs_of_other_types(form: str, dtype: torch.dtype, generator: torch.G
 @pytest.mark.parametrize("inputs", [32, 96, 160, 416])
 def test_inputs_that_fill_no_block(form: str, inputs: int, generator: torch.Generator) -> None:
     """With a scale of 32 inputs and with one of all of them."""
-    for group_size in (inputs,) if form == "fp8" else (32, inputs):
+    for group_size in (32, inputs):
         weight, want = random_weight(form, 33, inputs, group_size, "none", generator)
 
         check(weight, want, 2, torch.bfloat16, generator)
@@ -180,18 +187,23 @@ def test_parts_with_unlike_groups_are_one_weight(generator: torch.Generator) -> 
     check(weight, want, 3, torch.bfloat16, generator)
 
 
+@pytest.mark.parametrize("width", [128, 64, 32])
 @pytest.mark.parametrize("outputs", [(128, 256), (128, 100), (72, 128)], ids=str)
-def test_scales_of_blocks_of_outputs(outputs: tuple[int, int], generator: torch.Generator) -> None:
+def test_scales_of_blocks_of_outputs(
+    outputs: tuple[int, int], width: int, generator: torch.Generator
+) -> None:
     """Parts that end within a block have it to themselves."""
     device = generator.device
     parts = [random_codes("fp8", count, 256, generator) for count in outputs]
-    scales = [torch.rand(-(-count // 128), 2, generator=generator, device=device) for count in outputs]
+    scales = [
+        torch.rand(-(-count // 128), 256 // width, generator=generator, device=device) for count in outputs
+    ]
     weight = coded_weight("fp8", [codes for codes, _ in parts], scales, scale_rows=128)
     assert weight is not None
     assert weight.scale_rows == (1 if outputs[0] % 128 else 128)
     want = torch.cat(
         [
-            numbers * scale.repeat_interleave(128, 0)[: len(numbers)].repeat_interleave(128, 1)
+            numbers * scale.repeat_interleave(128, 0)[: len(numbers)].repeat_interleave(width, 1)
             for (_, numbers), scale in zip(parts, scales, strict=True)
         ]
     )
@@ -210,6 +222,34 @@ def test_plain_numbers_are_rounded_once(
     torch.testing.assert_close(coded_plain(weight, torch.float16).float(), want, rtol=2**-11, atol=2**-24)
     # The interpreter cuts numbers off where a GPU rounds them.
     torch.testing.assert_close(coded_plain(weight, torch.bfloat16).float(), want, rtol=2**-7, atol=0)
+
+
+def test_weights_that_chose_their_meanings_alone_can_share_one(generator: torch.Generator) -> None:
+    """160 inputs: the last block is filled up."""
+    codes, _ = random_codes("int4", 8, 160, generator)
+    rough = (torch.rand(8, 5, generator=generator, device=generator.device) + 0.5).half().float()
+    scales = {"float16": rough.half().float(), "bfloat16": (rough * 2**-30).bfloat16().float()}
+    scales["float32"] = rough * (1 + 2**-20)
+    weights = [coded_weight("int4", [codes], [one]) for one in scales.values()]
+    found = [weight for weight in weights if weight is not None]
+    assert [weight.meaning for weight in found] == list(scales)
+
+    alike = in_one_meaning(found)
+    assert alike is not None
+    assert {weight.meaning for weight in alike} == {"float32"}
+    for got, want in zip(alike, found, strict=True):
+        assert torch.equal(plain_reference(got), plain_reference(want))
+    zeros = torch.full_like(rough, 3)
+    with_zeros = [coded_weight("int4", [codes], [scales[name]], [zeros]) for name in ("float16", "bfloat16")]
+    assert in_one_meaning([weight for weight in with_zeros if weight is not None]) is None
+    usual = coded_weight("int8", [codes], [rough[:, :1]])
+    shifted = coded_weight("int8", [codes], [rough[:, :1]], [zeros[:, :1]])
+    assert usual is not None
+    assert shifted is not None
+    pair = in_one_meaning([usual, shifted])
+    assert pair is not None
+    assert pair[1] is shifted
+    assert torch.equal(plain_reference(pair[0]), plain_reference(usual))
 
 
 def test_what_codes_cannot_hold_has_no_product(generator: torch.Generator) -> None:

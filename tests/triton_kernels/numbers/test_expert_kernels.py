@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 
 from headway_runtime.kernels.triton import expert_product as expert_products
+from headway_runtime.kernels.triton.coded_rows import coded_rows
 from headway_runtime.kernels.triton.coded_weight import CodedWeight, coded_weight
+from headway_runtime.kernels.triton.expert_inputs import (
+    coded_inputs,
+    coded_reference,
+    ordered_inputs,
+    ordered_reference,
+)
 from headway_runtime.kernels.triton.expert_order import (
     NO_EXPERT,
     choice_reference,
@@ -15,7 +22,14 @@ from headway_runtime.kernels.triton.expert_order import (
     order_reference,
 )
 from headway_runtime.kernels.triton.expert_product import ExpertWeights, expert_product, product_reference
+from headway_runtime.kernels.triton.expert_rows_product import (
+    ExpertRowWeights,
+    expert_rows_product,
+    row_tile_rows,
+    rows_product_reference,
+)
 from headway_runtime.kernels.triton.expert_sum import expert_sum, sum_reference
+from headway_runtime.kernels.triton.gate import gate_by_torch
 from headway_runtime.model_config import Activation
 
 
@@ -101,7 +115,13 @@ def coded_weights(
         scales = (
             torch.rand(outputs, inputs // 64, generator=generator, device=generator.device).half().float()
         )
-        if form == "int4":
+        if form == "fp8 groups":
+            codes = torch.randn(outputs, inputs, generator=generator, device=generator.device).to(
+                torch.float8_e4m3fn
+            )
+            coded.append(coded_weight("fp8", [codes], [scales[::24]], scale_rows=24))
+            wants.append(codes.float() * scales[::24].repeat_interleave(24, 0).repeat_interleave(64, 1) / 8)
+        elif form == "int4":
             numbers = torch.randint(0, 16, (outputs, inputs), generator=generator, device=generator.device)
             codes = (numbers[:, ::2] + 16 * numbers[:, 1::2]).to(torch.uint8)
             coded.append(coded_weight("int4", [codes], [scales]))
@@ -115,7 +135,7 @@ def coded_weights(
     return expert_products.stacked_codes(found), torch.stack(wants) * 8
 
 
-@pytest.mark.parametrize("form", ["plain", "int4", "fp8"])
+@pytest.mark.parametrize("form", ["plain", "int4", "fp8", "fp8 groups"])
 @pytest.mark.parametrize("activation", [None, "silu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "num_used"), [(1, 2), (23, 3)])
 def test_products_are_those_of_each_rows_experts(
@@ -146,10 +166,81 @@ def test_a_second_product_has_a_row_of_its_own_for_each_slot(generator: torch.Ge
     torch.testing.assert_close(got, product_reference(x, weight, chosen), rtol=1e-4, atol=1e-4)
 
 
+def row_weights(shape: tuple[int, int, int], generator: torch.Generator) -> ExpertRowWeights:
+    codes = torch.randint(-127, 128, shape, generator=generator, device=generator.device).to(torch.int8)
+    scales = torch.rand(shape[:2], generator=generator, device=generator.device) / 500
+    return ExpertRowWeights(codes, scales, codes.sum(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+@pytest.mark.parametrize(("rows", "num_used", "size"), [(1, 2, 192), (23, 3, 256)])
+def test_products_of_int8_with_int8_are_exact_before_they_are_rounded(
+    rows: int, num_used: int, size: int, generator: torch.Generator, *, is_symmetric: bool
+) -> None:
+    weights = row_weights((5, 72, size), generator)
+    x = torch.randn(rows, size, generator=generator, device=generator.device) + 1
+    coded = coded_rows(x, torch.int8, is_symmetric=is_symmetric)
+    chosen = random_choice(rows, 5, num_used, generator)
+    order = expert_order(chosen, 5, row_tile_rows(weights, chosen.numel()))
+
+    got = expert_rows_product(coded, weights, order, torch.float32, slots_per_row=num_used)
+    want = rows_product_reference(coded, weights, chosen)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_products_of_int8_end_in_the_gate(activation: Activation, generator: torch.Generator) -> None:
+    """38 of gate and as many of up: a tile ends within them. Each slot has a row of its own."""
+    weights = row_weights((4, 76, 128), generator)
+    x = coded_rows(torch.randn(22, 128, generator=generator, device=generator.device), torch.int8)
+    chosen = random_choice(11, 4, 2, generator)
+    order = expert_order(chosen, 4, row_tile_rows(weights, 22))
+
+    got = expert_rows_product(x, weights, order, torch.float32, slots_per_row=1, activation=activation)
+    want = gate_by_torch(rows_product_reference(x, weights, chosen).float(), activation)
+    assert isinstance(want, Tensor)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("slots_per_row", [1, 2])
+def test_inputs_are_in_the_order_of_each_slots_expert(slots_per_row: int, generator: torch.Generator) -> None:
+    """Orders may be longer than rows, and name a number twice."""
+    device = generator.device
+    chosen = random_choice(7, 5, 2, generator)
+    x = torch.randn(14 // slots_per_row, 1100, generator=generator, device=device).bfloat16()
+    orders = torch.randint(0, 1100, (5, 1152), generator=generator, device=device)
+
+    got = ordered_inputs(x, chosen, orders, slots_per_row=slots_per_row)
+    assert torch.equal(got, ordered_reference(x, chosen, orders))
+
+
+@pytest.mark.parametrize("slots_per_row", [1, 2])
+def test_inputs_become_codes_by_each_slots_expert(slots_per_row: int, generator: torch.Generator) -> None:
+    device = generator.device
+    chosen = random_choice(7, 5, 2, generator)
+    x = torch.randn(14 // slots_per_row, 1100, generator=generator, device=device).bfloat16()
+    scales = torch.rand(5, generator=generator, device=device) / 50 + 0.002
+    zeros = torch.tensor([0, 3, -7, 100, -128], dtype=torch.int32, device=device)
+
+    got = coded_inputs(x, chosen, scales, zeros, slots_per_row=slots_per_row)
+    own = chosen.flatten().long()
+    assert torch.equal(got.scales, scales[own])
+    assert got.zeros is not None
+    assert torch.equal(got.zeros, zeros[own])
+    assert torch.equal(got.codes, coded_reference(x, chosen, scales, zeros))
+
+
 def test_no_rows_give_no_rows(device: torch.device) -> None:
     weights = plain_weights(torch.randn(4, 40, 96, device=device))
     order = expert_order(torch.empty(0, 2, dtype=torch.int32, device=device), 4, 8)
 
     assert expert_product(torch.empty(0, 96, device=device), weights, order, slots_per_row=2).shape == (0, 40)
     assert choose_experts(torch.empty(0, 4, device=device), 2, normalizes=True)[1].shape == (0, 2)
+    none = torch.empty(0, 96, device=device)
+    rows = row_weights((4, 40, 96), torch.Generator(device))
+    found = expert_rows_product(coded_rows(none, torch.int8), rows, order, torch.float32, slots_per_row=2)
+    assert found.shape == (0, 40)
+    chosen = torch.empty(0, 2, dtype=torch.int32, device=device)
+    orders = torch.zeros(4, 96, dtype=torch.int64, device=device)
+    assert ordered_inputs(none, chosen, orders, slots_per_row=2).shape == (0, 96)
     assert expert_sum(torch.empty(0, 40, device=device), torch.empty(0, 2, device=device)).shape == (0, 40)

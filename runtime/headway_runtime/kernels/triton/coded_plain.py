@@ -56,7 +56,8 @@ def coded_plain_kernel(
     """Grid: tiles of outputs, blocks of inputs. out: [num_outputs, num_inputs], rounded once."""
     dtype: tl.constexpr = out.dtype.element_ty
     usual_zero: tl.constexpr = 8.0 if form == "int4" else 0.0
-    num_words: tl.constexpr = 64 if form == "fp8" else 32
+    is_small: tl.constexpr = group_size != 0 and group_size < 128
+    num_words: tl.constexpr = (group_size // 2 if is_small else 64) if form == "fp8" else 32
     codes_per_word: tl.constexpr = 4 if form == "int4" else 2
     num_loads: tl.constexpr = 128 // num_words // codes_per_word
     outputs = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
@@ -70,8 +71,9 @@ def coded_plain_kernel(
     num_planes: tl.constexpr = 1 if form == "fp8" else codes_per_word
     for load in tl.static_range(num_loads):
         if form == "fp8":
-            is_code = (block * 64 + places < num_inputs // 2)[None, :]
-            start = own.to(tl.int64)[:, None] * (num_inputs // 2) + block * 64
+            start_of_load = block * 64 + load * num_words
+            is_code = (start_of_load + places < num_inputs // 2)[None, :]
+            start = own.to(tl.int64)[:, None] * (num_inputs // 2) + start_of_load
             words = tl.load(codes + start + places[None, :], mask=is_code, other=0)
         else:
             start = block.to(tl.int64) * num_outputs * (32 * num_loads) + load * 32
@@ -81,9 +83,9 @@ def coded_plain_kernel(
         else:
             planes = two_bytes(words, form, tl.float16)
         for plane in tl.static_range(num_planes):
-            first = block * 128 + (load * codes_per_word + plane) * 32
+            first = block * 128 + (load * codes_per_word + plane) * num_words
             if form == "fp8":
-                inputs = first + tl.arange(0, 128)
+                inputs = first + tl.arange(0, 2 * num_words)
                 numbers = tl.interleave(planes[0], planes[1]).to(tl.float32)
             else:
                 inputs = first + places
@@ -160,9 +162,10 @@ def _cases() -> Iterator[CompileCase]:
             ("int4", "float16", 128),
             ("int8", "float16", 32),
             ("fp8", "float32", 0),
+            ("fp8", "float32", 32),
         ):
             yield CompileCase(
-                f"{one.label} {form}",
+                f"{one.label} {form} groups of {group_size}",
                 coded_plain_kernel,
                 {
                     "codes": "*i16",

@@ -247,7 +247,8 @@ def _constants(weight: CodedWeight) -> dict[str, object]:
 
 
 def _cases() -> Iterator[CompileCase]:
-    """Each configuration as large models use it; other scales in one configuration of each form."""
+    """Each configuration as large models use it, fp8 also in the narrow groups of ranks' shares of blocks;
+    other scales in one configuration of each form."""
     for form, meaning, group_size in (
         ("int4", "float16", 128),
         ("int8", "float32", 0),
@@ -255,6 +256,9 @@ def _cases() -> Iterator[CompileCase]:
     ):
         for one in configurations(KERNELS[form]):
             yield _case(one, form, meaning, group_size)
+            if form == "fp8":
+                for narrow_group in (64, 32) if one.shape_class in (MANY_ROWS, DEFAULT) else (64,):
+                    yield _case(one, form, meaning, narrow_group, scale_rows=128)
             if one.gpu == DEFAULT or one.shape_class != "rows_8":
                 continue
             yield _case(one, form, meaning, group_size, activation="silu")

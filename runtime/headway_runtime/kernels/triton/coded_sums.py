@@ -41,10 +41,10 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
     dtype: tl.constexpr = x_rows.dtype.element_ty
     usual_zero: tl.constexpr = 8.0 if form == "int4" else 0.0
     # Words that are loaded at once for one product each of their codes, and how many loads a block takes.
-    num_words: tl.constexpr = 64 if form == "fp8" else 32
+    has_small_groups: tl.constexpr = group_size != 0 and group_size < 128
+    num_words: tl.constexpr = (group_size // 2 if has_small_groups else 64) if form == "fp8" else 32
     codes_per_word: tl.constexpr = 4 if form == "int4" else 2
     num_loads: tl.constexpr = 128 // num_words // codes_per_word
-    has_small_groups: tl.constexpr = group_size != 0 and group_size < 128
     places = tl.arange(0, num_words)
     if form == "fp8":
         codes_at = codes + own.to(tl.int64)[:, None] * (num_inputs // 2) + places[None, :]
@@ -71,10 +71,10 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
         part = total if group_size == 0 else tl.zeros_like(total)
         for load in tl.static_range(num_loads):
             if form == "fp8" and not fills_blocks:
-                is_code = (block * 64 + places < num_inputs // 2)[None, :]
-                codes_of = tl.load(codes_at + block * block_stride, mask=is_code, other=0)
+                is_code = (block * 64 + load * num_words + places < num_inputs // 2)[None, :]
+                codes_of = tl.load(codes_at + block * block_stride + load * num_words, mask=is_code, other=0)
             else:
-                codes_of = tl.load(codes_at + block * block_stride + load * 32)
+                codes_of = tl.load(codes_at + block * block_stride + load * num_words)
             if form == "int4":
                 # Zero points that differ from plane to plane are subtracted later.
                 known = tl.zeros_like(zeros) if has_small_groups else zeros
@@ -83,22 +83,22 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
                 planes = two_bytes(codes_of, form, dtype)
             if form == "fp8":
                 # A word has neighbours, so one product is of even inputs and one of odd ones.
-                inputs = tl.arange(0, 128)
+                own_inputs = block * 128 + load * (2 * num_words) + tl.arange(0, 2 * num_words)
                 pairs = tl.load(
-                    x_rows[None, :] + (block * 128 + inputs)[:, None],
-                    mask=is_row if fills_blocks else is_row & (block * 128 + inputs < num_inputs)[:, None],
+                    x_rows[None, :] + own_inputs[:, None],
+                    mask=is_row if fills_blocks else is_row & (own_inputs < num_inputs)[:, None],
                     other=0.0,
                 )
-                halves = tl.split(tl.permute(tl.reshape(pairs, [64, 2, block_rows]), (0, 2, 1)))
+                halves = tl.split(tl.permute(tl.reshape(pairs, [num_words, 2, block_rows]), (0, 2, 1)))
             for plane in tl.static_range(codes_per_word):
-                inputs = block * 128 + (load * codes_per_word + plane) * 32
                 if form == "fp8":
                     numbers = halves[plane]
                 else:
+                    inputs = block * 128 + (load * codes_per_word + plane) * 32
                     is_read = is_row if fills_blocks else is_row & (inputs + places < num_inputs)[:, None]
                     numbers = tl.load(x_at + inputs, mask=is_read, other=0.0)
                 weight = planes[plane]
-                if has_small_groups:
+                if has_small_groups and form != "fp8":
                     own_words = tl.load(meanings_at + inputs // group_size * num_meanings)
                     scales, zeros = scale_and_zero(own_words, meaning, usual_zero)
                     weight = above_zeros(weight, zeros)
@@ -107,6 +107,11 @@ def sums_of_codes(  # noqa: C901 (branches on constants)
                     if form == "int8" and meaning != "float32":
                         weight = above_zeros(weight, zeros)
                     part = dot(weight, numbers, part)
+            if has_small_groups and form == "fp8":
+                # Each load is a group.
+                own_words = tl.load(meanings_at + (block * num_loads + load) * num_meanings)
+                total += part * scale_and_zero(own_words, meaning, usual_zero)[0][:, None]
+                part = tl.zeros_like(total)
         if group_size == 0:
             total = part
         elif group_size >= 128:

@@ -19,7 +19,7 @@ zero point above it, so that they come by the same asynchronous copies as the co
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal
 
@@ -31,6 +31,7 @@ Form = Literal["int4", "int8", "fp8"]
 Meaning = Literal["float32", "float16", "bfloat16"]
 
 BLOCK_INPUTS = 128
+LEAST_GROUP = 32
 WORDS = 32
 NIBBLE_ZERO = 8
 LOWER_NIBBLE = 15
@@ -46,7 +47,8 @@ class CodedWeight:
 
     meanings: float32 scales or int32 words [groups, outputs / scale_rows, rounded up]. meaning: which, and
         which dtype the lower half of a word is.
-    group_size: inputs of a group: 32, 64 or a multiple of 128; 0 where a group is all inputs.
+    group_size: inputs of a group: 32, 64 or a multiple of 128; 0 where a group is all inputs. Others that 32
+        divides, such as 96 or 192, lie as groups of 32 or 64 with equal meanings.
     scale_rows: outputs that share a meaning.
     """
 
@@ -86,7 +88,7 @@ def coded_weight(
     """
     num_inputs = codes[0].shape[1] * (2 if form == "int4" else 1)
     group_size = _common_group([scale.shape[1] for scale in scales], num_inputs)
-    if group_size is None or (form == "fp8" and (0 < group_size < BLOCK_INPUTS or num_inputs % 2)):
+    if group_size is None or (form == "fp8" and num_inputs % 2):
         return None
     if any(part.shape[0] % scale_rows for part in codes[:-1]):
         counts = [len(part) for part in codes]
@@ -113,6 +115,36 @@ def coded_weight(
     return CodedWeight(form, packed, meanings, meaning, group_size, scale_rows, num_outputs, num_inputs)
 
 
+def in_one_meaning(weights: Sequence[CodedWeight]) -> list[CodedWeight] | None:
+    """The same weights with meanings of one kind, which each alone may have chosen differently; None where no
+    kind says those of all. All of one form."""
+    kinds: tuple[Meaning, ...] = ("float32", *(meaning for meaning, _ in HALVES))
+    present = {weight.meaning for weight in weights}
+    for meaning in sorted(kinds, key=lambda kind: kind not in present):
+        said = [_with_meaning(weight, meaning) for weight in weights]
+        found = [weight for weight in said if weight is not None]
+        if len(found) == len(weights):
+            return found
+    return None
+
+
+def _with_meaning(weight: CodedWeight, meaning: Meaning) -> CodedWeight | None:
+    if weight.meaning == meaning:
+        return weight
+    usual = float(NIBBLE_ZERO if weight.form == "int4" else 0)
+    if weight.meaning == "float32":
+        scales, points = weight.meanings, torch.full_like(weight.meanings, usual)
+    else:
+        halves = weight.meanings.to(torch.int16).view(dict(HALVES)[weight.meaning])
+        scales, points = halves.float(), (weight.meanings >> ZERO_SHIFT).float()
+    if meaning == "float32":
+        # What fills up the last block is scaled by 0, whatever it is.
+        is_said = _holds((points == usual).logical_or(scales == 0))
+        return replace(weight, meanings=scales, meaning=meaning) if is_said else None
+    words = _words(scales, points, dict(HALVES)[meaning])
+    return None if words is None else replace(weight, meanings=words, meaning=meaning)
+
+
 def _common_group(counts: Sequence[int], num_inputs: int) -> int | None:
     """Inputs of a group when all parts have groups of the same size; 0: all inputs. None: no such product."""
     if any(num_inputs % count for count in counts):
@@ -120,7 +152,9 @@ def _common_group(counts: Sequence[int], num_inputs: int) -> int | None:
     size = gcd(*(num_inputs // count for count in counts))
     if size == num_inputs:
         return 0
-    return size if size in (32, 64) or size % BLOCK_INPUTS == 0 else None
+    if size % BLOCK_INPUTS:
+        size = gcd(size, BLOCK_INPUTS)
+    return size if size >= LEAST_GROUP else None
 
 
 def _in_groups(values: Tensor, num_groups: int) -> Tensor:
@@ -147,11 +181,18 @@ def _meanings(form: Form, scales: Tensor, zeros: Tensor | None) -> tuple[Tensor,
     if not _holds((points == points.round()).logical_and(points.abs() <= MOST_ZERO[form])):
         return None
     for meaning, dtype in HALVES:
-        halves = scales.to(dtype)
-        if _holds(halves.float() == scales.float()):
-            bits = halves.contiguous().view(torch.int16).int() & LOWER_HALF
-            return bits | (points.int() << ZERO_SHIFT), meaning
+        words = _words(scales, points, dtype)
+        if words is not None:
+            return words, meaning
     return (scales.float().contiguous(), "float32") if zeros is None else None
+
+
+def _words(scales: Tensor, points: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """int32: a scale of that type in the lower half, a zero point above; None where it is not exact."""
+    halves = scales.to(dtype)
+    if not _holds(halves.float() == scales.float()):
+        return None
+    return (halves.contiguous().view(torch.int16).int() & LOWER_HALF) | (points.int() << ZERO_SHIFT)
 
 
 def _holds(conditions: Tensor) -> bool:

@@ -41,7 +41,11 @@ from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.kernels.triton.row_products import MANY_ROWS, class_of_rows
 from headway_runtime.model_config import Activation
 
-KERNELS = {"plain": "expert_product_plain", "int4": "expert_product_int4"}
+KERNELS = {
+    "plain": "expert_product_plain",
+    "float32": "expert_product_float32",
+    "int4": "expert_product_int4",
+}
 KERNELS |= dict.fromkeys(("int8", "fp8"), "expert_product_8bit")
 CANDIDATES = {
     "rows_8": [
@@ -55,6 +59,14 @@ CANDIDATES = {
         for outputs, rows, warps in ((64, 64, 4), (128, 64, 4), (128, 128, 8))
     ],
 }
+
+
+# Three products of tf32 for each of float32 take many registers.
+FLOAT32_CANDIDATES = [
+    {"block_outputs": 32, "block_rows": 16, "num_warps": warps, "num_stages": stages}
+    for warps in (2, 4)
+    for stages in (2, 3)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +255,8 @@ def expert_product(
 def _values(weights: ExpertWeights, num_slots: int) -> dict[str, int]:
     device = (weights.plain if weights.coded is None else weights.coded.codes).device  # type: ignore[union-attr]
     rows = -(-num_slots // weights.num_experts)
-    return configuration(KERNELS[weights.form], class_of_rows(rows), gpu_of(device))
+    form = "float32" if weights.plain is not None and weights.plain.dtype == torch.float32 else weights.form
+    return configuration(KERNELS[form], class_of_rows(rows), gpu_of(device))
 
 
 def _operands(weights: ExpertWeights) -> tuple[Tensor, Tensor | None, dict[str, object]]:
@@ -277,23 +290,29 @@ def product_reference(
 
 
 def _cases() -> Iterator[CompileCase]:
+    for one in configurations(KERNELS["float32"]):
+        yield _case(one, _form("plain", "float32", 0, 1), "silu", number="fp32")
     for form, meaning, group_size in (
         ("plain", "float32", 0),
         ("int4", "float16", 128),
         ("fp8", "float32", 128),
+        ("fp8", "float32", 64),
+        ("fp8", "float32", 32),
         ("int8", "float32", 0),
     ):
         for one in configurations(KERNELS[form]):
-            if form != "int8" or one.shape_class == MANY_ROWS:
+            if one.shape_class == MANY_ROWS or (form != "int8" and group_size != 32):
                 yield _case(one, _form(form, meaning, group_size, 128 if form == "fp8" else 1), "silu")
             if form == "plain" and one.shape_class == MANY_ROWS:
                 yield _case(one, _form(form, meaning, group_size, 1), None)
 
 
-def _case(one: Configuration, form: dict[str, object], activation: Activation | None) -> CompileCase:
+def _case(
+    one: Configuration, form: dict[str, object], activation: Activation | None, *, number: str = "bf16"
+) -> CompileCase:
     constants, options = split_options(one.values)
     is_plain = form["form"] == "plain"
-    signature = {"x": "*bf16", "codes": "*bf16" if is_plain else "*i16", "out": "*bf16"}
+    signature = {"x": f"*{number}", "codes": f"*{number}" if is_plain else "*i16", "out": f"*{number}"}
     signature |= dict.fromkeys(("order", "tiles"), "*i32") | dict.fromkeys(
         ("num_tiles", "slots_per_row"), "i32"
     )
@@ -304,7 +323,8 @@ def _case(one: Configuration, form: dict[str, object], activation: Activation | 
         own["meanings"] = None
     else:
         signature["meanings"] = "*i32" if form["meaning"] == "float16" else "*fp32"
-    label = f"{one.label} {form['form']} {'alone' if activation is None else 'gated'}"
+    end = "alone" if activation is None else "gated"
+    label = f"{one.label} {form['form']} groups of {form['group_size']} {end}"
     return CompileCase(label, expert_product_kernel, signature, own, options, one.capabilities)
 
 
