@@ -7,20 +7,20 @@ is left out. Every row is printed and written as soon as it is found, and none i
 (`--seconds`, 540 by default, enough for one stage) does not allow, so that a cut loses nothing; other stages
 that the JSON has stay in it. It exits with 1 if a row failed, if anything is further from what is right than
 rounding can explain, or if nothing was measured.
-`--smoke` runs all of it on the CPU with tiny shapes, kernels in Triton's interpreter, to prove that it works;
-its numbers mean nothing.
+`--smoke` runs all of it on the CPU with tiny shapes, kernels in Triton's interpreter and decode steps
+recorded as tests record them, to prove that it works; its numbers mean nothing.
 
 Stages import what they need when they are run: Triton decides whether it interprets when it is imported.
 """
 
 import argparse
-import os
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.gpu.interpreted import interpret, stand_in
 from benchmarks.gpu.report import MACHINE
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def run(out: Path, stages: list[str], until: float, *, is_smoke: bool) -> "Repor
     from benchmarks.gpu.machine import ceilings, conditions, works
     from benchmarks.gpu.report import DeviceLost, Report
 
+    if is_smoke:
+        stand_in()
     device: Device = "cpu" if is_smoke else "cuda"
     report = Report(out, conditions(device), until - time.monotonic(), works=lambda: works(device))
     found: list[Ceilings] = []
@@ -78,11 +80,12 @@ def run(out: Path, stages: list[str], until: float, *, is_smoke: bool) -> "Repor
 def _run_stage(stage: str, report: "Report", device: "Device", found: "Ceilings", *, is_smoke: bool) -> None:
     match stage:
         case "checks":
-            from benchmarks.gpu.checks import run_checks
+            from benchmarks.gpu.checks import ALL_SECONDS, run_checks
             from benchmarks.gpu.kernels_stage import run_kernel_checks
 
-            run_kernel_checks(report, device, is_smoke=is_smoke)
-            run_checks(report, device)
+            with report.within(report.seconds_left - ALL_SECONDS):
+                run_kernel_checks(report, device, is_smoke=is_smoke)
+            run_checks(report, device, is_smoke=is_smoke)
         case "kernels":
             from benchmarks.gpu.kernels_stage import run_kernels
 
@@ -135,7 +138,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU")
     arguments = parser.parse_args()
     if arguments.smoke:
-        os.environ["TRITON_INTERPRET"] = "1"
+        interpret()
     else:
         import torch
 
