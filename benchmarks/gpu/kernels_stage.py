@@ -46,15 +46,22 @@ def run_kernel_checks(
 
 
 def run_kernels(
-    report: Report, device: Device, ceilings: Ceilings, *, is_smoke: bool, kernels: Collection[str] = ()
+    report: Report,
+    device: Device,
+    ceilings: Ceilings,
+    *,
+    is_smoke: bool,
+    kernels: Collection[str] = (),
+    has_peers: bool = True,
+    compiling_share: float = TIMED_SHARE,
 ) -> None:
-    """A row for each kernel at each shape."""
+    """A row for each kernel at each shape. has_peers: some compile for long."""
     from benchmarks.gpu.cases.timed import FULL, SMOKE, timed_cases
 
     cases = _of(kernels, timed_cases(SMOKE if is_smoke else FULL), device)
-    _compile(report, "timed", "kernels", cases, device, TIMED_SHARE)
+    _compile(report, "timed", "kernels", cases, device, compiling_share)
     for case in cases:
-        measure = partial(_timed_row, case, device, ceilings)
+        measure = partial(_timed_row, case, device, ceilings, has_peers=has_peers)
         report.row("kernels", case.name, measure, needs_seconds=ROW_SECONDS)
         _forget(device)
 
@@ -123,7 +130,7 @@ def checked_row(cases: Sequence["Case"], device: Device, check_time: Callable[[]
         yield row | ({"wrong": dict(wrong)} if wrong else {})
 
 
-def _timed_row(case: "Case", device: Device, ceilings: Ceilings) -> Row:
+def _timed_row(case: "Case", device: Device, ceilings: Ceilings, *, has_peers: bool) -> Row:
     from benchmarks.gpu.cases.case import checked, generator_on
 
     count = num_sets(case.cost.num_bytes, device)
@@ -145,7 +152,7 @@ def _timed_row(case: "Case", device: Device, ceilings: Ceilings) -> Row:
         row["is_captured"] = False
     if error is not None:
         row |= {"error_of_result": error, "is_right": error <= case.tolerance}
-    for name in works[0].peers:
+    for name in works[0].peers if has_peers else ():
         row |= _peer(name, [work.peers[name] for work in works], found.microseconds, device)
     return row
 

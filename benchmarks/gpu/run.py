@@ -7,6 +7,7 @@ is left out. Every row is printed and written as soon as it is found, and none i
 (`--seconds`, 540 by default, enough for one stage) does not allow, so that a cut loses nothing; other stages
 that the JSON has stay in it. It exits with 1 if a row failed, if anything is further from what is right than
 rounding can explain, or if nothing was measured.
+`--stage first` is what is worth most of all stages (see first.py).
 `--smoke` runs all of it on the CPU with tiny shapes, kernels in Triton's interpreter and decode steps
 recorded as tests record them, to prove that it works; its numbers mean nothing.
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from headway_runtime.config import Device
 
 STAGES = ("checks", "kernels", "engine", "peers")
+FIRST = "first"
 
 
 def run(out: Path, stages: list[str], until: float, *, is_smoke: bool) -> "Report":
@@ -60,7 +62,7 @@ def run(out: Path, stages: list[str], until: float, *, is_smoke: bool) -> "Repor
         return report
     for stage in stages:
         try:
-            _run_stage(stage, report, device, found[0], is_smoke=is_smoke)
+            _run_stage(stage, report, device, found[0], out, is_smoke=is_smoke)
         except DeviceLost as lost:
             print(f"{lost}: what is left is not measured; run it again for the other stages")
             report.run["lost"] = str(lost)
@@ -77,8 +79,14 @@ def run(out: Path, stages: list[str], until: float, *, is_smoke: bool) -> "Repor
     return report
 
 
-def _run_stage(stage: str, report: "Report", device: "Device", found: "Ceilings", *, is_smoke: bool) -> None:
+def _run_stage(
+    stage: str, report: "Report", device: "Device", found: "Ceilings", out: Path, *, is_smoke: bool
+) -> None:
     match stage:
+        case "first":
+            from benchmarks.gpu.first import run_first
+
+            run_first(report, device, found, out, is_smoke=is_smoke)
         case "checks":
             from benchmarks.gpu.checks import ALL_SECONDS, run_checks
             from benchmarks.gpu.kernels_stage import run_kernel_checks
@@ -133,7 +141,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--out", type=Path, required=True, help="the JSON to write, or to add to")
-    parser.add_argument("--stage", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--stage", nargs="+", choices=[*STAGES, FIRST], default=list(STAGES))
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything (default: 540)")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU")
     arguments = parser.parse_args()

@@ -101,6 +101,37 @@ def test_engine(tmp_path: Path) -> None:
     assert rows["llama, prompt lookup at 1"]["ratio"] > 0
 
 
+def test_the_first_run_on_a_gpu(tmp_path: Path) -> None:
+    """Some rows of each stage, in the order of their worth, then tuning; what other runs found stays."""
+    out = tmp_path / "results.json"
+    run("run", "--out", str(out), "--stage", "peers", "--seconds", "0", want=1)
+    kept = {"stage": "kernels", "name": "gate, 1 x 256", "run": 0, "share_of_floor": 1e-12}
+    found = json.loads(out.read_text())
+    out.write_text(json.dumps(found | {"rows": [kept]}))
+
+    run("run", "--out", str(out), "--stage", "first")
+
+    rows = json.loads(out.read_text())["rows"]
+    assert [row for row in rows if "error" in row] == []
+    assert kept in rows
+    own = [row for row in rows if row["run"] == 1]
+    assert list(dict.fromkeys(row["stage"] for row in own)) == [
+        "machine",
+        "checks",
+        "kernels",
+        "engine",
+        "tuning",
+    ]
+    timed = [row for row in own if row["stage"] == "kernels"]
+    assert {row["kernel"] for row in timed} == {"norm", "place_step"}
+    assert [field for row in timed for field in row if field.endswith("_over_ours")] == []
+    assert sum("decode 2 at 8" in row["name"] for row in own) == 2
+    tuning = own[-1]
+    assert set(tuning["name"].split()) == {"norm", "place_step"}
+    assert tuning["is_whole"]
+    assert set(json.loads((tmp_path / "gpu-tuning.json").read_text())["found"]) == {"norm", "place_step"}
+
+
 def test_a_run_that_measured_nothing_says_so_and_fails(tmp_path: Path) -> None:
     printed = run("run", "--out", str(tmp_path / "results.json"), "--seconds", "15", want=1)
 
