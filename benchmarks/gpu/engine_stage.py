@@ -35,7 +35,8 @@ def run_engine(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: 
     """All rows; each model is loaded once."""
     plan = SMOKE if is_smoke else FULL
     for quantization in FORMS:
-        _run_llama(report, device, ceilings, plan, quantization)
+        has_prompts = quantization == "none" or not is_smoke
+        _run_llama(report, device, ceilings, plan, quantization, has_prompts=has_prompts)
     longest = plan.longest_prompt + 64
     with _engine(report, "llama, long", plan.llama, device, longest, plan, "none") as engine:
         if engine is not None:
@@ -318,7 +319,8 @@ def _speculation(report: Report, device: Device, plan: Plan) -> None:
                 check_time=report.check_time,
             )
             phrase = random_prompt(1, 8, plan.llama["vocab_size"])
-            for repeat in range(2):
+            # The first of two prepares the sizes of steps.
+            for repeat in range(min(2, plan.repeats)):
                 add(engine, str(repeat), phrase * (plan.context // 8), plan.answer)
                 began_at = time.perf_counter()
                 drain(engine, report.check_time)

@@ -91,11 +91,11 @@ def test_engine(tmp_path: Path) -> None:
             assert row["floor_milliseconds"] > 0
             assert row["step_milliseconds"] > 0
             assert row["recorded_share"] == 1
-        assert rows[f"llama {weights}, prompt of 12"]["ttft_milliseconds"] > 0
-        assert rows[f"llama {weights}, prefix of 32"]["ratio"] > 0
         use = rows[f"llama {weights}, GPU use of decode 2 at 8"]
         assert use["launches_per_step"] > 5
         assert use["host_milliseconds"] > 0
+    assert rows["llama none, prompt of 12"]["ttft_milliseconds"] > 0
+    assert rows["llama none, prefix of 32"]["ratio"] > 0
     assert rows["mixture, decode 2 at 8"]["recorded_share"] == 1
     assert rows["qwen3, 3 requests, 8 in, 4 out"]["is_whole"]
     assert rows["llama, prompt lookup at 1"]["ratio"] > 0
