@@ -162,6 +162,10 @@ def test_tuning_is_gone_on_with(tmp_path: Path) -> None:
     for crossover in kept["crossovers"].values():
         assert set(crossover["rows"]) == {"2", "5"}
     assert "most_product_rows" in first
-    before = state.read_text()
-    run("tune", "--kernel", "norm", "coded_plain", *files)
-    assert state.read_text() == before
+    run("tune", "--kernel", "norm", *files)
+    after = json.loads(state.read_text())
+    assert after["crossovers"] == kept["crossovers"]
+    for kernel, classes in kept["found"].items():
+        for shape_class, measured in classes.items():
+            # An entry that was changed stands first now, before another candidate.
+            assert measured.items() <= after["found"][kernel][shape_class].items()
