@@ -64,7 +64,7 @@ soak: install ## ten minutes of random traffic against one server, then fuzzing 
 bench-cpu: install ## Headway beside vLLM CPU, llama.cpp and transformers, and with each lever (40 minutes; the first time longer, and gigabytes)
 	$(BIN)/python -m benchmarks.cpu.run $(BENCH_CPU)
 
-bench-gpu: ## the engine on one GPU, with GPU_PYTHON and the torch that it has (STAGE=checks, kernels, engine or peers: 9 minutes each)
+bench-gpu: ## the engine on one GPU, with GPU_PYTHON and the torch that it has (STAGE=first, checks, kernels, engine or peers: 9 minutes each, gathered in gpu-results.json)
 	PYTHONPATH=runtime $(or $(GPU_PYTHON),python3) -m benchmarks.gpu.run --out gpu-results.json $(if $(STAGE),--stage $(STAGE)) $(BENCH_GPU)
 
 bench-levers: install ## one lever after the other on questions about documents: latency, users within an SLO

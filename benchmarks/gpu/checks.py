@@ -6,6 +6,7 @@ transformers in float32: how far below the best logit it was, against how far tr
 
 import copy
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from benchmarks.gpu.engines import add, drain, make_engine, random_prompt
+from benchmarks.gpu.interpreted import num_launches
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.shapes import TINY, TINY_MOE, TINY_QWEN3, Shape
 
@@ -20,10 +22,14 @@ from headway_runtime.config import Device, Dtype
 
 # Between float32 logits that were added up in another order.
 FLOAT32_TOLERANCE = 1e-3
-PROMPT_LENGTHS = (1, 9, 33, 100, 150)
-ANSWER_TOKENS = 64
+# Tokens of prompts, and of each answer.
+LENGTHS = (1, 9, 33, 100, 150), 64
+SMOKE_LENGTHS = (3, 18), 4
+# What all rows together want, and leave when the checks of kernels end.
+ALL_SECONDS = 120.0
 # Large enough that logits differ by more than rounding, small enough to load at once.
 WIDER = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "initializer_range": 0.1}
+SMALL: dict[str, Shape] = {"llama": TINY, "qwen3": TINY_QWEN3, "qwen3-moe": TINY_MOE}
 MODELS: dict[str, tuple[Shape, str]] = {
     "llama": (TINY | WIDER, "Llama"),
     "qwen3": (TINY_QWEN3 | WIDER | {"head_dim": 64}, "Qwen3"),
@@ -31,28 +37,45 @@ MODELS: dict[str, tuple[Shape, str]] = {
 }
 
 
-def run_checks(report: Report, device: Device) -> None:
+# For the interpreter.
+NARROWER = {"vocab_size": 128, "num_hidden_layers": 1, "initializer_range": 0.1}
+
+
+def run_checks(report: Report, device: Device, *, is_smoke: bool) -> None:
     """Every model in float32 and bfloat16."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
-    for name, (shape, family) in MODELS.items():
+    lengths, num_tokens = SMOKE_LENGTHS if is_smoke else LENGTHS
+    for name, (wider, family) in MODELS.items():
+        shape = SMALL[name] | NARROWER if is_smoke else wider
         for dtype in dtypes:
-            report.row(
-                "checks",
-                f"{name} {dtype}",
-                partial(check_tokens, shape, family, dtype, device),
+            measure = partial(
+                check_tokens, shape, family, dtype, device, lengths, num_tokens, report.check_time
             )
+            report.row("checks", f"{name} {dtype}", measure)
 
 
-def check_tokens(shape: Shape, family: str, dtype: Dtype, device: Device) -> Row:
-    """num_different: tokens that are not the best in float32. largest_gap, tolerance: in logits."""
+def check_tokens(
+    shape: Shape,
+    family: str,
+    dtype: Dtype,
+    device: Device,
+    prompt_lengths: tuple[int, ...],
+    num_tokens: int,
+    check_time: Callable[[], None],
+) -> Row:
+    """num_different: tokens that are not the best in float32. largest_gap, tolerance: in logits.
+
+    num_launches: of interpreted kernels, where kernels are interpreted.
+    """
+    before = num_launches()
     torch.manual_seed(0)
     fields = {
         name: value for name, value in shape.items() if name not in ("dtype", "architectures", "model_type")
     }
     config = getattr(transformers, f"{family}Config")(**fields)
     model: Any = getattr(transformers, f"{family}ForCausalLM")(config).to(getattr(torch, dtype))
-    prompts = [random_prompt(seed, length, shape["vocab_size"]) for seed, length in enumerate(PROMPT_LENGTHS)]
+    prompts = [random_prompt(seed, length, shape["vocab_size"]) for seed, length in enumerate(prompt_lengths)]
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         engine = make_engine(
@@ -61,17 +84,20 @@ def check_tokens(shape: Shape, family: str, dtype: Dtype, device: Device) -> Row
             max_model_len=512,
             max_num_seqs=64,
             max_batched_tokens=64,
+            check_time=check_time,
             dtype=dtype,
             is_dummy=False,
             kv_cache_memory_bytes=16 * 2**20,
+            cuda_graph_sizes=None if device == "cuda" else (len(prompts),),
         )
         for index, prompt in enumerate(prompts):
-            add(engine, str(index), prompt, ANSWER_TOKENS)
-        tokens = drain(engine)
+            add(engine, str(index), prompt, num_tokens)
+        tokens = drain(engine, check_time)
         engine.check_integrity()
         engine.close()
     answers = [tokens[str(index)] for index in range(len(prompts))]
-    return judge(model.to(device), prompts, answers)
+    row = judge(model.to(device), prompts, answers)
+    return row | ({"num_launches": num_launches() - before} if device == "cpu" else {})
 
 
 def judge(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> Row:

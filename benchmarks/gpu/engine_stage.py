@@ -8,18 +8,18 @@ engine is driven as its own thread drives it, a step after the other, whatever a
 import gc
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from benchmarks.gpu import costs
 from benchmarks.gpu.costs import Ceilings, Weights, model_shape
+from benchmarks.gpu.engine_plan import FIRST, FULL, SMOKE, Plan
 from benchmarks.gpu.engines import add, drain, make_random, random_prompt
 from benchmarks.gpu.gpu_trace import traced
 from benchmarks.gpu.report import Report, Row
-from benchmarks.gpu.shapes import LLAMA_8B, QWEN3_8B, QWEN3_30B_A3B, TINY, TINY_MOE, TINY_QWEN3, Shape
+from benchmarks.gpu.shapes import Shape
 
 from headway_runtime.config import Device, SpeculativeConfig
 from headway_runtime.engine import EngineCore
@@ -27,96 +27,27 @@ from headway_runtime.engine import EngineCore
 FORMS: tuple[Weights, ...] = ("none", "fp8", "int4")
 # Steps that are traced, and sequences in them.
 TRACED_STEPS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is run, in tokens and requests. traced: sequences of the steps whose use of the GPU is told."""
-
-    llama: Shape
-    qwen: Shape
-    mixture: Shape
-    batches: tuple[int, ...]
-    traced: int
-    context: int
-    steps: int
-    prompts: tuple[int, ...]
-    longest_prompt: int
-    prefix: int
-    load: tuple[int, int, int]
-    load_seconds: float
-
-
-FULL = Plan(
-    llama=LLAMA_8B,
-    qwen=QWEN3_8B,
-    mixture=QWEN3_30B_A3B,
-    batches=(1, 8, 32, 128, 256),
-    traced=32,
-    context=512,
-    steps=48,
-    prompts=(2048, 8192),
-    longest_prompt=32768,
-    prefix=8192,
-    load=(256, 1024, 1024),
-    load_seconds=90.0,
-)
-SMOKE = Plan(
-    llama=TINY,
-    qwen=TINY_QWEN3,
-    mixture=TINY_MOE,
-    batches=(1, 4),
-    traced=4,
-    context=24,
-    steps=6,
-    prompts=(64, 256),
-    longest_prompt=512,
-    prefix=256,
-    load=(6, 24, 8),
-    load_seconds=30.0,
-)
+# A long row is written again and again meanwhile.
+SECONDS_OF_PART = 5.0
 
 
 def run_engine(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: bool) -> None:
     """All rows; each model is loaded once."""
     plan = SMOKE if is_smoke else FULL
-    longest = max(*plan.prompts, plan.context + plan.steps) + 64
     for quantization in FORMS:
-        with _engine(
-            report, f"llama {quantization}", plan.llama, device, longest, plan, quantization
-        ) as engine:
-            if engine is None:
-                continue
-            for batch in plan.batches:
-                report.row(
-                    "engine",
-                    f"llama {quantization}, decode {batch} at {plan.context}",
-                    partial(_decode, engine, plan.llama, plan, batch, ceilings, quantization),
-                )
-            report.row(
-                "engine",
-                f"llama {quantization}, GPU use of decode {plan.traced} at {plan.context}",
-                partial(_gpu_use, engine, plan.llama, plan, device),
-            )
-            for length in plan.prompts:
-                report.row(
-                    "engine",
-                    f"llama {quantization}, prompt of {length}",
-                    partial(_prompt, engine, plan.llama, length, ceilings, quantization),
-                )
-            report.row(
-                "engine", f"llama {quantization}, prefix of {plan.prefix}", partial(_prefix, engine, plan)
-            )
+        has_prompts = quantization == "none" or not is_smoke
+        _run_llama(report, device, ceilings, plan, quantization, has_prompts=has_prompts)
     longest = plan.longest_prompt + 64
     with _engine(report, "llama, long", plan.llama, device, longest, plan, "none") as engine:
         if engine is not None:
             long = plan.longest_prompt
-            measure = partial(_prompt, engine, plan.llama, long, ceilings, "none")
+            measure = partial(_prompt, engine, plan, long, ceilings, "none", report.check_time)
             report.row("engine", f"prompt of {long}", measure)
     with _engine(report, "qwen3", plan.qwen, device, sum(plan.load[1:]) + 64, plan, "none") as engine:
         if engine is not None:
             name = "qwen3, {} requests, {} in, {} out".format(*plan.load)
-            report.row("engine", name, partial(_load, engine, plan), needs_seconds=plan.load_seconds + 20)
+            measured = partial(serve_load, engine, plan, lambda: report.seconds_left)
+            report.row("engine", name, measured, needs_seconds=plan.load_seconds + 20)
     longest = plan.context + plan.steps + 64
     with _engine(report, "mixture", plan.mixture, device, longest, plan, "none") as engine:
         for batch in plan.batches[:3] if engine is not None else ():
@@ -124,9 +55,52 @@ def run_engine(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: 
             report.row(
                 "engine",
                 f"mixture, decode {batch} at {plan.context}",
-                partial(_decode, engine, plan.mixture, plan, batch, ceilings, "none"),
+                partial(_decode, engine, plan.mixture, plan, batch, ceilings, "none", report.check_time),
             )
     _speculation(report, device, plan)
+
+
+def run_first_decodes(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: bool) -> None:
+    """Decodes of one sequence and of 32 by each form of weights, and what the GPU does in them."""
+    plan = SMOKE if is_smoke else FIRST
+    for quantization in FORMS[:1] if is_smoke else FORMS:
+        _run_llama(report, device, ceilings, plan, quantization, has_prompts=False)
+
+
+def _run_llama(
+    report: Report,
+    device: Device,
+    ceilings: Ceilings,
+    plan: Plan,
+    quantization: Weights,
+    *,
+    has_prompts: bool = True,
+) -> None:
+    label, check_time = f"llama {quantization}", report.check_time
+    longest = max(*plan.prompts, plan.context + plan.steps) + 64
+    with _engine(report, label, plan.llama, device, longest, plan, quantization) as engine:
+        if engine is None:
+            return
+        for batch in plan.batches:
+            report.row(
+                "engine",
+                f"{label}, decode {batch} at {plan.context}",
+                partial(_decode, engine, plan.llama, plan, batch, ceilings, quantization, check_time),
+            )
+        report.row(
+            "engine",
+            f"{label}, GPU use of decode {plan.traced} at {plan.context}",
+            partial(_gpu_use, engine, plan.llama, plan, device),
+        )
+        for length in plan.prompts if has_prompts else ():
+            report.row(
+                "engine",
+                f"{label}, prompt of {length}",
+                partial(_prompt, engine, plan, length, ceilings, quantization, check_time),
+            )
+        if has_prompts:
+            measure = partial(_prefix, engine, plan, check_time)
+            report.row("engine", f"{label}, prefix of {plan.prefix}", measure)
 
 
 @contextmanager
@@ -150,8 +124,9 @@ def _engine(
             max_num_seqs=max(*plan.batches, plan.load[0]),
             max_batched_tokens=max(8192 if device == "cuda" else 512, plan.load[0]),
             quantization=quantization,
-            kv_cache_memory_bytes=None if device == "cuda" else 64 * 2**20,
+            kv_cache_memory_bytes=None if device == "cuda" else 4 * 2**20,
             cuda_graph_sizes=plan.batches,
+            check_time=report.check_time,
         )
         made.append(engine)
         return {"load_seconds": seconds, "kv_blocks": engine.kv_blocks_total}
@@ -169,14 +144,26 @@ def _engine(
 
 
 def _decode(
-    engine: EngineCore, shape: Shape, plan: Plan, batch: int, ceilings: Ceilings, quantization: Weights
+    engine: EngineCore,
+    shape: Shape,
+    plan: Plan,
+    batch: int,
+    ceilings: Ceilings,
+    quantization: Weights,
+    check_time: Callable[[], None],
 ) -> Row:
-    """The median step of so many sequences; twice, since the first steps of a size prepare it."""
+    """The median step of so many sequences; twice, since the first steps of a size prepare it.
+
+    recorded_share: of those steps, how many were launched as one.
+    """
     seconds: list[float] = []
+    num_recorded = 0
     for _ in range(2):
         _add_decodes(engine, shape, plan, batch)
         seconds.clear()
+        num_recorded = _recorded_steps(engine)
         while engine.has_work:
+            check_time()
             began_at = time.perf_counter()
             outputs = engine.step(time.monotonic())
             if outputs.num_decodes == batch:
@@ -189,7 +176,13 @@ def _decode(
         "tokens_per_second": batch / step,
         "floor_milliseconds": floor * 1e3,
         "share_of_floor": floor / step,
+        "recorded_share": min(1.0, (_recorded_steps(engine) - num_recorded) / len(seconds)),
     }
+
+
+def _recorded_steps(engine: EngineCore) -> int:
+    """So far."""
+    return int(engine.metrics.snapshot().counters["recorded_steps"])
 
 
 def _add_decodes(engine: EngineCore, shape: Shape, plan: Plan, batch: int) -> None:
@@ -204,7 +197,7 @@ def _gpu_use(engine: EngineCore, shape: Shape, plan: Plan, device: Device) -> Ro
     What runs on the device is traced, which takes some time of the host; how long a step takes is measured
     without.
     """
-    num_steps = min(TRACED_STEPS, plan.steps // 3)
+    num_steps = max(1, min(TRACED_STEPS, plan.steps // 3))
 
     def steps() -> None:
         for _ in range(num_steps):
@@ -229,17 +222,27 @@ def _gpu_use(engine: EngineCore, shape: Shape, plan: Plan, device: Device) -> Ro
     }
 
 
-def _prompt(engine: EngineCore, shape: Shape, length: int, ceilings: Ceilings, quantization: Weights) -> Row:
-    """One prompt alone to its first token: the median of three, after one that is not counted.
+def _prompt(
+    engine: EngineCore,
+    plan: Plan,
+    length: int,
+    ceilings: Ceilings,
+    quantization: Weights,
+    check_time: Callable[[], None],
+) -> Row:
+    """One prompt alone to its first token: the median of several, after one that is not counted.
 
-    ttft_over_compute: over what the GPU computes in it, traced with a fifth prompt.
+    ttft_over_compute: over what the GPU computes in it, traced with another prompt.
     """
+    vocabulary = plan.llama["vocab_size"]
     # Of another length, another seed: no prompt begins like one before.
-    prompts = [random_prompt(10 * length + index, length, shape["vocab_size"]) for index in range(5)]
-    seconds = [_first_token(engine, one) for one in prompts[:4]]
-    median = statistics.median(seconds[1:])
-    busy = traced(lambda: _first_token(engine, prompts[4]), engine.config.device).busy_seconds
-    floor = costs.prompt(model_shape(shape), length, quantization).floor_seconds(ceilings)
+    first, *prompts, last = (
+        random_prompt(10 * length + index, length, vocabulary) for index in range(plan.repeats + 2)
+    )
+    _first_token(engine, first, check_time)
+    median = statistics.median(_first_token(engine, one, check_time) for one in prompts)
+    busy = traced(lambda: _first_token(engine, last, check_time), engine.config.device).busy_seconds
+    floor = costs.prompt(model_shape(plan.llama), length, quantization).floor_seconds(ceilings)
     row: Row = {
         "ttft_milliseconds": median * 1e3,
         "tokens_per_second": length / median,
@@ -251,39 +254,49 @@ def _prompt(engine: EngineCore, shape: Shape, length: int, ceilings: Ceilings, q
     return row
 
 
-def _prefix(engine: EngineCore, plan: Plan) -> Row:
+def _prefix(engine: EngineCore, plan: Plan, check_time: Callable[[], None]) -> Row:
     """A prompt of which all but the end is known, and one that is new."""
-    vocabulary = plan.llama["vocab_size"]
+    vocabulary, end = plan.llama["vocab_size"], min(32, plan.prefix // 4)
     misses, hits = [], []
-    for index in range(3):
-        prefix = random_prompt(5000 + index, plan.prefix - 64, vocabulary)
-        misses.append(_first_token(engine, prefix + random_prompt(6000 + index, 32, vocabulary)))
-        hits.append(_first_token(engine, prefix + random_prompt(7000 + index, 32, vocabulary)))
+    for index in range(plan.repeats):
+        prefix = random_prompt(5000 + index, plan.prefix - 2 * end, vocabulary)
+        new, known = (prefix + random_prompt(seed + index, end, vocabulary) for seed in (6000, 7000))
+        misses.append(_first_token(engine, new, check_time))
+        hits.append(_first_token(engine, known, check_time))
     miss, hit = statistics.median(misses), statistics.median(hits)
     return {"miss_milliseconds": miss * 1e3, "hit_milliseconds": hit * 1e3, "ratio": miss / hit}
 
 
-def _first_token(engine: EngineCore, prompt: list[int]) -> float:
+def _first_token(engine: EngineCore, prompt: list[int], check_time: Callable[[], None]) -> float:
     began_at = time.perf_counter()
     add(engine, "prompt", prompt, 1)
-    drain(engine)
+    drain(engine, check_time)
     return time.perf_counter() - began_at
 
 
-def _load(engine: EngineCore, plan: Plan) -> Row:
+def serve_load(engine: EngineCore, plan: Plan, seconds_left: Callable[[], float]) -> Iterator[Row]:
     """All requests at once. Cut off when the time is up: the rate is of the tokens until then."""
     count, inputs, outputs = plan.load
     for index in range(count):
         add(engine, str(index), random_prompt(index, inputs, plan.qwen["vocab_size"]), outputs)
     num_tokens, began_at = 0, time.perf_counter()
-    until = began_at + plan.load_seconds
+    until = began_at + min(plan.load_seconds, seconds_left())
+    next_part = began_at + SECONDS_OF_PART
+
+    def told() -> Row:
+        seconds = time.perf_counter() - began_at
+        rate = num_tokens / seconds
+        return {"output_tokens_per_second": rate, "is_whole": not engine.has_work, "seconds_run": seconds}
+
     while engine.has_work and time.perf_counter() < until:
         num_tokens += sum(len(one.token_ids) for one in engine.step(time.monotonic()).outputs)
-    seconds = time.perf_counter() - began_at
-    is_whole = not engine.has_work
+        if time.perf_counter() > next_part:
+            next_part += SECONDS_OF_PART
+            yield told()
+    row = told()
     for index in range(count):
         engine.abort(str(index), time.monotonic())
-    return {"output_tokens_per_second": num_tokens / seconds, "is_whole": is_whole, "seconds_run": seconds}
+    yield row
 
 
 def _speculation(report: Report, device: Device, plan: Plan) -> None:
@@ -295,21 +308,23 @@ def _speculation(report: Report, device: Device, plan: Plan) -> None:
             engine, _ = make_random(
                 plan.llama,
                 device,
-                max_model_len=plan.context + 4 * plan.steps + 64,
+                max_model_len=plan.context + plan.answer + 64,
                 max_num_seqs=8,
                 max_batched_tokens=512,
                 speculative=method,
                 num_guesses=0 if method is None else 6,
-                kv_cache_memory_bytes=2**30 if device == "cuda" else 16 * 2**20,
+                kv_cache_memory_bytes=2**30 if device == "cuda" else 4 * 2**20,
                 enable_prefix_caching=False,
                 cuda_graph_sizes=(1,),
+                check_time=report.check_time,
             )
             phrase = random_prompt(1, 8, plan.llama["vocab_size"])
-            for repeat in range(2):
-                add(engine, str(repeat), phrase * (plan.context // 8), 4 * plan.steps)
+            # The first of two prepares the sizes of steps.
+            for repeat in range(min(2, plan.repeats)):
+                add(engine, str(repeat), phrase * (plan.context // 8), plan.answer)
                 began_at = time.perf_counter()
-                drain(engine)
-                rates[name] = 4 * plan.steps / (time.perf_counter() - began_at)
+                drain(engine, report.check_time)
+                rates[name] = plan.answer / (time.perf_counter() - began_at)
             engine.close()
         return {f"{name}_tokens_per_second": rate for name, rate in rates.items()} | {
             "ratio": rates["ngram"] / rates["without"]

@@ -3,6 +3,7 @@
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,6 +15,10 @@ from headway_runtime.metrics import EngineMetrics
 from headway_runtime.request import Request, SamplingParams
 
 
+def forever() -> None:
+    """There is always time."""
+
+
 def make_engine(
     folder: Path,
     device: Device,
@@ -21,6 +26,7 @@ def make_engine(
     max_model_len: int,
     max_num_seqs: int,
     max_batched_tokens: int,
+    check_time: Callable[[], None] = forever,
     dtype: Dtype = "bfloat16",
     quantization: str = "auto",
     is_dummy: bool = True,
@@ -32,6 +38,7 @@ def make_engine(
 ) -> EngineCore:
     """An engine of the model in `folder`; a `is_dummy` one needs config.json only.
 
+    check_time: raises where there is none left, and ends what is under way.
     cuda_graph_sizes: of decode steps that are recorded, all of them before this returns; None: the usual
     ones, of which a server records some while it is idle.
     """
@@ -52,11 +59,17 @@ def make_engine(
         speculative=speculative,
         enable_prefix_caching=enable_prefix_caching,
         long_prefill_share=1.0,
+        overlap=True,
         cuda_graph_sizes=cuda_graph_sizes,
     )
     engine = EngineCore(config, EngineMetrics())
-    while engine.has_idle_work:
-        engine.work_idly()
+    try:
+        while engine.has_idle_work:
+            check_time()
+            engine.work_idly()
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 
@@ -85,10 +98,11 @@ def random_prompt(seed: int, length: int, vocab_size: int) -> list[int]:
     return tokens
 
 
-def drain(engine: EngineCore) -> dict[str, list[int]]:
+def drain(engine: EngineCore, check_time: Callable[[], None] = forever) -> dict[str, list[int]]:
     """Step until nothing is left. Tokens by request."""
     tokens: dict[str, list[int]] = {}
     while engine.has_work:
+        check_time()
         for output in engine.step(time.monotonic()).outputs:
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
     return tokens

@@ -8,11 +8,12 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.gpu.interpreted import num_launches
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_CALLS = ("cuda_runtime", "cuda_driver")
@@ -23,7 +24,8 @@ WAITS = "Synchronize"
 class GpuUse:
     """seconds: of the host's clock. busy_seconds: in which anything ran on the device.
 
-    waiting_seconds: in which the host waited for it. num_launches: kernels and copies that ran.
+    waiting_seconds: in which the host waited for it. num_launches: kernels and copies that ran; of what is
+    interpreted, kernels.
     """
 
     seconds: float
@@ -46,6 +48,7 @@ def traced(work: Callable[[], object], device: str) -> GpuUse:
     from torch.profiler import ProfilerActivity, profile
 
     activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
+    interpreted = num_launches()
     with profile(activities=[activity]) as profiler:
         began_at = time.perf_counter()
         work()
@@ -56,7 +59,8 @@ def traced(work: Callable[[], object], device: str) -> GpuUse:
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
         events: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    return use_of(events, seconds)
+    found = use_of(events, seconds)
+    return replace(found, num_launches=found.num_launches + num_launches() - interpreted)
 
 
 def use_of(events: Sequence[Mapping[str, Any]], seconds: float) -> GpuUse:

@@ -6,7 +6,7 @@ work, on inputs as they like them. Each timed row is checked first, at the very 
 """
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,72 +22,115 @@ if TYPE_CHECKING:
     from benchmarks.gpu.cases.case import Case, Peer
 
 SEED = 20261121
-# Of all the time, at most, that is spent on compiling ahead.
-COMPILING_SHARE = 0.25
+# Of the time there is, at most, that is spent on compiling ahead: of what is launched once, more.
+CHECKED_SHARE = 0.5
+TIMED_SHARE = 0.25
 ROW_SECONDS = 8.0
+SCALED_PRODUCT = "scaled_mm"
 
 
-def run_kernel_checks(report: Report, device: Device, *, is_smoke: bool) -> None:
-    """A row for each kernel: all its checks, and the one that is nearest to its tolerance."""
+def run_kernel_checks(
+    report: Report, device: Device, *, is_smoke: bool, kernels: Collection[str] = ()
+) -> None:
+    """A row for each kernel: all its checks, and the one that is nearest to its tolerance.
+
+    kernels: of none but these, if any are named.
+    """
     from benchmarks.gpu.cases.checked import checked_cases
 
-    cases = checked_cases(is_smoke=is_smoke)
-    _compile(report, "checked", "checks", cases, device)
+    cases = _of(kernels, checked_cases(is_smoke=is_smoke), device)
+    _compile(report, "checked", "checks", cases, device, CHECKED_SHARE)
     for kernel in dict.fromkeys(case.kernel for case in cases):
         own = [case for case in cases if case.kernel == kernel]
-        report.row("checks", f"kernel {kernel}", partial(_checked_row, own, device))
+        report.row("checks", f"kernel {kernel}", partial(checked_row, own, device, report.check_time))
 
 
-def run_kernels(report: Report, device: Device, ceilings: Ceilings, *, is_smoke: bool) -> None:
-    """A row for each kernel at each shape."""
+def run_kernels(
+    report: Report,
+    device: Device,
+    ceilings: Ceilings,
+    *,
+    is_smoke: bool,
+    kernels: Collection[str] = (),
+    has_peers: bool = True,
+    compiling_share: float = TIMED_SHARE,
+) -> None:
+    """A row for each kernel at each shape. has_peers: some compile for long."""
     from benchmarks.gpu.cases.timed import FULL, SMOKE, timed_cases
 
-    cases = timed_cases(SMOKE if is_smoke else FULL)
-    _compile(report, "timed", "kernels", cases, device)
+    cases = _of(kernels, timed_cases(SMOKE if is_smoke else FULL), device)
+    _compile(report, "timed", "kernels", cases, device, compiling_share)
     for case in cases:
-        measure = partial(_timed_row, case, device, ceilings)
+        measure = partial(_timed_row, case, device, ceilings, has_peers=has_peers)
         report.row("kernels", case.name, measure, needs_seconds=ROW_SECONDS)
         _forget(device)
 
 
-def _compile(report: Report, which: CaseList, stage: str, cases: Sequence["Case"], device: Device) -> None:
+def _of(kernels: Collection[str], cases: Sequence["Case"], device: Device) -> list["Case"]:
+    """Of these kernels, or all, what the device can do."""
+    found = [case for case in cases if not kernels or case.kernel in kernels]
+    if device == "cuda" or _scales_rows_on_cpu():
+        return found
+    print(
+        f"{SCALED_PRODUCT}: left out, PyTorch {torch.__version__} does none with a scale of each row on a CPU"
+    )
+    return [case for case in found if case.kernel != SCALED_PRODUCT]
+
+
+def _scales_rows_on_cpu() -> bool:
+    """PyTorch 2.11 does not."""
+    rows = torch.ones(16, 16).to(torch.float8_e4m3fn)
+    scales = torch.ones(16, 1)
+    try:
+        torch._scaled_mm(rows, rows.t(), scale_a=scales, scale_b=scales.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _compile(
+    report: Report, which: CaseList, stage: str, cases: Sequence["Case"], device: Device, share: float
+) -> None:
     if device == "cpu":
         return
 
     def measure() -> Row:
         launches = [Launch(which, case.name) for case in cases]
         with Helpers() as helpers:
-            return dict(helpers.compile(launches, COMPILING_SHARE * report.seconds_left))
+            return dict(helpers.compile(launches, share * report.seconds_left))
 
     report.row(stage, "compiling ahead", measure)
 
 
-def _checked_row(cases: Sequence["Case"], device: Device) -> Row:
-    """worst: the check whose error is nearest to what it may be. wrong: errors, or what was raised."""
+def checked_row(cases: Sequence["Case"], device: Device, check_time: Callable[[], None]) -> Iterator[Row]:
+    """After each check. num_left: checks that are still to be done, until there is none.
+
+    worst: the check whose error is nearest to what it may be. wrong: errors, or what was raised.
+    """
     from benchmarks.gpu.cases.case import checked, generator_on
 
     wrong: dict[str, float | str] = {}
     worst, worst_share = "", -1.0
     for number, case in enumerate(cases):
+        check_time()
+        error: float | None = None
         try:
             error = checked(case, case.make(generator_on(device, SEED + number)))
         except Exception as raised:  # noqa: BLE001 (whatever it is, it is written down)
             wrong[case.name] = f"{type(raised).__name__}: {raised}"[:300]
-            continue
-        if error is None:
-            continue
-        share = error / max(case.tolerance, 1e-12)
-        if error > case.tolerance:
-            wrong[case.name] = error
-        if share > worst_share:
-            worst, worst_share = case.name, share
+        if error is not None:
+            share = error / max(case.tolerance, 1e-12)
+            if error > case.tolerance:
+                wrong[case.name] = error
+            if share > worst_share:
+                worst, worst_share = case.name, share
         _forget(device)
-    row: Row = {"num_checks": len(cases), "is_right": not wrong, "worst": worst}
-    row["worst_share_of_tolerance"] = worst_share
-    return row | ({"wrong": wrong} if wrong else {})
+        row: Row = {"num_checks": number + 1, "num_left": len(cases) - number - 1, "is_right": not wrong}
+        row |= {"worst": worst, "worst_share_of_tolerance": worst_share}
+        yield row | ({"wrong": dict(wrong)} if wrong else {})
 
 
-def _timed_row(case: "Case", device: Device, ceilings: Ceilings) -> Row:
+def _timed_row(case: "Case", device: Device, ceilings: Ceilings, *, has_peers: bool) -> Row:
     from benchmarks.gpu.cases.case import checked, generator_on
 
     count = num_sets(case.cost.num_bytes, device)
@@ -109,7 +152,7 @@ def _timed_row(case: "Case", device: Device, ceilings: Ceilings) -> Row:
         row["is_captured"] = False
     if error is not None:
         row |= {"error_of_result": error, "is_right": error <= case.tolerance}
-    for name in works[0].peers:
+    for name in works[0].peers if has_peers else ():
         row |= _peer(name, [work.peers[name] for work in works], found.microseconds, device)
     return row
 

@@ -58,6 +58,17 @@ def _int8_milliseconds(size: int, device: str) -> float:
     return milliseconds(lambda: torch._int_mm(left, right.t()), device)
 
 
+def works(device: str) -> bool:
+    """Whether the device does what it is asked to; after an access to foreign memory it never does again."""
+    if device == "cpu":
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def conditions(device: str) -> dict[str, Any]:
     """What must be known to read the numbers."""
     import transformers

@@ -12,6 +12,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks.gpu.engine_stage import FULL, SMOKE, Plan
+from benchmarks.gpu.engine_plan import FULL, SMOKE, Plan
 from benchmarks.gpu.report import Report, Row
 
 from headway_runtime.config import Device
@@ -44,7 +45,7 @@ def run_peers(report: Report, device: Device, *, is_smoke: bool) -> None:
         report.row(
             "peers",
             f"transformers generate, decode {batch} at {plan.context}",
-            partial(_generate, model[0], plan, batch, device),
+            partial(_generate, model[0], plan, batch, device, report.check_time),
             needs_seconds=60,
         )
     for batch in plan.batches[:4] if model else ():
@@ -58,7 +59,9 @@ def run_peers(report: Report, device: Device, *, is_smoke: bool) -> None:
         report.row(
             "peers",
             f"transformers compiled with a static cache, decode {batch} at {plan.context}",
-            partial(_generate, model[0], plan, batch, device, cache_implementation="static"),
+            partial(
+                _generate, model[0], plan, batch, device, report.check_time, cache_implementation="static"
+            ),
             needs_seconds=120,
         )
     model.clear()
@@ -68,7 +71,7 @@ def run_peers(report: Report, device: Device, *, is_smoke: bool) -> None:
     if importlib.util.find_spec("vllm") is None:
         print("peers | vllm | left out: it is not installed")
         return
-    report.row("peers", "vllm", partial(_vllm, plan), needs_seconds=240)
+    report.row("peers", "vllm", partial(_vllm, plan, report.check_time), needs_seconds=240)
 
 
 def _random_model(plan: Plan, device: Device) -> Any:
@@ -82,11 +85,14 @@ def _random_model(plan: Plan, device: Device) -> Any:
         torch.set_default_dtype(torch.float32)
 
 
-def _generate(model: Any, plan: Plan, batch: int, device: Device, **options: Any) -> Row:
+def _generate(
+    model: Any, plan: Plan, batch: int, device: Device, check_time: Callable[[], None], **options: Any
+) -> Row:
     """A step is what 1 + `steps` tokens take more than one, over `steps`. options: of `generate`."""
     token_ids = torch.randint(0, plan.llama["vocab_size"], (batch, plan.context), device=device)
 
     def seconds(num_tokens: int) -> float:
+        check_time()
         began_at = time.perf_counter()
         model.generate(
             token_ids,
@@ -132,7 +138,8 @@ def _continuous(model: Any, plan: Plan, batch: int, device: Device) -> Row:
     return {"step_milliseconds": step * 1e3, "tokens_per_second": batch / step}
 
 
-def _vllm(plan: Plan) -> Row:
+def _vllm(plan: Plan, check_time: Callable[[], None]) -> Iterator[Row]:
+    """After each batch size."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +147,9 @@ def _vllm(plan: Plan) -> Row:
         began_at = time.perf_counter()
         llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=8192)
         row: Row = {"load_seconds": time.perf_counter() - began_at}
+        yield row
         for batch in plan.batches:
+            check_time()
             prompts = [
                 {"prompt_token_ids": torch.randint(0, plan.llama["vocab_size"], (plan.context,)).tolist()}
                 for _ in range(batch)
@@ -154,4 +163,4 @@ def _vllm(plan: Plan) -> Row:
                 llm.generate(prompts, params, use_tqdm=False)
                 seconds.append(time.perf_counter() - began_at)
             row[f"decode_{batch}_milliseconds"] = (seconds[2] - seconds[1]) / plan.steps * 1e3
-    return row
+            yield row

@@ -1,19 +1,22 @@
 """What tuning takes and leaves: right, fast, remembered."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu import timing, tune
+from benchmarks.gpu import timing
 from benchmarks.gpu.cases.case import Case, Work
 from benchmarks.gpu.compile_ahead import Helpers
 from benchmarks.gpu.costs import Cost
 from benchmarks.gpu.timing import Timing
-from benchmarks.gpu.tune import State, Tuner, best_of, key_of, last_faster, targets
+from benchmarks.gpu.tuner import Pair, Target, Tuner, best_of, last_faster, spilled_bytes, targets
+from benchmarks.gpu.tuning_state import State, key_of
 
 from headway_runtime.kernels.triton.launch import Gpu, configuration
 
@@ -52,15 +55,25 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return found
 
 
-def tuner(folder: Path, seconds: float = 1000.0) -> Tuner:
-    state = State.opened(folder / "state.json", CONDITIONS)
-    return Tuner(GPU, "cpu", folder / "table.json", state, seconds, Helpers(0))
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Tuner]]:
+    """start(seconds=1000): a run that ends with the next one, or with the test."""
+    runs = ExitStack()
+
+    def begin(seconds: float = 1000.0) -> Tuner:
+        runs.close()
+        state = State.opened(tmp_path / "state.json", CONDITIONS)
+        own = Tuner(GPU, "cpu", tmp_path / "table.json", state, seconds, Helpers(0))
+        return runs.enter_context(own)
+
+    yield begin
+    runs.close()
 
 
-def test_the_fastest_that_is_right_is_taken(fake: Fake, tmp_path: Path) -> None:
+def test_the_fastest_that_is_right_is_taken(fake: Fake, tmp_path: Path, start: Callable[..., Tuner]) -> None:
     (target,) = targets([fake.case("a"), fake.case("b")], GPU, ["norm"])
 
-    assert tuner(tmp_path).tune(target)
+    assert start().tune(target)
 
     assert target.candidates[0] == {"num_warps": 8}
     assert sorted(fake.launched) == [4, 4, 8, 8]
@@ -71,13 +84,13 @@ def test_the_fastest_that_is_right_is_taken(fake: Fake, tmp_path: Path) -> None:
     assert "shared memory" in kept[key_of({"num_warps": REFUSED})]["out"]
 
 
-def test_nothing_is_measured_twice(fake: Fake, tmp_path: Path) -> None:
+def test_nothing_is_measured_twice(fake: Fake, tmp_path: Path, start: Callable[..., Tuner]) -> None:
     (target,) = targets([fake.case("a")], GPU, ["norm"])
-    tuner(tmp_path).tune(target)
+    start().tune(target)
     (tmp_path / "table.json").unlink()
     fake.launched.clear()
 
-    assert tuner(tmp_path).tune(target)
+    assert start().tune(target)
 
     assert fake.launched == []
     assert json.loads((tmp_path / "table.json").read_text()) == {"norm": {"4096": {"num_warps": 4}}}
@@ -86,18 +99,179 @@ def test_nothing_is_measured_twice(fake: Fake, tmp_path: Path) -> None:
 def test_other_conditions_begin_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = State.opened(tmp_path / "state.json", CONDITIONS)
     state.found["norm"] = {"4096": {"{}": {"microseconds": [1.0]}}}
+    state.crossover("int4", {"a/b": {"c": 1}})["64"] = {"microseconds": [1.0, 2.0]}
     state.keep()
+    before = state.file.read_text()
 
-    assert State.opened(tmp_path / "state.json", CONDITIONS).found == state.found
+    again = State.opened(tmp_path / "state.json", CONDITIONS)
+    assert (again.found, again.crossovers) == (state.found, state.crossovers)
     assert State.opened(tmp_path / "state.json", {**CONDITIONS, "torch": "2.12"}).found == {}
-    assert "begun anew" in capsys.readouterr().out
+    assert "measured under other conditions" in capsys.readouterr().out
+    assert (tmp_path / "state.aside-1.json").read_text() == before
 
 
-def test_a_run_without_time_left_says_so_and_changes_nothing(fake: Fake, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    file.write_text('{"conditions": {"dev')
+
+    assert State.opened(file, CONDITIONS).found == {}
+    assert (tmp_path / "state.aside-1.json").read_text() == '{"conditions": {"dev'
+
+
+def test_a_run_without_time_left_says_so_and_changes_nothing(
+    fake: Fake, tmp_path: Path, start: Callable[..., Tuner]
+) -> None:
     (target,) = targets([fake.case("a")], GPU, ["norm"])
 
-    assert not tuner(tmp_path, seconds=5.0).tune(target)
+    assert not start(seconds=5.0).tune(target)
     assert not (tmp_path / "table.json").exists()
+
+
+def test_what_stops_the_device_is_not_tried_again(
+    fake: Fake, tmp_path: Path, start: Callable[..., Tuner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    (target,) = targets([fake.case("a")], GPU, ["norm"])
+    own = start()
+    own._device = "cuda"
+    monkeypatch.setattr("benchmarks.gpu.cases.case.generator_on", lambda device, seed: None)
+    monkeypatch.setattr(timing, "num_sets", lambda num_bytes, device: 1)
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        own.tune(target)
+
+    kept = json.loads((tmp_path / "state.json").read_text())["found"]["norm"]["4096"]
+    assert [name for name, one in kept.items() if "out" in one] == [key_of({"num_warps": WRONG})]
+
+
+def test_what_is_changed_is_launched_until_the_run_ends(
+    fake: Fake, tmp_path: Path, start: Callable[..., Tuner]
+) -> None:
+    (target,) = targets([fake.case("a")], GPU, ["norm"])
+    first = start()
+    first.tune(target)
+    assert configuration("norm", "4096", GPU) == {"num_warps": 4}
+
+    first.__exit__(None, None, None)
+    assert configuration("norm", "4096", GPU) == {"num_warps": 8}
+
+    again = start()
+    assert configuration("norm", "4096", GPU) == {"num_warps": 4}
+    again.tune(target)
+    assert (first.num_changed, again.num_changed) == (1, 0)
+
+
+@dataclass
+class Crossing:
+    """Two ways of which plain numbers are faster from 256 rows on, with blocks of 128 outputs. measured: rows
+    and the block of outputs of each way that was timed."""
+
+    measured: list[tuple[int, int]] = field(default_factory=list)
+
+    def pairs(self) -> list[Pair]:
+        return [
+            (
+                rows,
+                Case(f"codes {rows}", "coded_product_int4", "rows_many", self._make(rows), Cost(1.0)),
+                Case(f"plain {rows}", "plain_product", None, self._make(rows), Cost(1.0)),
+            )
+            for rows in (64, 256, 512)
+        ]
+
+    def _make(self, rows: int) -> Callable[[torch.Generator], Work]:
+        return lambda _: Work(lambda: rows)
+
+    def timed(self, calls: Sequence[Callable[[], Any]], device: str) -> Timing:
+        rows = calls[0]()
+        outputs = configuration("coded_plain", "int4", GPU)["block_outputs"]
+        is_plain = len(self.measured) % 2 == 1
+        self.measured.append((rows, outputs))
+        slow = 300 if outputs == 128 else 1000
+        return Timing(float(slow if is_plain else rows), 0.0, is_captured=True)
+
+
+@pytest.fixture
+def crossing(monkeypatch: pytest.MonkeyPatch) -> Crossing:
+    found = Crossing()
+    monkeypatch.setattr(timing, "timed", found.timed)
+    return found
+
+
+def test_crossovers_are_kept_and_measured_once(
+    crossing: Crossing, tmp_path: Path, start: Callable[..., Tuner]
+) -> None:
+    entry = configuration("coded_plain", "int4", GPU) | {"block_outputs": 128}
+    first = start()
+    first.change("coded_plain", "int4", entry)
+
+    assert first.tune_crossover("int4", crossing.pairs())
+
+    assert crossing.measured == [(64, 128), (64, 128), (256, 128), (256, 128), (512, 128), (512, 128)]
+    want = {"coded_plain": {"int4": {**entry, "most_product_rows": 256}}}
+    assert json.loads((tmp_path / "table.json").read_text()) == want
+    (tmp_path / "table.json").write_text(json.dumps({"coded_plain": {"int4": entry}}))
+    crossing.measured.clear()
+
+    assert start().tune_crossover("int4", crossing.pairs())
+
+    assert crossing.measured == []
+    assert json.loads((tmp_path / "table.json").read_text()) == want
+
+
+def test_a_crossover_of_other_block_sizes_does_not_count(
+    crossing: Crossing, start: Callable[..., Tuner]
+) -> None:
+    first = start()
+    present = configuration("coded_plain", "int4", GPU)["block_outputs"]
+    first.tune_crossover("int4", crossing.pairs())
+    crossing.measured.clear()
+
+    first.change("coded_plain", "int4", configuration("coded_plain", "int4", GPU) | {"block_outputs": 16})
+    first.tune_crossover("int4", crossing.pairs())
+
+    assert present != 16
+    assert [outputs for _, outputs in crossing.measured] == [16] * 6
+
+
+def test_a_crossover_for_which_there_is_no_time_is_gone_on_with(
+    crossing: Crossing, tmp_path: Path, start: Callable[..., Tuner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("benchmarks.gpu.tuner.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def timed(calls: Sequence[Callable[[], Any]], device: str) -> Timing:
+        now[0] += 4.0
+        return crossing.timed(calls, device)
+
+    monkeypatch.setattr(timing, "timed", timed)
+
+    assert not start(seconds=24.0).tune_crossover("int4", crossing.pairs())
+    assert [rows for rows, _ in crossing.measured] == [64, 64, 256, 256]
+    assert not (tmp_path / "table.json").exists()
+    crossing.measured.clear()
+
+    assert start(seconds=24.0).tune_crossover("int4", crossing.pairs())
+    assert [rows for rows, _ in crossing.measured] == [512, 512]
+
+
+def test_rows_that_do_not_fit_are_no_crossover(
+    crossing: Crossing, start: Callable[..., Tuner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(calls: Sequence[Callable[[], Any]], device: str) -> Timing:
+        if calls[0]() == 512:
+            raise torch.OutOfMemoryError("out of memory")
+        return crossing.timed(calls, device)
+
+    monkeypatch.setattr(timing, "timed", timed)
+    own = start()
+
+    assert own.tune_crossover("int4", crossing.pairs())
+    assert own.tune_crossover("int4", crossing.pairs())
+    assert len(crossing.measured) == 4
 
 
 @pytest.mark.parametrize(
@@ -111,7 +285,7 @@ def test_a_run_without_time_left_says_so_and_changes_nothing(fake: Fake, tmp_pat
     ],
 )
 def test_less_than_noise_is_no_gain(microseconds: list[float], want: int | None) -> None:
-    target = tune.Target("norm", "4096", (), ({"num_warps": 8}, {"num_warps": 4}))
+    target = Target("norm", "4096", (), ({"num_warps": 8}, {"num_warps": 4}))
     measured = {
         key_of({"num_warps": 8}): {"microseconds": [10.0, 10.0]},
         key_of({"num_warps": 4}): {"microseconds": microseconds},
@@ -123,7 +297,7 @@ def test_less_than_noise_is_no_gain(microseconds: list[float], want: int | None)
 
 
 def test_without_the_present_entry_nothing_is_known() -> None:
-    target = tune.Target("norm", "4096", (), ({"num_warps": 8}, {"num_warps": 4}))
+    target = Target("norm", "4096", (), ({"num_warps": 8}, {"num_warps": 4}))
 
     assert best_of(target, {key_of({"num_warps": 4}): {"microseconds": [1.0]}}) is None
 
@@ -167,7 +341,7 @@ def test_spills_of_what_is_launched_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     spills = iter([0, 6, 2])
     run: Any = lambda self, *args, **kwargs: Compiled(next(spills))  # noqa: E731
     monkeypatch.setattr(JITFunction, "run", run)
-    with tune.spilled_bytes() as spilled:
+    with spilled_bytes() as spilled:
         for _ in range(3):
             JITFunction.run(None)
         assert spilled() == 24
