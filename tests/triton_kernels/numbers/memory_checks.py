@@ -54,7 +54,9 @@ class GivenMemory:
     def _place(self, address: int) -> str:
         past = [(address - end, end - start) for start, end in zip(self._starts, self._ends, strict=True)]
         distance, length = min((one for one in past if one[0] >= 0), default=(None, None))
-        return "before all tensors" if distance is None else f"{distance} bytes past the end of one of {length}"
+        return (
+            "before all tensors" if distance is None else f"{distance} bytes past the end of one of {length}"
+        )
 
 
 def _tensors(given: Iterable[object]) -> Iterator[torch.Tensor]:

@@ -52,7 +52,9 @@ def test_counters_are_tensors_too(device: torch.device) -> None:
     counters = torch.zeros(2, dtype=torch.int32, device=device)
 
     count_kernel[(1,)](counters, 1)
-    with pytest.raises(InterpreterError, match="an atomic operation of 4 bytes, 4 bytes past the end of one of 8"):
+    with pytest.raises(
+        InterpreterError, match="an atomic operation of 4 bytes, 4 bytes past the end of one of 8"
+    ):
         count_kernel[(1,)](counters, 3)
 
     assert counters.tolist() == [0, 1]
