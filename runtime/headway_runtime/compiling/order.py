@@ -71,8 +71,8 @@ class CompileOrder:
 
 
 def _sources() -> list[bytes]:
-    """All of the engine, with the tables of how kernels are launched: whichever of its files is another one may
-    launch another kernel."""
+    """All of the engine, with the tables of how kernels are launched: any file that is another one may launch
+    another kernel."""
     folder = Path(headway_runtime.__file__).parent
     found = sorted(file for file in folder.rglob("*") if file.suffix in SOURCE_SUFFIXES)
     return [file.read_bytes() for file in found]
