@@ -74,7 +74,8 @@ _EXPERTS = _by_rows("block_rows", expert_product.CANDIDATES["rows_8"], expert_pr
 _EXPERT_ROWS = expert_rows_product.CANDIDATES
 _CODED_ROWS = coded_rows_product.CANDIDATES
 CANDIDATES: dict[str, Classes] = {
-    "paged_decode": paged_decode.CANDIDATES,
+    paged_decode.KERNEL: paged_decode.CANDIDATES,
+    paged_decode.WIDE_KERNEL: paged_decode.WIDE_CANDIDATES,
     "paged_prefill": paged_prefill.CANDIDATES,
     **dict.fromkeys(coded_product.KERNELS.values(), coded_product.CANDIDATES),
     "coded_rows_product": _by_rows("BLOCK_ROWS", _CODED_ROWS["rows_16"], _CODED_ROWS[MANY_ROWS]),

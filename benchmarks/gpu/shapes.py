@@ -73,4 +73,5 @@ _SMALL = {
 }
 TINY: Shape = LLAMA_8B | _SMALL
 TINY_QWEN3: Shape = QWEN3_8B | _SMALL | {"head_dim": 16}
-TINY_MOE: Shape = QWEN3_30B_A3B | _SMALL | {"head_dim": 16, "num_experts": 8, "moe_intermediate_size": 32}
+_EIGHT_TO_ONE = {"head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 1}
+TINY_MOE: Shape = QWEN3_30B_A3B | _SMALL | _EIGHT_TO_ONE | {"num_experts": 8, "moe_intermediate_size": 32}

@@ -1,17 +1,19 @@
 """What the largest steps of an engine take of a GPU's memory beside weights and KV cache: measured.
 
 Runs them once, on a cache of one block to which all sequences point: what is computed is nonsense, what it
-takes is not. Kernels of such steps that are not compiled yet are compiled by the way, so that no request
-waits for that. Where a model guesses tokens it runs first, as in a step: what it took then serves the other.
+takes is not. Kernels of such steps that are not compiled yet are compiled by the way; those of all others
+are compiled ahead (`compiling`), so that no request waits for that. Where a model guesses tokens it runs
+first, as in a step: what it took then serves the other.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
+from torch import Tensor
 
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.config import EngineConfig
@@ -81,7 +83,12 @@ def decode_batch(num_rows: int, config: EngineConfig) -> Batch:
     return _batch([1] * num_rows, config.block_size)
 
 
-def _batch(counts: list[int], block_size: int) -> Batch:
+def _rows(count: int, sampling: SamplingParams) -> list[Chunk]:
+    """As a sampler is told of them."""
+    return [Chunk("", [0], 0, 1, array("q", [0]), 0, samples=True, sampling=sampling)] * count
+
+
+def _batch(counts: Sequence[int], block_size: int) -> Batch:
     chunks = tuple(
         Chunk(
             str(index),
@@ -116,7 +123,8 @@ class StepProfile:
         samples: bool,
         dearest: SamplingParams = DEAREST,
     ) -> None:
-        self._model, self._cache, self._inputs, self._config = model, cache, inputs, config
+        self.model, self.cache, self.config = model, cache, config
+        self._inputs = inputs
         self._vocab_size, self._dearest = vocab_size, dearest
         self._sampler = make_sampler(vocab_size, device) if samples else None
 
@@ -134,18 +142,27 @@ class StepProfile:
         prompts = meter.peak_bytes(largest)
         decodes = 0
         if num_recorded_rows:
-            batch = decode_batch(num_recorded_rows, self._config)
+            batch = decode_batch(num_recorded_rows, self.config)
             decodes = meter.peak_bytes(lambda: self._read(self._launch(batch, CHEAPEST)))
         return StepBytes(prompts, decodes)
 
     def run_largest(self) -> None:
-        self._read(self._launch(largest_batch(self._config), self._dearest))
+        self._read(self._launch(largest_batch(self.config), self._dearest))
 
     def launch(self, num_recorded_rows: int) -> None:
         """What `measure` runs, without a look at what comes of it."""
-        self._launch(largest_batch(self._config), self._dearest)
+        self._launch(largest_batch(self.config), self._dearest)
         if num_recorded_rows:
-            self._launch(decode_batch(num_recorded_rows, self._config), CHEAPEST)
+            self._launch(decode_batch(num_recorded_rows, self.config), CHEAPEST)
+
+    @torch.inference_mode()
+    def launch_shape(self, counts: Sequence[int]) -> None:
+        """A step whose sequences compute so many tokens each. Of all rows there are logits: they may be
+        guesses, or a prompt's."""
+        batch = _batch(counts, self.config.block_size)
+        logits = self._logits(self._hidden(batch))
+        if self._sampler is not None:
+            self._sampler.launch(logits[: len(counts)], _rows(len(counts), CHEAPEST))
 
     @torch.inference_mode()
     def _read(self, samples: PendingSamples | None) -> None:
@@ -155,21 +172,25 @@ class StepProfile:
     @torch.inference_mode()
     def _launch(self, batch: Batch, sampling: SamplingParams) -> PendingSamples | None:
         """Guesses are sampled after, too: so many more rows of logits."""
-        inputs = self._inputs.build(batch)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
+        hidden = self._hidden(batch)
         num_samples = len(batch.chunks)
         if sampling is self._dearest:
             num_samples = min(
-                batch.num_tokens, num_samples * (1 + self._config.envelope.num_speculative_tokens)
+                batch.num_tokens, num_samples * (1 + self.config.envelope.num_speculative_tokens)
             )
-        logits = self._model.logits(hidden[:num_samples])
-        if self._sampler is None:
-            return None
-        if logits.shape[1] != self._vocab_size:
-            # A model that guesses may have some tokens more or less than the one that checks.
-            logits = functional.pad(logits, (0, self._vocab_size - logits.shape[1])).contiguous()
-        row = Chunk("", [0], 0, 1, array("q", [0]), 0, samples=True, sampling=sampling)
-        return self._sampler.launch(logits, [row] * num_samples)
+        logits = self._logits(hidden[:num_samples])
+        return None if self._sampler is None else self._sampler.launch(logits, _rows(num_samples, sampling))
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        inputs = self._inputs.build(batch)
+        return self.model.forward(inputs.token_ids, inputs.positions, self.cache, inputs.attention)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.model.logits(hidden)
+        if self._sampler is None or logits.shape[1] == self._vocab_size:
+            return logits
+        # A model that guesses may have some tokens more or less than the one that checks.
+        return functional.pad(logits, (0, self._vocab_size - logits.shape[1])).contiguous()
 
 
 def draft_profile(

@@ -29,6 +29,8 @@ DENSE: dict[str, Any] = {
 }
 MODELS: dict[str, dict[str, Any]] = {
     "dense": DENSE,
+    # Of so many inputs that they are split.
+    "wide": DENSE | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1},
     "experts": DENSE
     | {
         "architectures": ["Qwen3MoeForCausalLM"],

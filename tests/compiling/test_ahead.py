@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import headway_runtime
 from headway_runtime.compiling import ahead
 from headway_runtime.compiling.ahead import KernelsAhead, kernels_ahead
 from headway_runtime.compiling.order import CompileOrder
@@ -62,6 +63,22 @@ def test_kernels_are_compiled_while_others_work_and_once(
     assert not CompileOrder(again, Gpu("other", 80, 108), SECOND, 2, os.getpid()).is_done
     shutil.rmtree(cache)
     assert not order_of(again).is_done
+
+
+def test_another_engine_compiles_its_own_kernels(
+    engine_of: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of its files is another one: what a start launches hangs on more than kernels."""
+    order = order_of(engine_of())
+    engine = shutil.copytree(Path(headway_runtime.__file__).parent, tmp_path / "engine")
+    monkeypatch.setattr(headway_runtime, "__file__", str(engine / "__init__.py"))
+    order.done()
+    assert order.is_done
+
+    with (engine / "compiling" / "step_shapes.py").open("a", encoding="utf-8") as file:
+        file.write("# Changed.\n")
+
+    assert not order.is_done
 
 
 def test_what_cannot_be_compiled_costs_a_warning(engine_of: Engine, caplog: pytest.LogCaptureFixture) -> None:

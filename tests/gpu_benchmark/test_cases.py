@@ -58,7 +58,8 @@ def test_candidates_name_what_the_entries_name() -> None:
     # Of products all classes of rows that there are entries for, of attention all types of KV.
     classes = {shape_class for kernel, shape_class in seen if kernel == "coded_product_int4"}
     assert classes == {"rows_1", "rows_8", "rows_16", "rows_32", "rows_64", "rows_many"}
-    assert {("paged_decode", f"{kv}-d128") for kv in ("16bit", "fp8", "int8")} <= seen
+    decodes = ("paged_decode", "paged_decode_wide")
+    assert {(one, f"{kv}-d128") for one in decodes for kv in ("16bit", "fp8", "int8")} <= seen
 
 
 @pytest.mark.parametrize("file", sorted(TABLES.glob("*.json")), ids=lambda file: file.stem)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -58,15 +57,24 @@ def test_every_kernel_of_the_tables_is_some_files() -> None:
     assert [kernel for kernel in kernels if f'"{kernel}"' not in sources] == []
 
 
-@pytest.mark.parametrize("module", [paged_decode, paged_prefill])
-def test_candidates_are_what_configurations_are_made_of(module: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "classes"),
+    [
+        (paged_decode.KERNEL, paged_decode.CANDIDATES),
+        (paged_decode.WIDE_KERNEL, paged_decode.WIDE_CANDIDATES),
+        (paged_prefill.KERNEL, paged_prefill.CANDIDATES),
+    ],
+)
+def test_candidates_are_what_configurations_are_made_of(
+    kernel: str, classes: dict[str, list[dict[str, int]]]
+) -> None:
     names = {
         frozenset(one.values) - {"maxnreg"}
-        for one in configurations(module.KERNEL)
+        for one in configurations(kernel)
         if one.shape_class == launch.DEFAULT
     }
 
-    for candidates in module.CANDIDATES.values():
+    for candidates in classes.values():
         assert candidates
         assert {frozenset(one) - {"maxnreg"} for one in candidates} == names
 

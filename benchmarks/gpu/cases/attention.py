@@ -13,9 +13,9 @@ from torch import Generator, Tensor
 
 from headway_runtime.kernels.triton.attention_reference import reference_attention
 from headway_runtime.kernels.triton.attention_tiles import Coding, HeadShape, shape_class
-from headway_runtime.kernels.triton.paged_decode import make_workspace, paged_decode
+from headway_runtime.kernels.triton.paged_decode import make_workspace, paged_decode, table_kernel
 from headway_runtime.kernels.triton.paged_prefill import paged_prefill
-from headway_runtime.kernels.triton.paged_rows import PagedRows, Scoring
+from headway_runtime.kernels.triton.paged_rows import PagedRows, Scoring, used_rows_for
 from headway_runtime.layers.kv_cache import KVCache, KVShape
 from headway_runtime.layers.kv_numbers import LayerKV, to_codes
 
@@ -78,9 +78,10 @@ def decode_case(
         peers = _decode_peers(heads, lengths, generator) if kv == "bfloat16" and scoring is None else {}
         return Work(run, _exact(inputs, own, heads, lengths), peers=peers)
 
+    used_rows = used_rows_for(max(rows for rows, _ in lengths), heads.num_groups)
     return Case(
         name,
-        "paged_decode",
+        table_kernel(used_rows),
         shape_class(dtype, CODINGS[kv], heads),
         make,
         costs.attention(model, lengths, kv),

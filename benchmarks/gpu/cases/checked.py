@@ -101,6 +101,7 @@ def _attention(*, is_smoke: bool) -> Iterator[Case]:
     for num_groups in (5,) if is_smoke else (1, 5, 8):
         model = replace(usual, num_heads=2 * num_groups)
         yield decode_case(f"decodes, {num_groups} heads to one", model, decodes)
+        yield decode_case(f"guesses, {num_groups} heads to one", model, guesses)
         yield prefill_case(f"chunks, {num_groups} heads to one", model, chunks)
     for dtype, tolerance in ((torch.float16, 2e-3), (torch.float32, FLOAT32_TOLERANCE)):
         yield decode_case(f"decodes, {dtype}", usual, decodes, dtype=dtype, tolerance=tolerance)

@@ -115,6 +115,13 @@ def _attention(sizes: Sizes) -> Iterator[Case]:
     yield decode_case(
         f"decode attention, {queries} tokens of {batch} at {context}", llama, [(queries, context)] * batch
     )
+    for kv in KV_NAMES:
+        yield decode_case(
+            f"decode attention, 8 heads to one, {queries} tokens of {batch} at {context}, {kv}",
+            mixture,
+            [(queries, context)] * batch,
+            kv,
+        )
     for place, (rows, context) in enumerate(sizes.prompts):
         for kv in KV_NAMES if place == 0 else KV_NAMES[:1]:
             yield prefill_case(f"prefill attention, {rows} of {context}, {kv}", llama, [(rows, context)], kv)

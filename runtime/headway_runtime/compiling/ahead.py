@@ -1,6 +1,6 @@
 """Has an engine's kernels compiled by other processes while its weights are loaded.
 
-A machine's first start of a model needs some 20 kernels, each of which takes Triton seconds of one core.
+A machine's first start of a model needs 25 to 50 kernels, each of which takes Triton seconds of one core.
 Without this the first step would compile them one after the other, with all others idle. On a machine that
 has done it before nothing is begun. Whatever goes wrong costs a start nothing but the time: what is missing
 is compiled when it is launched.

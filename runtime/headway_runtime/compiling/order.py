@@ -6,14 +6,13 @@ are all there, by a digest of all that they hang on; whoever empties the folder 
 
 import hashlib
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 
 import torch
 import triton
 
+import headway_runtime
 from headway_runtime.config import EngineConfig
-from headway_runtime.kernels import triton as kernels
 from headway_runtime.kernels.triton.launch import Gpu
 from headway_runtime.parallel.share import Share
 from headway_runtime.quantization.choice import OLD_FILES, OTHER_FILES
@@ -72,8 +71,8 @@ class CompileOrder:
 
 
 def _sources() -> list[bytes]:
-    """Kernels, and the tables of how they are launched."""
-    own = resources.files(kernels)
-    files = [*own.iterdir(), *own.joinpath("configurations").iterdir()]
-    named = [file for file in files if file.name.endswith(SOURCE_SUFFIXES)]
-    return [file.read_bytes() for file in sorted(named, key=lambda file: file.name)]
+    """All of the engine, with the tables of how kernels are launched: any file that is another one may launch
+    another kernel."""
+    folder = Path(headway_runtime.__file__).parent
+    found = sorted(file for file in folder.rglob("*") if file.suffix in SOURCE_SUFFIXES)
+    return [file.read_bytes() for file in found]

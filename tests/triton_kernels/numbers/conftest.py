@@ -6,7 +6,7 @@ Triton decides when it is imported whether it interprets, so these run in proces
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 collect_ignore_glob = [] if INTERPRETED or torch.cuda.is_available() else ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory_is_checked() -> Iterator[None]:
+    """Interpreted kernels reach what they were given and nothing beside it."""
+    if not INTERPRETED:
+        yield
+        return
+    from tests.triton_kernels.numbers.memory_checks import checked_memory
+
+    with checked_memory():
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
@@ -280,3 +282,30 @@ def test_splits_fill_the_multiprocessors_but_not_with_crumbs(device: torch.devic
     assert row_products.splits_of(8 * count, 1000, 4, gpu) == 1
     assert row_products.splits_of(1, 9, 4, gpu) == 2
     assert row_products.splits_of(1, 1, 4, gpu) == 1
+
+
+@triton.jit
+def own_blocks_kernel(out, most_blocks: tl.constexpr, most_splits: tl.constexpr):
+    """Of 1 to `most_blocks` blocks among 1 to `most_splits` splits, the first and end of each."""
+    blocks = 1 + tl.arange(0, most_blocks)[:, None, None]
+    splits = 1 + tl.arange(0, most_splits)[None, :, None]
+    split = tl.arange(0, most_splits)[None, None, :]
+    first, end = row_products.own_blocks(blocks, split, splits)
+    place = ((blocks - 1) * most_splits + splits - 1) * most_splits + split
+    tl.store(out + 2 * place, first, mask=split < splits)
+    tl.store(out + 2 * place + 1, end, mask=split < splits)
+
+
+def test_splits_have_all_blocks_between_them_and_none_begins_behind_the_last(device: torch.device) -> None:
+    most_blocks, most_splits = 256, row_products.MOST_SPLITS
+    out = torch.full((most_blocks, most_splits, most_splits, 2), -1, dtype=torch.int32, device=device)
+
+    own_blocks_kernel[(1,)](out, most_blocks, most_splits)
+
+    for num_blocks, of_blocks in enumerate(out.tolist(), 1):
+        for num_splits, bounds in enumerate(of_blocks, 1):
+            firsts, ends = zip(*bounds[:num_splits], strict=True)
+            assert (firsts[0], *ends) == (*firsts, num_blocks)
+            assert max(firsts) < num_blocks
+            sizes = [end - first for first, end in bounds[:num_splits]]
+            assert max(sizes) - min(sizes) <= 1

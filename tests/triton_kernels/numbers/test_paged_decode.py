@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from headway_runtime.kernels.triton import decode_parts
 from headway_runtime.kernels.triton.attention_reference import reference_attention
 from headway_runtime.kernels.triton.attention_tiles import HeadShape
 from headway_runtime.kernels.triton.paged_decode import make_workspace, paged_decode
-from headway_runtime.kernels.triton.paged_rows import Scoring, rows_for
+from headway_runtime.kernels.triton.paged_rows import Scoring, rows_for, used_rows_for
 
 # Of numbers of about one, against a reference of the same inputs: the rounding of weights and of the output.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -133,6 +134,25 @@ def test_a_pair_may_lie_in_one_stretch_or_in_many(
     )
 
     attend_and_compare(case, Scoring(0.3), 2, {**SMALL_TILES, "least_tiles": least_tiles})
+
+
+@pytest.mark.parametrize(("num_groups", "head_dim"), [(8, 128), (5, 80), (4, 160)], ids=str)
+def test_parts_of_many_rows_are_added_up_piece_by_piece(
+    num_groups: int, head_dim: int, make_paged_case: Callable[..., Any]
+) -> None:
+    case = make_paged_case(
+        [(8, 150), (1, 40)],
+        num_kv_heads=1,
+        num_groups=num_groups,
+        head_dim=head_dim,
+        block_size=16,
+        dtype=torch.float32,
+    )
+    padded_dim = 1 << (head_dim - 1).bit_length()
+    used_rows = used_rows_for(8, num_groups)
+    assert decode_parts.dims_merged_at_once(used_rows, padded_dim) < head_dim
+
+    attend_and_compare(case, Scoring(0.1), num_groups, SMALL_TILES)
 
 
 def test_rows_without_any_context_get_zeros(make_paged_case: Callable[..., Any]) -> None:

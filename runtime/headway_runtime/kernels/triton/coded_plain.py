@@ -9,15 +9,17 @@ each output, which meet in the second level of cache.
 """
 
 from collections.abc import Iterator
+from typing import get_args
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway_runtime.kernels.triton.coded_weight import BLOCK_INPUTS, CodedWeight
+from headway_runtime.kernels.triton.coded_weight import BLOCK_INPUTS, CodedWeight, Form
 from headway_runtime.kernels.triton.launch import (
     CompileCase,
+    Gpu,
     configuration,
     configurations,
     gpu_of,
@@ -100,6 +102,11 @@ def coded_plain_kernel(
 def most_product_rows(weight: CodedWeight) -> int:
     """With more rows than this, plain numbers are faster."""
     return configuration(KERNEL, weight.form, gpu_of(weight.codes.device))["most_product_rows"]
+
+
+def all_most_product_rows(gpu: Gpu) -> set[int]:
+    """Those of all forms of weights."""
+    return {configuration(KERNEL, form, gpu)["most_product_rows"] for form in get_args(Form)}
 
 
 def coded_plain(weight: CodedWeight, dtype: torch.dtype) -> Tensor:

@@ -18,13 +18,14 @@ least, whose products take a quarter of the time that the tile takes to come. A 
 of bandwidth a multiprocessor has 19 bytes a cycle: 1,700 cycles. Its softmax is a chain of about 1,500, so
 three programs share a multiprocessor, as far as registers allow (168 a thread with 4 warps). Each has a tile
 or two on their way: well over the 23 KB that must be in flight (4.3 TB/s for 700 ns over 132).
+64 rows (guesses, and five or more query heads to a KV head) have entries of their own in the tables: their
+products take about as long as the tile, and registers are there for two programs.
 Of `num_stages`, Triton gives half to the block table's numbers, on which addresses wait: 3 is one tile of
 keys and values, 5 two, 7 three. Blocks are contiguous for each head, 4 KB in bfloat16, so loads are of 16
 bytes a thread, 256 or more in a row.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -47,8 +48,11 @@ from headway_runtime.kernels.triton.attention_tiles import (
     spill_bytes_allowed,
     whole_sums,
 )
+from headway_runtime.kernels.triton.decode_parts import DecodeWorkspace, dims_merged_at_once, merged_parts
 from headway_runtime.kernels.triton.launch import (
+    DEFAULT,
     CompileCase,
+    Configuration,
     configuration,
     configurations,
     gpu_of,
@@ -56,19 +60,22 @@ from headway_runtime.kernels.triton.launch import (
 )
 from headway_runtime.kernels.triton.paged_rows import (
     LEAST_ROWS,
-    MOST_DECODED_TOKENS,
     MOST_ROWS,
+    SEQUENCE_CAPACITIES,
     PagedRows,
     Scoring,
+    used_rows_for,
 )
 
-KERNEL = "paged_decode"
-# Of parts' sums that a program reads at once: 32 for each of 128 threads.
-PARTS_NUMBERS: tl.constexpr = tl.constexpr(4096)
+# Kernels of the tables: up to so many rows of a product, and above it. Of float32 in heads of 256 the latter
+# do not fit the multiprocessors of 8.0.
+KERNEL, WIDE_KERNEL = "paged_decode", "paged_decode_wide"
+MOST_NARROW_ROWS = 32
 
-# What benchmarks/gpu/tune.py tries, by class of shapes.
-CANDIDATES = {
-    "default": [
+
+def _candidates(*launches: tuple[int, int, int, int]) -> dict[str, list[dict[str, int]]]:
+    """launches: keys, warps, stages and programs per multiprocessor."""
+    values = [
         {
             "keys": keys,
             "programs_per_multiprocessor": programs,
@@ -76,60 +83,35 @@ CANDIDATES = {
             "num_warps": num_warps,
             "num_stages": num_stages,
         }
-        for keys, num_warps, num_stages, programs in (
-            (32, 2, 7, 4),
-            (32, 4, 5, 4),
-            (32, 4, 7, 4),
-            (64, 4, 3, 3),
-            (64, 4, 5, 2),
-            (64, 4, 5, 3),
-            (64, 4, 7, 2),
-            (64, 8, 5, 2),
-            (128, 8, 3, 1),
-            (128, 8, 5, 1),
-        )
+        for keys, num_warps, num_stages, programs in launches
         for least_tiles in (1, 2, 4)
     ]
-}
+    return {DEFAULT: values}
 
 
-@triton.jit
-def merged_parts(
-    part_softmax,
-    part_sums,
-    first_program,
-    num_parts,
-    used_rows: tl.constexpr,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
-):
-    """What a pair's parts come to, [used_rows, padded_dim]. Reads take long, so several are done at once."""
-    at_once: tl.constexpr = max(1, PARTS_NUMBERS // (used_rows * padded_dim))
-    row = tl.arange(0, used_rows)
-    dims = tl.arange(0, padded_dim)
-    maximum = tl.full((used_rows,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((used_rows,), dtype=tl.float32)
-    sums = tl.zeros((used_rows, padded_dim), dtype=tl.float32)
-    for start in tl.range(0, num_parts, at_once):
-        number = start + tl.arange(0, at_once)
-        is_part = number < num_parts
-        part = 2 * (first_program + number) + 1 - tl.minimum(number, 1)
-        softmax_place = part_softmax + part[:, None] * (2 * used_rows) + row[None, :]
-        is_row = is_part[:, None] & (row >= 0)[None, :]
-        maxima = tl.load(softmax_place, mask=is_row, other=float("-inf"), cache_modifier=".cg")
-        totals = tl.load(softmax_place + used_rows, mask=is_row, other=0.0, cache_modifier=".cg")
-        sums_place = part_sums + part.to(tl.int64)[:, None, None] * (used_rows * padded_dim)
-        sums_place += row[None, :, None] * padded_dim + dims[None, None, :]
-        is_number = is_part[:, None, None] & (dims < head_dim)[None, None, :]
-        found = tl.load(sums_place, mask=is_number, other=0.0, cache_modifier=".cg")
-        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
-        subtracted = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        shrink = tl.exp2(maximum - subtracted)
-        weights = tl.exp2(maxima - subtracted[None, :])
-        total = total * shrink + tl.sum(totals * weights, 0)
-        sums = sums * shrink[:, None] + tl.sum(found * weights[:, :, None], 0)
-        maximum = new_maximum
-    return sums / tl.where(total > 0.0, total, 1.0)[:, None]
+# What benchmarks/gpu/tune.py tries, by class of shapes.
+CANDIDATES = _candidates(
+    (32, 2, 7, 4),
+    (32, 4, 5, 4),
+    (32, 4, 7, 4),
+    (64, 4, 3, 3),
+    (64, 4, 5, 2),
+    (64, 4, 5, 3),
+    (64, 4, 7, 2),
+    (64, 8, 5, 2),
+    (128, 8, 3, 1),
+    (128, 8, 5, 1),
+)
+WIDE_CANDIDATES = _candidates(
+    (32, 4, 5, 2),
+    (32, 8, 5, 1),
+    (64, 4, 3, 2),
+    (64, 4, 5, 2),
+    (64, 8, 3, 1),
+    (64, 8, 5, 1),
+    (64, 8, 5, 2),
+    (128, 8, 3, 1),
+)
 
 
 @triton.jit(do_not_specialize=STEP_INTEGERS, do_not_specialize_on_alignment=STEP_POINTERS)
@@ -271,66 +253,70 @@ def paged_decode_kernel(
             if tl.atomic_add(arrival, 1, sem="acq_rel") == num_parts - 1:
                 tl.store(arrival, 0)
                 used_row = tl.arange(0, used_rows)
-                attended = merged_parts(
-                    part_softmax, part_sums, first_program, num_parts, used_rows, head_dim, padded_dim
-                )
                 used_token = used_row // num_groups
                 used_head = head * num_groups + used_row % num_groups
                 used_place = (first_row + used_token).to(tl.int64) * out_stride + used_head * head_dim
-                tl.store(
-                    out + used_place[:, None] + dims[None, :],
-                    attended.to(out.dtype.element_ty),
-                    mask=(used_token < num_queries)[:, None] & (dims < head_dim)[None, :],
-                )
+                num_dims: tl.constexpr = dims_merged_at_once(used_rows, padded_dim)
+                for first_dim in tl.range(0, head_dim, num_dims):
+                    attended = merged_parts(
+                        part_softmax,
+                        part_sums,
+                        first_program,
+                        num_parts,
+                        first_dim,
+                        used_rows,
+                        head_dim,
+                        padded_dim,
+                        num_dims,
+                    )
+                    own_dims = first_dim + tl.arange(0, num_dims)
+                    tl.store(
+                        out + used_place[:, None] + own_dims[None, :],
+                        attended.to(out.dtype.element_ty),
+                        mask=(used_token < num_queries)[:, None] & (own_dims < head_dim)[None, :],
+                    )
         position += tile_end - tile
 
 
+def table_kernel(used_rows: int) -> str:
+    """Whose entries in the tables are for products of so many rows."""
+    return KERNEL if used_rows <= MOST_NARROW_ROWS else WIDE_KERNEL
+
+
 def _cases() -> Iterator[CompileCase]:
-    """Of each configuration eight tokens a sequence with window and soft cap; of some one token without."""
-    for one in configurations(KERNEL):
-        own, options = split_options(one.values)
-        del own["programs_per_multiprocessor"]
-        for capability in one.capabilities:
-            signature, constants = compiled_types(one.shape_class, capability)
-            signature |= {"part_softmax": "*fp32", "part_sums": "*fp32", "arrivals": "*i32"}
-            for used_rows, has_all in ((4, False), (32, True)):
-                if not has_all and not one.shape_class.endswith("-d128"):
-                    continue
-                flags = {"has_window": has_all, "has_soft_cap": has_all}
-                rows = {"rows": max(LEAST_ROWS, used_rows), "used_rows": used_rows}
-                label = f"{one.label} rows={used_rows}"
-                yield CompileCase(
-                    label,
-                    paged_decode_kernel,
-                    signature,
-                    constants | own | flags | rows,
-                    options,
-                    (capability,),
-                    spill_bytes_allowed(one.shape_class, options),
-                )
+    """Of each configuration the most rows that it serves, with window and soft cap, of a thousand sequences;
+    of some also few sequences of one token, without either."""
+    few, _, many, _ = SEQUENCE_CAPACITIES
+    for kernel, used_rows, num_groups in ((KERNEL, MOST_NARROW_ROWS, 4), (WIDE_KERNEL, MOST_ROWS, 8)):
+        for one in configurations(kernel):
+            for capability in one.capabilities:
+                yield _case(one, capability, used_rows, num_groups, many, has_all=True)
+                if kernel == KERNEL and one.shape_class.endswith("-d128"):
+                    yield _case(one, capability, num_groups, num_groups, few, has_all=False)
+
+
+def _case(
+    one: Configuration, capability: int, used_rows: int, num_groups: int, capacity: int, *, has_all: bool
+) -> CompileCase:
+    own, options = split_options(one.values)
+    del own["programs_per_multiprocessor"]
+    signature, constants = compiled_types(one.shape_class, capability)
+    signature |= {"part_softmax": "*fp32", "part_sums": "*fp32", "arrivals": "*i32"}
+    constants |= {"sequence_capacity": capacity, "num_groups": num_groups}
+    constants |= {"has_window": has_all, "has_soft_cap": has_all}
+    constants |= {"rows": max(LEAST_ROWS, used_rows), "used_rows": used_rows}
+    return CompileCase(
+        f"{one.label} rows={used_rows}",
+        paged_decode_kernel,
+        signature,
+        constants | own,
+        options,
+        (capability,),
+        spill_bytes_allowed(one.shape_class, options),
+    )
 
 
 COMPILED = list(_cases())
-
-
-def used_rows_for(max_queries: int, num_groups: int) -> int:
-    """What kernels are made for: one token a sequence, or as many as fit. More kinds are more kernels."""
-    one = 1 << (num_groups - 1).bit_length()
-    if max_queries == 1:
-        return one
-    return max(one, min(MOST_ROWS, 1 << (MOST_DECODED_TOKENS * num_groups - 1).bit_length()))
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeWorkspace:
-    """What programs leave for each other; one serves all layers, as they run one after the other.
-
-    arrivals: int32, zeros between launches.
-    """
-
-    softmax: Tensor
-    sums: Tensor
-    arrivals: Tensor
 
 
 def make_workspace(
@@ -339,7 +325,9 @@ def make_workspace(
     """For any configuration of the tables. max_queries: of a sequence."""
     rows = used_rows_for(max_queries, shape.num_groups)
     programs = gpu_of(device).num_multiprocessors * max(
-        one.values["programs_per_multiprocessor"] for one in configurations(KERNEL)
+        one.values["programs_per_multiprocessor"]
+        for kernel in (KERNEL, WIDE_KERNEL)
+        for one in configurations(kernel)
     )
     return DecodeWorkspace(
         torch.empty((2 * programs, 2, rows), dtype=torch.float32, device=device),
@@ -368,11 +356,11 @@ def paged_decode(
     shape = HeadShape(num_planes // 2, num_groups, head_dim, block_size)
     gpu = gpu_of(query.device)
     coding = coding_of(numbers.dtype, gpu)
+    used_rows = used_rows_for(which.max_queries, num_groups)
     if chosen is None:
-        chosen = configuration(KERNEL, shape_class(query.dtype, coding, shape), gpu)
+        chosen = configuration(table_kernel(used_rows), shape_class(query.dtype, coding, shape), gpu)
     constants, options = split_options(chosen)
     programs = gpu.num_multiprocessors * constants.pop("programs_per_multiprocessor")
-    used_rows = used_rows_for(which.max_queries, num_groups)
     assert which.max_queries * num_groups <= used_rows
     assert 2 * programs * used_rows * shape.padded_dim <= workspace.sums.numel()
     assert which.num_sequences * shape.num_kv_heads <= len(workspace.arrivals)

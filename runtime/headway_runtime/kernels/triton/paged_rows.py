@@ -74,3 +74,17 @@ def rows_for(max_queries: int, num_groups: int) -> int | None:
     rows = max(LEAST_ROWS, 1 << (max_queries * num_groups - 1).bit_length())
     fits = max_queries <= MOST_DECODED_TOKENS and rows <= MOST_ROWS
     return rows if fits or max_queries == 1 else None
+
+
+def used_rows_for(max_queries: int, num_groups: int) -> int:
+    """What a decode's kernel is made for: one token a sequence, or as many as fit. More kinds are more
+    kernels."""
+    one = 1 << (num_groups - 1).bit_length()
+    if max_queries == 1:
+        return one
+    return max(one, min(MOST_ROWS, 1 << (MOST_DECODED_TOKENS * num_groups - 1).bit_length()))
+
+
+def least_prefilled_tokens(num_groups: int) -> int:
+    """From how many tokens of a sequence on these are a prefill."""
+    return next(count for count in range(2, MOST_DECODED_TOKENS + 2) if rows_for(count, num_groups) is None)

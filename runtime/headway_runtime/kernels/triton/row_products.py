@@ -42,10 +42,12 @@ def splits_of(num_programs: int, num_blocks: int, programs_per_multiprocessor: i
 
 @triton.jit
 def own_blocks(num_blocks, split, num_splits):
-    """First and end of a split's blocks of inputs."""
-    count = tl.cdiv(num_blocks, num_splits)
-    first = split * count
-    return first, tl.minimum(first + count, num_blocks)
+    """First and end of a split's blocks of inputs.
+
+    As even as can be: no split has two more than another one, and none begins where there are no blocks, so
+    that what belongs to its first block may be read before it is known whether it has one.
+    """
+    return split * num_blocks // num_splits, (split + 1) * num_blocks // num_splits
 
 
 @triton.jit
