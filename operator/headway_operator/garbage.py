@@ -8,8 +8,9 @@ through all of them every few seconds, half a second each time, in which nothing
 import asyncio
 import gc
 
-# Objects more than before the youngest are looked through; and how often before those that outlived it are.
-YOUNG_OBJECTS, YOUNG_ROUNDS = 10_000, 5
+# Objects more than before the youngest are looked through (all made since, ten times as many, as others go);
+# and how often, before those that outlived it are looked through, too.
+YOUNG_OBJECTS, YOUNG_ROUNDS = 1_000, 2
 NEVER = 2**30
 PERIOD_SECONDS = 600.0
 

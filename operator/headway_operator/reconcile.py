@@ -43,6 +43,7 @@ from headway_operator.scrape import Scraper
 from headway_operator.slo import Memory, decide, resume, target_of, with_end_to_end
 from headway_operator.spec import Manifest, Service, key_of, parse
 from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered, Sample, ServiceKey
+from headway_operator.times import drawn_share
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +248,8 @@ async def _checkpoint(world: World, service: Service, outcome: Outcome, carried:
     seconds = world.num_services() / MOST_CHECKPOINTS_PER_SECOND
     period = max(CHECKPOINT_SECONDS, seconds, world.interval_seconds)
     age = now - carried.checkpointed_at
-    is_due = age >= period or spec != carried.checkpointed
+    wait = period * (1.0 + drawn_share(outcome.key, carried.checkpointed_at) / 2)
+    is_due = age >= wait or spec != carried.checkpointed
     if carried.memory is None or not is_due:
         return
     data = carried.memory.to_dict() | ({} if spec is None else {"accepted": spec.to_dict()})

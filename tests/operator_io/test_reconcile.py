@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from headway_operator.passes import Carried
 from headway_operator.rollout import Rollout
 from headway_operator.rollout.record import Failure
 from headway_operator.state import ChildKey, ServiceKey
+from headway_operator.times import drawn_share
 
 Stage = Any  # of conftest.py
 
@@ -66,12 +68,21 @@ async def test_memory_is_saved_at_most_once_a_minute_and_read_once(stage: Stage)
 async def test_memories_of_many_services_are_saved_less_often(stage: Stage) -> None:
     stage.world = replace(stage.world, num_services=lambda: 1200)
     saved_at = []
-    for number in range(180):
+    for number in range(250):
         await stage.step(5.0)
         if stage.cluster.named("save_memory"):
             saved_at.append(5.0 * number)
     assert len(saved_at) >= 2
     assert min(later - before for before, later in itertools.pairwise(saved_at[1:])) >= 300.0
+
+
+def test_what_all_services_do_they_do_at_times_of_their_own() -> None:
+    shares = [drawn_share(ServiceKey("team", f"service-{number}"), 1_800_000_000.0) for number in range(400)]
+    tenths = Counter(int(10 * share) for share in shares)
+    assert set(tenths) == set(range(10))
+    assert max(tenths.values()) < 70
+    assert drawn_share(ServiceKey("team", "a"), 1.0) == drawn_share(ServiceKey("team", "a"), 1.0)
+    assert drawn_share(ServiceKey("team", "a"), 1.0) != drawn_share(ServiceKey("team", "a"), 2.0)
 
 
 async def test_an_operator_that_restarts_changes_nothing(stage: Stage) -> None:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
-from zlib import crc32
 
 from headway_operator import names
 from headway_operator.conditions import lack as lacks
@@ -29,7 +28,7 @@ from headway_operator.state import (
     Sample,
     ServiceKey,
 )
-from headway_operator.times import seconds, timestamp
+from headway_operator.times import drawn_share, seconds, timestamp
 
 # Numbers that move with every request are written at least this often, and no more than twice as often;
 # everything else at once.
@@ -209,22 +208,16 @@ def worth_writing(
 ) -> bool:
     """Whether `new` says something that `previous` did not, or a number that moved some time ago.
 
-    num_services: whose statuses the same operator writes. That time differs from service to service and from
-    one writing to the next: those of which an operator has written all at its start would else be written all
-    at once every time.
+    num_services: whose statuses the same operator writes.
     """
     if "updatedAt" not in previous or _lasting(previous) != _lasting(new):
         return True
-    age, share = now - seconds(previous["updatedAt"]), _drawn_share(key, previous["updatedAt"])
+    updated_at = previous["updatedAt"]
+    age, share = now - seconds(updated_at), 0.5 + drawn_share(key, updated_at) / 2
     refresh = max(REFRESH_SECONDS, num_services / MOST_REFRESHES_PER_SECOND)
     return age >= HEARTBEAT_SECONDS * share or (
         age >= refresh * share and _timeless(previous) != _timeless(new)
     )
-
-
-def _drawn_share(key: ServiceKey, written_at: str) -> float:
-    """From a half to one, the same for the same service and time."""
-    return 0.5 + crc32(f"{key} {written_at}".encode()) / 2**33
 
 
 def _timeless(written_status: Mapping[str, Any]) -> dict[str, Any]:
