@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import headway_runtime
-from headway_runtime.compiling import ahead
+from headway_runtime.compiling import ahead, order
 from headway_runtime.compiling.ahead import KernelsAhead, kernels_ahead
 from headway_runtime.compiling.order import CompileOrder
 from headway_runtime.config import EngineConfig
@@ -69,16 +68,16 @@ def test_another_engine_compiles_its_own_kernels(
     engine_of: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of its files is another one: what a start launches hangs on more than kernels."""
-    order = order_of(engine_of())
-    engine = shutil.copytree(Path(headway_runtime.__file__).parent, tmp_path / "engine")
-    monkeypatch.setattr(headway_runtime, "__file__", str(engine / "__init__.py"))
-    order.done()
-    assert order.is_done
+    own = order_of(engine_of())
+    engine = shutil.copytree(order.ENGINE_FOLDER, tmp_path / "engine")
+    monkeypatch.setattr(order, "ENGINE_FOLDER", engine)
+    own.done()
+    assert own.is_done
 
     with (engine / "compiling" / "step_shapes.py").open("a", encoding="utf-8") as file:
         file.write("# Changed.\n")
 
-    assert not order.is_done
+    assert not own.is_done
 
 
 def test_what_cannot_be_compiled_costs_a_warning(engine_of: Engine, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 import triton
 
-import headway_runtime
 from headway_runtime.config import EngineConfig
 from headway_runtime.kernels.triton.launch import Gpu
 from headway_runtime.parallel.share import Share
 from headway_runtime.quantization.choice import OLD_FILES, OTHER_FILES
 
+ENGINE_FOLDER = Path(__file__).parents[1]
 SOURCE_SUFFIXES = (".py", ".json")
 # Of a model's folder, those that say of what shapes and types its weights are; it may lack all but one.
 MODEL_FILES = ("config.json", *OLD_FILES, *OTHER_FILES)
@@ -73,6 +73,5 @@ class CompileOrder:
 def _sources() -> list[bytes]:
     """All of the engine, with the tables of how kernels are launched: any file that is another one may launch
     another kernel."""
-    folder = Path(headway_runtime.__file__).parent
-    found = sorted(file for file in folder.rglob("*") if file.suffix in SOURCE_SUFFIXES)
+    found = sorted(file for file in ENGINE_FOLDER.rglob("*") if file.suffix in SOURCE_SUFFIXES)
     return [file.read_bytes() for file in found]

@@ -284,8 +284,10 @@ def test_splits_fill_the_multiprocessors_but_not_with_crumbs(device: torch.devic
     assert row_products.splits_of(1, 1, 4, gpu) == 1
 
 
-@triton.jit
-def own_blocks_kernel(out, most_blocks: tl.constexpr, most_splits: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def own_blocks_kernel(  # type: ignore[no-untyped-def]
+    out, most_blocks: tl.constexpr, most_splits: tl.constexpr
+):
     """Of 1 to `most_blocks` blocks among 1 to `most_splits` splits, the first and end of each."""
     blocks = 1 + tl.arange(0, most_blocks)[:, None, None]
     splits = 1 + tl.arange(0, most_splits)[None, :, None]

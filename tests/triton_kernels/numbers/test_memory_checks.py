@@ -12,14 +12,16 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="nobody looks at what a 
 
 
 @triton.jit
-def copy_kernel(source, target, first_read, first_written, num_read, num_written):
+def copy_kernel(  # type: ignore[no-untyped-def]
+    source, target, first_read, first_written, num_read, num_written
+):
     lanes = tl.arange(0, 16)
     numbers = tl.load(source + first_read + lanes, mask=lanes < num_read, other=1.0)
     tl.store(target + first_written + lanes, numbers, mask=lanes < num_written)
 
 
 @triton.jit
-def count_kernel(counters, place):
+def count_kernel(counters, place):  # type: ignore[no-untyped-def]
     tl.atomic_add(counters + place, 1)
 
 

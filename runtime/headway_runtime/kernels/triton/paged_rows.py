@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
-# Numbers of sequences that kernels are compiled for; each is scanned whole by every program.
+# Numbers of sequences that kernels are compiled for; each is scanned whole by every program. With the last
+# one decodes keep some of what they scanned in local memory.
 SEQUENCE_CAPACITIES = (16, 128, 1024, 8192)
 LEAST_ROWS = 16
 # Tokens of a sequence that attend as decodes, and those times the query heads to a KV head; with more of
