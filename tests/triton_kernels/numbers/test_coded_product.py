@@ -286,28 +286,31 @@ def test_splits_fill_the_multiprocessors_but_not_with_crumbs(device: torch.devic
 
 @triton.jit  # type: ignore[untyped-decorator]
 def own_blocks_kernel(  # type: ignore[no-untyped-def]
-    out, most_blocks: tl.constexpr, most_splits: tl.constexpr
+    splits, out, most_blocks: tl.constexpr, most_splits: tl.constexpr
 ):
-    """Of 1 to `most_blocks` blocks among 1 to `most_splits` splits, the first and end of each."""
-    blocks = 1 + tl.arange(0, most_blocks)[:, None, None]
-    splits = 1 + tl.arange(0, most_splits)[None, :, None]
-    split = tl.arange(0, most_splits)[None, None, :]
-    first, end = row_products.own_blocks(blocks, split, splits)
-    place = ((blocks - 1) * most_splits + splits - 1) * most_splits + split
-    tl.store(out + 2 * place, first, mask=split < splits)
-    tl.store(out + 2 * place + 1, end, mask=split < splits)
+    """Of 1 to `most_blocks` blocks, each among so many splits, the first and end of each split."""
+    blocks, split = tl.arange(0, most_blocks)[:, None], tl.arange(0, most_splits)[None, :]
+    num_splits = tl.load(splits + blocks)
+    first, end = row_products.own_blocks(blocks + 1, split, num_splits)
+    place = 2 * (blocks * most_splits + split)
+    tl.store(out + place, first, mask=split < num_splits)
+    tl.store(out + place + 1, end, mask=split < num_splits)
 
 
-def test_splits_have_all_blocks_between_them_and_none_begins_behind_the_last(device: torch.device) -> None:
+@pytest.mark.parametrize("wanted", range(1, row_products.MOST_SPLITS + 1))
+def test_splits_have_all_blocks_between_them_and_each_has_some(wanted: int, device: torch.device) -> None:
     most_blocks, most_splits = 256, row_products.MOST_SPLITS
-    out = torch.full((most_blocks, most_splits, most_splits, 2), -1, dtype=torch.int32, device=device)
+    splits = [row_products.filled(wanted, blocks) for blocks in range(1, most_blocks + 1)]
+    out = torch.full((most_blocks, most_splits, 2), -1, dtype=torch.int32, device=device)
 
-    own_blocks_kernel[(1,)](out, most_blocks, most_splits)
+    own_blocks_kernel[(1,)](
+        torch.tensor(splits, dtype=torch.int32, device=device), out, most_blocks, most_splits
+    )
 
-    for num_blocks, of_blocks in enumerate(out.tolist(), 1):
-        for num_splits, bounds in enumerate(of_blocks, 1):
-            firsts, ends = zip(*bounds[:num_splits], strict=True)
-            assert (firsts[0], *ends) == (*firsts, num_blocks)
-            assert max(firsts) < num_blocks
-            sizes = [end - first for first, end in bounds[:num_splits]]
-            assert max(sizes) - min(sizes) <= 1
+    for num_blocks, (num_splits, bounds) in enumerate(zip(splits, out.tolist(), strict=True), 1):
+        firsts, ends = zip(*bounds[:num_splits], strict=True)
+        assert (*firsts, num_blocks) == (0, *ends)
+        sizes = [end - first for first, end in bounds[:num_splits]]
+        assert min(sizes) >= 1
+        assert max(sizes) == -(-num_blocks // wanted)
+        assert num_splits <= wanted

@@ -102,7 +102,7 @@ def compiled_types(name: str, capability: int) -> tuple[dict[str, str], dict[str
         "block_size": 16,
         "coding": coding,
         "operand": TRITON_TYPES[operand_of(dtype, coding)],
-        "sequence_capacity": SEQUENCE_CAPACITIES[2],
+        "sequence_capacity": SEQUENCE_CAPACITIES[1],
     }
     return signature, constants
 

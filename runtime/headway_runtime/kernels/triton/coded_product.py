@@ -50,6 +50,7 @@ from headway_runtime.kernels.triton.row_products import (
     MANY_ROWS,
     arrives_last,
     class_of_rows,
+    filled,
     own_blocks,
     split_counters,
     splits_of,
@@ -209,6 +210,7 @@ class CodedProduct:
         num_splits = 1
         if num_tiles <= len(self._arrivals):
             num_splits = splits_of(num_tiles, weight.num_blocks, programs, self._gpu)
+            num_splits = filled(num_splits, weight.num_blocks)
         tile_size = constants["block_outputs"] * constants["block_rows"]
         partials = (
             x.new_empty(num_tiles * num_splits * tile_size, dtype=torch.float32) if num_splits > 1 else None

@@ -38,6 +38,7 @@ from headway_runtime.kernels.triton.row_products import (
     MANY_ROWS,
     arrives_last,
     class_of_rows,
+    filled,
     own_blocks,
     split_counters,
     splits_of,
@@ -206,6 +207,7 @@ class CodedRowsProduct:
         num_splits = 1
         if tiles <= len(self._arrivals):
             num_splits = splits_of(tiles, num_blocks, programs, self._gpu)
+            num_splits = filled(num_splits, num_blocks)
         is_int8 = weight.codes.dtype == torch.int8
         tile_size = constants["BLOCK_ROWS"] * constants["BLOCK_OUTPUTS"]
         sums = torch.int32 if is_int8 else torch.float32

@@ -40,14 +40,18 @@ def splits_of(num_programs: int, num_blocks: int, programs_per_multiprocessor: i
     return max(1, min(wanted, num_blocks // LEAST_BLOCKS_OF_SPLIT, MOST_SPLITS))
 
 
+def filled(num_splits: int, num_blocks: int) -> int:
+    """So many splits or fewer, with which none has more blocks than with these, and none is without any: what
+    belongs to a split's first block is read before it is known whether it has one."""
+    return triton.cdiv(num_blocks, triton.cdiv(num_blocks, num_splits))
+
+
 @triton.jit
 def own_blocks(num_blocks, split, num_splits):
-    """First and end of a split's blocks of inputs.
-
-    As even as can be: no split has two more than another one, and none begins where there are no blocks, so
-    that what belongs to its first block may be read before it is known whether it has one.
-    """
-    return split * num_blocks // num_splits, (split + 1) * num_blocks // num_splits
+    """First and end of a split's blocks of inputs; of `filled` splits each has a block at least."""
+    count = tl.cdiv(num_blocks, num_splits)
+    first = split * count
+    return first, tl.minimum(first + count, num_blocks)
 
 
 @triton.jit
