@@ -43,7 +43,8 @@ def splits_of(num_programs: int, num_blocks: int, programs_per_multiprocessor: i
 def filled(num_splits: int, num_blocks: int) -> int:
     """So many splits or fewer, with which none has more blocks than with these, and none is without any: what
     belongs to a split's first block is read before it is known whether it has one."""
-    return triton.cdiv(num_blocks, triton.cdiv(num_blocks, num_splits))
+    blocks_of_split = -(-num_blocks // num_splits)
+    return -(-num_blocks // blocks_of_split)
 
 
 @triton.jit
