@@ -15,6 +15,7 @@ from e2e.load import Load, ttft_milliseconds
 from e2e.observed_service import NAME, NAMESPACE, condition, runtime_pods, status
 
 HOLD_SECONDS = 10
+LOOSE_TTFT_MILLISECONDS = 10_000
 # For what is to come up, on a machine that others use as well, and for what never will.
 PATIENT_SECONDS, DEADLINE_SECONDS = 180, 20
 IDLE_SECONDS = 10
@@ -46,6 +47,8 @@ def reasons(kubernetes: Kubernetes) -> set[str]:
 
 async def test_a_service_that_serves_gets_a_stable_revision(installed: Kubernetes) -> None:
     wanted = fixed_service(installed, replicas=1, gateways=1)
+    # Two replicas on a busy machine may well break the usual promise, and then nobody is promoted.
+    wanted["spec"]["slo"] = {"ttftMilliseconds": LOOSE_TTFT_MILLISECONDS}
     canary = {"steps": [50], "holdSeconds": HOLD_SECONDS, "minRequests": 5}
     wanted["spec"]["rollout"] = {"progressDeadlineSeconds": PATIENT_SECONDS, "canary": canary}
     installed.apply(wanted)
@@ -60,7 +63,7 @@ async def test_a_canary_takes_its_share_and_is_promoted_under_load(installed: Ku
         began = time.monotonic()
         await eventually("half of the requests go to it", PATIENT_SECONDS, partial(has_share, installed))
         assert set(revisions(installed).values()) > {before}, "both revisions serve meanwhile"
-        await eventually("it is promoted", 180, lambda: before not in revisions(installed).values())
+        await eventually("it is promoted", PATIENT_SECONDS, partial(is_gone, installed, before))
         assert time.monotonic() - began >= HOLD_SECONDS
         await becomes_ready(installed, 1)
     record("canaries", load, promoted=1)
@@ -69,6 +72,12 @@ async def test_a_canary_takes_its_share_and_is_promoted_under_load(installed: Ku
 
 def has_share(kubernetes: Kubernetes) -> bool:
     return bool(status(kubernetes).get("rollout", {}).get("weight") == 50)
+
+
+def is_gone(kubernetes: Kubernetes, revision: str) -> bool:
+    """Else an AssertionError with what holds the rollout, or made the operator give it up."""
+    assert revision not in revisions(kubernetes).values(), status(kubernetes)
+    return True
 
 
 async def test_a_revision_that_crashes_is_given_up_and_no_request_fails(

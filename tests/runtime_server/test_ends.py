@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -276,30 +277,40 @@ def test_health_fails_while_a_server_without_engine_still_answers(
 ) -> None:
     server = start_server(f"--api-server-count={num_servers}", environment=SLOW)
     (engine,) = (one for one in server.children() if "--engine" in one.cmdline())
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection,
+        ThreadPoolExecutor(2) as pool,
+    ):
         # A request whose body is still on its way is what the server waits for, up to two seconds.
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 100\r\n\r\n{"
+            b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n{"
         )
+        assert connection.recv(1024).startswith(b"HTTP/1.1 100 ")
         assert httpx.get(f"{server.url}/health").status_code == 200
+        refusals = [
+            pool.submit(first_refusal, "GET", f"{server.url}/health"),
+            pool.submit(first_refusal, "POST", f"{server.url}/v1/completions", SHORT),
+        ]
         engine.kill()
-        deadline = time.monotonic() + 30
-        while (answer := answered(f"{server.url}/health")) is None or answer.status_code == 200:
-            assert time.monotonic() < deadline
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
-        while (refused := answered(f"{server.url}/v1/completions", SHORT)) is None:
-            assert time.monotonic() < deadline
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+        for refusal in refusals:
+            assert refusal.result().json()["error"]["code"] == "engine_dead"
     assert server.wait() == 1
 
 
-def answered(url: str, body: object = None) -> httpx.Response | None:
-    """None where the connection came to an HTTP process that has nothing to wait for, and just ends."""
-    try:
-        return httpx.get(url) if body is None else httpx.post(url, json=body)
-    except httpx.TransportError:
-        return None
+def first_refusal(method: str, url: str, body: object = None) -> httpx.Response:
+    """The first answer with status 503 of those asked for again and again.
+
+    Connections to an HTTP process that has nothing to wait for just end.
+    """
+    deadline = time.monotonic() + 30
+    with httpx.Client() as client:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                answer = client.request(method, url, json=body)
+                if answer.status_code == 503:
+                    return answer
+    raise AssertionError(f"{method} {url}: never 503")
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

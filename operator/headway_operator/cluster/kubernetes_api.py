@@ -264,6 +264,9 @@ class KubernetesApi:
                 async for line in answer.content:
                     yield msgspec.json.decode(line)
             finally:
+                # Without TLS' goodbye, whose answer nobody waits for: a loop that ends would leave it open.
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()
                 answer.close()
         except TimeoutError as error:
             raise UnavailableError(f"{what}: nothing came for {INACTIVITY_SECONDS:g} s") from error
