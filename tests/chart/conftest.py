@@ -1,4 +1,4 @@
-"""The real helm and promtool for the chart's tests, and a function that renders the chart."""
+"""The real helm and promtool for the chart's tests, and functions that render the chart and pick from it."""
 
 import subprocess
 import sys
@@ -12,8 +12,13 @@ import yaml
 CHECKOUT = Path(__file__).parents[2]
 CHART = CHECKOUT / "charts" / "headway"
 BUILD_TIMEOUT_SECONDS = 900
+NAMESPACED = "watchNamespace=models"
 
 Render = Callable[..., list[dict[str, Any]]]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [item for item in objects if item["kind"] == kind]
 
 
 def built(group: str) -> Path:
