@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.operator.law_fleet import Fleet as LawFleet
+from tests.operator.slo_scene import Scene
 
 from headway_operator.slo import Memory, Target, decide
 from headway_operator.spec import Manifest
@@ -400,3 +401,8 @@ def build() -> Builders:
 def fleet(build: Builders) -> LawFleet:
     """Four replicas whose steps are as a known model has them."""
     return LawFleet(build)
+
+
+@pytest.fixture
+def scene(build: Builders) -> Scene:
+    return Scene(build)

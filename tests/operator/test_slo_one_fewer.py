@@ -1,0 +1,83 @@
+"""Single decisions about one replica fewer: after how long, and what forbids it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.slo_scene import NOW, Scene
+
+from headway_operator.state import GatewaySample, Limits
+
+
+def watching(scene: Scene, build: Any, seconds: float, *recommended: tuple[float, int]) -> None:
+    """Two replicas that have been watched for so long, and what was recommended meanwhile."""
+    scene.replicas["b"] = build.replica("b")
+    scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    scene.memory = replace(scene.memory, replicas=2, watched_since=NOW - seconds, recommended=recommended)
+
+
+@pytest.mark.parametrize(("seconds", "want"), [(179.0, 2), (180.0, 1)])
+def test_one_fewer_waits_for_three_start_up_times(
+    scene: Scene, build: Any, seconds: float, want: int
+) -> None:
+    """As long as nothing was learnt, a start is taken to last a minute."""
+    watching(scene, build, seconds)
+    decision, memory = scene.decide()
+    assert decision.replicas == want
+    assert decision.cause == ("Stabilizing" if want == 2 else "RemovedReplica")
+    assert memory.replicas_lowered_at == (None if want == 2 else NOW)
+
+
+def test_one_fewer_waits_for_the_stabilization_time_where_that_is_longer(scene: Scene, build: Any) -> None:
+    scene.target = replace(scene.target, stabilization_seconds=400.0)
+    watching(scene, build, 399.0)
+    assert scene.decide()[0].replicas == 2
+    watching(scene, build, 400.0)
+    assert scene.decide()[0].replicas == 1
+
+
+def test_a_start_that_lasts_longer_is_looked_back_on_for_longer(scene: Scene, build: Any) -> None:
+    watching(scene, build, 300.0)
+    scene.memory = replace(scene.memory, starts=((NOW - 5000, 110.0),))
+    assert scene.decide()[0].replicas == 2
+    scene.memory = replace(scene.memory, starts=((NOW - 5000, 90.0),))
+    assert scene.decide()[0].replicas == 1
+
+
+def test_the_highest_recommendation_of_the_time_looked_back_keeps_its_replicas(
+    scene: Scene, build: Any
+) -> None:
+    watching(scene, build, 500.0, (NOW - 170.0, 2), (NOW - 100.0, 1))
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.cause) == (2, "Stabilizing")
+    assert "1 replicas would do, 2 would not have over the last 180 s" in decision.message
+    watching(scene, build, 500.0, (NOW - 190.0, 2), (NOW - 100.0, 1))
+    assert scene.decide()[0].replicas == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"running": 4}, id="too many run for one replica"),
+        pytest.param({"kv_blocks_used": 500}, id="kv memory would be short"),
+        pytest.param({"waiting": 3, "oldest_waiting_seconds": 0.4}, id="a request waits for too long"),
+        pytest.param({"taken_at": NOW - 30}, id="samples are stale"),
+    ],
+)
+def test_one_fewer_is_not_enough(scene: Scene, build: Any, change: dict[str, Any]) -> None:
+    watching(scene, build, 500.0)
+    assert scene.decide()[0].replicas == 1
+    scene.sample(**change)
+    decision, memory = scene.decide()
+    assert decision.replicas == 2
+    assert memory.recommended[-1] == (NOW, 2)
+
+
+def test_nothing_is_removed_while_the_gateway_keeps_its_queue_to_itself(scene: Scene, build: Any) -> None:
+    scene.replicas["b"] = build.replica("b")
+    scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
+    scene.memory = replace(scene.memory, replicas=2, watched_since=NOW - 500)
+    scene.gateways = {"gateway": None}
+    assert scene.decide()[0].replicas == 2
+    scene.gateways = {"gateway": GatewaySample("g", NOW, 0, 0.0, 0, {})}
+    assert scene.decide()[0].replicas == 1
