@@ -5,55 +5,14 @@ What the tokens are is known here; which tokens the real engine chooses is in `t
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.runtime_server.completion_requests import PROMPT, chat, complete, refusal, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from openai.types import Completion
     from tests.runtime_server.conftest import RunningServer
-
-PROMPT = "one two ### three"
-
-
-def complete(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> Completion:
-    """A completion; options that the client has no argument for go into the body."""
-    known, extra = split(client.completions.create, options)
-    completion: Completion = client.completions.create(model="tiny", prompt=prompt, extra_body=extra, **known)
-    return completion
-
-
-def chat(client: openai.OpenAI, content: str = PROMPT, /, **options: Any) -> Any:
-    known, extra = split(client.chat.completions.create, options)
-    return client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": content}], extra_body=extra, **known
-    )
-
-
-def split(method: Callable[..., Any], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    parameters = inspect.signature(method).parameters
-    known = {name: value for name, value in options.items() if name in parameters}
-    return known, {name: value for name, value in options.items() if name not in parameters}
-
-
-def tokens_of(client: openai.OpenAI, prompt: str, **options: Any) -> list[int]:
-    answer = client.with_options(base_url=str(client.base_url).removesuffix("/v1/")).post(
-        "/tokenize", cast_to=object, body={"prompt": prompt, **options}
-    )
-    assert isinstance(answer, dict)
-    tokens = answer["tokens"]
-    assert isinstance(tokens, list)
-    return tokens
-
-
-def refusal(client: openai.OpenAI, **options: Any) -> openai.BadRequestError:
-    with pytest.raises(openai.BadRequestError) as caught:
-        complete(client, **options)
-    return caught.value
 
 
 def test_max_tokens_ends_the_answer_and_has_openais_default(repeating_client: openai.OpenAI) -> None:
@@ -161,144 +120,6 @@ def test_special_tokens_are_spelled_if_they_are_not_to_be_skipped(
     assert text(skip_special_tokens=False, spaces_between_special_tokens=False).count(" ") == plain.count(" ")
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_echo_puts_the_prompt_before_the_answer(
-    repeating_client: openai.OpenAI, *, is_streamed: bool
-) -> None:
-    prompt = "日本語 one"
-    count = len(tokens_of(repeating_client, prompt))
-    for given in (prompt, tokens_of(repeating_client, prompt)):
-        answer: Any = complete(repeating_client, given, echo=True, max_tokens=count, stream=is_streamed)
-        parts = list(answer) if is_streamed else [answer]
-        assert "".join(part.choices[0].text for part in parts) == prompt * 2
-        assert parts[-1].choices[0].logprobs is None
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_echo_with_logprobs_scores_the_prompt(repeating_client: openai.OpenAI, *, is_streamed: bool) -> None:
-    prompt = "one 日 two"
-    ids = tokens_of(repeating_client, prompt)
-    answer: Any = complete(repeating_client, prompt, echo=True, logprobs=1, max_tokens=2, stream=is_streamed)
-    parts = [part.choices[0] for part in answer] if is_streamed else [answer.choices[0]]
-    text = "".join(part.text for part in parts)
-    assert text == prompt + "on"
-
-    def joined(name: str) -> list[Any]:
-        return [value for part in parts if part.logprobs for value in getattr(part.logprobs, name)]
-
-    logprobs, offsets, tokens = joined("token_logprobs"), joined("text_offset"), joined("tokens")
-    assert logprobs == [None, *(-place / 4 for place in range(1, len(ids))), -0.5, -0.5]
-    assert len(offsets) == len(tokens) == len(joined("top_logprobs")) == len(ids) + 2
-    assert joined("top_logprobs")[0] is None
-    assert len(joined("top_logprobs")[1]) == 2, "the best one, and the prompt's own"
-    for offset, token in zip(offsets, tokens, strict=True):
-        if "\ufffd" not in token:
-            assert text[offset:].startswith(token)
-    assert offsets == sorted(offsets)
-
-
-def test_echo_without_an_answer_scores_the_prompt_alone(repeating_client: openai.OpenAI) -> None:
-    answer = complete(repeating_client, PROMPT, echo=True, logprobs=0, max_tokens=0)
-    (choice,) = answer.choices
-    count = len(tokens_of(repeating_client, PROMPT))
-    assert (choice.text, choice.finish_reason) == (PROMPT, "length")
-    assert len(choice.logprobs.tokens) == count  # type: ignore[union-attr,arg-type]
-    assert answer.usage.completion_tokens == 0  # type: ignore[union-attr]
-    assert refusal(repeating_client, max_tokens=0).status_code == 400
-
-
-def test_prompt_logprobs_have_vllms_shape(repeating_client: openai.OpenAI) -> None:
-    ids = tokens_of(repeating_client, "one two")
-    answer: Any = complete(repeating_client, ids, prompt_logprobs=2, n=2, max_tokens=1)
-    first, *rest = answer.choices[0].prompt_logprobs
-    assert first is None
-    assert len(rest) == len(ids) - 1
-    for place, (token_id, entry) in enumerate(zip(ids[1:], rest, strict=True), 1):
-        own = entry.pop(str(token_id))
-        assert (own["logprob"], own["rank"]) == (-place / 4, 2)
-        assert own["decoded_token"] in "one two"
-        (best,) = entry.values()
-        assert (best["logprob"], best["rank"]) == (-0.125, 1)
-    assert len(answer.choices[1].prompt_logprobs) == len(ids), "every choice says them"
-    chatted = chat(repeating_client, prompt_logprobs=0, max_tokens=1)
-    assert chatted.prompt_logprobs[0] is None
-    assert all(len(entry) == 1 for entry in chatted.prompt_logprobs[1:])
-    assert refusal(repeating_client, prompt_logprobs=1, stream=True).status_code == 400
-
-
-def test_logprobs_of_completions_hold_the_token_itself_and_the_best(repeating_client: openai.OpenAI) -> None:
-    for wanted, count in ((0, 1), (1, 1), (2, 2)):
-        (choice,) = complete(repeating_client, logprobs=wanted, max_tokens=3).choices
-        logprobs = choice.logprobs
-        assert logprobs is not None
-        assert (logprobs.token_logprobs, logprobs.text_offset) == ([-0.5] * 3, [0, 1, 2])
-        assert [len(top) for top in logprobs.top_logprobs or []] == [count] * 3
-    assert complete(repeating_client).choices[0].logprobs is None
-
-
-def test_top_logprobs_of_chats_are_as_many_as_asked_for(repeating_client: openai.OpenAI) -> None:
-    for wanted in (0, 1, 2):
-        content = (
-            chat(repeating_client, logprobs=True, top_logprobs=wanted, max_tokens=2)
-            .choices[0]
-            .logprobs.content
-        )
-        assert [len(token.top_logprobs) for token in content] == [wanted] * 2
-    for options in ({}, {"top_logprobs": 0}, {"top_logprobs": 0, "logprobs": False}):
-        assert chat(repeating_client, max_tokens=2, **options).choices[0].logprobs is None
-    with pytest.raises(openai.BadRequestError) as caught:
-        chat(repeating_client, top_logprobs=1)
-    assert caught.value.param == "top_logprobs"
-
-
-def test_tokens_can_be_written_as_ids(repeating_client: openai.OpenAI) -> None:
-    ids = tokens_of(repeating_client, "one")
-    (choice,) = complete(
-        repeating_client, "one", logprobs=1, return_tokens_as_token_ids=True, max_tokens=3
-    ).choices
-    assert choice.logprobs is not None
-    assert choice.logprobs.tokens == [f"token_id:{token_id}" for token_id in ids]
-    content = chat(repeating_client, logprobs=True, return_tokens_as_token_ids=True, max_tokens=1)
-    assert content.choices[0].logprobs.content[0].token == "token_id:0"
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_token_ids_come_along_if_asked_for(repeating_client: openai.OpenAI, *, is_streamed: bool) -> None:
-    ids = tokens_of(repeating_client, PROMPT)
-    options: dict[str, Any] = {"max_tokens": 5, "return_token_ids": True, "stream": is_streamed}
-    answer: Any = complete(repeating_client, PROMPT, **options)
-    parts = [part.choices[0] for part in answer] if is_streamed else [answer.choices[0]]
-    assert parts[0].prompt_token_ids == ids
-    assert [token_id for part in parts for token_id in part.token_ids] == ids[:5]
-    chatted: Any = chat(repeating_client, **options)
-    chunks = list(chatted) if is_streamed else [chatted]
-    prompt = next(chunk.prompt_token_ids for chunk in chunks if hasattr(chunk, "prompt_token_ids"))
-    answered = [part for chunk in chunks for part in getattr(chunk.choices[0], "token_ids", None) or []]
-    assert answered == prompt[:5]
-    plain: Any = complete(repeating_client, PROMPT)
-    assert not hasattr(plain.choices[0], "token_ids")
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_each_token_id_has_its_logprob_where_a_stop_string_cut_the_text(
-    repeating_client: openai.OpenAI, *, is_streamed: bool
-) -> None:
-    options: dict[str, Any] = {"stop": ["e t"], "logprobs": 0, "max_tokens": 50, "stream": is_streamed}
-
-    def pairs(**more: Any) -> tuple[str, list[float], list[int]]:
-        answer: Any = complete(repeating_client, "one two", **options, **more)
-        parts = [part.choices[0] for part in answer] if is_streamed else [answer.choices[0]]
-        logprobs = [one for part in parts if part.logprobs for one in part.logprobs.token_logprobs]
-        ids = [one for part in parts for one in getattr(part, "token_ids", None) or ()]
-        return "".join(part.text for part in parts), logprobs, ids
-
-    text, logprobs, ids = pairs(return_token_ids=True)
-    assert (text, ids) == ("on", tokens_of(repeating_client, "one t"))
-    assert len(logprobs) == len(ids)
-    # Otherwise they go with the text.
-    assert len(pairs()[1]) == len(tokens_of(repeating_client, "on"))
-
-
 def test_a_prompt_is_truncated_from_either_side(repeating_client: openai.OpenAI) -> None:
     ids = tokens_of(repeating_client, PROMPT)
 
@@ -337,72 +158,6 @@ def test_the_header_names_the_answer_before_the_body_does(
     # Without any, what the answer says is what the access log says.
     answer = complete(repeating_client)
     assert fake_server.access_entry(answer.id.removeprefix("cmpl-"))["status"] == 200
-
-
-def test_usage_comes_at_the_end_or_with_every_chunk(repeating_client: openai.OpenAI) -> None:
-    def usages(**stream_options: bool) -> list[Any]:
-        chunks: Any = complete(
-            repeating_client, ["one", "two two"], max_tokens=3, stream=True, stream_options=stream_options
-        )
-        return [chunk.usage for chunk in chunks]
-
-    assert all(usage is None for usage in usages(include_usage=False))
-    # OpenAI's padding of streams may be declined, and is not to be had.
-    assert usages(include_usage=True, include_obfuscation=False)[-1] is not None
-    padded = refusal(repeating_client, stream=True, stream_options={"include_obfuscation": True})
-    assert padded.param == "stream_options.include_obfuscation"
-    *during, last = usages(include_usage=True)
-    assert all(usage is None for usage in during)
-    assert (last.completion_tokens, last.prompt_tokens) == (
-        6,
-        3 + len(tokens_of(repeating_client, "two two")),
-    )
-    *during, last = usages(include_usage=True, continuous_usage_stats=True)
-    assert sorted(usage.completion_tokens for usage in during) == [1, 1, 2, 2, 3, 3]
-    assert all(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens for usage in during)
-    assert last.completion_tokens == 6
-    running = usages(continuous_usage_stats=True)
-    assert sorted(usage.completion_tokens for usage in running) == [1, 1, 2, 2, 3, 3, 6]
-    declined = {"include_usage": False, "continuous_usage_stats": True}
-    at_odds = refusal(repeating_client, stream=True, stream_options=declined)
-    assert at_odds.param == "stream_options.continuous_usage_stats"
-
-
-def test_every_chunk_of_a_chat_has_the_usage_if_asked_for(repeating_client: openai.OpenAI) -> None:
-    asked = {"continuous_usage_stats": True}
-    chunks = list(chat(repeating_client, max_tokens=3, stream=True, stream_options=asked))
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert [chunk.usage.completion_tokens for chunk in chunks] == [0, 1, 2, 3, 3]
-    assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
-    assert chunks[-1].choices == []
-
-
-def test_cached_tokens_are_counted_once_per_prompt(repeating_client: openai.OpenAI) -> None:
-    def cached(prompt: Any, **options: Any) -> int:
-        usage: Any = complete(repeating_client, prompt, cache_salt="counted", max_tokens=1, **options).usage
-        return int(usage.prompt_tokens_details.cached_tokens)
-
-    first, second = [60, 61, 62, 63], [70, 71, 72]
-    assert cached(first) == 0
-    assert cached(first) == 3
-    assert cached([first, second], n=2) == 3, "a prompt is not cached by its own later choices"
-    assert cached([first, second], n=2) == 5
-
-
-def test_a_cache_salt_parts_the_cache(repeating_client: openai.OpenAI) -> None:
-    def cached(salt: str | None) -> int:
-        options = {} if salt is None else {"cache_salt": salt}
-        usage: Any = complete(repeating_client, [80, 81, 82], max_tokens=1, **options).usage
-        return int(usage.prompt_tokens_details.cached_tokens)
-
-    assert [cached("a"), cached("a"), cached("b"), cached(None), cached("b"), cached(None)] == [
-        0,
-        2,
-        0,
-        0,
-        2,
-        2,
-    ]
 
 
 def test_what_asks_for_nothing_is_accepted(repeating_client: openai.OpenAI) -> None:
