@@ -67,8 +67,8 @@ REPORTS = [
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is said about the whole run comes at its end.
 
-    Only the tests that call the API server through the operator's own client are about what they leave open;
-    the others' clients are killed at, and cut off, and tell of it in the summary.
+    What stays open fails a test only where the operator's own client runs in it, which is in those named
+    test_api_*. The others have a client of their own for the load, and the summary tells what it left.
     """
     items.sort(key=lambda item: item.path.name == LAST)
     for item in items:
