@@ -3,12 +3,12 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.chart.conftest import CHART, CHECKOUT, Render, of_kind
 
 from headway_operator.cache_metrics import CacheMetrics
 from headway_operator.manifests.prometheus_rule import prometheus_rule
@@ -17,20 +17,13 @@ from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.spec import parse
 from headway_operator.state import Site
 
-CHECKOUT = Path(__file__).parents[2]
-CHART = CHECKOUT / "charts" / "headway"
 RULES = CHART / "rules" / "headway.yaml"
 DASHBOARD = CHART / "dashboards" / "headway.json"
 RULES_TEST = Path(__file__).parent / "rules_test.yaml"
 PROMETHEUS = ("monitoring.coreos.com/v1",)
-Render = Callable[..., list[dict[str, Any]]]
 
 # The first test to need helm or promtool may have to compile it.
 pytestmark = pytest.mark.timeout(960)
-
-
-def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [item for item in objects if item["kind"] == kind]
 
 
 def checked(promtool: Path, *arguments: str | Path) -> str:
