@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from openai import OpenAI
 
 from e2e.api_server import running_api_server
 from e2e.cluster.binaries import build
@@ -41,8 +42,6 @@ CRDS = sorted((CHECKOUT / "crds").glob("*.yaml"))
 OPERATOR_PODS = "app.kubernetes.io/name=headway-operator"
 
 LAST = "test_rights.py"
-# A filter of warnings: what the garbage collector finds open is shown and fails no test.
-LEFT_OPEN = "default::pytest.PytestUnraisableExceptionWarning"
 REPORTS = [
     [
         "get",
@@ -65,23 +64,15 @@ REPORTS = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is said about the whole run comes at its end.
-
-    What stays open fails a test only where the operator's own client runs in it, which is in those named
-    test_api_*. The others have a client of their own for the load, and the summary tells what it left.
-    """
+    """What is said about the whole run comes at its end."""
     items.sort(key=lambda item: item.path.name == LAST)
-    for item in items:
-        if not item.path.name.startswith("test_api_"):
-            item.add_marker(pytest.mark.filterwarnings(LEFT_OPEN))
 
 
 @pytest.fixture(autouse=True)
-def collected(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test with a loop leaves open is told of at its end, and not in whichever test comes later."""
+def collected() -> Iterator[None]:
+    """What a test leaves open fails that test, and not whichever comes later."""
     yield
-    if inspect.iscoroutinefunction(getattr(request, "function", None)):
-        gc.collect()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +97,13 @@ def url(installed: Kubernetes) -> Iterator[str]:
     """The base URL of the service, which an earlier test has made."""
     with installed.service_url(NAME, NAMESPACE) as found:
         yield f"{found}/v1"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[OpenAI]:
+    """Of that service. It sends nothing twice."""
+    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kubernetes.config import kube_config
 
-from e2e.conftest import CRD_PATH, LEFT_OPEN, eventually
+from e2e.conftest import CRD_PATH, eventually
 from e2e.test_api_children import is_served, monitoring_definitions
 from headway_operator.cluster.kubernetes import CACHED_KINDS, KubernetesCluster
 from headway_operator.cluster.kubernetes_api import KubernetesApi
@@ -26,7 +26,7 @@ NUM_NAMESPACES = 12
 
 
 # kopf says TLS' goodbye when its watch ends and does not wait for the answer, nor does the loop.
-@pytest.mark.filterwarnings(LEFT_OPEN)
+@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
 async def test_a_burst_of_services_is_heard_of_at_once(
     kubeconfig: Path, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,8 +90,7 @@ async def test_a_service_whose_model_is_on_a_claim_gets_ready(installed: Kuberne
     assert not any("bundled://" in argument for argument in container["args"])
 
 
-def test_its_answers_are_right(installed: Kubernetes, claim: str, url: str) -> None:
-    client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+def test_its_answers_are_right(installed: Kubernetes, claim: str, client: OpenAI) -> None:
     tasks = [task for kind in KINDS for task in sample_tasks(kind, 13, TASKS_PER_KIND)]
     wrong = []
     for task in tasks:

@@ -111,8 +111,7 @@ def test_accounts_may_read_no_secrets_and_replicas_have_no_token(installed: Kube
     assert not [path for path in mounts if "serviceaccount" in path]
 
 
-def test_openai_client_gets_tokens_through_the_service(url: str) -> None:
-    client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+def test_openai_client_gets_tokens_through_the_service(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [NAME]
     question: Any = [{"role": "user", "content": "What is 27 + 15?"}]
     answer = client.chat.completions.create(model=NAME, messages=question, temperature=0, max_tokens=32)
@@ -243,7 +242,7 @@ async def test_upgrade_to_rights_in_one_namespace_restarts_no_pod(installed: Kub
 
 
 async def test_a_template_that_leaves_the_restricted_standard_is_refused_unless_allowed(
-    installed: Kubernetes, url: str
+    installed: Kubernetes, client: OpenAI
 ) -> None:
     """The replicas' template mounts folders of the host, which the administrator has allowed so far."""
     if not installed.has_pod_network:
@@ -255,7 +254,6 @@ async def test_a_template_that_leaves_the_restricted_standard_is_refused_unless_
         await eventually("that shows", 120, partial(is_refused, installed, want=not is_allowed))
         # What serves goes on.
         assert workloads(installed) == before
-        client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
         question: Any = [{"role": "user", "content": "What is 27 + 15?"}]
         assert client.chat.completions.create(model=NAME, messages=question, max_tokens=8).choices
 

@@ -173,8 +173,7 @@ async def test_two_replicas_serve_it_and_fetch_nothing(installed: Kubernetes, s3
     assert all(one["fetchedSeconds"] == 0 for one in starts)
 
 
-def test_its_answers_are_a_models(installed: Kubernetes, url: str) -> None:
-    client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+def test_its_answers_are_a_models(installed: Kubernetes, client: OpenAI) -> None:
     question: Any = [{"role": "user", "content": "What is 2 + 3?"}]
     answer = client.chat.completions.create(model=NAME, messages=question, temperature=0, max_tokens=32)
     assert answer.choices[0].message.content

@@ -79,12 +79,11 @@ async def test_quantized_weights_are_judged_before_a_replica_starts(
 
 
 async def test_a_broken_scale_is_caught_and_gets_no_traffic(
-    on_this_machine: Kubernetes, broken: Path, url: str
+    on_this_machine: Kubernetes, broken: Path, client: OpenAI
 ) -> None:
     kubernetes = on_this_machine
     [before] = runtime_pods(kubernetes)
     first = status(kubernetes)["revision"]["name"]
-    client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
     wanted = gated(kubernetes, broken, model={"source": f"file://{INSIDE}"})
     wanted["spec"]["quality"]["baseline"] = {"source": "bundled://headway-tiny"}
     kubernetes.apply(wanted)
