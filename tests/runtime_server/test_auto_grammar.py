@@ -1,6 +1,7 @@
 """What is prescribed of an answer that may be calls or text, as the model likes."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import llguidance
@@ -125,11 +126,12 @@ def test_what_cannot_go_together_is_refused() -> None:
 
 
 @pytest.fixture(scope="module", params=["hermes", "llama3_json"])
-def client(start_shared_server: Any, request: pytest.FixtureRequest) -> openai.OpenAI:
+def client(start_shared_server: Any, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     """Of a model that has the one's tags as text, and the other's as a special token."""
     flags = (f"--tool-call-parser={request.param}", "--max-num-seqs=8", "--num-threads=1")
     url = start_shared_server(*flags, fake=False).url
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as found:
+        yield found
 
 
 def test_a_random_model_answers_in_the_form_or_calls(client: openai.OpenAI) -> None:

@@ -1,11 +1,13 @@
 """`/v1/responses` with the `openai` client against live servers."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pydantic
 import pytest
+from tests.runtime_server.conftest import connect
 
 ECHO = "{# tools <tool_call> #}{{ messages[-1].content }}{{ eos_token }}"
 DUMP = (
@@ -27,29 +29,28 @@ WEATHER = {
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-def client_of(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
-
-
 def with_template(start: Any, folder: Any, template: str) -> openai.OpenAI:
     path = folder / "template.jinja"
     path.write_text(template)
-    return client_of(start(f"--chat-template={path}"))
+    return connect(start(f"--chat-template={path}"))
 
 
 @pytest.fixture(scope="module")
-def echo(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> openai.OpenAI:
-    return with_template(start_shared_server, tmp_path_factory.mktemp("echo"), ECHO)
+def echo(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    with with_template(start_shared_server, tmp_path_factory.mktemp("echo"), ECHO) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def dump(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> openai.OpenAI:
-    return with_template(start_shared_server, tmp_path_factory.mktemp("dump"), DUMP)
+def dump(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    with with_template(start_shared_server, tmp_path_factory.mktemp("dump"), DUMP) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def real(real_server: Any) -> openai.OpenAI:
-    return client_of(real_server)
+def real(real_server: Any) -> Iterator[openai.OpenAI]:
+    with connect(real_server) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, said: Any, **options: Any) -> Any:

@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pydantic
 import pytest
+from tests.runtime_server.conftest import connect
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 SCHEMA = {
@@ -18,8 +20,9 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def client(real_server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", max_retries=0, timeout=60)
+def client(real_server: Any) -> Iterator[openai.OpenAI]:
+    with connect(real_server) as found:
+        yield found
 
 
 def check_schema(text: str | None) -> None:
@@ -125,8 +128,7 @@ def test_vllms_parameters_may_be_written_out_whole(client: openai.OpenAI, asked:
 def test_what_vllms_parameters_have_besides_is_refused_with_a_way_out(
     fake_server: Any, asked: dict[str, Any], want_words: str
 ) -> None:
-    client = openai.OpenAI(base_url=f"{fake_server.url}/v1", api_key="none", max_retries=0)
-    with pytest.raises(openai.BadRequestError, match=want_words) as caught:
+    with connect(fake_server) as client, pytest.raises(openai.BadRequestError, match=want_words) as caught:
         client.completions.create(
             model="tiny", prompt="Hi", extra_body={"structured_outputs": {**WHOLE, "json": SCHEMA, **asked}}
         )
@@ -136,8 +138,7 @@ def test_what_vllms_parameters_have_besides_is_refused_with_a_way_out(
 
 def test_a_structural_tag_is_refused_with_a_way_out(fake_server: Any) -> None:
     asked: Any = {"type": "structural_tag", "structures": [], "triggers": []}
-    client = openai.OpenAI(base_url=f"{fake_server.url}/v1", api_key="none", max_retries=0)
-    with pytest.raises(openai.BadRequestError) as caught:
+    with connect(fake_server) as client, pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=HI, response_format=asked)
     assert caught.value.param == "response_format.type"
     assert "use tools for calls" in caught.value.message

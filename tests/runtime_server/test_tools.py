@@ -6,11 +6,13 @@ test wants it to answer. What a grammar has to force, the real engine with rando
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from tests.runtime_server.conftest import connect
 
 from headway_runtime.errors import ConfigError
 from headway_runtime.server.chat_options import ChatOptions, parser_name
@@ -49,30 +51,30 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "uni
 NOW_CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
-def client_of(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
-
-
 @pytest.fixture(scope="module")
-def hermes(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> openai.OpenAI:
+def hermes(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     template = tmp_path_factory.mktemp("template") / "echo.jinja"
     template.write_text(ECHO)
-    return client_of(start_shared_server(f"--chat-template={template}"))
+    with connect(start_shared_server(f"--chat-template={template}")) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def llama(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> openai.OpenAI:
+def llama(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     template = tmp_path_factory.mktemp("template") / "echo.jinja"
     template.write_text(ECHO_LLAMA)
-    return client_of(start_shared_server(f"--chat-template={template}"))
+    with connect(start_shared_server(f"--chat-template={template}")) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def dump(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> openai.OpenAI:
+def dump(start_shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """Its template writes all that it is given."""
     template = tmp_path_factory.mktemp("template") / "dump.jinja"
     template.write_text(DUMP)
-    return client_of(start_shared_server(f"--chat-template={template}", "--trust-request-chat-template"))
+    server = start_shared_server(f"--chat-template={template}", "--trust-request-chat-template")
+    with connect(server) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +84,9 @@ def dump_root(dump: openai.OpenAI) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module")
-def real(real_server: Any) -> openai.OpenAI:
-    return client_of(real_server)
+def real(real_server: Any) -> Iterator[openai.OpenAI]:
+    with connect(real_server) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, text: str, **options: Any) -> Any:
@@ -375,8 +378,8 @@ def test_what_cannot_be_is_refused_by_name(
 
 
 def test_a_model_of_unknown_calls_cannot_choose_to_make_any(fake_server: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(client_of(fake_server), "x")
+    with connect(fake_server) as client, pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "x")
     assert caught.value.param == "tools"
     assert "--tool-call-parser" in caught.value.message
 
