@@ -9,6 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from headway_runtime.errors import ConfigError
+from headway_runtime.kernels.triton.expert_order import choice_reference
 from headway_runtime.layers import fused_experts, kernel_choice, quantized_linear
 from headway_runtime.layers.expert_products import ExpertProduct, IntegerProduct, NumberProduct
 from headway_runtime.layers.experts import Experts, GatedMLP
@@ -41,10 +42,8 @@ class Mixture:
 
     def wanted(self, x: Tensor, num_used: int, *, normalizes: bool) -> Tensor:
         """float32, of each row by itself."""
-        probabilities = functional.linear(x, self.router).float().softmax(-1)
-        weights, chosen = probabilities.topk(num_used)
-        if normalizes:
-            weights = weights / weights.sum(-1, keepdim=True)
+        logits = functional.linear(x, self.router)
+        weights, chosen = choice_reference(logits, num_used, normalizes=normalizes)
         rows = []
         for row, own, experts in zip(x.float(), weights, chosen, strict=True):
             results = [self._result(row, int(expert), x.dtype) for expert in experts]

@@ -179,8 +179,11 @@ def _bins(num_experts: int) -> int:
 
 
 def choice_reference(logits: Tensor, num_used: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
-    """The same by torch."""
-    weights, chosen = logits.softmax(-1, dtype=torch.float32).topk(num_used, dim=-1)
+    """The same by torch, whose topk takes any of equals."""
+    probabilities = logits.softmax(-1, dtype=torch.float32)
+    weights, chosen = (
+        part[:, :num_used] for part in probabilities.sort(dim=-1, descending=True, stable=True)
+    )
     if normalizes:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights, chosen.to(torch.int32)
