@@ -107,6 +107,9 @@ class Fleet:
         return (*made[:-1], last.with_totals(totals))
 
     def decide(self, now: float = NOW) -> tuple[Decision, Memory]:
+        return self.decided_with(replace(self.memory, slices=self.slices()), now)
+
+    def decided_with(self, memory: Memory, now: float) -> tuple[Decision, Memory]:
         ready = [name for name, one in self.replicas.items() if one.phase == "ready"]
         samples = {
             name: None
@@ -121,7 +124,7 @@ class Fleet:
             replicas=tuple(self.replicas.values()),
             other_scaler=self.other_scaler,
         )
-        return decide(self.target, replace(self.memory, slices=self.slices()), sample, observed, now)
+        return decide(self.target, memory, sample, observed, now)
 
 
 def quiet(build: Any, recommended: int = 3, ready: int = 6) -> Fleet:

@@ -8,7 +8,7 @@ import pytest
 
 from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
 from headway_operator.slo.memory import Memory
-from headway_operator.slo.sizing import Sizing, with_learning
+from headway_operator.slo.sizing import Sizing, lead_seconds, with_learning
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
 from headway_operator.state import Limits, Observed, Start, Targets
@@ -171,3 +171,16 @@ def test_what_came_again_says_nothing_of_how_long_a_start_takes(build: Any) -> N
     beside = build.replica("c", created_at=1000.0, ready_at=9500.0)
     memory = with_learning(Memory(began_at=1.0), {}, Observed(replicas=(first, again, beside)), 9999.0)
     assert memory.starts == ((1045.0, 45.0),)
+
+
+def test_what_starts_took_is_known_from_the_last_twenty(build: Any) -> None:
+    """All live, and each pass sees all of them again."""
+    old = [build.replica(f"o{k}", created_at=1000.0, ready_at=1300.0 + k) for k in range(20)]
+    new = [build.replica(f"n{k}", created_at=2000.0, ready_at=2020.0 + k) for k in range(20)]
+    replicas = tuple(replace(one, start=Start(1.0, 11.0, 0.0, 8.0)) for one in (*old, *new))
+    memory, seen = Memory(began_at=1.0), []
+    for number in range(3):
+        memory = with_learning(memory, {}, Observed(replicas=replicas), 9000.0 + 5.0 * number)
+        seen.append(lead_seconds(memory))
+    assert seen == [38.0] * 3
+    assert [at for at, _ in memory.starts] == [one.ready_at for one in new]

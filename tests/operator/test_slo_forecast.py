@@ -1,5 +1,6 @@
 """The load to come: steps are seen at once, noise is not followed, bursts are measured."""
 
+import json
 import random
 
 import pytest
@@ -75,6 +76,20 @@ def test_the_same_time_yesterday_counts_where_it_was_seen() -> None:
     assert found.ahead == pytest.approx(50.0, rel=0.2)
     assert forecast(Course(), spans([5.0] * 60), NOW, 900.0).ahead == pytest.approx(5.0)
     assert forecast(course, spans([5.0] * 60), NOW + DAY_SECONDS, 900.0).ahead == pytest.approx(5.0, rel=0.01)
+
+
+def test_of_ten_minutes_yesterday_the_mean_counts() -> None:
+    """Eight quiet minutes and two loud ones, of which the level is seen two minutes long."""
+    course, start = Course(), NOW - NOW % 600
+    for second in range(0, 600, 5):
+        at = start - DAY_SECONDS + second
+        rate = 5.0 if 300 <= second < 420 else 1.0
+        course = watched(course, [Span(at - 5, at, 5 * rate)], at)
+    found = forecast(course, spans([0.5] * 60), start, 60.0)
+    assert found.ahead == pytest.approx(1.8)
+    assert Course.from_dict(json.loads(json.dumps(course.to_dict()))) == course
+    earlier = {"idc": 1.0, "idc_at": 0.0, "day": {"7": [3, 2.5]}}
+    assert Course.from_dict(earlier).day == {7: (3, 2.5, 1)}
 
 
 @pytest.mark.parametrize(("size", "low", "high"), [(1, 0.5, 2.2), (20, 8.0, 45.0)])

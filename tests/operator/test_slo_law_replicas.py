@@ -133,6 +133,16 @@ def test_trust_comes_back_by_a_hundredth_a_minute_on_evidence(
     assert memory.kappa == pytest.approx(want)
 
 
+def test_a_promise_broken_for_half_a_minute_costs_no_trust(fleet: Fleet) -> None:
+    """By a verdict that chance explains: over five minutes less was missed than may be."""
+    fleet.now_totals = {"ttft_missed": 60.0}
+    decision, memory = fleet.decide()
+    assert decision.ttft.verdict == "violated"
+    assert memory.kappa >= 1.0
+    fleet.now_totals = {"ttft_missed": 300.0}
+    assert fleet.decide()[1].kappa == pytest.approx(0.9)
+
+
 def test_less_trust_is_more_replicas(fleet: Fleet) -> None:
     fleet.memory = replace(fleet.memory, kappa=0.6)
     assert fleet.decide()[0].replicas > 4

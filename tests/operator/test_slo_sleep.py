@@ -8,7 +8,7 @@ import pytest
 
 from headway_operator.slo import Memory, decide, resume, target_of
 from headway_operator.spec import parse
-from headway_operator.state import Decision, GatewaySample, Observed, Revision, Routing, Sample
+from headway_operator.state import Decision, GatewaySample, Observed, ReplicaPhase, Revision, Routing, Sample
 
 START = 10_000.0
 INTERVAL_SECONDS = 5.0
@@ -30,6 +30,7 @@ class Life:
         self.is_gateway_silent = False
         self.has_revision = False
         self.other_scaler = ""
+        self.phase: ReplicaPhase = "ready"
 
     def step(self, passes: int = 1) -> Decision:
         for _ in range(passes):
@@ -41,7 +42,7 @@ class Life:
     def observed(self) -> Observed:
         revisions = (Revision("demo-1", "1", self.replicas, START),) if self.has_revision else ()
         names = [f"r{number}" for number in range(self.replicas)]
-        replicas = tuple(self.build.replica(name, revision="1") for name in names)
+        replicas = tuple(self.build.replica(name, revision="1", phase=self.phase) for name in names)
         return Observed(revisions, replicas, other_scaler=self.other_scaler)
 
     def sample(self) -> Sample:
@@ -111,6 +112,28 @@ def test_it_wakes_to_the_size_of_what_waits(life: Life, waiting: int, want: int)
     assert (decision.replicas, decision.cause) == (want, "Woken")
     assert decision.message == f"{waiting} requests wait for a replica: replicas 0 -> {want}"
     assert life.step().replicas >= want
+
+
+@pytest.mark.parametrize(
+    ("bound", "want"), [pytest.param({}, [3, 4], id="all"), pytest.param({"other_scaler": "HPA"}, [1, 1])]
+)
+def test_what_comes_while_the_first_one_starts_calls_for_more(
+    life: Life, bound: dict[str, str], want: list[int]
+) -> None:
+    life.step(20)
+    life.waiting, life.phase = 1, "starting"
+    assert life.step().replicas == 1
+    for name, value in bound.items():
+        setattr(life, name, value)
+    seen = []
+    for waiting in (9, 400):
+        life.waiting = waiting
+        decision = life.step()
+        seen.append(decision.replicas)
+        assert decision.cause == ("WaitingForReplicas" if bound else "AddedReplicas")
+    assert seen == want
+    if not bound:
+        assert decision.message == "0 of 3 replicas ready; 400 requests wait: replicas 3 -> 4"
 
 
 def test_a_restart_wakes_nobody_and_sends_nobody_to_sleep(life: Life) -> None:

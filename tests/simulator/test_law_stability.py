@@ -175,6 +175,18 @@ def test_a_load_near_what_a_number_can_do_does_not_flap(build: Any, rate: float)
     assert reversals(high - low for _, low, high in course.moves()) <= 1
 
 
+def test_a_removal_that_is_regretted_makes_the_next_one_wait(build: Any) -> None:
+    """A load that comes for two minutes of each six: two replicas, one, two, and then two for longer."""
+    waves = [(240.0, 0.5), (120.0, 1.6)] * 5
+    course = build.course(build.steps(*waves), build.slow(initial_replicas=2, interval_seconds=10.0))
+    course.run()
+    patience = [one.patience for one in course.memories]
+    assert patience[0] == 1.0
+    assert patience[-1] >= 2.0
+    removals = [at for at, before, after in course.moves() if after < before]
+    assert len(removals) <= 3
+
+
 # --- what there is no place for
 
 
@@ -285,3 +297,16 @@ def test_nobody_asks_and_none_is_left_until_somebody_does(build: Any) -> None:
     assert woken == [0, 2]
     assert 200 <= woken_at <= 206
     assert {one.fate for one in run.flights} == {"finished"}
+
+
+def test_what_comes_while_the_first_replica_starts_is_not_left_to_it(build: Any) -> None:
+    """One wakes the service, a crowd comes while it starts: more start beside it."""
+    load = build.steps((60, 1.0), (140, 0.0), (10, 0.3), (60, 8.0), (30, 0.5))
+    scaling = {"minReplicas": 0, "idleSeconds": 60}
+    course = build.course(load, build.slow(scaling=scaling, cold_start_seconds=60.0))
+    course.run()
+    (_, *slept), (woken_at, *woken), *grown = course.moves()
+    assert (slept, woken) == ([1, 0], [0, 1])
+    while_starting = [(at, after) for at, _, after in grown if at < woken_at + 60]
+    assert while_starting[-1][1] >= 2
+    assert while_starting[0][0] <= woken_at + 40

@@ -22,10 +22,12 @@ from dataclasses import replace
 
 from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.choice import Choice, hold
+from headway_operator.slo.clock import with_clock
 from headway_operator.slo.feasibility import infeasible
 from headway_operator.slo.history import with_decision
 from headway_operator.slo.marks import with_mark
 from headway_operator.slo.memory import Memory
+from headway_operator.slo.patience import with_calm, with_raise
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
@@ -57,6 +59,7 @@ def decide(
 ) -> tuple[Decision, Memory]:
     """Choose replicas and limits from what was measured; returns the memory for the next pass as well."""
     target = scheduled(target, now)
+    memory = with_clock(memory, now)
     memory = _up_to_date(target, memory, sample, observed, now)
     situation, reported = _situation(target, memory, sample, observed, now)
     situation = replace(situation, memory=_with_violation(situation))
@@ -197,8 +200,7 @@ def _choose(situation: Situation, recommendation: replicas.Recommendation) -> Ch
     if counted.desired == 0:
         return wake(situation)
     if counted.ready == 0:
-        why = f": {counted.pending_reason}" if counted.pending_reason else ""
-        return hold(situation, "WaitingForReplicas", f"0 of {counted.desired} replicas ready{why}")
+        return _begin(situation, recommendation)
     if 2 * counted.unsampled > counted.ready:
         error = f": {counted.sample_error}" if counted.sample_error else ""
         words = f"{counted.unsampled} of {counted.ready} ready replicas give no usable sample{error}"
@@ -206,6 +208,18 @@ def _choose(situation: Situation, recommendation: replicas.Recommendation) -> Ch
     if is_idle(situation):
         return fall_asleep(situation)
     return _act(situation, recommendation)
+
+
+def _begin(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
+    """None is ready yet: what waits meanwhile may call for more."""
+    counted = situation.supply
+    raised = replicas.more_to_begin(situation, recommendation.replicas).replicas
+    why = f": {counted.pending_reason}" if counted.pending_reason else ""
+    words = f"0 of {counted.desired} replicas ready{why}"
+    if raised == counted.desired:
+        return hold(situation, "WaitingForReplicas", words)
+    words = f"{words}; {situation.load.waiting} requests wait: replicas {counted.desired} -> {raised}"
+    return Choice(raised, situation.limits, "AddedReplicas", words)
 
 
 def _act(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
@@ -294,6 +308,9 @@ def _remembered(situation: Situation, choice: Choice) -> Memory:
         memory = replace(memory, limits_changed_at=now)
     if choice.trims is not None:
         memory = replace(memory, trims=choice.trims)
+    if choice.replicas > desired:
+        memory = with_raise(memory, replicas.looked_back_seconds(situation), now)
+    memory = with_calm(memory, now)
     if choice.replicas > desired or memory.replicas_raised_at is None:
         memory = replace(memory, replicas_raised_at=now)
     if choice.replicas < desired:

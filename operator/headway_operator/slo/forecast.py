@@ -27,12 +27,12 @@ DAY_BIN_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is remembered of the load. idc_at: when a bin was last counted in. day: mean rate by ten minutes
-    of the day, with the day (whole days since the epoch) that it was seen on."""
+    """What is remembered of the load. idc_at: when a bin was last counted in. day: by ten minutes of the day,
+    the day (whole days since the epoch) that it was seen on, the mean rate, and of how many passes."""
 
     idc: float = 1.0
     idc_at: float = 0.0
-    day: Mapping[int, tuple[int, float]] | None = None
+    day: Mapping[int, tuple[int, float, int]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -42,7 +42,11 @@ class Course:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Course":
         """The reverse of `to_dict`."""
-        day = {int(index): (int(seen[0]), float(seen[1])) for index, seen in data["day"].items()}
+        # Checkpoints of earlier versions do not say how many passes a rate is of.
+        day = {
+            int(index): (int(seen[0]), float(seen[1]), int(seen[2]) if len(seen) > 2 else 1)
+            for index, seen in data["day"].items()
+        }
         return cls(data["idc"], data["idc_at"], day or None)
 
 
@@ -89,7 +93,10 @@ def watched(course: Course, spans: Sequence[Span], now: float) -> Course:
     seconds = sum(one.end - one.start for one in lately)
     rate = sum(one.count for one in lately) / seconds if seconds > 0 else 0.0
     seen = day.get(index)
-    day[index] = (today, rate if seen is None or seen[0] != today else max(seen[1], rate))
+    if seen is None or seen[0] != today:
+        day[index] = (today, rate, 1)
+    else:
+        day[index] = (today, seen[1] + (rate - seen[1]) / (seen[2] + 1), seen[2] + 1)
     return replace(course, day=day)
 
 

@@ -14,6 +14,7 @@ from headway_operator.slo.step_fit import StepFit
 from headway_operator.state import Limits, Targets
 
 VERSION = 2
+LEAST_KAPPA, MOST_KAPPA = 0.5, 1.2
 NO_FIT, PLAIN, NO_COURSE = StepFit(), Factors(), Course()
 
 
@@ -32,7 +33,8 @@ class Memory:
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
     fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
-    kappa_at, last cut at kappa_cut_at. trims: of max_num_seqs and max_num_batched_tokens, over the model's.
+    kappa_at, last cut at kappa_cut_at. patience: how many times as long as at first is looked back before a
+    removal, last moved at patience_at. trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
     """
 
@@ -63,6 +65,8 @@ class Memory:
     kappa: float = 1.0
     kappa_at: float | None = None
     kappa_cut_at: float | None = None
+    patience: float = 1.0
+    patience_at: float | None = None
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
     marks: tuple[Mark, ...] = ()
@@ -73,7 +77,7 @@ class Memory:
         return {
             "version": VERSION,
             **{name: getattr(self, name) for name in _PLAIN_FIELDS},
-            "late_at": self.late_at,
+            **{name: getattr(self, name) for name in _LATER_FIELDS},
             "limits": _pair(self.limits),
             "initial": _pair(self.initial),
             "targets": [*astuple(self.targets)],
@@ -102,8 +106,9 @@ class Memory:
         work = data["workload"]
         return replace(
             cls(**{name: data[name] for name in _PLAIN_FIELDS}),
-            # Checkpoints of earlier versions have none.
-            late_at=data.get("late_at"),
+            # Checkpoints of earlier versions lack some.
+            **{name: data[name] for name in _LATER_FIELDS if name in data},
+            kappa=max(LEAST_KAPPA, min(MOST_KAPPA, data["kappa"])),
             limits=None if data["limits"] is None else Limits(*data["limits"]),
             initial=None if data["initial"] is None else Limits(*data["initial"]),
             targets=Targets(*data["targets"]),
@@ -125,6 +130,7 @@ _PLAIN_FIELDS = (
     *("violated_since", "violated_at", "backlog", "backlog_at", "parked_replicas"),
     *("kappa", "kappa_at", "kappa_cut_at"),
 )
+_LATER_FIELDS = ("late_at", "patience", "patience_at")
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 
 

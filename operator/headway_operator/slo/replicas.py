@@ -24,7 +24,7 @@ for `sleep` to say.
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
-from headway_operator.slo import histogram
+from headway_operator.slo import histogram, patience
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
 
@@ -35,8 +35,6 @@ MOST_ADDED = 8
 FEW_ADDED = 4
 SHARE_REMOVED = 0.1
 MOST_TARGET_USE = 0.9
-# Removal looks back so many start-up times, and no less than `scaling.stabilizationSeconds`.
-LEADS_LOOKED_BACK = 3.0
 # Without a model: a violation must have lasted this long, where limits can still move and where they cannot.
 PATIENCE_SECONDS = 15.0
 SHORT_PATIENCE_SECONDS = 6.0
@@ -107,9 +105,9 @@ def _after_dead_band(situation: Situation, found: Sizing, number: int) -> int:
 def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:
     desired, now = situation.supply.desired, situation.now
     if situation.is_violated and not situation.sick:
-        patience = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
+        least = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
         since = situation.memory.violated_since
-        if situation.supply.pending or since is None or now - since < patience:
+        if situation.supply.pending or since is None or now - since < least:
             return Recommendation(desired, "")
         more = max(1, min(FEW_ADDED, desired // 2))
         return Recommendation(situation.target.bound_replicas(desired + more), "")
@@ -148,15 +146,31 @@ def more(situation: Situation, wanted: int) -> Raise:
         return Raise(desired, supply.overdue_reason)
     if situation.sick and wanted <= desired and not supply.overdue:
         return Raise(desired, SICK)
-    wanted += supply.replaceable if situation.sizing is not None else 0
-    most = desired + min(MOST_ADDED, max(FEW_ADDED if situation.sizing else 1, desired))
-    number = situation.target.bound_replicas(min(wanted, most))
-    return Raise(max(desired, number), supply.overdue_reason if supply.overdue else "")
+    few = FEW_ADDED if situation.sizing is not None else 1
+    return Raise(_raised(situation, wanted, few), supply.overdue_reason if supply.overdue else "")
+
+
+def more_to_begin(situation: Situation, wanted: int) -> Raise:
+    """Likewise while none is ready yet: of a service that was asleep, more than were asked for at first where
+    more wait at its gateways by now."""
+    if situation.target.may_sleep and situation.load.waiting:
+        wanted = max(wanted, for_waiting(situation))
+    barred = bar(situation)
+    return Raise(situation.supply.desired if barred else _raised(situation, wanted, FEW_ADDED), barred)
+
+
+def _raised(situation: Situation, wanted: int, few: int) -> int:
+    """What of it is asked for in one decision, with substitutes for what is past its deadline."""
+    desired = situation.supply.desired
+    wanted += situation.supply.replaceable if situation.sizing is not None else 0
+    most = desired + min(MOST_ADDED, max(few, desired))
+    return max(desired, situation.target.bound_replicas(min(wanted, most)))
 
 
 def looked_back_seconds(situation: Situation) -> float:
     """How long fewer replicas must have been enough before one goes."""
-    return max(situation.target.stabilization_seconds, LEADS_LOOKED_BACK * situation.lead_seconds)
+    seconds = situation.target.stabilization_seconds
+    return patience.looked_back_seconds(situation.memory, seconds, situation.lead_seconds)
 
 
 def fewer(situation: Situation) -> int:

@@ -89,15 +89,14 @@ def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Obse
 
 def _starts(memory: Memory, observed: Observed) -> tuple[tuple[float, float], ...]:
     """(ready at, seconds since it was made) of the latest replicas; what was restarted did not start."""
-    known = {at for at, _ in memory.starts}
+    latest = max((at for at, _ in memory.starts), default=memory.began_at)
     new = sorted(
         (one.ready_at, one.ready_at - one.created_at)
         for one in observed.replicas
         if one.ready_at is not None
         and one.start is not None
         and one.ready_at > one.created_at
-        and one.ready_at not in known
-        and one.ready_at > memory.began_at
+        and one.ready_at > latest
     )
     return (*memory.starts, *new)[-NUM_STARTS:]
 

@@ -9,13 +9,13 @@ do. There is no integral term: a queue that has grown is the backlog's business.
 
 from dataclasses import replace
 
-from headway_operator.slo.memory import Memory
+from headway_operator.slo.memory import LEAST_KAPPA, MOST_KAPPA, Memory
 from headway_operator.slo.situation import Situation
 from headway_operator.slo.verdict import verdict
 
-LEAST_KAPPA, MOST_KAPPA = 0.5, 1.2
 KAPPA_CUT = 0.9
 KAPPA_GAIN_PER_SECOND = 0.01 / 60.0
+WHOLE_SECONDS = 300.0
 # No more than this is given for the time between two passes.
 MOST_GAIN_SECONDS = 60.0
 
@@ -23,18 +23,33 @@ MOST_GAIN_SECONDS = 60.0
 def with_trust(situation: Situation) -> Memory:
     """The memory with kappa brought up to date."""
     memory, now = situation.memory, situation.now
-    seconds = 0.0 if memory.kappa_at is None else min(now - memory.kappa_at, MOST_GAIN_SECONDS)
+    seconds = 0.0 if memory.kappa_at is None else min(max(0.0, now - memory.kappa_at), MOST_GAIN_SECONDS)
     memory = replace(memory, kappa_at=now)
     found = situation.sizing
     if found is None or situation.infeasible or situation.sick:
         return memory
     counted = situation.supply
     is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
-    if situation.is_violated and not counted.pending and not is_explained and not situation.is_settling:
+    is_broken = situation.is_violated and _is_missed_lately(situation)
+    if is_broken and not counted.pending and not is_explained and not situation.is_settling:
         return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT), kappa_cut_at=now)
     if _is_kept(situation):
         return replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + KAPPA_GAIN_PER_SECOND * seconds)))
     return memory
+
+
+def _is_missed_lately(situation: Situation) -> bool:
+    """More than the allowed share missed a target that is missed now, over the last minutes as well.
+
+    A verdict on half a minute, sought every few seconds, comes by chance now and then.
+    """
+    totals = situation.recent.totals(situation.now - WHOLE_SECONDS)
+    share = 1.0 - situation.target.percentile / 100.0
+    for name, is_bad in (("ttft", situation.is_ttft_bad), ("tpot", situation.is_tpot_bad)):
+        missed = totals.get(f"{name}_missed", 0.0)
+        if is_bad and missed > share * (missed + totals.get(f"{name}_met", 0.0)):
+            return True
+    return False
 
 
 def _is_kept(situation: Situation) -> bool:

@@ -110,8 +110,9 @@ def advance(
     began_at: when this memory began. changed_at: when something was last changed; no slice spans that.
     """
     young = {replica.name for replica in observed.replicas if replica.created_at >= began_at}
-    now = sample.taken_at
     last_end = slices[-1].end if slices else began_at
+    # Clocks are set back by a little now and then.
+    now = max(sample.taken_at, last_end)
     is_gap = now - last_end > LONGEST_GAP_SECONDS
     present = {*sample.replicas, *sample.gateways, *(replica.name for replica in observed.replicas)}
     after = {name: base for name, base in baselines.items() if name in present}

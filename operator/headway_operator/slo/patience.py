@@ -1,0 +1,41 @@
+"""How long fewer replicas must have been enough before one goes: longer after a removal that was regretted.
+
+A load that comes and goes, or a capacity that was thought higher than it is, would have the same replica
+removed and started again every few minutes. So a removal that is taken back within REGRET times as long as
+was looked back before it doubles that time, MOST_SECONDS at most; an hour without one halves it again. In a
+steady load the first removal alone is paid for; a load that rises once a day regrets nothing.
+"""
+
+from dataclasses import replace
+
+from headway_operator.slo.memory import Memory
+
+# Removal looks back so many start-up times, and no less than `scaling.stabilizationSeconds`.
+LEADS_LOOKED_BACK = 3.0
+REGRET = 4.0
+MOST_SECONDS = 1800.0
+CALM_SECONDS = 3600.0
+
+
+def looked_back_seconds(memory: Memory, stabilization_seconds: float, lead_seconds: float) -> float:
+    """How long fewer replicas must have been enough before one goes."""
+    least = max(stabilization_seconds, LEADS_LOOKED_BACK * lead_seconds)
+    return max(least, min(MOST_SECONDS, memory.patience * least))
+
+
+def with_raise(memory: Memory, looked_back: float, now: float) -> Memory:
+    """The memory after replicas were added: whether that takes a removal back."""
+    lowered_at = memory.replicas_lowered_at
+    if lowered_at is None or now - lowered_at > REGRET * looked_back:
+        return memory
+    if memory.patience_at is not None and memory.patience_at >= lowered_at:
+        return memory
+    longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
+    return replace(memory, patience=min(longest, 2.0 * memory.patience), patience_at=now)
+
+
+def with_calm(memory: Memory, now: float) -> Memory:
+    """The memory after a pass in which nothing was taken back."""
+    if memory.patience <= 1.0 or memory.patience_at is None or now - memory.patience_at < CALM_SECONDS:
+        return memory
+    return replace(memory, patience=max(1.0, memory.patience / 2.0), patience_at=now)

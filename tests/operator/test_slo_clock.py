@@ -1,0 +1,34 @@
+"""Clocks are set back: a little all the time, and once by hours."""
+
+from dataclasses import replace
+
+import pytest
+from tests.operator.law_fleet import NOW, Fleet
+
+from headway_operator.slo import Memory
+
+
+def test_two_hours_back_cost_neither_trust_nor_what_was_learnt(fleet: Fleet) -> None:
+    _, memory = fleet.decide()
+    decision, after = fleet.decided_with(memory, NOW - 7200.0)
+    assert decision.replicas == 4
+    assert after.kappa == memory.kappa
+    assert after.fit.model == memory.fit.model
+    assert [at for at, _ in after.recommended] == [NOW - 7200.0]
+    assert after.watched_since == NOW - 7200.0
+    times = [after.limits_changed_at, after.replicas_raised_at, after.kappa_at, after.slices[-1].end]
+    assert all(at is None or at <= NOW - 7200.0 for at in times)
+
+
+def test_a_little_back_forgets_nothing(fleet: Fleet) -> None:
+    _, memory = fleet.decide()
+    _, after = fleet.decided_with(memory, NOW - 0.2)
+    assert after.kappa == memory.kappa
+    assert len(after.slices) >= len(memory.slices)
+    assert all(one.start <= one.end for one in after.slices)
+
+
+@pytest.mark.parametrize("kappa", [-0.4, 7.0])
+def test_trust_out_of_range_is_brought_back_from_a_checkpoint(kappa: float) -> None:
+    data = replace(Memory(), kappa=kappa).to_dict()
+    assert 0.5 <= Memory.from_dict(data, NOW).kappa <= 1.2

@@ -1,0 +1,55 @@
+"""Removals that are taken back make the next ones wait longer."""
+
+import pytest
+
+from headway_operator.slo.memory import Memory
+from headway_operator.slo.patience import (
+    CALM_SECONDS,
+    MOST_SECONDS,
+    looked_back_seconds,
+    with_calm,
+    with_raise,
+)
+
+NOW = 50_000.0
+
+
+@pytest.mark.parametrize(
+    ("stabilization", "lead", "patience", "want"),
+    [
+        pytest.param(180.0, 60.0, 1.0, 180.0, id="at first"),
+        pytest.param(180.0, 200.0, 1.0, 600.0, id="slow starts"),
+        pytest.param(180.0, 60.0, 4.0, 720.0, id="after two regrets"),
+        pytest.param(180.0, 60.0, 64.0, MOST_SECONDS, id="half an hour at most"),
+        pytest.param(3600.0, 60.0, 2.0, 3600.0, id="never less than asked for"),
+    ],
+)
+def test_what_is_looked_back(stabilization: float, lead: float, patience: float, want: float) -> None:
+    assert looked_back_seconds(Memory(patience=patience), stabilization, lead) == want
+
+
+def test_a_removal_that_is_taken_back_doubles_it_once() -> None:
+    memory = with_raise(Memory(replicas_lowered_at=NOW - 60), 180.0, NOW)
+    assert (memory.patience, memory.patience_at) == (2.0, NOW)
+    assert with_raise(memory, 360.0, NOW + 5).patience == 2.0
+
+
+@pytest.mark.parametrize("lowered_at", [None, NOW - 800])
+def test_a_rise_long_after_a_removal_regrets_nothing(lowered_at: float | None) -> None:
+    assert with_raise(Memory(replicas_lowered_at=lowered_at), 180.0, NOW).patience == 1.0
+
+
+def test_it_never_grows_beyond_what_half_an_hour_takes() -> None:
+    memory = Memory()
+    for number in range(20):
+        at = NOW + 3000 * number
+        memory = with_raise(Memory(replicas_lowered_at=at, patience=memory.patience), 1800.0, at + 60)
+    assert memory.patience <= MOST_SECONDS / 180.0
+
+
+def test_an_hour_of_calm_halves_it() -> None:
+    memory = Memory(patience=4.0, patience_at=NOW)
+    assert with_calm(memory, NOW + CALM_SECONDS - 1) == memory
+    calm = with_calm(memory, NOW + CALM_SECONDS)
+    assert (calm.patience, calm.patience_at) == (2.0, NOW + CALM_SECONDS)
+    assert with_calm(with_calm(calm, NOW + 2 * CALM_SECONDS), NOW + 3 * CALM_SECONDS).patience == 1.0
