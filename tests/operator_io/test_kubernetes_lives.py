@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,37 @@ async def test_a_service_made_anew_does_not_take_over_the_checkpoint_of_the_dele
     api.objects[KIND] = {"metadata": {"uid": "second"}}  # deleted and made between two passes
     await cluster.fetch(key)
     assert await cluster.load_memory(key) is None
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "part", "most_bytes"),
+    [pytest.param(3, "data", 256 * 1024, id="short"), pytest.param(2000, "binaryData", 700_000, id="long")],
+)
+async def test_a_long_checkpoint_is_compressed_and_read_again(
+    api: Any, key: ServiceKey, num_replicas: int, part: str, most_bytes: int
+) -> None:
+    """The API server accepts 1 MiB."""
+    cluster = KubernetesCluster(api, runtime_image="", gateway_image="")
+    api.objects[KIND] = {"metadata": {"uid": "first"}}
+    await cluster.fetch(key)
+    chance = random.Random(3)
+    memory = {
+        "version": 2,
+        "baselines": {
+            f"demo-{number}": {"totals": [chance.randrange(10**6) for _ in range(40)], "targets": [600, 40]}
+            for number in range(num_replicas)
+        },
+    }
+    await cluster.save_memory(key, memory, 0.0)
+    kept = api.objects["ConfigMap"]
+    assert part in kept
+    assert (
+        sum(len(text) for name in ("data", "binaryData") for text in kept.get(name, {}).values()) < most_bytes
+    )
+    assert await cluster.load_memory(key) == memory
+    if part == "binaryData":
+        kept["binaryData"] = {"memory.json.gz": "bm90IGd6aXA="}
+        assert await cluster.load_memory(key) is None
 
 
 def deployment(name: str, owner: str = "mine") -> dict[str, Any]:

@@ -13,7 +13,6 @@ it, another scaler goes unnoticed); get, list and watch of inferenceservices and
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway_operator.cluster import kubernetes_pods
+from headway_operator.cluster.checkpoint_data import data_of, memory_in
 from headway_operator.cluster.kubernetes_api import Json, KubernetesApi
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_children import KubernetesChildren
@@ -66,7 +66,6 @@ CACHED_KINDS = {
     ),
 }
 ADMIN_FOLDER = "/etc/headway/admin"
-MEMORY_FILE = "memory.json"
 APPLIED_FILE = "applied.json"
 # Engines of one service, and other pods of it, whose events are asked for in one pass: one tells enough, all
 # at once are a storm.
@@ -261,17 +260,15 @@ class KubernetesCluster(KubernetesChildren):
         found = await self._api.get("ConfigMap", key.namespace, memory_config_map(key.name))
         if found is None or owner_uid(found) != await self._uid(key):
             return None  # of a service that had this name before
-        data = found.get("data", {})
         try:
-            self._applied.resume(key, data.get(APPLIED_FILE, "[]"))
+            self._applied.resume(key, found.get("data", {}).get(APPLIED_FILE, "[]"))
         except ValueError as error:
             logger.warning("%s: %s of the checkpoint is of no use: %s", key, APPLIED_FILE, error)
         try:
-            memory = json.loads(data.get(MEMORY_FILE, "null"))
+            return memory_in(found)
         except ValueError:
             logger.warning("%s: the checkpoint is not JSON; the controller starts without it", key)
             return None
-        return memory if isinstance(memory, dict) else None
 
     async def save_memory(self, key: ServiceKey, memory: Mapping[str, Any], until: float) -> None:
         """Write the checkpoint, and what was applied."""
@@ -283,12 +280,14 @@ class KubernetesCluster(KubernetesChildren):
             "labels": service_labels(key.name),
             "ownerReferences": [{**owner, "controller": True}],
         }
+        kept = data_of(memory)
         manifest = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": self._others.marked(metadata, until),
+            **kept,
             "data": {
-                MEMORY_FILE: json.dumps(memory, separators=(",", ":")),
+                **kept.get("data", {}),
                 APPLIED_FILE: self._applied.to_json(key, besides=ChildKey("ConfigMap", name)),
             },
         }

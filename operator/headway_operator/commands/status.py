@@ -14,7 +14,7 @@ from typing import Any
 
 from headway.argument_types import integer
 from headway.command_parser import CommandParser
-from headway_operator.cluster.kubernetes import MEMORY_FILE
+from headway_operator.cluster.checkpoint_data import memory_in
 from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.errors import HeadwayOperatorError
 from headway_operator.names import KIND, memory_config_map
@@ -53,8 +53,7 @@ async def _read(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[
         if service is None:
             return None
         checkpoint = await api.get("ConfigMap", options.namespace, memory_config_map(options.name))
-    text = ((checkpoint or {}).get("data") or {}).get(MEMORY_FILE)
-    memory = json.loads(text) if text else {}
+    memory = memory_in(checkpoint or {}) or {}
     return service, list(memory.get("decisions") or ())
 
 

@@ -16,6 +16,8 @@ from headway_operator.slo.verdict import verdict
 KAPPA_CUT = 0.9
 KAPPA_GAIN_PER_SECOND = 0.01 / 60.0
 WHOLE_SECONDS = 300.0
+# Of what replicas are thought to do they must have done this share for a kept promise to say anything of it.
+TRIED = 0.75
 # No more than this is given for the time between two passes.
 MOST_GAIN_SECONDS = 60.0
 
@@ -33,7 +35,8 @@ def with_trust(situation: Situation) -> Memory:
     is_broken = situation.is_violated and _is_missed_lately(situation)
     if is_broken and not counted.pending and not is_explained and not situation.is_settling:
         return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT), kappa_cut_at=now)
-    if _is_kept(situation):
+    is_tried = situation.forecast.now >= TRIED * counted.ready * found.per_second
+    if is_tried and _is_kept(situation):
         return replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + KAPPA_GAIN_PER_SECOND * seconds)))
     return memory
 
