@@ -140,7 +140,8 @@ def test_a_promise_broken_for_half_a_minute_costs_no_trust(fleet: Fleet) -> None
     assert decision.ttft.verdict == "violated"
     assert memory.kappa >= 1.0
     fleet.now_totals = {"ttft_missed": 300.0}
-    assert fleet.decide()[1].kappa == pytest.approx(0.9)
+    # 6.98% of them, where 5% may be missed: not the whole tenth.
+    assert fleet.decide()[1].kappa == pytest.approx(0.9 ** (300 / 4300 / 0.05 - 1))
 
 
 def test_less_trust_is_more_replicas(fleet: Fleet) -> None:

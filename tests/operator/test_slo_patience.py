@@ -28,10 +28,10 @@ def test_what_is_looked_back(stabilization: float, lead: float, patience: float,
     assert looked_back_seconds(Memory(patience=patience), stabilization, lead) == want
 
 
-def test_a_removal_that_is_taken_back_doubles_it_once() -> None:
+def test_a_removal_that_is_taken_back_triples_it_once() -> None:
     memory = with_raise(Memory(replicas_lowered_at=NOW - 60), 180.0, NOW)
-    assert (memory.patience, memory.patience_at) == (2.0, NOW)
-    assert with_raise(memory, 360.0, NOW + 5).patience == 2.0
+    assert (memory.patience, memory.patience_at) == (3.0, NOW)
+    assert with_raise(memory, 540.0, NOW + 5).patience == 3.0
 
 
 @pytest.mark.parametrize("lowered_at", [None, NOW - 800])

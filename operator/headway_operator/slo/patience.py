@@ -2,8 +2,9 @@
 
 A load that comes and goes, or a capacity that was thought higher than it is, would have the same replica
 removed and started again every few minutes. So a removal that is taken back within REGRET times as long as
-was looked back before it doubles that time, MOST_SECONDS at most; an hour without one halves it again. In a
-steady load the first removal alone is paid for; a load that rises once a day regrets nothing.
+was looked back before it makes that time GROWTH times as long, MOST_SECONDS at most; an hour without one
+halves it again. In a steady load the first removal alone is paid for; a load that rises once a day regrets
+nothing.
 """
 
 from dataclasses import replace
@@ -13,6 +14,7 @@ from headway_operator.slo.memory import Memory
 # Removal looks back so many start-up times, and no less than `scaling.stabilizationSeconds`.
 LEADS_LOOKED_BACK = 3.0
 REGRET = 4.0
+GROWTH = 3.0
 MOST_SECONDS = 1800.0
 CALM_SECONDS = 3600.0
 
@@ -31,7 +33,7 @@ def with_raise(memory: Memory, looked_back: float, now: float) -> Memory:
     if memory.patience_at is not None and memory.patience_at >= lowered_at:
         return memory
     longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
-    return replace(memory, patience=min(longest, 2.0 * memory.patience), patience_at=now)
+    return replace(memory, patience=min(longest, GROWTH * memory.patience), patience_at=now)
 
 
 def with_calm(memory: Memory, now: float) -> Memory:

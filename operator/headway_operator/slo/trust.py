@@ -32,27 +32,29 @@ def with_trust(situation: Situation) -> Memory:
         return memory
     counted = situation.supply
     is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
-    is_broken = situation.is_violated and _is_missed_lately(situation)
-    if is_broken and not counted.pending and not is_explained and not situation.is_settling:
-        return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT), kappa_cut_at=now)
+    excess = _excess(situation)
+    if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
+        return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT**excess), kappa_cut_at=now)
     is_tried = situation.forecast.now >= TRIED * counted.ready * found.per_second
     if is_tried and _is_kept(situation):
         return replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + KAPPA_GAIN_PER_SECOND * seconds)))
     return memory
 
 
-def _is_missed_lately(situation: Situation) -> bool:
-    """More than the allowed share missed a target that is missed now, over the last minutes as well.
+def _excess(situation: Situation) -> float:
+    """How far misses of a target that is missed now lie beyond those allowed, as a share of these, 1 at most.
 
-    A verdict on half a minute, sought every few seconds, comes by chance now and then.
+    Over the last minutes: a verdict on half a minute, sought every few seconds, comes by chance now and then.
     """
+    most = 0.0
     totals = situation.recent.totals(situation.now - WHOLE_SECONDS)
     share = 1.0 - situation.target.percentile / 100.0
     for name, is_bad in (("ttft", situation.is_ttft_bad), ("tpot", situation.is_tpot_bad)):
         missed = totals.get(f"{name}_missed", 0.0)
-        if is_bad and missed > share * (missed + totals.get(f"{name}_met", 0.0)):
-            return True
-    return False
+        allowed = share * (missed + totals.get(f"{name}_met", 0.0))
+        if is_bad and missed > allowed:
+            most = max(most, min(1.0, missed / allowed - 1.0))
+    return most
 
 
 def _is_kept(situation: Situation) -> bool:
