@@ -83,7 +83,7 @@ class SimulatedEngine:
             limits=replace(settings.limits, num_speculative_tokens=num_guesses),
             long_prefill_share=settings.long_prefill_share,
             enable_prefix_caching=settings.enable_prefix_caching,
-            draft_policy=DraftPolicy(),
+            draft_policy=DraftPolicy(is_adaptive=speculation is None or speculation.is_adaptive),
         )
         policy = None if speculation is None else self.scheduler.draft_policy
         accounts = _Accounts(self.metrics, self.scheduler.cache, policy, self.scheduler.promptness)

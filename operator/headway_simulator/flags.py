@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from headway.argument_types import at_least_one, integer, not_negative, positive, share_or_none
 from headway.command_parser import CommandParser
+from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Conditions
 from headway_simulator.gateway import RoutingRule
@@ -167,7 +168,9 @@ def _add_replica(group: argparse._ArgumentGroup) -> None:
         help=f"{', '.join(PROFILES)}, or a JSON file (default: {DEFAULT_PROFILE})",
     )
     group.add_argument(
-        "--num-speculative-tokens", type=integer(0), default=0, help="guesses per sequence (default: 0)"
+        "--num-speculative-tokens",
+        type=integer(0, MOST_SPECULATIVE_TOKENS),
+        help=f"guesses per sequence, up to {MOST_SPECULATIVE_TOKENS} (default: as the manifest has it, or 0)",
     )
     group.add_argument(
         "--acceptance",

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from headway_operator.slo import target_of
+from headway_operator.spec.speculative import Speculative
 from headway_runtime.config import Limits
 from headway_simulator.baselines import BASELINES, Known
 from headway_simulator.cluster import Conditions, Setting
@@ -127,7 +128,8 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             model=model,
             max_model_len=longest,
             limits=Limits(*service.spec.batching.initial),
-            speculation=_speculation(options),
+            enable_prefix_caching=service.spec.prefix_caching,
+            speculation=_speculation(options, service.spec.speculative),
         ),
         Conditions(
             initial_replicas=initial if service.spec.replicas is None else service.spec.replicas,
@@ -163,9 +165,18 @@ def known_of(trace: Trace, setting: Setting) -> Known:
     )
 
 
-def _speculation(options: argparse.Namespace) -> Speculation | None:
-    if not options.num_speculative_tokens:
-        _refuse(options, ("acceptance",), "needs --num-speculative-tokens; give both or neither")
+def _speculation(options: argparse.Namespace, spec: Speculative | None) -> Speculation | None:
+    """What the flags say, or else the manifest; how often guesses come true only the flag can."""
+    number = options.num_speculative_tokens
+    if number is None:
+        number = 0 if spec is None else spec.num_speculative_tokens
+    if not number:
+        _refuse(
+            options,
+            ("acceptance",),
+            "is of guesses, and there are none; leave it out, or give --num-speculative-tokens or a manifest "
+            "with speculative",
+        )
         return None
     acceptance = DEFAULT_ACCEPTANCE if options.acceptance is None else options.acceptance
-    return Speculation(options.num_speculative_tokens, acceptance)
+    return Speculation(number, acceptance, is_adaptive=spec is None or spec.adaptive)

@@ -37,6 +37,7 @@ from headway_simulator.measures import Measures, measures
 from headway_simulator.options import controller_of, load_of, setting_with
 from headway_simulator.report import judged_targets
 from headway_simulator.service_flags import planned_arguments
+from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import StepModel, read_step_model
 from headway_simulator.trace import Trace
 
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"probability that a guess is right, for speculation (default: {DEFAULT_ACCEPTANCE:g})",
     )
     add_conditions(parser.add_argument_group("conditions"))
-    # Speculation is one of the levers, and no part of the service as it is.
+    # How the service guesses is in --speculative-config.
     parser.set_defaults(num_speculative_tokens=0)
     return parser
 
@@ -135,12 +136,22 @@ def _costs(arguments: argparse.Namespace, answer: Answer, trace: Trace) -> tuple
     arguments.acceptance, acceptance = None, arguments.acceptance
     setting = setting_with(arguments, trace, plain)
     found = []
+    own = _speculation(arguments, answer, acceptance)
     for lever in tqdm(
-        list(levers(answer.fit.question, acceptance)), unit="lever", disable=not sys.stderr.isatty()
+        list(levers(answer.fit.question, own, acceptance)), unit="lever", disable=not sys.stderr.isatty()
     ):
         model = plain if lever.flags == PLAIN else with_lever(plain, answer.fit, lever.fit, kind)
         found.append(_cost(arguments, trace, setting, lever, model))
     return found, setting
+
+
+def _speculation(arguments: argparse.Namespace, answer: Answer, acceptance: float) -> Speculation | None:
+    """As the flags have it, among which a manifest's stand; the answer has read them already."""
+    number = answer.fit.question.num_speculative_tokens
+    if not number:
+        return None
+    is_adaptive = json.loads(arguments.speculative_config).get("adaptive", True)
+    return Speculation(number, acceptance, is_adaptive=is_adaptive)
 
 
 def _cost(

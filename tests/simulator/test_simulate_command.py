@@ -120,6 +120,55 @@ def test_a_manifest_brings_promise_and_bounds(
     assert None not in made["targets"].values()
 
 
+def test_a_manifest_brings_its_guesses_and_flags_go_before_it(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model}\n  slo: {ttftMilliseconds: 900}\n"
+        "  speculative: {method: ngram, numSpeculativeTokens: 3}\n"
+    )
+    flags = ("--trace", trace, "--no-oracle", "--end-seconds", 30)
+    plain = simulated(*flags)
+    assert plain["speculation"] is None
+    capsys.readouterr()
+    guessed = simulated(*flags, "-f", service, "--acceptance", 0.9)
+    assert guessed["speculation"] == {"num_speculative_tokens": 3, "acceptance": 0.9, "is_adaptive": True}
+    assert guessed["tpot_milliseconds"] < 0.7 * plain["tpot_milliseconds"]
+    assert "up to 3 guesses, each true with probability 0.9 (--acceptance)" in capsys.readouterr().out
+    assert simulated(*flags, "-f", service)["speculation"]["acceptance"] == 0.6
+    fewer = simulated(*flags, "-f", service, "--num-speculative-tokens", 1)
+    assert fewer["speculation"]["num_speculative_tokens"] == 1
+    without = simulated(*flags, "-f", service, "--num-speculative-tokens", 0)
+    assert without["speculation"] is None
+    assert without["tpot_milliseconds"] == plain["tpot_milliseconds"]
+
+
+def test_what_a_manifest_turns_off_is_off(
+    tmp_path: Path, trace: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    shared = tmp_path / "shared.jsonl"
+    rows = [{**ROW, "prompt_tokens": 600, "at_seconds": i / 2, "hash_ids": [0, 1]} for i in range(60)]
+    shared.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model}\n  slo: {ttftMilliseconds: 900}\n  prefixCaching: false\n"
+        "  speculative: {method: ngram, numSpeculativeTokens: 2, adaptive: false}\n"
+    )
+    assert simulated("--trace", shared, "--no-oracle")["cached_share"] > 0.5
+    report = simulated("--trace", shared, "-f", service, "--no-oracle")
+    assert report["cached_share"] == 0
+    assert report["speculation"]["is_adaptive"] is False
+    never = simulated("--trace", trace, "-f", service, "--no-oracle", "--acceptance", 0)
+    adaptive = simulated(
+        *("--trace", trace, "--no-oracle", "--slo", "ttft=900", "--acceptance", 0),
+        *("--num-speculative-tokens", 2),
+    )
+    assert never["tpot_milliseconds"] > adaptive["tpot_milliseconds"], "guesses that never come true go on"
+
+
 def test_rates_are_scaled_and_take_lengths_from_another_trace(
     trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]]
 ) -> None:
@@ -190,7 +239,7 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
         (["--generate", "poisson", "--factor", "3"], "--factor=3.0 is of --generate diurnal and step"),
         (["--generate", "step", "--variation", "3"], "--variation=3.0 is of --generate gamma"),
         (["--generate", "gamma", "--period-seconds", "9"], "--period-seconds=9.0 is of --generate diurnal"),
-        (["--trace", "TRACE", "--acceptance", "0.5"], "--acceptance=0.5 needs --num-speculative-tokens"),
+        (["--trace", "TRACE", "--acceptance", "0.5"], "--acceptance=0.5 is of guesses, and there are none"),
         (
             ["--trace", "TRACE", "--ttft-milliseconds", "9", "--tpot-milliseconds", "9", "--slo-factor", "2"],
             "--slo-factor=2 makes targets",
