@@ -116,6 +116,8 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             f"{model.kv_cache_tokens}; leave the request out, or give a larger kv_cache_tokens"
         )
     service = service_of(options, trace, model)
+    if service.spec.replicas is not None:
+        _refuse_scaling(options, service.spec.replicas)
     scaling = service.spec.scaling
     first = part_of(trace, 0.0, INTERVAL_SECONDS)
     initial = options.initial_replicas or max(
@@ -145,6 +147,15 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             seed=options.seed,
         ),
     )
+
+
+def _refuse_scaling(options: argparse.Namespace, replicas: int) -> None:
+    """What a fixed number of replicas leaves without effect."""
+    names = ("initial_replicas", "min_replicas", "max_replicas")
+    told = f"does nothing beside spec.replicas={replicas} of the manifest; leave one of them out"
+    _refuse(options, names, told)
+    if options.controller != SHIPPED:
+        _refuse(options, ("controller",), told)
 
 
 def controller_of(options: argparse.Namespace, trace: Trace, setting: Setting) -> Controller[Any]:

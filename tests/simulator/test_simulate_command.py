@@ -120,6 +120,26 @@ def test_a_manifest_brings_promise_and_bounds(
     assert None not in made["targets"].values()
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--initial-replicas", "2"), ("--min-replicas", "1"), ("--max-replicas", "9")),
+        ("--controller", "hpa-utilisation"),
+    ],
+)
+def test_what_a_fixed_number_of_replicas_leaves_without_effect_is_refused(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model}\n  replicas: 3\n  slo: {ttftMilliseconds: 900}\n"
+    )
+    assert main(["--trace", str(trace), "-f", str(service), flag, value]) == 2
+    want = f"{flag}={value} does nothing beside spec.replicas=3 of the manifest; leave one of them out"
+    assert want in capsys.readouterr().err
+
+
 def test_a_manifest_brings_its_guesses_and_flags_go_before_it(
     trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
