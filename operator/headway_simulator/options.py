@@ -9,7 +9,7 @@ from headway_runtime.config import Limits
 from headway_simulator.baselines import BASELINES, Known
 from headway_simulator.cluster import Conditions, Setting
 from headway_simulator.control import Controller, headway
-from headway_simulator.engine import EngineSettings
+from headway_simulator.engine import EngineSettings, longest_sequence
 from headway_simulator.errors import OptionsError
 from headway_simulator.flags import (
     DEFAULT_ACCEPTANCE,
@@ -19,7 +19,7 @@ from headway_simulator.flags import (
 )
 from headway_simulator.generators import Course, Kind, generated
 from headway_simulator.oracle import INTERVAL_SECONDS
-from headway_simulator.rates import Lengths, arrivals_of, scaled_to_mean
+from headway_simulator.rates import Lengths, arrivals_of, check_number, scaled_to_mean
 from headway_simulator.service_flags import service_of
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import (
@@ -38,6 +38,8 @@ KINDS_WITH: dict[str, tuple[Kind, ...]] = {
     "variation": ("gamma",),
     "period_seconds": ("diurnal",),
 }
+# A simulation ends some day: these are two weeks of passes a tenth of a second apart.
+LEAST_SECONDS, MOST_PASSES = 0.001, 12_096_000
 RATE_FLAGS = ("rate", "variation", "lengths")
 
 
@@ -50,7 +52,19 @@ def load_of(options: argparse.Namespace) -> Trace:
             f"and the load's end at {trace.duration_seconds:g}"
         )
     trace = half_of(part_of(trace, options.start_seconds, options.end_seconds), options.half)
+    if trace.duration_seconds < LEAST_SECONDS:
+        raise OptionsError(
+            f"the load lasts {trace.duration_seconds:g} s, less than {LEAST_SECONDS:g}; take more of it"
+        )
+    num_passes = trace.duration_seconds / options.interval_seconds
+    if num_passes > MOST_PASSES:
+        raise OptionsError(
+            f"the load lasts {trace.duration_seconds:g} s, {num_passes:.3g} passes of the controller, more "
+            f"than {MOST_PASSES:,}; take a part of it by --end-seconds, or raise "
+            f"--interval-seconds={options.interval_seconds:g}"
+        )
     if options.rate_scale != 1:
+        check_number(f"--rate-scale={options.rate_scale:g}", options.rate_scale * len(trace.arrivals))
         trace = scaled_rate(trace, options.rate_scale, options.seed)
     if not trace.arrivals:
         raise OptionsError("no request is left of the load; widen the part of it that is taken")
@@ -110,14 +124,20 @@ def setting_of(options: argparse.Namespace, trace: Trace) -> Setting:
 def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) -> Setting:
     """The same, of replicas like that."""
     longest = max(one.prompt_tokens + one.output_tokens for one in trace.arrivals) + 1
-    if longest > model.kv_cache_tokens:
+    if longest > longest_sequence(model):
         raise OptionsError(
             f"the longest request has {longest} tokens, and the KV cache of step model {model.name!r} holds "
-            f"{model.kv_cache_tokens}; leave the request out, or give a larger kv_cache_tokens"
+            f"{longest_sequence(model)} in whole blocks; leave the request out, or give a larger "
+            "kv_cache_tokens"
         )
     service = service_of(options, trace, model)
     if service.spec.replicas is not None:
         _refuse_scaling(options, service.spec.replicas)
+    if options.initial_replicas is not None and options.initial_replicas > options.most_pods:
+        raise OptionsError(
+            f"--initial-replicas={options.initial_replicas} is more than --most-pods={options.most_pods}; "
+            "lower the one or raise the other"
+        )
     scaling = service.spec.scaling
     first = part_of(trace, 0.0, INTERVAL_SECONDS)
     initial = options.initial_replicas or max(
@@ -134,7 +154,9 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             speculation=_speculation(options, service.spec.speculative),
         ),
         Conditions(
-            initial_replicas=initial if service.spec.replicas is None else service.spec.replicas,
+            initial_replicas=min(
+                options.most_pods, initial if service.spec.replicas is None else service.spec.replicas
+            ),
             cold_start_seconds=options.cold_start_seconds,
             cold_start_spread=options.cold_start_spread,
             most_pods=options.most_pods,

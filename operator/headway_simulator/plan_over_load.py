@@ -30,6 +30,7 @@ from headway_runtime.fit.plan_command import (
 )
 from headway_runtime.fit.report import Answer, as_json, text
 from headway_simulator.cluster import Setting, Simulation
+from headway_simulator.engine import longest_sequence
 from headway_simulator.errors import SimulatorError
 from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load, add_service
 from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
@@ -159,7 +160,7 @@ def _cost(
 ) -> Cost:
     if not lever.fit.fits:
         return Cost(lever.flags, "does not fit the GPU")
-    if model.kv_cache_tokens < setting.engine.max_model_len:
+    if longest_sequence(model) < setting.engine.max_model_len:
         return Cost(lever.flags, f"no room for a request of {setting.engine.max_model_len} tokens")
     # Another replica begins with other numbers; the promise stays that of the service as it is.
     other = setting_with(arguments, trace, model)
@@ -227,7 +228,7 @@ def _line(one: Cost, plain: float | None, width: int) -> str:
         return f"  {one.flags:{width}}  {one.why_not}"
     found = one.measures
     usd = "-" if one.usd_per_day is None else f"{one.usd_per_day:,.0f}"
-    against = "-" if plain is None else f"{one.gpu_hours_per_day / plain - 1:+.0%}"
+    against = "-" if not plain else f"{one.gpu_hours_per_day / plain - 1:+.0%}"
     replicas = f"{found.mean_replicas:.1f}, {found.most_replicas}"
     return (
         f"  {one.flags:{width}}  {found.joint_attainment:8.2%}  {replicas:>14}  {one.gpu_hours_per_day:15.1f}"

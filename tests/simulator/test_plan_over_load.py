@@ -158,6 +158,25 @@ def test_a_service_that_guesses_is_planned_with_its_guesses(
     assert guessing["as it is"] < fewer["as it is"] < plain["as it is"], "a flag goes before the manifest"
 
 
+def test_a_manifest_without_replicas_or_promise_is_planned_with_the_flags(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    manifest = (
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 4096}}\n"
+    )
+    where = ["-f", str(service), "--gpu", "h100-80g", "--trace", str(trace)]
+    service.write_text(manifest)
+    assert main(where) == 2
+    assert "set slo.ttftMilliseconds" in capsys.readouterr().err
+    assert main([*where, "--slo", "ttft=800"]) == 0
+    assert "P95 TTFT 800 ms; simulated" in capsys.readouterr().out
+    service.write_text(f"{manifest}  replicas: 0\n")
+    assert main([*where, "--slo", "ttft=800"]) == 0
+    assert "none of these attains the objective" in capsys.readouterr().out
+
+
 def test_a_draft_takes_its_time_for_each_guess(plan: Callable[..., dict[str, Any]]) -> None:
     config = json.dumps({"model": str(MODEL), "num_speculative_tokens": 2})
     found = plan("--speculative-config", config, "--efficiency", "0.5")["load"]["levers"]

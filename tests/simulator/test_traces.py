@@ -89,7 +89,8 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        ("", "begins with '', which no known format does"),
+        ("", "is empty; give a file with a line for each request"),
+        (" \n\n", "is empty; give a file with a line for each request"),
         ("a,b\n1,2\n", "begins with 'a,b\\n', which no known format does"),
         (AZURE, "holds no request"),
         (AZURE + "yesterday,1,2\n", "line 2: TIMESTAMP='yesterday' is not a time"),
