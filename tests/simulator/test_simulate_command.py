@@ -346,7 +346,7 @@ def test_a_manifest_without_a_promise_takes_that_of_the_flags(
     assert report["targets"] == {"ttft_milliseconds": 700.0, "tpot_milliseconds": None}
 
 
-def test_a_cache_holds_whole_blocks_and_a_target_its_range(
+def test_a_cache_holds_whole_blocks_and_no_more_than_there_can_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, model = tmp_path / "one.jsonl", tmp_path / "model.json"
@@ -355,6 +355,17 @@ def test_a_cache_holds_whole_blocks_and_a_target_its_range(
     model.write_text(json.dumps({**step, "kv_cache_tokens": 350}))
     assert main(["--trace", str(path), "--step-model", str(model)]) == 2
     assert "has 341 tokens, and the KV cache of step model 'x' holds 336" in capsys.readouterr().err
+    model.write_text(json.dumps({**step, "kv_cache_tokens": 10**20}))
+    assert main(["--trace", str(path), "--step-model", str(model)]) == 2
+    assert "is no whole number from 1 to 1e+08; correct it" in capsys.readouterr().err
+
+
+def test_a_factor_whose_target_is_beyond_its_range_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, model = tmp_path / "one.jsonl", tmp_path / "model.json"
+    path.write_text(json.dumps(ROW))
+    step = {"name": "x", "prefill_token_milliseconds": 0, "decode_milliseconds": 0}
     model.write_text(json.dumps({**step, "base_milliseconds": 700, "kv_cache_tokens": 400}))
     assert main(["--trace", str(path), "--step-model", str(model), "--slo-factor", "900"]) == 2
     want = "--slo-factor=900 makes a target of 630000 ms, more than 600000; lower it, or give --ttft"
