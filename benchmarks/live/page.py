@@ -93,6 +93,7 @@ def _settings(results: Mapping[str, Any]) -> list[str]:
     targets = f"TTFT {setting['ttft']:g} ms and TPOT {setting['tpot']:g} ms at P{setting['percentile']}"
     limits = f"{setting['max_num_seqs']} sequences and {setting['max_num_batched_tokens']} tokens a step"
     sync, down = (seconds / setting["speed"] for seconds in (SYNC_SECONDS, STABILIZATION_SECONDS))
+    promise = "each replica counts against the TTFT target and puts back what comes too late anyway"
     periods = f"Headway decides every {results['interval_seconds']:g} s, the HPA every {sync:g} s"
     return [
         f"Load: {results['trace']}, {begin}, lengths times {shape['length_scale']:g}; {rate}.",
@@ -100,6 +101,8 @@ def _settings(results: Mapping[str, Any]) -> list[str]:
         f"Targets: {targets}.",
         f"Replicas: 1 to {setting['most_replicas']}, {setting['cpu']} of a core each.",
         f"At most {limits}, which only Headway moves.",
+        f"All have the same `slo`: {promise}.",
+        "All but Headway have `replicas` and no range of limits, so that the operator leaves both alone.",
         f"Periods are compressed as time is: {periods}; down after {down:g} s. Starts of pods are not.",
     ]
 

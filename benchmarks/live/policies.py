@@ -23,6 +23,7 @@ from headway_simulator.baselines.horizontal import SYNC_SECONDS, Memory, behave,
 HEADWAY, FIXED, WAITING = "Headway", "fixed", "HPA on waiting requests"
 STABILIZATION_SECONDS = 300.0
 LEAST_STABILIZATION_SECONDS = 10
+LEAST_BATCHED_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,9 @@ class Setting:
 
 
 def manifest(policy: str, setting: Setting, replicas: int, *, on_this_machine: bool) -> Object:
-    """The service under one of them. replicas: that it begins with; Headway begins with its minimum.
+    """The service under one of them, which differs from the others by what that one moves alone.
 
+    replicas: that it begins with; Headway begins with its minimum.
     on_this_machine: whether replicas bring the runtime from the host (see e2e/host_runtime.py).
     """
     found: Object = yaml.safe_load(MANIFEST.read_text())
@@ -60,17 +62,19 @@ def manifest(policy: str, setting: Setting, replicas: int, *, on_this_machine: b
     size = {"cpu": setting.cpu, "memory": setting.memory}
     spec["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": size}
     seqs, tokens = setting.max_num_seqs, setting.max_num_batched_tokens
-    # All begin with the highest limits, which only Headway moves.
+    # All have the promise, so that every replica knows which first tokens would come too late, and begin with
+    # the highest limits. Without a range for these, and with `replicas`, the operator moves neither.
+    spec["slo"] = {
+        "ttftMilliseconds": setting.ttft,
+        "tpotMilliseconds": setting.tpot,
+        "percentile": setting.percentile,
+    }
+    least = (1, min(LEAST_BATCHED_TOKENS, tokens)) if policy == HEADWAY else (seqs, tokens)
     spec["batching"] = {
-        "maxNumSeqs": {"min": 1, "initial": seqs, "max": seqs},
-        "maxNumBatchedTokens": {"min": min(64, tokens), "initial": tokens, "max": tokens},
+        "maxNumSeqs": {"min": least[0], "initial": seqs, "max": seqs},
+        "maxNumBatchedTokens": {"min": least[1], "initial": tokens, "max": tokens},
     }
     if policy == HEADWAY:
-        spec["slo"] = {
-            "ttftMilliseconds": setting.ttft,
-            "tpotMilliseconds": setting.tpot,
-            "percentile": setting.percentile,
-        }
         stabilization = max(LEAST_STABILIZATION_SECONDS, round(STABILIZATION_SECONDS / setting.speed))
         spec["scaling"] = {
             "minReplicas": 1,

@@ -23,6 +23,13 @@ from headway_simulator.fast_forward import Plan, plan, take_over
 from headway_simulator.simulated_runner import SimulatedRunner, Speculation, Step
 from headway_simulator.step_model import StepModel
 
+BLOCK_SIZE = 16
+
+
+def longest_sequence(model: StepModel) -> int:
+    """Tokens that whole blocks of the KV cache hold."""
+    return model.kv_cache_tokens // BLOCK_SIZE * BLOCK_SIZE
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -35,7 +42,7 @@ class EngineSettings:
     model: StepModel
     max_model_len: int
     limits: Limits
-    block_size: int = 16
+    block_size: int = BLOCK_SIZE
     long_prefill_share: float = 0.5
     enable_prefix_caching: bool = True
     max_waiting: int = 1024
@@ -83,7 +90,7 @@ class SimulatedEngine:
             limits=replace(settings.limits, num_speculative_tokens=num_guesses),
             long_prefill_share=settings.long_prefill_share,
             enable_prefix_caching=settings.enable_prefix_caching,
-            draft_policy=DraftPolicy(),
+            draft_policy=DraftPolicy(is_adaptive=speculation is None or speculation.is_adaptive),
         )
         policy = None if speculation is None else self.scheduler.draft_policy
         accounts = _Accounts(self.metrics, self.scheduler.cache, policy, self.scheduler.promptness)

@@ -5,12 +5,14 @@ import math
 from pathlib import Path
 from typing import Any, get_args
 
-from headway.argument_types import at_least_one, integer, not_negative, positive, share_or_none
+from headway.argument_types import integer, not_negative, number, positive, share_or_none
 from headway.command_parser import CommandParser
+from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Conditions
 from headway_simulator.gateway import RoutingRule
 from headway_simulator.generators import KINDS, Course
+from headway_simulator.rates import LEAST_VARIATION, MOST_VARIATION
 from headway_simulator.step_model import DEFAULT_PROFILE, PROFILES
 from headway_simulator.trace import Half
 
@@ -21,6 +23,17 @@ DEFAULT_MAX_REPLICAS = 64
 DEFAULT_ACCEPTANCE = 0.6
 DEFAULT_REQUESTS_PER_SECOND, DEFAULT_DURATION_SECONDS = 5.0, 3600.0
 SHIPPED = "headway"
+# As a manifest's fields have them.
+LONGEST_TTFT_MILLISECONDS, LONGEST_TPOT_MILLISECONDS = 600_000, 60_000
+MOST_REPLICAS = 1000
+# What lies outside is a slip, and some of it would run for ever.
+MOST_FACTOR = 1000
+up_to_thousandfold = number(lambda value: 1 <= value <= MOST_FACTOR, f"a number from 1 to {MOST_FACTOR}")
+regularity = number(
+    lambda value: LEAST_VARIATION <= value <= MOST_VARIATION,
+    f"a number from {LEAST_VARIATION:g} to {MOST_VARIATION:g}",
+)
+wrongness = number(lambda value: 0.01 <= value <= 100, "a number from 0.01 to 100")
 _CONDITIONS = Conditions()
 _COURSE = Course("poisson", DEFAULT_REQUESTS_PER_SECOND, DEFAULT_DURATION_SECONDS)
 
@@ -29,8 +42,8 @@ class Promise(argparse.Action):
     """A whole promise in one flag: what it names is as if the flags of these names had been given."""
 
     PARTS = {  # noqa: RUF012 - never changed
-        "ttft": ("ttft_milliseconds", integer(1)),
-        "tpot": ("tpot_milliseconds", integer(1)),
+        "ttft": ("ttft_milliseconds", integer(1, LONGEST_TTFT_MILLISECONDS)),
+        "tpot": ("tpot_milliseconds", integer(1, LONGEST_TPOT_MILLISECONDS)),
         "percentile": ("percentile", integer(LOWEST_PERCENTILE, HIGHEST_PERCENTILE)),
     }
 
@@ -48,7 +61,7 @@ class Promise(argparse.Action):
 
     def _read(self, text: str) -> dict[str, float]:
         if "=" not in text:
-            return {"slo_factor": at_least_one(text)}
+            return {"slo_factor": up_to_thousandfold(text)}
         found: dict[str, float] = {}
         for part in text.split(","):
             short, _, value = part.partition("=")
@@ -97,12 +110,12 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--duration-seconds", type=positive, help="of --generate (default: 3600)")
     group.add_argument(
         "--factor",
-        type=at_least_one,
+        type=up_to_thousandfold,
         help=f"jump of step and flash, peak over trough of diurnal (default: {_COURSE.factor:g})",
     )
     group.add_argument(
         "--variation",
-        type=positive,
+        type=regularity,
         help="standard deviation of the gaps over their mean, of gamma "
         f"(default: {_COURSE.variation:g}), or instead of what a CSV of rates says",
     )
@@ -139,15 +152,17 @@ def add_service(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--ttft-milliseconds",
-        type=integer(1),
+        type=integer(1, LONGEST_TTFT_MILLISECONDS),
         help="target; default: --slo-factor times the idle TTFT of the P99 prompt",
     )
     group.add_argument(
-        "--tpot-milliseconds", type=integer(1), help="target; default: --slo-factor times the idle TPOT"
+        "--tpot-milliseconds",
+        type=integer(1, LONGEST_TPOT_MILLISECONDS),
+        help="target; default: --slo-factor times the idle TPOT",
     )
     group.add_argument(
         "--slo-factor",
-        type=at_least_one,
+        type=up_to_thousandfold,
         help=f"targets as multiples of idle latencies (default: {DEFAULT_SLO_FACTOR:g}, or a manifest's own)",
     )
     group.add_argument(
@@ -155,8 +170,10 @@ def add_service(group: argparse._ArgumentGroup) -> None:
         type=integer(LOWEST_PERCENTILE, HIGHEST_PERCENTILE),
         help=f"objective, {LOWEST_PERCENTILE} to {HIGHEST_PERCENTILE} (default: {DEFAULT_PERCENTILE})",
     )
-    group.add_argument("--min-replicas", type=integer(1), help="default: 1")
-    group.add_argument("--max-replicas", type=integer(1), help=f"default: {DEFAULT_MAX_REPLICAS}")
+    group.add_argument("--min-replicas", type=integer(0, MOST_REPLICAS), help="default: 1")
+    group.add_argument(
+        "--max-replicas", type=integer(1, MOST_REPLICAS), help=f"default: {DEFAULT_MAX_REPLICAS}"
+    )
 
 
 def _add_replica(group: argparse._ArgumentGroup) -> None:
@@ -167,7 +184,9 @@ def _add_replica(group: argparse._ArgumentGroup) -> None:
         help=f"{', '.join(PROFILES)}, or a JSON file (default: {DEFAULT_PROFILE})",
     )
     group.add_argument(
-        "--num-speculative-tokens", type=integer(0), default=0, help="guesses per sequence (default: 0)"
+        "--num-speculative-tokens",
+        type=integer(0, MOST_SPECULATIVE_TOKENS),
+        help=f"guesses per sequence, up to {MOST_SPECULATIVE_TOKENS} (default: as the manifest has it, or 0)",
     )
     group.add_argument(
         "--acceptance",
@@ -186,7 +205,9 @@ def add_conditions(group: argparse._ArgumentGroup) -> None:
         f"(default: {SHIPPED})",
     )
     group.add_argument(
-        "--initial-replicas", type=integer(1), help="default: what the first minute's work needs"
+        "--initial-replicas",
+        type=integer(1, MOST_REPLICAS),
+        help="default: what the first minute's work needs",
     )
     for name, kind, words in (
         ("cold_start_seconds", not_negative, "from a pod's place on a node until it is ready"),
@@ -196,7 +217,7 @@ def add_conditions(group: argparse._ArgumentGroup) -> None:
         ("scrape_delay_seconds", not_negative, "from samples to the decision"),
         ("missing_samples", share_or_none, "share of samples that do not come"),
         ("deaths_per_pod_hour", not_negative, "how often a ready pod dies"),
-        ("step_time_error", positive, "the controller is told of steps so many times as long as they are"),
+        ("step_time_error", wrongness, "the controller is told of steps so many times as long as they are"),
     ):
         default = getattr(_CONDITIONS, name)
         group.add_argument(

@@ -22,6 +22,7 @@ Kind = Literal["poisson", "gamma", "diurnal", "step", "flash"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Rates are constant for so long.
 RESOLUTION_SECONDS = 1.0
+LONGEST_SECONDS = 1e7
 FLASH_RISE_SECONDS = 10.0
 FLASH_HALF_LIFE_SECONDS = 120.0
 JUMP_SHARE = 1 / 3
@@ -68,6 +69,10 @@ def _check(course: Course) -> None:
         value = getattr(course, name)
         if not 0 < value < math.inf:
             raise OptionsError(f"{name}={value!r} is not above 0 and finite")
+    if course.duration_seconds > LONGEST_SECONDS:
+        raise OptionsError(
+            f"duration_seconds={course.duration_seconds:g} is more than {LONGEST_SECONDS:g}; choose less"
+        )
     if not 1 <= course.factor < math.inf:
         raise OptionsError(f"factor={course.factor!r} is below 1 or not finite; choose 1 or more")
 

@@ -4,7 +4,7 @@ A step model comes from a GPU's data sheet, or was measured. From the data sheet
 `step_costs` over the efficiency:
 
     base = weights read, prefill = arithmetic of a token and of a pair, decode = arithmetic of a sequence
-    and reading its context
+    and reading its context, a draft's guess = its weights read
 
 which are added up where a bound would take the greater: engines overlap them in part only. A lever
 multiplies each coefficient by how the arithmetic changes, so that what was measured keeps its measured
@@ -31,26 +31,33 @@ PLAIN = "as it is"
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """flags: as a user would write them. fit: what it comes to on a GPU. speculation: None without."""
+    """flags: as a user would write them. fit: what it comes to on a GPU.
+
+    speculation: the service's own, or that of the lever; None without.
+    """
 
     flags: str
     fit: Fit
     speculation: Speculation | None = None
 
 
-def levers(question: Question, acceptance: float) -> Iterator[Lever]:
-    """The service as it is, then each lever that it does not have yet, alone."""
-    yield Lever(PLAIN, assess(question))
+def levers(question: Question, own: Speculation | None, acceptance: float) -> Iterator[Lever]:
+    """The service as it is, then each lever that it does not have yet, alone.
+
+    own: how the service guesses already, which it goes on doing with any lever. acceptance: of guesses where
+    guessing is the lever.
+    """
+    yield Lever(PLAIN, assess(question), own)
     if question.model.quantization.name == "none":
         for online in ONLINE:
             loaded = replace(question.model, quantization=Quantization(online, online=online))
-            yield Lever(f"--quantization {online}", assess(replace(question, model=loaded)))
+            yield Lever(f"--quantization {online}", assess(replace(question, model=loaded)), own)
     if question.kv_cache_dtype in ("auto", "bfloat16"):
-        yield Lever("--kv-cache-dtype fp8", assess(replace(question, kv_cache_dtype="fp8")))
+        yield Lever("--kv-cache-dtype fp8", assess(replace(question, kv_cache_dtype="fp8")), own)
     ranks = 2 * question.num_ranks
     if can_cut(question.model.config, ranks):
-        yield Lever(f"--tensor-parallel-size {ranks}", assess(replace(question, num_ranks=ranks)))
-    if not question.num_speculative_tokens:
+        yield Lever(f"--tensor-parallel-size {ranks}", assess(replace(question, num_ranks=ranks)), own)
+    if own is None:
         config = f'{{"method": "ngram", "num_speculative_tokens": {NUM_GUESSES}}}'
         guesses = Speculation(NUM_GUESSES, acceptance)
         yield Lever(f"--speculative-config '{config}'", assess(question), guesses)
@@ -70,9 +77,19 @@ def from_data_sheet(fit: Fit, kind: GpuKind, efficiency: float) -> StepModel:
         prefill_context_milliseconds=milliseconds(costs.prefill_pair),
         decode_milliseconds=milliseconds(costs.decode_sequence),
         decode_context_milliseconds=milliseconds(costs.decode_token),
+        draft_milliseconds=milliseconds(_draft_seconds(fit, kind)),
         kv_cache_tokens=cache_tokens(fit),
         gpus=fit.question.num_ranks,
     )
+
+
+def _draft_seconds(fit: Fit, kind: GpuKind) -> float:
+    """One guess for all sequences: the draft's weights, read whole on the one GPU that it is on."""
+    question = fit.question
+    if question.draft is None:
+        return 0.0
+    alone = replace(question, model=question.draft, draft=None, num_speculative_tokens=0, num_ranks=1)
+    return step_costs(assess(alone), kind, CONCURRENCY).weights
 
 
 def with_lever(model: StepModel, before: Fit, after: Fit, kind: GpuKind) -> StepModel:

@@ -4,11 +4,12 @@ import argparse
 from typing import Any
 
 from headway_operator.slo import target_of
+from headway_operator.spec.speculative import Speculative
 from headway_runtime.config import Limits
 from headway_simulator.baselines import BASELINES, Known
 from headway_simulator.cluster import Conditions, Setting
 from headway_simulator.control import Controller, headway
-from headway_simulator.engine import EngineSettings
+from headway_simulator.engine import EngineSettings, longest_sequence
 from headway_simulator.errors import OptionsError
 from headway_simulator.flags import (
     DEFAULT_ACCEPTANCE,
@@ -18,7 +19,7 @@ from headway_simulator.flags import (
 )
 from headway_simulator.generators import Course, Kind, generated
 from headway_simulator.oracle import INTERVAL_SECONDS
-from headway_simulator.rates import Lengths, arrivals_of, scaled_to_mean
+from headway_simulator.rates import Lengths, arrivals_of, check_number, scaled_to_mean
 from headway_simulator.service_flags import service_of
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import (
@@ -37,6 +38,8 @@ KINDS_WITH: dict[str, tuple[Kind, ...]] = {
     "variation": ("gamma",),
     "period_seconds": ("diurnal",),
 }
+# A simulation ends some day: these are two weeks of passes a tenth of a second apart.
+LEAST_SECONDS, MOST_PASSES = 0.001, 12_096_000
 RATE_FLAGS = ("rate", "variation", "lengths")
 
 
@@ -49,7 +52,19 @@ def load_of(options: argparse.Namespace) -> Trace:
             f"and the load's end at {trace.duration_seconds:g}"
         )
     trace = half_of(part_of(trace, options.start_seconds, options.end_seconds), options.half)
+    if trace.duration_seconds < LEAST_SECONDS:
+        raise OptionsError(
+            f"the load lasts {trace.duration_seconds:g} s, less than {LEAST_SECONDS:g}; take more of it"
+        )
+    num_passes = trace.duration_seconds / options.interval_seconds
+    if num_passes > MOST_PASSES:
+        raise OptionsError(
+            f"the load lasts {trace.duration_seconds:g} s, {num_passes:.3g} passes of the controller, more "
+            f"than {MOST_PASSES:,}; take a part of it by --end-seconds, or raise "
+            f"--interval-seconds={options.interval_seconds:g}"
+        )
     if options.rate_scale != 1:
+        check_number(f"--rate-scale={options.rate_scale:g}", options.rate_scale * len(trace.arrivals))
         trace = scaled_rate(trace, options.rate_scale, options.seed)
     if not trace.arrivals:
         raise OptionsError("no request is left of the load; widen the part of it that is taken")
@@ -109,12 +124,20 @@ def setting_of(options: argparse.Namespace, trace: Trace) -> Setting:
 def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) -> Setting:
     """The same, of replicas like that."""
     longest = max(one.prompt_tokens + one.output_tokens for one in trace.arrivals) + 1
-    if longest > model.kv_cache_tokens:
+    if longest > longest_sequence(model):
         raise OptionsError(
             f"the longest request has {longest} tokens, and the KV cache of step model {model.name!r} holds "
-            f"{model.kv_cache_tokens}; leave the request out, or give a larger kv_cache_tokens"
+            f"{longest_sequence(model)} in whole blocks; leave the request out, or give a larger "
+            "kv_cache_tokens"
         )
     service = service_of(options, trace, model)
+    if service.spec.replicas is not None:
+        _refuse_scaling(options, service.spec.replicas)
+    if options.initial_replicas is not None and options.initial_replicas > options.most_pods:
+        raise OptionsError(
+            f"--initial-replicas={options.initial_replicas} is more than --most-pods={options.most_pods}; "
+            "lower the one or raise the other"
+        )
     scaling = service.spec.scaling
     first = part_of(trace, 0.0, INTERVAL_SECONDS)
     initial = options.initial_replicas or max(
@@ -127,10 +150,13 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             model=model,
             max_model_len=longest,
             limits=Limits(*service.spec.batching.initial),
-            speculation=_speculation(options),
+            enable_prefix_caching=service.spec.prefix_caching,
+            speculation=_speculation(options, service.spec.speculative),
         ),
         Conditions(
-            initial_replicas=initial if service.spec.replicas is None else service.spec.replicas,
+            initial_replicas=min(
+                options.most_pods, initial if service.spec.replicas is None else service.spec.replicas
+            ),
             cold_start_seconds=options.cold_start_seconds,
             cold_start_spread=options.cold_start_spread,
             most_pods=options.most_pods,
@@ -143,6 +169,15 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             seed=options.seed,
         ),
     )
+
+
+def _refuse_scaling(options: argparse.Namespace, replicas: int) -> None:
+    """What a fixed number of replicas leaves without effect."""
+    names = ("initial_replicas", "min_replicas", "max_replicas")
+    told = f"does nothing beside spec.replicas={replicas} of the manifest; leave one of them out"
+    _refuse(options, names, told)
+    if options.controller != SHIPPED:
+        _refuse(options, ("controller",), told)
 
 
 def controller_of(options: argparse.Namespace, trace: Trace, setting: Setting) -> Controller[Any]:
@@ -163,9 +198,18 @@ def known_of(trace: Trace, setting: Setting) -> Known:
     )
 
 
-def _speculation(options: argparse.Namespace) -> Speculation | None:
-    if not options.num_speculative_tokens:
-        _refuse(options, ("acceptance",), "needs --num-speculative-tokens; give both or neither")
+def _speculation(options: argparse.Namespace, spec: Speculative | None) -> Speculation | None:
+    """What the flags say, or else the manifest; how often guesses come true only the flag can."""
+    number = options.num_speculative_tokens
+    if number is None:
+        number = 0 if spec is None else spec.num_speculative_tokens
+    if not number:
+        _refuse(
+            options,
+            ("acceptance",),
+            "is of guesses, and there are none; leave it out, or give --num-speculative-tokens or a manifest "
+            "with speculative",
+        )
         return None
     acceptance = DEFAULT_ACCEPTANCE if options.acceptance is None else options.acceptance
-    return Speculation(options.num_speculative_tokens, acceptance)
+    return Speculation(number, acceptance, is_adaptive=spec is None or spec.adaptive)

@@ -30,6 +30,7 @@ from headway_runtime.fit.plan_command import (
 )
 from headway_runtime.fit.report import Answer, as_json, text
 from headway_simulator.cluster import Setting, Simulation
+from headway_simulator.engine import longest_sequence
 from headway_simulator.errors import SimulatorError
 from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load, add_service
 from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
@@ -37,6 +38,7 @@ from headway_simulator.measures import Measures, measures
 from headway_simulator.options import controller_of, load_of, setting_with
 from headway_simulator.report import judged_targets
 from headway_simulator.service_flags import planned_arguments
+from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import StepModel, read_step_model
 from headway_simulator.trace import Trace
 
@@ -107,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"probability that a guess is right, for speculation (default: {DEFAULT_ACCEPTANCE:g})",
     )
     add_conditions(parser.add_argument_group("conditions"))
-    # Speculation is one of the levers, and no part of the service as it is.
+    # How the service guesses is in --speculative-config.
     parser.set_defaults(num_speculative_tokens=0)
     return parser
 
@@ -135,12 +137,22 @@ def _costs(arguments: argparse.Namespace, answer: Answer, trace: Trace) -> tuple
     arguments.acceptance, acceptance = None, arguments.acceptance
     setting = setting_with(arguments, trace, plain)
     found = []
+    own = _speculation(arguments, answer, acceptance)
     for lever in tqdm(
-        list(levers(answer.fit.question, acceptance)), unit="lever", disable=not sys.stderr.isatty()
+        list(levers(answer.fit.question, own, acceptance)), unit="lever", disable=not sys.stderr.isatty()
     ):
         model = plain if lever.flags == PLAIN else with_lever(plain, answer.fit, lever.fit, kind)
         found.append(_cost(arguments, trace, setting, lever, model))
     return found, setting
+
+
+def _speculation(arguments: argparse.Namespace, answer: Answer, acceptance: float) -> Speculation | None:
+    """As the flags have it, among which a manifest's stand; the answer has read them already."""
+    number = answer.fit.question.num_speculative_tokens
+    if not number:
+        return None
+    is_adaptive = json.loads(arguments.speculative_config).get("adaptive", True)
+    return Speculation(number, acceptance, is_adaptive=is_adaptive)
 
 
 def _cost(
@@ -148,7 +160,7 @@ def _cost(
 ) -> Cost:
     if not lever.fit.fits:
         return Cost(lever.flags, "does not fit the GPU")
-    if model.kv_cache_tokens < setting.engine.max_model_len:
+    if longest_sequence(model) < setting.engine.max_model_len:
         return Cost(lever.flags, f"no room for a request of {setting.engine.max_model_len} tokens")
     # Another replica begins with other numbers; the promise stays that of the service as it is.
     other = setting_with(arguments, trace, model)
@@ -216,7 +228,7 @@ def _line(one: Cost, plain: float | None, width: int) -> str:
         return f"  {one.flags:{width}}  {one.why_not}"
     found = one.measures
     usd = "-" if one.usd_per_day is None else f"{one.usd_per_day:,.0f}"
-    against = "-" if plain is None else f"{one.gpu_hours_per_day / plain - 1:+.0%}"
+    against = "-" if not plain else f"{one.gpu_hours_per_day / plain - 1:+.0%}"
     replicas = f"{found.mean_replicas:.1f}, {found.most_replicas}"
     return (
         f"  {one.flags:{width}}  {found.joint_attainment:8.2%}  {replicas:>14}  {one.gpu_hours_per_day:15.1f}"

@@ -18,6 +18,9 @@ from headway_simulator.trace import Arrival, Trace
 # size of conversations as Azure's trace of 2023 shows them (mean prompt 1,155 tokens, mean answer 211).
 PROMPT_MEDIAN, PROMPT_SIGMA = 850.0, 0.8
 OUTPUT_MEDIAN, OUTPUT_SIGMA = 165.0, 0.7
+# Beyond these, standard deviations of gaps over their mean are no numbers that gaps can be drawn by.
+LEAST_VARIATION, MOST_VARIATION = 0.01, 100.0
+MOST_REQUESTS = 10_000_000
 LEAST_TOKENS, MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS = 1, 8192, 2048
 
 
@@ -62,13 +65,24 @@ def arrivals_of(
     """A trace that follows the windows' rates.
 
     variation: of all gaps; None takes each window's own, and 1, Poisson, where it has none.
-    Raises OptionsError where the rates bring no request.
+    Raises OptionsError where the rates bring no request, or more than MOST_REQUESTS.
     """
+    expected = sum(one.requests_per_second * (one.end_seconds - one.start_seconds) for one in windows)
+    check_number(name, expected)
     chance = random.Random(f"arrivals {seed}")
     arrivals = tuple(Arrival(at, *lengths.draw(chance)) for at in _times(windows, variation, chance))
     if not arrivals:
         raise OptionsError(f"{name}: these rates bring no request; raise them or the duration")
     return Trace(name, arrivals, windows[-1].end_seconds, step_at_seconds)
+
+
+def check_number(name: str, num_requests: float) -> None:
+    """OptionsError for more requests than can be held."""
+    if not num_requests <= MOST_REQUESTS:
+        raise OptionsError(
+            f"{name}: {num_requests:.3g} requests are more than {MOST_REQUESTS:,}; lower the rate, or make "
+            "the load shorter"
+        )
 
 
 def scaled_to_mean(windows: Sequence[RateWindow], requests_per_second: float) -> tuple[RateWindow, ...]:

@@ -50,6 +50,7 @@ def as_json(
             "requests_per_second": trace.requests_per_second,
         },
         "step_model": asdict(setting.engine.model),
+        "speculation": None if setting.engine.speculation is None else asdict(setting.engine.speculation),
         "conditions": asdict(setting.conditions),
         "scaling": {"min_replicas": target.min_replicas, "max_replicas": target.max_replicas},
         "causes": dict(causes),
@@ -62,7 +63,11 @@ def text(
     controller: str, trace: Trace, setting: Setting, target: Target, found: Measures, oracle: Oracle | None
 ) -> str:
     """The same for a person."""
-    model = setting.engine.model
+    model, guesses = setting.engine.model, setting.engine.speculation
+    plural, guessing = "s" if model.gpus > 1 else "", ""
+    if guesses is not None:
+        number, share = guesses.num_speculative_tokens, guesses.acceptance
+        guessing = f"; up to {number} guesses, each true with probability {share:g} (--acceptance)"
     targets = target.targets
     load = f"{found.num_arrivals} requests in {trace.duration_seconds:.0f} s"
     latencies = (
@@ -75,7 +80,7 @@ def text(
     replicas = f"{found.mean_replicas:.2f} replicas on average, {found.most_replicas} at most"
     lines = [
         f"{controller} on {trace.name}: {load} ({trace.requests_per_second:.2f}/s)",
-        f"a replica's steps as {model.name!r} has them, on {model.gpus} GPU{'s' if model.gpus > 1 else ''}",
+        f"a replica's steps as {model.name!r} has them, on {model.gpus} GPU{plural}{guessing}",
         f"P{target.percentile} {', '.join(shown)}",
         f"attained by {found.joint_attainment:.2%} of arrivals, {worst}; {ends}",
         f"{found.gpu_hours:.2f} GPU-hours, {replicas}",

@@ -13,7 +13,13 @@ from headway_operator.state import Site
 from headway_operator.yaml_file import read_documents
 from headway_runtime.adapters.options import DEFAULT_MAX_LORAS
 from headway_simulator.errors import OptionsError
-from headway_simulator.flags import DEFAULT_MAX_REPLICAS, DEFAULT_PERCENTILE, DEFAULT_SLO_FACTOR
+from headway_simulator.flags import (
+    DEFAULT_MAX_REPLICAS,
+    DEFAULT_PERCENTILE,
+    DEFAULT_SLO_FACTOR,
+    LONGEST_TPOT_MILLISECONDS,
+    LONGEST_TTFT_MILLISECONDS,
+)
 from headway_simulator.step_model import StepModel, idle_tpot_milliseconds, idle_ttft_milliseconds
 from headway_simulator.trace import Trace, percentile_of
 
@@ -27,6 +33,7 @@ PLACES = {
     "max_replicas": ("scaling", "maxReplicas"),
 }
 TARGETS = ("ttft_milliseconds", "tpot_milliseconds")
+MOST_MILLISECONDS = (LONGEST_TTFT_MILLISECONDS, LONGEST_TPOT_MILLISECONDS)
 # What of a replica's flags a plan asks for. Limits of its batch are left to what fits.
 PLANNED_FLAGS = (
     *("--dtype", "--quantization", "--weight-compression", "--max-model-len", "--max-num-batched-tokens"),
@@ -55,10 +62,19 @@ def service_of(options: argparse.Namespace, trace: Trace, model: StepModel) -> S
     if is_made or options.slo_factor is not None:
         factor = DEFAULT_SLO_FACTOR if options.slo_factor is None else options.slo_factor
         budget = _parsed(manifest, where).spec.batching.max_num_batched_tokens.max
-        given = {**_idle_targets(trace, model, budget, factor), **given}
+        made = _idle_targets(trace, model, budget, factor)
+        for name, most in zip(TARGETS, MOST_MILLISECONDS, strict=True):
+            if name not in given and made[name] > most:
+                raise OptionsError(
+                    f"--slo-factor={factor:g} makes a target of {made[name]} ms, more than {most}; lower "
+                    f"it, or give --{name.replace('_', '-')}"
+                )
+        given = {**made, **given}
     for name, value in given.items():
         group, field = PLACES[name]
-        part = manifest["spec"].setdefault(group, {})
+        if manifest["spec"].get(group) is None:
+            manifest["spec"][group] = {}
+        part = manifest["spec"][group]
         if isinstance(part, dict):
             part[field] = value
     return _parsed(manifest, where)
@@ -66,7 +82,11 @@ def service_of(options: argparse.Namespace, trace: Trace, model: StepModel) -> S
 
 def planned_arguments(path: Path) -> list[str]:
     """MODEL and flags of `headway plan` for the replicas of a manifest. Raises OptionsError."""
-    service = _parsed(_read_manifest(path), f"--service={str(path)!r}")
+    manifest = _read_manifest(path)
+    if not manifest["spec"].get("slo"):
+        # It may come by flags, which are looked at later; what replicas are served with is the same.
+        manifest["spec"]["slo"] = {"ttftMilliseconds": LONGEST_TTFT_MILLISECONDS}
+    service = _parsed(manifest, f"--service={str(path)!r}")
     serving = runtime_arguments(service, _ANYWHERE)
     flags = [one for one in serving if one in PLANNED_SWITCHES]
     for flag, value in itertools.pairwise(serving):

@@ -69,6 +69,8 @@ def _run(options: argparse.Namespace) -> None:
 def _check_output(options: argparse.Namespace) -> None:
     """Refuse, before anything is simulated, what could not be written afterwards."""
     for flag, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and path.is_dir():
+            raise OptionsError(f"{flag}={str(path)!r} is a folder; name a file in it")
         if path is not None and not path.parent.is_dir():
             raise OptionsError(
                 f"{flag}={str(path)!r}: there is no folder {str(path.parent)!r}; make it first"

@@ -10,10 +10,14 @@ from headway_simulator.step_model import StepModel
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Guesses per sequence and step at most, and the probability that one comes true if all before it did."""
+    """Guesses per sequence and step at most, and the probability that one comes true if all before it did.
+
+    is_adaptive: fewer are guessed, or none, where that is faster.
+    """
 
     num_speculative_tokens: int
     acceptance: float
+    is_adaptive: bool = True
 
 
 @dataclass(slots=True)

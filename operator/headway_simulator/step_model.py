@@ -20,7 +20,6 @@ One's own: a JSON file with the fields of `StepModel`.
 """
 
 import json
-import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -106,6 +105,8 @@ PROFILES = {
     )
 }
 DEFAULT_PROFILE = "llama-3.1-8b-a100-tp2"
+MOST_MILLISECONDS = 600_000
+_MOST = {"kv_cache_tokens": 100_000_000, "gpus": 10_000}
 _REQUIRED = (
     "name",
     "base_milliseconds",
@@ -150,8 +151,9 @@ def _check(where: str, field: str, value: object) -> None:
     kinds = int if is_count else int | float
     # A step that takes no time would never end.
     least = 1 if is_count else 1e-6 if field == "base_milliseconds" else 0
-    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value < math.inf:
+    most = _MOST.get(field, MOST_MILLISECONDS)
+    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= most:
         raise OptionsError(
-            f"step model {where!r}: {field}={value!r} is no {'whole ' if is_count else ''}number "
-            f"of at least {least:g}"
+            f"step model {where!r}: {field}={value!r:.40} is no {'whole ' if is_count else ''}number "
+            f"from {least:g} to {most:g}; correct it"
         )

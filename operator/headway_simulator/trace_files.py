@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from headway_simulator.errors import TraceError
-from headway_simulator.rates import RateWindow
+from headway_simulator.rates import LEAST_VARIATION, MOST_VARIATION, RateWindow
 from headway_simulator.trace import Arrival, Trace
 from headway_traces import TraceFile, TraceFileError, read_trace_file
 
@@ -31,6 +31,13 @@ def _trace(name: str, found: TraceFile) -> Trace:
 def _windows(path: Path, found: TraceFile) -> tuple[RateWindow, ...]:
     if math.isinf(found.windows[-1].end_seconds):
         raise TraceError(f"{path} holds one window; two at least say how long each lasts")
+    for one in found.windows:
+        variation = one.coefficient_of_variation
+        if variation and not LEAST_VARIATION <= variation <= MOST_VARIATION:
+            raise TraceError(
+                f"{path}, window {one.start_seconds:g} s after the first: rate_weighted_cv={variation!r} is "
+                f"not from {LEAST_VARIATION:g} to {MOST_VARIATION:g}; correct it, or leave it empty"
+            )
     return tuple(
         RateWindow(one.start_seconds, one.end_seconds, one.requests_per_second, one.coefficient_of_variation)
         for one in found.windows

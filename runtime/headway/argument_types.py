@@ -77,7 +77,6 @@ positive = number(lambda value: value > 0, "a number above 0")
 not_negative = number(lambda value: value >= 0, "0 or more")
 # Of memory or a disk, in GiB, so that its bytes are a number that systems can count to.
 gibibytes = number(lambda value: 0 < value <= 2**33, f"a number above 0, at most {2**33}")
-at_least_one = number(lambda value: value >= 1, "1 or more")
 # A part of a whole: not nothing of it, or nothing too.
 share = number(lambda value: 0 < value <= 1, "a number above 0, at most 1")
 share_or_none = number(lambda value: 0 <= value <= 1, "a number from 0 to 1")

@@ -75,6 +75,8 @@ def read_trace_file(path: Path, called: str) -> TraceFile:
     except (OSError, UnicodeDecodeError) as error:
         raise TraceFileError(f"{called} cannot be read: {error}") from error
     first = next((line for line in lines if line.strip()), "")
+    if not first:
+        raise TraceFileError(f"{called} is empty; give a file with a line for each request")
     if first.lstrip().startswith("{"):
         name, read = _json_format(first)
         return _requests(name, called, map(read, _json_lines(called, lines)))
@@ -126,7 +128,7 @@ def _json_lines(called: str, lines: Sequence[str]) -> Iterator[Line]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise TraceFileError(f"{place} is no JSON: {error}") from error
+            raise TraceFileError(f"{place} is no JSON: {error}; correct it, or leave the line out") from error
         if not isinstance(row, dict):
             raise TraceFileError(f"{place} is no JSON object: {text.strip()[:80]}; write one a line")
         yield Line(place, row, is_json=True)

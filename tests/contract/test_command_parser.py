@@ -44,7 +44,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("up", "-f", "a.yaml", "--interval-seconds", "inf"), "give a number above 0"),
         (("up",), "the following arguments are required: -f/--file"),
         ((*POISSON, "--seed", "x"), "--seed: 'x' is not an integer; give at least 0"),
-        ((*POISSON, "--factor", "0.5"), "--factor: '0.5' is out of range; give 1 or more"),
+        ((*POISSON, "--factor", "0.5"), "--factor: '0.5' is out of range; give a number from 1 to 1000"),
         ((*POISSON, "--acceptance", "x"), "--acceptance: 'x' is not a number; give a number from 0 to 1"),
         ((*POISSON, "--percentile", "100"), "--percentile: '100' is out of range; give from 50 to 99"),
         (("simulate",), "one of the arguments --trace --generate is required"),

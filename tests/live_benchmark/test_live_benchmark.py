@@ -19,8 +19,17 @@ from headway_bench import report as bench_report
 from headway_bench.record import Record
 from headway_bench.traces import read_trace
 from headway_operator.errors import UnavailableError
+from headway_operator.plan import plan
+from headway_operator.slo import Memory, Target, decide, resume, target_of
 from headway_operator.spec import parse
+from headway_operator.state import Decision, Limits, Observed, Sample, Targets
+from headway_runtime.config import Limits as EngineLimits
 from headway_simulator.baselines.horizontal import SYNC_SECONDS
+from headway_simulator.cluster import BEGIN_SECONDS, Conditions, Setting, Simulation
+from headway_simulator.control import Controller, rendered
+from headway_simulator.engine import EngineSettings
+from headway_simulator.step_model import PROFILES
+from headway_simulator.trace import Arrival, Trace
 
 SHAPE = Shape(None, 0.0, 600.0, 4.0, 0.2, 500, 1)
 OPTIONS = run.parser().parse_args([])
@@ -144,9 +153,57 @@ def test_waiting_requests_of_both_kinds_of_pages_are_added_up() -> None:
 def test_each_service_is_one_that_the_operator_takes(policy: str) -> None:
     wanted = manifest(policy, run.setting_of(OPTIONS), 3, on_this_machine=False)
     service = parse(wanted)
-    assert (service.spec.slo is not None) == (policy == HEADWAY)
     assert service.spec.replicas == (None if policy == HEADWAY else 3)
     assert service.spec.batching.max_num_seqs.initial == OPTIONS.max_num_seqs
+
+
+def test_services_differ_in_what_their_scaler_moves_alone() -> None:
+    setting = run.setting_of(OPTIONS)
+    headway, fixed, waiting = (
+        manifest(policy, setting, 3, on_this_machine=False) for policy in (HEADWAY, FIXED, WAITING)
+    )
+    assert fixed == waiting
+    assert headway["spec"]["slo"]["ttftMilliseconds"] == OPTIONS.ttft
+    del headway["spec"]["scaling"], fixed["spec"]["replicas"]
+    for one in (headway, fixed):
+        for limits in one["spec"]["batching"].values():
+            del limits["min"]
+    assert headway == fixed
+
+
+def test_the_operator_leaves_a_service_with_another_scaler_alone() -> None:
+    """Far too many requests, with the operator's own decisions and plans; what is written later is obeyed."""
+    setting = run.setting_of(OPTIONS)
+    service = parse(manifest(WAITING, setting, 2, on_this_machine=False))
+    written, limits = 2, Limits(setting.max_num_seqs, setting.max_num_batched_tokens)
+    told: set[Targets] = set()
+    decided: list[Decision] = []
+
+    def watched(
+        target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
+    ) -> tuple[Decision, Memory]:
+        nonlocal written
+        told.update(one.targets for one in sample.replicas.values() if one is not None)
+        # As `/scale` would, in the middle.
+        written = 2 if now < BEGIN_SECONDS + 60 else 4
+        spec = service.spec.model_copy(update={"replicas": written})
+        decision, memory = decide(target_of(spec), memory, sample, observed, now)
+        decided.append(decision)
+        wanted = plan(replace(service, spec=spec), rendered(service), observed, sample, decision)
+        assert set(wanted.scale.values()) <= {written}
+        assert decision.replicas == written
+        return decision, memory
+
+    trace = Trace("crowd", tuple(Arrival(index / 20, 400, 40) for index in range(2400)), 120.0)
+    engine = EngineSettings(
+        PROFILES["llama-2-70b-h100-tp8"], 1536, EngineLimits(*service.spec.batching.initial)
+    )
+    conditions = Conditions(initial_replicas=2)
+    controller = Controller(WAITING, lambda sample, now: resume(None, sample, now), watched)
+    Simulation(trace, Setting(service, engine, conditions), controller).result()
+    assert {one.limits for one in decided} == {limits}
+    assert any(one.ttft.verdict == "violated" for one in decided)
+    assert Targets(float(setting.ttft), float(setting.tpot)) in told, "replicas know what is late"
 
 
 def moment(at: float, pods: int, wanted: int, seqs: int = 8) -> Moment:

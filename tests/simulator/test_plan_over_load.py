@@ -130,6 +130,62 @@ def test_a_manifest_brings_its_model_and_replicas_too(
     assert planned("--tensor-parallel-size", "1")["load"]["levers"][0]["step_model"]["gpus"] == 1
 
 
+def test_a_service_that_guesses_is_planned_with_its_guesses(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    manifest = (
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 4096}}\n  slo: {{ttftMilliseconds: 900}}\n"
+    )
+    where = ["--gpu", "h100-80g", "--trace", str(trace), "--acceptance", "0.9", "--json"]
+
+    def tpots(spec: str, *flags: str) -> dict[str, float]:
+        service.write_text(manifest + spec)
+        assert main(["-f", str(service), *where, *flags]) == 0
+        levers = json.loads(capsys.readouterr().out)["load"]["levers"]
+        return {
+            one["flags"].partition("'")[0].strip(): one["measures"]["tpot_milliseconds"] for one in levers
+        }
+
+    plain = tpots("")
+    guessing = tpots("  speculative: {method: ngram, numSpeculativeTokens: 3}\n")
+    assert guessing["as it is"] == plain["--speculative-config"]
+    assert guessing.keys() == plain.keys() - {"--speculative-config"}
+    assert all(guessing[name] < 0.7 * plain[name] for name in guessing), "each lever keeps the guesses"
+    one = '{"method": "ngram", "num_speculative_tokens": 1}'
+    fewer = tpots("  speculative: {method: ngram}\n", "--speculative-config", one)
+    assert guessing["as it is"] < fewer["as it is"] < plain["as it is"], "a flag goes before the manifest"
+
+
+def test_a_manifest_without_replicas_or_promise_is_planned_with_the_flags(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    manifest = (
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 4096}}\n"
+    )
+    where = ["-f", str(service), "--gpu", "h100-80g", "--trace", str(trace)]
+    service.write_text(manifest)
+    assert main(where) == 2
+    assert "set slo.ttftMilliseconds" in capsys.readouterr().err
+    assert main([*where, "--slo", "ttft=800"]) == 0
+    assert "P95 TTFT 800 ms; simulated" in capsys.readouterr().out
+    service.write_text(f"{manifest}  replicas: 0\n")
+    assert main([*where, "--slo", "ttft=800"]) == 0
+    assert "none of these attains the objective" in capsys.readouterr().out
+
+
+def test_a_draft_takes_its_time_for_each_guess(plan: Callable[..., dict[str, Any]]) -> None:
+    config = json.dumps({"model": str(MODEL), "num_speculative_tokens": 2})
+    found = plan("--speculative-config", config, "--efficiency", "0.5")["load"]["levers"]
+    models = [one["step_model"] for one in found if one["step_model"]]
+    # A draft as large as the model takes as long; it is whole on one GPU, however many the model is on.
+    base = models[0]["base_milliseconds"]
+    assert [one["draft_milliseconds"] for one in models] == [pytest.approx(base)] * len(models)
+
+
 @pytest.mark.parametrize(
     ("fields", "num_listed", "want"),
     [

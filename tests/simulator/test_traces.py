@@ -89,7 +89,8 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        ("", "begins with '', which no known format does"),
+        ("", "is empty; give a file with a line for each request"),
+        (" \n\n", "is empty; give a file with a line for each request"),
         ("a,b\n1,2\n", "begins with 'a,b\\n', which no known format does"),
         (AZURE, "holds no request"),
         (AZURE + "yesterday,1,2\n", "line 2: TIMESTAMP='yesterday' is not a time"),
@@ -136,6 +137,10 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
             "line 3: requests_per_second='-2' is not a finite number from 0",
         ),
         ("start_seconds,requests_per_second\n0,1\n", "holds one window"),
+        (
+            "start_seconds,requests_per_second,rate_weighted_cv\n0,1,1\n60,1,1e-200\n",
+            "window 60 s after the first: rate_weighted_cv=1e-200 is not from 0.01 to 100",
+        ),
         # Blank lines count, too.
         ("\n\n" + AZURE + "yesterday,1,2\n", "line 4: TIMESTAMP='yesterday' is not a time"),
         (AZURE + "\n\nyesterday,1,2\n", "line 4: TIMESTAMP='yesterday' is not a time"),
