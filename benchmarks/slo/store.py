@@ -33,7 +33,10 @@ ENGINE = (
 )
 LAW = ("operator/headway_operator/slo",)
 BASELINES = ("operator/headway_simulator/baselines",)
-ORACLE = tuple(f"operator/headway_simulator/{name}.py" for name in ("oracle", "courses", "least_work"))
+ORACLE = tuple(
+    f"operator/headway_simulator/{name}.py"
+    for name in ("oracle", "courses", "descent", "least_work", "schedules")
+)
 # What makes the excerpts, which are fingerprinted themselves; what shows results; what only the oracle reads.
 NOT_OF_THE_PROOF = (
     *("errors.py", "flags.py", "generators.py", "options.py", "rates.py"),

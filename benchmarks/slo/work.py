@@ -95,9 +95,12 @@ def _oracles(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
     for promise in plan.promises:
         began = time.process_time()
         excerpt = _verdict(plan, task.load, parts, promise)
-        judged = part_of(excerpt.trace, excerpt.warm_up_seconds, excerpt.trace.duration_seconds)
         found = find_oracle(
-            judged, excerpt.setting, ends=known.setdefault(promise[0], {}), budget=plan.oracle_budget
+            excerpt.trace,
+            excerpt.setting,
+            ends=known.setdefault(promise[0], {}),
+            budget=plan.oracle_budget,
+            judged_from_seconds=excerpt.warm_up_seconds,
         )
         gpus = excerpt.setting.engine.model.gpus
         more = {
