@@ -109,6 +109,12 @@ def test_waiting_requests_ask_for_one_replica_for_each_five(target: Any) -> None
     assert decided(controller, target, [seen_by(0.0, 2, waiting=11)]) == [5]
 
 
+def test_waiting_requests_are_read_anew_at_each_sync(target: Any) -> None:
+    controller = BASELINES["keda-waiting-5"].make(KNOWN, Behavior(5.0))
+    course = [seen_by(0.0, 2, waiting=5), seen_by(5.0, 2, waiting=50), seen_by(15.0, 2, waiting=8)]
+    assert decided(controller, target, course) == [2, 2, 4]
+
+
 def test_up_is_bounded_and_down_waits_for_the_highest_of_five_minutes(target: Any) -> None:
     controller = BASELINES["keda-waiting-1"].make(KNOWN, Behavior(1.0))
     up = decided(controller, target, [seen_by(0.0, 2, waiting=50)])
