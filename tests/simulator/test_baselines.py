@@ -165,6 +165,21 @@ def test_the_planner_adds_up_prefill_and_decode_of_its_profile() -> None:
     assert planner.needed(MODEL, slow, 20.0, 32, 1024) == pytest.approx(4 * 0.06 + 4 * 100 * 0.011)
 
 
+def test_the_first_three_candidates_span_what_there_is() -> None:
+    """What a run of the proof tries; the documented default comes first."""
+
+    def first(name: str, value: str) -> list[float]:
+        return [getattr(one, value) for one in BASELINES[name].candidates[:3]]
+
+    assert first("knative-kpa", "target_share") == [0.7, 0.25, 0.1]
+    assert first("hpa-utilisation", "target") == [0.8, 0.5, 0.3]
+    assert first("keda-waiting-1", "stabilization_seconds") == [300.0, 0.0, 120.0]
+    assert first("wva-saturation", "kv_cache_threshold") == [0.8, 0.3, 0.1]
+    assert first("dynamo-planner", "seconds") == [180.0, 60.0, 30.0]
+    assert first("static-mean", "factor") == [1.0, 2.0, 1.4]
+    assert first("static-peak", "factor") == [1.0, 0.7, 1.6]
+
+
 @pytest.mark.parametrize("name", BASELINES)
 def test_each_baseline_serves_a_load_and_has_few_candidates(build: Any, name: str) -> None:
     baseline = BASELINES[name]

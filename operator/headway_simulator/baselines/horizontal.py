@@ -42,10 +42,10 @@ class Behavior:
 
 
 UTILISATION_CANDIDATES = (
-    *(Behavior(target) for target in (0.8, 0.6, 0.4, 0.7, 0.5, 0.3, 0.9)),
+    *(Behavior(target) for target in (0.8, 0.5, 0.3, 0.4, 0.6, 0.7, 0.9)),
     *(Behavior(target, 60.0) for target in (0.7, 0.5, 0.3)),
 )
-_WINDOWS = (300.0, 60.0, 600.0, 0.0, 120.0, 1200.0)
+_WINDOWS = (300.0, 0.0, 120.0, 60.0, 600.0, 1200.0)
 WAITING_5_CANDIDATES = tuple(Behavior(5.0, window) for window in _WINDOWS)
 WAITING_1_CANDIDATES = tuple(Behavior(1.0, window) for window in _WINDOWS)
 
