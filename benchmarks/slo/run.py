@@ -28,7 +28,7 @@ SECONDS_PER_SIMULATED_SECOND = 0.045
 # time.
 PAGE_SECONDS = 300.0
 TRACES = ("azure", "mooncake", "servegen")
-KINDS = ("headway", "oracle", "baseline")
+KINDS = ("headway", "oracle", "long", "baseline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
