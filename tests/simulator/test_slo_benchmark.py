@@ -315,6 +315,7 @@ def test_the_page_says_losses_bounds_few_replicas_and_what_is_not_finished(tmp_p
         "| at most 1.25 times the oracle's GPU-hours | missed | 0 of 1 | step, 3x, P95: 1.30 times |" in shown
     )
     assert "make bench-slo AZURE=FILE" in shown
+    assert "dynamo-planner's documented interval, 180 s, ends at most once" in shown
 
 
 def test_a_step_model_is_found_again_in_what_an_engine_tells_of_its_steps(build: Any) -> None:
