@@ -59,6 +59,13 @@ class Cut:
 # Targets below this multiple need some three times as many replicas; so many of the requests are enough for
 # eight of them, and are simulated in as much less time.
 TIGHT_FACTOR, TIGHT_RATE = 2.0, 0.5
+# A simulated second of those takes so much of the time of one of the others.
+TIGHT_COST = 0.6
+
+
+# Fixed limits of baselines that are tried: of sequences three numbers, of token budgets three more; they are
+# found once in each process for all baselines of a load.
+NUM_LIMITS, LIMITS_SHARE = 6, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,21 +234,27 @@ def tasks(plan: Plan) -> list[Task]:
 
 
 def simulated_seconds(plan: Plan, task: Task) -> float:
-    """About how long a load a task simulates, all its runs together, at the rate of the nominal ones."""
+    """About how long a load a task simulates, all its runs together, in seconds of the looser targets at the
+    nominal rate."""
     rate_scale, plan = plan.rate_scale, plan.of_task(task)
     whole = plan.warm_up_seconds + plan.verdict_seconds
-    if task.kind in ("headway", "long"):
-        return whole * plan.rate_scale / rate_scale
-    num_factors = len({factor for factor, _ in plan.promises})
+    if task.promise is not None:
+        return whole * _cost(task.promise[0]) * plan.rate_scale / rate_scale
+    factors = {factor for factor, _ in plan.promises}
     if task.kind == "oracle":
         # Limits are tried on the busiest minute, then each minute on some numbers of replicas, with half
         # a minute before and as much after; then whole courses for each promise.
-        tried = (4 * 3 + plan.verdict_seconds / 60 * 4) * num_factors
-        return 120 * tried + plan.oracle_budget * plan.verdict_seconds * len(plan.promises)
-    factors = len(plan.baseline_factors)
+        tried = 120 * (4 * 2 + 3 + plan.verdict_seconds / 60 * 4)
+        courses = plan.oracle_budget * whole
+        return tried * sum(map(_cost, factors)) + courses * sum(_cost(one) for one, _ in plan.promises)
     candidates = min(plan.num_candidates, len(BASELINES[task.name].candidates))
-    tuning = candidates * factors * plan.tuning_seconds + 4 * plan.limits_seconds
-    return tuning + factors * whole
+    limits = NUM_LIMITS * LIMITS_SHARE * plan.limits_seconds
+    runs = candidates * plan.tuning_seconds + limits + whole
+    return runs * sum(map(_cost, factors & set(plan.baseline_factors)))
+
+
+def _cost(factor: float) -> float:
+    return TIGHT_COST if factor < TIGHT_FACTOR else 1.0
 
 
 def as_inputs(plan: Plan, task: Task) -> dict[str, object]:

@@ -27,6 +27,8 @@ from headway_simulator.work import guessed_batch, guessed_replicas
 # Budgets of tokens that are tried for the fixed limits of baselines.
 NUM_BUDGETS = 4
 Row = dict[str, Any]
+# Fixed limits found for one baseline are those of all others that this process tunes on the same excerpt.
+_found_limits: dict[tuple[Plan, str, Promise], Limits] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,10 @@ def _baseline(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
         began = time.process_time()
         tuning = _tuning(plan, task.load, parts, promise)
         trial = replace(tuning, trace=part_of(tuning.trace, 0.0, plan.limits_seconds))
-        limits = _fixed_limits(trial, promise, tuned)
+        key = (plan, task.load, promise)
+        if key not in _found_limits:
+            _found_limits[key] = _fixed_limits(trial, promise, tuned)
+        limits = _found_limits[key]
         known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
         results = [_tried(tuning, known, baseline, one, promise, tuned) for one in candidates]
         best = _best(results, promise)

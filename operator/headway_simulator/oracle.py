@@ -7,9 +7,10 @@ engine and cold starts and without faults, attains the objective: at least `perc
 both targets. So its cost is one that can really be had; the true least cost is no higher.
 
 Algorithm.
-1. Batch limits, by the busiest interval: first sequences (the most, a half and a quarter of them, and as
-   many as TPOT seems to allow) with the most tokens of a step, then these tokens, halved some times. Kept
-   are those with which fewest replicas do, of equals those with fewest misses.
+1. Batch limits, by the busiest interval: the most sequences with the most tokens of a step, halved some
+   times; kept are those with which fewest replicas do, of equals those with fewest misses. Then fewer
+   sequences (a half, a quarter, as many as TPOT seems to allow), kept where still fewer replicas do: they
+   have requests wait, which one interval alone shows too little of.
 2. misses[i][n]: simulate the arrivals of interval i, after WARM_UP_SECONDS of those before it, on n replicas
    that know the targets, until they have ended, and count those that miss. Numbers are tried from what its
    work needs, upward until none misses, downward until most do. Beyond these, n misses nothing, or all.
@@ -58,7 +59,7 @@ WARM_UP_SECONDS = 30.0
 # After an interval its last arrivals are still served beside new ones.
 COOL_DOWN_SECONDS = 60.0
 NUM_TOKEN_CANDIDATES = 4
-# Of sequences, beside what TPOT seems to allow: the most, a half and a quarter of them.
+# Of sequences: the most, a half and a quarter of them.
 NUM_SEQUENCE_CANDIDATES = 3
 # Whole simulations of steps 4 and 5.
 BUDGET = 12
@@ -168,26 +169,23 @@ class _Search:
         """Step 1."""
         model = self._setting.engine.model
         busiest = max(range(self.num_intervals), key=lambda i: work_seconds(model, self._part(i)))
-        highest = self._target.highest
-        seqs = [highest.max_num_seqs >> halvings for halvings in range(NUM_SEQUENCE_CANDIDATES)]
-        seqs.append(guessed_batch(model, self._target))
-        chosen, best = self._best_of(busiest, [replace(highest, max_num_seqs=one) for one in seqs], None)
-        tokens = [highest.max_num_batched_tokens >> halvings for halvings in range(1, NUM_TOKEN_CANDIDATES)]
-        return self._best_of(
-            busiest, [replace(chosen, max_num_batched_tokens=one) for one in tokens], (chosen, best)
-        )[0]
-
-    def _best_of(
-        self, index: int, candidates: Sequence[Limits], best: tuple[Limits, tuple[int, int]] | None
-    ) -> tuple[Limits, tuple[int, int]]:
-        """The limits with which an interval needs fewest replicas, and misses least with them."""
-        for limits in dict.fromkeys(map(self._target.bound_limits, candidates)):
-            self.limits = limits
-            found = self._fewest(index, None if best is None else best[1][0])
-            if best is None or found < best[1]:
-                best = limits, found
-        assert best is not None
-        return best
+        highest, bounded = self._target.highest, self._target.bound_limits
+        chosen, best = highest, (self._most() + 1, 0)
+        for halvings in range(NUM_TOKEN_CANDIDATES):
+            tokens = highest.max_num_batched_tokens >> halvings
+            self.limits = bounded(replace(highest, max_num_batched_tokens=tokens))
+            found = self._fewest(busiest, best[0] if halvings else None)
+            if found < best:
+                chosen, best = self.limits, found
+        fewer = {highest.max_num_seqs >> halvings for halvings in range(1, NUM_SEQUENCE_CANDIDATES)}
+        fewer.add(guessed_batch(model, self._target))
+        for seqs in sorted(fewer, reverse=True):
+            self.limits = bounded(replace(chosen, max_num_seqs=seqs))
+            if best[0] > self._target.min_replicas and self.limits != chosen:
+                found = self._fewest(busiest, best[0] - 1)
+                if found[1] <= self._may_miss(busiest):
+                    chosen, best = self.limits, found
+        return chosen
 
     def misses(self, index: int) -> dict[int, int]:
         """Step 2: misses by number of replicas, from the last hopeless one to the first with next to none."""
@@ -195,7 +193,7 @@ class _Search:
         if count == 0:
             return {self._target.min_replicas: 0}
         lowest, highest = self._target.min_replicas, self._most()
-        enough = ENOUGH_SHARE * count * (1 - self._target.percentile / 100)
+        enough = ENOUGH_SHARE * self._may_miss(index)
         number = first = self._guess(index)
         table = {first: self._missed(index, first)}
         while table[number] > enough and number < highest and not _is_in_vain(table, number):
@@ -326,7 +324,7 @@ class _Search:
     def _fewest(self, index: int, most: int | None) -> tuple[int, int]:
         """The least number that attains the objective in an interval, and its misses; of no number above
         `most`, which is then the first to be tried."""
-        allowed = len(self._part(index).arrivals) * (1 - self._target.percentile / 100)
+        allowed = self._may_miss(index)
         number = self._guess(index) if most is None else most
         most = self._most() if most is None else most
         table = {number: self._missed(index, number)}
@@ -339,6 +337,9 @@ class _Search:
                 break
             number -= 1
         return number, table[number]
+
+    def _may_miss(self, index: int) -> float:
+        return len(self._part(index).arrivals) * (1 - self._target.percentile / 100)
 
     def _missed(self, index: int, number: int) -> int:
         """Of an interval's arrivals, those that miss on so many replicas."""
