@@ -79,7 +79,7 @@ class Stretch:
 # The whole second half of a recorded trace, but no more than half an hour of it; of a wave an hour.
 STRETCHES: Mapping[str, Stretch] = {
     "azure": Stretch(1800.0, 0.5),
-    "mooncake": Stretch(1800.0, 0.5),
+    "mooncake": Stretch(1800.0, 1.0),
     "servegen": Stretch(1800.0, 0.5),
     "own-step": Stretch(1800.0, 0.5),
     "step": Stretch(1800.0, 0.5),

@@ -72,12 +72,16 @@ def test_what_a_schedule_asks_for_begins_so_much_earlier(ahead: float, want: flo
     assert asked_seconds((1, 4, 2), ahead) == pytest.approx(want)
 
 
-def test_steps_that_may_hold_fewer_sequences_are_tried(build: Any) -> None:
-    """A step of n sequences takes 10 ms and one more for each: ten are what this target allows."""
-    service = build.service(tpotMilliseconds=20)
+def test_fewer_sequences_are_had_where_fewer_replicas_do(build: Any) -> None:
+    """A step of n sequences takes 10 ms and one more for each: of 24 at once this target allows ten, and the
+    others may wait."""
+    service = build.service(ttftMilliseconds=8000, tpotMilliseconds=20)
     setting = replace(build.setting(), service=service)
-    oracle = find_oracle(build.load("poisson", rate=6.0, seconds=60.0), setting, budget=1)
-    assert oracle.limits.max_num_seqs < target_of(service.spec).highest.max_num_seqs
+    arrivals = tuple(Arrival(10.0 * burst, 50, 20) for burst in range(6) for _ in range(24))
+    oracle = find_oracle(Trace("bursts", arrivals, 60.0), setting, budget=1)
+    assert oracle.limits.max_num_seqs <= 8
+    assert oracle.replicas == (1,)
+    assert oracle.is_attained
 
 
 def test_replicas_of_single_intervals_know_the_targets_as_those_of_whole_courses_do(
