@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.slo.page import Table, table_of
+from benchmarks.slo.goals import Table, table_of
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure

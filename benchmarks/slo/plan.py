@@ -59,6 +59,33 @@ class Cut:
 # Targets below this multiple need some three times as many replicas; so many of the requests are enough for
 # eight of them, and are simulated in as much less time.
 TIGHT_FACTOR, TIGHT_RATE = 2.0, 0.5
+# A simulated second of those takes so much of the time of one of the others.
+TIGHT_COST = 0.6
+
+
+# Fixed limits of baselines that are tried: of sequences three numbers, of token budgets three more; they are
+# found once in each process for all baselines of a load.
+NUM_LIMITS, LIMITS_SHARE = 6, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Of a load over a longer time: so many seconds, of so large a share of the requests."""
+
+    seconds: float
+    rate: float
+
+
+# The whole second half of a recorded trace, but no more than half an hour of it; of a wave an hour.
+STRETCHES: Mapping[str, Stretch] = {
+    "azure": Stretch(1800.0, 0.5),
+    "mooncake": Stretch(1800.0, 1.0),
+    "servegen": Stretch(1800.0, 0.5),
+    "own-step": Stretch(1800.0, 0.5),
+    "step": Stretch(1800.0, 0.5),
+    "flash": Stretch(1800.0, 0.5),
+    "diurnal": Stretch(3600.0, 0.25),
+}
 
 # A simulated second of tens of replicas takes much of a processor's second where requests are many, so less
 # of that is judged. Mooncake's few long requests are judged for as long as the plan says.
@@ -80,7 +107,8 @@ class Plan:
     promises: the most telling first. baseline_factors: of the promises' factors those that baselines meet,
     too. num_candidates: of each baseline, the default first. num_faulty_promises: with how many of the
     promises faults are met. limits_seconds: of the tuning excerpt, for the choice of fixed batch limits.
-    oracle_budget: courses that the oracle may simulate.
+    oracle_budget: courses that the oracle may simulate. num_long_promises: with how many of the promises
+    Headway is judged over a longer time, too. most_long_seconds: of that.
     """
 
     loads: tuple[str, ...]
@@ -95,7 +123,9 @@ class Plan:
     tuning_warm_up_seconds: float = 60.0
     limits_seconds: float = 90.0
     num_candidates: int = 3
-    oracle_budget: int = 2
+    oracle_budget: int = 8
+    num_long_promises: int = 2
+    most_long_seconds: float = 3600.0
     is_cut: bool = True
     rate_scale: float = 1.0
     seed: int = 1
@@ -117,6 +147,17 @@ class Plan:
         rate = TIGHT_RATE if promise[0] < TIGHT_FACTOR else 1.0
         return replace(self.of(load), rate_scale=self.rate_scale * rate)
 
+    def longer(self, load: str) -> "Plan":
+        """Of a load over a longer time."""
+        stretch = STRETCHES[load]
+        seconds = min(stretch.seconds, self.most_long_seconds)
+        rate = self.rate_scale * stretch.rate
+        return replace(self, verdict_seconds=seconds, rate_scale=rate, is_cut=False)
+
+    def of_task(self, task: "Task") -> "Plan":
+        """What is left of it for a task."""
+        return self.longer(task.load) if task.kind == "long" else self.of(task.load)
+
     @property
     def baseline_promises(self) -> tuple[Promise, ...]:
         return tuple(one for one in self.promises if one[0] in self.baseline_factors)
@@ -132,7 +173,7 @@ def long(loads: tuple[str, ...]) -> Plan:
         warm_up_seconds=300.0,
         tuning_warm_up_seconds=120.0,
         num_candidates=MOST_CANDIDATES,
-        oracle_budget=12,
+        oracle_budget=40,
         is_cut=False,
     )
 
@@ -149,6 +190,7 @@ def quick(loads: tuple[str, ...]) -> Plan:
         tuning_warm_up_seconds=60.0,
         limits_seconds=90.0,
         num_candidates=2,
+        num_long_promises=0,
         rate_scale=0.25,
     )
 
@@ -157,7 +199,8 @@ def quick(loads: tuple[str, ...]) -> Plan:
 class Task:
     """One unit of work; it makes a result for each promise, or for `promises` where it names some.
 
-    kind: headway (with a fault or without), oracle, or baseline (its tuning, too).
+    kind: headway (with a fault or without), long (Headway over a longer time), oracle, or baseline (its
+    tuning, too).
     """
 
     kind: str
@@ -176,6 +219,11 @@ def tasks(plan: Plan) -> list[Task]:
     found = [Task("headway", load, promise=one) for load in plan.loads for one in plan.of(load).promises]
     found += [Task("oracle", load) for load in plan.loads]
     found += [
+        Task("long", load, promise=promise)
+        for load in plan.loads
+        for promise in plan.of(load).promises[: plan.num_long_promises]
+    ]
+    found += [
         Task("headway", load, fault.name, promise)
         for fault in plan.faults
         for load in plan.loads
@@ -186,31 +234,38 @@ def tasks(plan: Plan) -> list[Task]:
 
 
 def simulated_seconds(plan: Plan, task: Task) -> float:
-    """About how long a load a task simulates, all its runs together."""
-    plan = plan.of(task.load)
+    """About how long a load a task simulates, all its runs together, in seconds of the looser targets at the
+    nominal rate."""
+    rate_scale, plan = plan.rate_scale, plan.of_task(task)
     whole = plan.warm_up_seconds + plan.verdict_seconds
-    if task.kind == "headway":
-        return whole
-    num_factors = len({factor for factor, _ in plan.promises})
+    if task.promise is not None:
+        return whole * _cost(task.promise[0]) * plan.rate_scale / rate_scale
+    factors = {factor for factor, _ in plan.promises}
     if task.kind == "oracle":
         # Limits are tried on the busiest minute, then each minute on some numbers of replicas, with half
         # a minute before and as much after; then whole courses for each promise.
-        tried = (4 * 3 + plan.verdict_seconds / 60 * 4) * num_factors
-        return 120 * tried + plan.oracle_budget * plan.verdict_seconds * len(plan.promises)
-    factors = len(plan.baseline_factors)
+        tried = 120 * (4 * 2 + 3 + plan.verdict_seconds / 60 * 4)
+        courses = plan.oracle_budget * whole
+        return tried * sum(map(_cost, factors)) + courses * sum(_cost(one) for one, _ in plan.promises)
     candidates = min(plan.num_candidates, len(BASELINES[task.name].candidates))
-    tuning = candidates * factors * plan.tuning_seconds + 4 * plan.limits_seconds
-    return tuning + factors * whole
+    limits = NUM_LIMITS * LIMITS_SHARE * plan.limits_seconds
+    runs = candidates * plan.tuning_seconds + limits + whole
+    return runs * sum(map(_cost, factors & set(plan.baseline_factors)))
+
+
+def _cost(factor: float) -> float:
+    return TIGHT_COST if factor < TIGHT_FACTOR else 1.0
 
 
 def as_inputs(plan: Plan, task: Task) -> dict[str, object]:
     """What of the plan a task's results hang on: what else is asked for changes nothing of them."""
-    whole = asdict(plan.of(task.load))
+    whole = asdict(plan.of_task(task))
     unused = ["loads", "faults", "baselines", "num_faulty_promises", "is_cut"]
+    unused += ["num_long_promises", "most_long_seconds"]
     if task.kind != "baseline":
         unused += ["num_candidates", "tuning_seconds", "tuning_warm_up_seconds", "limits_seconds"]
         unused += ["baseline_factors"]
-    if task.kind == "headway":
+    if task.kind in ("headway", "long"):
         unused += ["promises"]
     if task.kind != "oracle":
         unused += ["oracle_budget"]

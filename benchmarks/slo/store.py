@@ -33,7 +33,10 @@ ENGINE = (
 )
 LAW = ("operator/headway_operator/slo",)
 BASELINES = ("operator/headway_simulator/baselines",)
-ORACLE = tuple(f"operator/headway_simulator/{name}.py" for name in ("oracle", "courses", "least_work"))
+ORACLE = tuple(
+    f"operator/headway_simulator/{name}.py"
+    for name in ("oracle", "courses", "descent", "least_work", "schedules")
+)
 # What makes the excerpts, which are fingerprinted themselves; what shows results; what only the oracle reads.
 NOT_OF_THE_PROOF = (
     *("errors.py", "flags.py", "generators.py", "options.py", "rates.py"),
@@ -49,9 +52,14 @@ class Fingerprints:
     def __init__(self, plan: Plan, files: Mapping[str, Path]) -> None:
         self._plan = plan
         self._simulator = _code([*SIMULATED, *(f"runtime/headway_runtime/{name}.py" for name in ENGINE)])
-        self._of_kind = {"headway": _code(LAW), "oracle": _code(ORACLE), "baseline": _code(BASELINES)}
+        self._of_kind = {
+            "headway": _code(LAW),
+            "long": _code(LAW),
+            "oracle": _code(ORACLE),
+            "baseline": _code(BASELINES),
+        }
         self._files = files
-        self._parts: dict[str, Halves] = {}
+        self._parts: dict[tuple[str, bool], Halves] = {}
         self._digests: dict[int, str] = {}
         self._met: dict[Task, list[str]] = {}
 
@@ -74,10 +82,12 @@ class Fingerprints:
         return self._met[met]
 
     def _made(self, task: Task) -> Iterator[str]:
-        plan = self._plan.of(task.load)
-        if task.load not in self._parts:
-            self._parts[task.load] = Halves(task.load, self._files, self._plan)
-        for one in excerpts(plan, task, self._parts[task.load]):
+        plan = self._plan.of_task(task)
+        # What is not over a longer time shares its parts.
+        of = (task.load, task.kind == "long")
+        if of not in self._parts:
+            self._parts[of] = Halves(task.load, self._files, plan)
+        for one in excerpts(plan, task, self._parts[of]):
             target = target_of(one.setting.service.spec)
             simulated = (target, one.setting.engine, one.setting.conditions, one.warm_up_seconds)
             yield f"{self._digest(one.trace)} {simulated!r}"

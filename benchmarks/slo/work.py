@@ -22,11 +22,13 @@ from headway_simulator.oracle import INTERVAL_SECONDS, Ends, find_oracle
 from headway_simulator.records import Run
 from headway_simulator.step_model import read_step_model
 from headway_simulator.trace import Trace, part_of
-from headway_simulator.work import guessed_replicas
+from headway_simulator.work import guessed_batch, guessed_replicas
 
 # Budgets of tokens that are tried for the fixed limits of baselines.
 NUM_BUDGETS = 4
 Row = dict[str, Any]
+# Fixed limits found for one baseline are those of all others that this process tunes on the same excerpt.
+_found_limits: dict[tuple[Plan, str, Promise], Limits] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,9 @@ class Excerpt:
 
 def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
     """The results of a task, one for each promise."""
+    plan = plan.of_task(task)
     parts = Halves(task.load, files, plan)
-    plan = plan.of(task.load)
-    if task.kind == "headway":
+    if task.kind in ("headway", "long"):
         assert task.promise is not None
         return [_headway(plan, task, parts, task.promise)]
     if task.kind == "oracle":
@@ -61,7 +63,7 @@ def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
 
 def excerpts(plan: Plan, task: Task, parts: Halves) -> Iterator[Excerpt]:
     """What a task simulates: with the code that does it, all that its results hang on. plan: of the load."""
-    if task.kind == "headway":
+    if task.kind in ("headway", "long"):
         assert task.promise is not None
         yield _met_by_headway(plan, task, parts, task.promise)
         return
@@ -85,7 +87,8 @@ def _headway(plan: Plan, task: Task, parts: Halves, promise: Promise) -> Row:
     excerpt = _met_by_headway(plan, task, parts, promise)
     began = time.process_time()
     found = _judged(excerpt, headway())
-    return _row(task, promise, found, began, controller="headway", fault=task.name)
+    judged = excerpt.trace.duration_seconds - excerpt.warm_up_seconds
+    return _row(task, promise, found, began, controller="headway", fault=task.name, judged_seconds=judged)
 
 
 def _oracles(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
@@ -95,9 +98,12 @@ def _oracles(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
     for promise in plan.promises:
         began = time.process_time()
         excerpt = _verdict(plan, task.load, parts, promise)
-        judged = part_of(excerpt.trace, excerpt.warm_up_seconds, excerpt.trace.duration_seconds)
         found = find_oracle(
-            judged, excerpt.setting, ends=known.setdefault(promise[0], {}), budget=plan.oracle_budget
+            excerpt.trace,
+            excerpt.setting,
+            ends=known.setdefault(promise[0], {}),
+            budget=plan.oracle_budget,
+            judged_from_seconds=excerpt.warm_up_seconds,
         )
         gpus = excerpt.setting.engine.model.gpus
         more = {
@@ -120,7 +126,10 @@ def _baseline(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
         began = time.process_time()
         tuning = _tuning(plan, task.load, parts, promise)
         trial = replace(tuning, trace=part_of(tuning.trace, 0.0, plan.limits_seconds))
-        limits = _fixed_limits(trial, promise, tuned)
+        key = (plan, task.load, promise)
+        if key not in _found_limits:
+            _found_limits[key] = _fixed_limits(trial, promise, tuned)
+        limits = _found_limits[key]
         known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
         results = [_tried(tuning, known, baseline, one, promise, tuned) for one in candidates]
         best = _best(results, promise)
@@ -165,27 +174,34 @@ def _tried(
 ) -> Measures:
     key = (candidate, known.limits, promise[0])
     if key not in runs:
-        runs[key] = _run(excerpt, baseline.make(known, candidate))
+        setting, interval = excerpt.setting, baseline.interval_seconds
+        if interval is not None:
+            setting = replace(setting, conditions=replace(setting.conditions, interval_seconds=interval))
+        runs[key] = _run(replace(excerpt, setting=setting), baseline.make(known, candidate))
     return excerpt.judged(runs[key], target_of(excerpt.setting.service.spec))
 
 
 def _fixed_limits(tuning: Excerpt, promise: Promise, runs: dict[object, Run]) -> Limits:
-    """Batch limits for controllers that move none: of some token budgets the one with which most requests of
-    the tuning half meet the targets, on the replicas that its busiest minute needs."""
+    """Batch limits for controllers that move none: first of some numbers of sequences, then of some token
+    budgets those with which most requests of the tuning half meet the targets, on the replicas that its
+    busiest minute needs. Of equals the fewest sequences, with which requests wait where others can see it."""
     target = target_of(tuning.setting.service.spec)
-    baseline = BASELINES["static-peak"]
-    best = (-1.0, target.highest)
-    for halvings in range(NUM_BUDGETS):
-        tokens = target.highest.max_num_batched_tokens >> halvings
-        limits = target.bound_limits(Limits(target.highest.max_num_seqs, tokens))
+    highest, baseline = target.highest, BASELINES["static-peak"]
+    most = highest.max_num_seqs
+
+    def attained(limits: Limits) -> float:
         known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
         key = ("limits", limits, promise[0])
         if key not in runs:
             runs[key] = _run(tuning, baseline.make(known, baseline.candidates[0]))
-        attained = tuning.judged(runs[key], target).joint_attainment
-        if attained > best[0]:
-            best = (attained, limits)
-    return best[1]
+        return tuning.judged(runs[key], target).joint_attainment
+
+    seqs = sorted({guessed_batch(tuning.setting.engine.model, target), most // 2, most})
+    best = max((target.bound_limits(replace(highest, max_num_seqs=one)) for one in seqs), key=attained)
+    tokens = (highest.max_num_batched_tokens >> halvings for halvings in range(NUM_BUDGETS))
+    return max(
+        (target.bound_limits(replace(best, max_num_batched_tokens=one)) for one in tokens), key=attained
+    )
 
 
 def _run(excerpt: Excerpt, controller: Controller[Any]) -> Run:

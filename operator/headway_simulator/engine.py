@@ -37,6 +37,7 @@ class EngineSettings:
 
     overlaps: a step is launched while the one before it runs. max_model_len: the longest prompt with answer.
     fast_forwards: uneventful steps are taken over at once; off only to prove that this changes nothing.
+    targets: that are known from the start; a controller's come by PATCH. None: none.
     """
 
     model: StepModel
@@ -49,6 +50,7 @@ class EngineSettings:
     overlaps: bool = True
     speculation: Speculation | None = None
     fast_forwards: bool = True
+    targets: Targets | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ class SimulatedEngine:
             offload=None,
             overlaps=settings.overlaps,
         )
+        if settings.targets is not None:
+            self.metrics.set_targets(settings.targets)
+            self.scheduler.promptness.aim_at(settings.targets)
         self._received_at: dict[str, float] = {}
         self._num_output_tokens: dict[str, int] = {}
         self._outputs: list[RequestOutput] = []

@@ -13,6 +13,8 @@
 5. Steps of one replica never overlap, so their time is replica time; and `minReplicas` are there all the
 time.
 
+What arrives before a load is judged costs nothing, but its blocks may be cached.
+
 Queueing, whole replicas, cold starts and arrivals that come unevenly cost more than this: it lies below the
 true least cost. With guesses a step gives more than a row's token: then the bound is that of minReplicas
 alone.
@@ -26,9 +28,11 @@ from headway_simulator.step_model import StepModel
 from headway_simulator.trace import Arrival, Trace
 
 
-def least_replica_seconds(trace: Trace, setting: Setting, target: Target) -> float:
-    """See the header. Seconds of a replica, within the time of the load."""
-    idle = target.min_replicas * trace.duration_seconds
+def least_replica_seconds(
+    trace: Trace, setting: Setting, target: Target, judged_from_seconds: float = 0.0
+) -> float:
+    """See the header. Seconds of a replica, within the time of the load that is judged."""
+    idle = target.min_replicas * (trace.duration_seconds - judged_from_seconds)
     if setting.engine.speculation is not None:
         return idle
     model = setting.engine.model
@@ -37,6 +41,8 @@ def least_replica_seconds(trace: Trace, setting: Setting, target: Target) -> flo
     works = []
     for one in trace.arrivals:
         work = 0.001 * (_prompt_milliseconds(model, one, seen) + _answer_milliseconds(model, one, rows))
+        if one.at_seconds < judged_from_seconds:
+            continue
         works.append(work if _ends_within(one, trace, target) else 0.0)
     may_miss = math.floor(len(works) * (1 - target.percentile / 100) + 1e-9)
     return max(idle, sum(sorted(works)[: len(works) - may_miss]))

@@ -7,24 +7,31 @@ engine and cold starts and without faults, attains the objective: at least `perc
 both targets. So its cost is one that can really be had; the true least cost is no higher.
 
 Algorithm.
-1. Batch limits: the candidate pairs (the most sequences; the most tokens of a step, halved some times) are
-   tried on the busiest intervals. Kept is the pair with which fewest replicas do, of equals the one with
-   fewest misses.
-2. misses[i][n]: simulate the arrivals of interval i, after WARM_UP_SECONDS of those before it, on n replicas,
-   until they have ended, and count those that miss. Numbers are tried from what its work needs, upward until
-   none misses, downward until most do. Beyond these, n misses nothing, or everything.
+1. Batch limits, by the busiest interval: the most sequences with the most tokens of a step, halved some
+   times; kept are those with which fewest replicas do, of equals those with fewest misses. Then fewer
+   sequences (a half, a quarter, as many as TPOT seems to allow), kept where still fewer replicas do: they
+   have requests wait, which one interval alone shows too little of.
+2. misses[i][n]: simulate the arrivals of interval i, after WARM_UP_SECONDS of those before it, on n replicas
+   that know the targets, until they have ended, and count those that miss. Numbers are tried from what its
+   work needs, upward until none misses, downward until most do. Beyond these, n misses nothing, or all.
 3. For a price of a miss, `courses` has the cheapest course: of replica time, cold starts and priced misses.
    The price is bisected, without a simulation, for the cheapest course whose misses are by step 2 no more
    than a share of those that the objective leaves.
-4. That course is simulated whole. If it attains the objective, a larger share is tried, else a smaller one;
-   where none is small enough, replicas are added throughout. Kept is the cheapest that attains it.
+4. That course is simulated whole. If it attains the objective, a larger share is tried, else a smaller one,
+   NUM_COURSES in all; where none is small enough, replicas are added throughout.
+5. `descent` takes replicas from the cheapest that attains it, for as long as what is left attains it, too.
 
-Step 4 has a budget of whole simulations; which course comes next depends on nothing but what came before, so
-that a larger budget goes through the same courses first, and never ends with a dearer one. `ended_by_budget`
-says whether it would have gone on. Beside its cost stands one that nobody can go below: `least_work`.
+Steps 4 and 5 have a budget of whole simulations; which course comes next depends on nothing but what came
+before, so that a larger budget goes through the same courses first, and never ends with a dearer one.
+`ended_by_budget` says whether it would have gone on; where not, no interval can do with one replica fewer.
+Beside its cost stands one that nobody can go below: `least_work`.
 
-What is left out, and makes the result an upper bound: courses that are no shortest path for any price, queues
-carried from one interval into the next in step 2 (step 4 has them), and limits that change.
+A load may begin with a part that only warms caches up: it is served with what the first interval judged has,
+or what its own work needs if that is more, and neither judged nor paid.
+
+What is left out, and makes the result an upper bound: courses that are no shortest path for any price and not
+below one in every interval, queues carried from one interval into the next in step 2 (4 and 5 have them), and
+limits that change.
 """
 
 import math
@@ -33,25 +40,31 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from headway_operator.slo import Target, target_of
-from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
+from headway_operator.state import Limits
 from headway_runtime.config import Limits as EngineLimits
-from headway_simulator.cluster import BEGIN_SECONDS, Setting, Simulation
-from headway_simulator.control import Controller
+from headway_runtime.config import Targets as EngineTargets
+from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course, missed
+from headway_simulator.descent import Course, Ground, Tried, descend
 from headway_simulator.least_work import least_replica_seconds
-from headway_simulator.measures import Measures, measures
+from headway_simulator.measures import Measures, judged_from, measures
 from headway_simulator.records import Flight
+from headway_simulator.schedules import INTERVAL_SECONDS, WarmUp, ahead_seconds, schedule
 from headway_simulator.trace import Trace, part_of
-from headway_simulator.work import guessed_replicas, work_seconds
+from headway_simulator.work import guessed_batch, guessed_replicas, work_seconds
 
-INTERVAL_SECONDS = 60.0
+__all__ = ["BUDGET", "INTERVAL_SECONDS", "Ends", "Oracle", "find_oracle"]
+
 WARM_UP_SECONDS = 30.0
 # After an interval its last arrivals are still served beside new ones.
 COOL_DOWN_SECONDS = 60.0
 NUM_TOKEN_CANDIDATES = 4
-NUM_BUSIEST = 1
-# Whole simulations of step 4.
-BUDGET = 8
+# Of sequences: the most, a half and a quarter of them.
+NUM_SEQUENCE_CANDIDATES = 3
+# Whole simulations of steps 4 and 5.
+BUDGET = 12
+# Courses of step 4, where one of them attains the objective.
+NUM_COURSES = 4
 # Prices of the search without simulations: enough to tell apart any two courses that matter.
 NUM_PRICES = 24
 # Bounds of the price of a miss, in replica-seconds.
@@ -76,10 +89,10 @@ Ends = dict[tuple[Limits, int, int], list[Flight]]
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """replicas: per interval. measures: of its run. is_attained: whether any course reached the objective; if
-    none did, this is the one with the highest attainment. num_simulated: courses. ended_by_budget: whether
-    more courses were left to try. least_replica_hours: what no schedule that attains the objective goes
-    below."""
+    """replicas: per interval judged. measures: of its run. is_attained: whether any course reached the
+    objective; if none did, this is the one with the highest attainment. num_simulated: courses.
+    ended_by_budget: whether more courses were left to try. least_replica_hours: what no schedule that attains
+    the objective goes below."""
 
     replicas: tuple[int, ...]
     limits: Limits
@@ -96,16 +109,19 @@ def find_oracle(
     told: Told = lambda share: None,
     ends: Ends | None = None,
     budget: int = BUDGET,
+    judged_from_seconds: float = 0.0,
 ) -> Oracle:
     """The oracle of a load; `told` hears how far the search has come, from 0 to 1.
 
-    ends: what searches of the same load and setting, but for the promise, have found already; added to.
+    ends: what searches of the same load and setting, but for the percentile, have found already; added to.
     budget: whole simulations, at least 1; with more it may be found to cost a little less, and never more.
+    judged_from_seconds: what is before only warms caches up.
     """
     assert budget >= 1, f"budget={budget!r} is below 1"
+    assert judged_from_seconds < trace.duration_seconds, f"nothing is left after {judged_from_seconds!r} s"
     setting = _free(_without_faults(setting))
     target = target_of(setting.service.spec)
-    search = _Search(trace, setting, target, {} if ends is None else ends)
+    search = _Search(trace, setting, target, {} if ends is None else ends, judged_from_seconds)
     limits = search.choose_limits()
     search.limits = limits
     tables = []
@@ -137,30 +153,38 @@ def _free(setting: Setting) -> Setting:
 class _Search:
     """The state of one search. tables: per interval, misses by number of replicas."""
 
-    def __init__(self, trace: Trace, setting: Setting, target: Target, ends: Ends) -> None:
+    def __init__(self, trace: Trace, setting: Setting, target: Target, ends: Ends, begin: float) -> None:
         self._ends = ends
         self._trace = trace
         self._setting = setting
         self._target = target
         self._times = [one.at_seconds for one in trace.arrivals]
-        self.num_intervals = max(1, math.ceil(trace.duration_seconds / INTERVAL_SECONDS))
+        self._begin = begin
+        self.num_intervals = max(1, math.ceil((trace.duration_seconds - begin) / INTERVAL_SECONDS))
+        self._num_judged = len(trace.arrivals) - bisect_left(self._times, begin)
+        self._allowed = self._num_judged * (1 - target.percentile / 100)
         self.limits = target.highest
 
     def choose_limits(self) -> Limits:
         """Step 1."""
-        busiest = sorted(
-            range(self.num_intervals), key=lambda i: -work_seconds(self._setting.engine.model, self._part(i))
-        )[:NUM_BUSIEST]
-        highest = self._target.highest
-        best = (math.inf, math.inf)
-        chosen = highest
+        model = self._setting.engine.model
+        busiest = max(range(self.num_intervals), key=lambda i: work_seconds(model, self._part(i)))
+        highest, bounded = self._target.highest, self._target.bound_limits
+        chosen, best = highest, (self._most() + 1, 0)
         for halvings in range(NUM_TOKEN_CANDIDATES):
             tokens = highest.max_num_batched_tokens >> halvings
-            self.limits = self._target.bound_limits(Limits(highest.max_num_seqs, tokens))
-            found = [self._fewest(index) for index in busiest]
-            rank = (sum(number for number, _ in found), sum(missed for _, missed in found))
-            if rank < best:
-                best, chosen = rank, self.limits
+            self.limits = bounded(replace(highest, max_num_batched_tokens=tokens))
+            found = self._fewest(busiest, best[0] if halvings else None)
+            if found < best:
+                chosen, best = self.limits, found
+        fewer = {highest.max_num_seqs >> halvings for halvings in range(1, NUM_SEQUENCE_CANDIDATES)}
+        fewer.add(guessed_batch(model, self._target))
+        for seqs in sorted(fewer, reverse=True):
+            self.limits = bounded(replace(chosen, max_num_seqs=seqs))
+            if best[0] > self._target.min_replicas and self.limits != chosen:
+                found = self._fewest(busiest, best[0] - 1)
+                if found[1] <= self._may_miss(busiest):
+                    chosen, best = self.limits, found
         return chosen
 
     def misses(self, index: int) -> dict[int, int]:
@@ -169,7 +193,7 @@ class _Search:
         if count == 0:
             return {self._target.min_replicas: 0}
         lowest, highest = self._target.min_replicas, self._most()
-        enough = ENOUGH_SHARE * count * (1 - self._target.percentile / 100)
+        enough = ENOUGH_SHARE * self._may_miss(index)
         number = first = self._guess(index)
         table = {first: self._missed(index, first)}
         while table[number] > enough and number < highest and not _is_in_vain(table, number):
@@ -182,15 +206,29 @@ class _Search:
         return table
 
     def cheapest(self, tables: Sequence[dict[int, int]], budget: int, told: Told) -> Oracle:
-        """Steps 3 and 4."""
-        seen: dict[tuple[int, ...], Measures] = {}
-        courses = self._courses(tables)
-        course = next(courses, None)
-        while course is not None and len(seen) < budget:
+        """Steps 3 to 5."""
+        seen: dict[Course, Measures] = {}
+
+        def tried(course: Course) -> Tried | None:
             if course not in seen:
+                if len(seen) >= budget:
+                    return None
                 seen[course] = self._simulated(course)
-            told(len(seen) / budget)
-            course = courses.send(self._attains(seen[course]))
+                told(len(seen) / budget)
+            found = seen[course]
+            spare = self._allowed - round(self._num_judged * (1 - found.joint_attainment))
+            return Tried(found.replica_hours, max(0.0, spare) if self._attains(found) else min(-1.0, spare))
+
+        courses = self._courses(tables)
+        course = next(courses)
+        while course is not None and (judged := tried(course)) is not None:
+            course = courses.send(judged.spare >= 0)
+        is_done = course is None
+        if attaining := [one for one in seen if self._attains(seen[one])]:
+            counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
+            ahead = ahead_seconds(self._setting.conditions)
+            ground = Ground(tables, counts, self._target.min_replicas, ahead)
+            is_done = descend(min(attaining, key=lambda one: seen[one].replica_hours), ground, tried)
         told(1.0)
         attained = [one for one in seen if self._attains(seen[one])]
         if attained:
@@ -203,23 +241,26 @@ class _Search:
             seen[best],
             is_attained=bool(attained),
             num_simulated=len(seen),
-            ended_by_budget=course is not None,
-            least_replica_hours=least_replica_seconds(self._trace, self._setting, self._target) / 3600,
+            ended_by_budget=not is_done,
+            least_replica_hours=least_replica_seconds(self._trace, self._setting, self._target, self._begin)
+            / 3600,
         )
 
-    def _courses(self, tables: Sequence[dict[int, int]]) -> Generator[tuple[int, ...] | None, bool, None]:
+    def _courses(self, tables: Sequence[dict[int, int]]) -> Generator[Course | None, bool, None]:
         """Step 4's courses, one after another, each sent back whether it attains the objective; then None."""
         share, attaining, failing = FIRST_SHARE, 0.0, math.inf
+        num_tried = 1
         is_attained = yield self._course(tables, share)
         if not is_attained:
-            failing = share
+            failing, num_tried = share, 2
             is_attained = yield self._course(tables, 0.0)
             for margin in () if is_attained else MARGINS:
                 if (yield self._course(tables, 0.0, margin)):
                     break
         else:
             attaining = share
-        while is_attained:
+        while is_attained and num_tried < NUM_COURSES:
+            num_tried += 1
             if failing == math.inf:
                 share = min(MOST_SHARE, 2 * attaining)
             else:
@@ -232,14 +273,14 @@ class _Search:
                 failing = share
         yield None
 
-    def _course(self, tables: Sequence[dict[int, int]], share: float, margin: int = 0) -> tuple[int, ...]:
+    def _course(self, tables: Sequence[dict[int, int]], share: float, margin: int = 0) -> Course:
         """Step 3: the cheapest found that misses, by the tables, at most `share` of what may be missed."""
         counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
-        allowed = share * len(self._trace.arrivals) * (1 - self._target.percentile / 100)
+        allowed = share * self._allowed
         cold = self._setting.conditions.cold_start_seconds
         numbers = range(self._target.min_replicas, max(max(table) for table in tables) + 1)
         low, high = math.log(LEAST_PRICE), math.log(MOST_PRICE)
-        best: tuple[int, ...] | None = None
+        best: Course | None = None
         for _ in range(NUM_PRICES):
             price = high if best is None else (low + high) / 2
             course = cheapest_course(tables, counts, numbers, Costs(INTERVAL_SECONDS, cold, math.exp(price)))
@@ -255,25 +296,39 @@ class _Search:
     def _attains(self, found: Measures) -> bool:
         return found.joint_attainment * 100 >= self._target.percentile
 
-    def _simulated(self, course: tuple[int, ...]) -> Measures:
+    def _simulated(self, course: Course) -> Measures:
         """A course, run whole."""
-        conditions = replace(self._setting.conditions, initial_replicas=course[0])
+        before = self._warm_up()
+        initial = max(course[0], before.replicas)
+        conditions = replace(self._setting.conditions, initial_replicas=initial)
         setting = replace(self._setting, conditions=conditions)
-        controller = schedule(course, self.limits, conditions.cold_start_seconds, conditions.interval_seconds)
-        run = Simulation(self._trace, self._limited(setting), controller).result()
-        return measures(run, self._target, setting.engine.model.gpus, self._trace.step_at_seconds)
+        controller = schedule(course, self.limits, conditions, before)
+        run = judged_from(Simulation(self._trace, self._limited(setting), controller).result(), self._begin)
+        step_at = self._trace.step_at_seconds
+        jump = None if step_at is None or step_at < self._begin else step_at - self._begin
+        return measures(run, self._target, setting.engine.model.gpus, jump)
+
+    def _warm_up(self) -> WarmUp:
+        """Served with what its work needs."""
+        if self._begin == 0:
+            return WarmUp()
+        part = part_of(self._trace, 0.0, self._begin)
+        needed = guessed_replicas(self._setting.engine.model, part, self._target)
+        return WarmUp(self._begin, min(self._most(), needed))
 
     def _limited(self, setting: Setting) -> Setting:
         """Replicas that begin with the limits chosen."""
         limits = EngineLimits(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
         return replace(setting, engine=replace(setting.engine, limits=limits))
 
-    def _fewest(self, index: int) -> tuple[int, int]:
-        """The least number that attains the objective in an interval, and its misses."""
-        allowed = len(self._part(index).arrivals) * (1 - self._target.percentile / 100)
-        number = self._guess(index)
+    def _fewest(self, index: int, most: int | None) -> tuple[int, int]:
+        """The least number that attains the objective in an interval, and its misses; of no number above
+        `most`, which is then the first to be tried."""
+        allowed = self._may_miss(index)
+        number = self._guess(index) if most is None else most
+        most = self._most() if most is None else most
         table = {number: self._missed(index, number)}
-        while table[number] > allowed and number < self._most() and not _is_in_vain(table, number):
+        while table[number] > allowed and number < most and not _is_in_vain(table, number):
             number += 1
             table[number] = self._missed(index, number)
         while table[number] <= allowed and number > self._target.min_replicas:
@@ -282,6 +337,9 @@ class _Search:
                 break
             number -= 1
         return number, table[number]
+
+    def _may_miss(self, index: int) -> float:
+        return len(self._part(index).arrivals) * (1 - self._target.percentile / 100)
 
     def _missed(self, index: int, number: int) -> int:
         """Of an interval's arrivals, those that miss on so many replicas."""
@@ -295,17 +353,22 @@ class _Search:
 
     def _served(self, index: int, number: int) -> list[Flight]:
         """What becomes of an interval's arrivals on so many replicas."""
-        start = index * INTERVAL_SECONDS
+        start = self._begin + index * INTERVAL_SECONDS
         begin = max(0.0, start - WARM_UP_SECONDS)
         part = part_of(self._trace, begin, start + INTERVAL_SECONDS + COOL_DOWN_SECONDS)
-        setting = self._limited(self._setting)
-        setting = replace(setting, conditions=replace(setting.conditions, initial_replicas=number))
+        setting, targets = self._limited(self._setting), self._target.targets
+        told = EngineTargets(targets.ttft_milliseconds, targets.tpot_milliseconds)
+        setting = replace(
+            setting,
+            engine=replace(setting.engine, targets=told),
+            conditions=replace(setting.conditions, initial_replicas=number),
+        )
         first = bisect_left(self._times, start) - bisect_left(self._times, begin)
         last = first + len(self._part(index).arrivals)
         return Simulation(part, setting, None).result(stops_after=range(first, last)).flights[first:last]
 
     def _part(self, index: int) -> Trace:
-        start = index * INTERVAL_SECONDS
+        start = self._begin + index * INTERVAL_SECONDS
         end = min(start + INTERVAL_SECONDS, self._trace.duration_seconds)
         first, last = bisect_left(self._times, start), bisect_left(self._times, end)
         return Trace("", self._trace.arrivals[first:last], end - start)
@@ -321,23 +384,3 @@ class _Search:
 def _is_in_vain(table: dict[int, int], number: int) -> bool:
     """Whether the last replicas added have helped nobody: what misses now misses with any number."""
     return table[number] >= table.get(number - VAIN_REPLICAS, math.inf)
-
-
-def schedule(
-    course: Sequence[int], limits: Limits, cold_start_seconds: float, interval_seconds: float
-) -> Controller[None]:
-    """A controller that knows its course, and asks for replicas so early that they are ready in time."""
-    unknown = Attainment(None, None, 0, 0, "unknown")
-    ahead = cold_start_seconds + 2 * interval_seconds
-
-    def decide(
-        target: Target, memory: None, sample: Sample, observed: Observed, now: float
-    ) -> tuple[Decision, None]:
-        first = int((now - BEGIN_SECONDS) // INTERVAL_SECONDS)
-        last = int((now - BEGIN_SECONDS + ahead) // INTERVAL_SECONDS)
-        within = course[min(first, len(course) - 1) : last + 1]
-        replicas = target.bound_replicas(max(within))
-        decision = Decision(now, replicas, limits, "Scheduled", "as known before", "", unknown, unknown, {})
-        return decision, None
-
-    return Controller("oracle", lambda sample, now: None, decide)

@@ -109,6 +109,12 @@ def test_waiting_requests_ask_for_one_replica_for_each_five(target: Any) -> None
     assert decided(controller, target, [seen_by(0.0, 2, waiting=11)]) == [5]
 
 
+def test_waiting_requests_are_read_anew_at_each_sync(target: Any) -> None:
+    controller = BASELINES["keda-waiting-5"].make(KNOWN, Behavior(5.0))
+    course = [seen_by(0.0, 2, waiting=5), seen_by(5.0, 2, waiting=50), seen_by(15.0, 2, waiting=8)]
+    assert decided(controller, target, course) == [2, 2, 4]
+
+
 def test_up_is_bounded_and_down_waits_for_the_highest_of_five_minutes(target: Any) -> None:
     controller = BASELINES["keda-waiting-1"].make(KNOWN, Behavior(1.0))
     up = decided(controller, target, [seen_by(0.0, 2, waiting=50)])
@@ -157,6 +163,21 @@ def test_the_planner_adds_up_prefill_and_decode_of_its_profile() -> None:
     # Twice the ITL of the profile at that concurrency: aim at half, below one sequence's 11 ms.
     slow = replace(means, itl_milliseconds=28.0)
     assert planner.needed(MODEL, slow, 20.0, 32, 1024) == pytest.approx(4 * 0.06 + 4 * 100 * 0.011)
+
+
+def test_the_first_three_candidates_span_what_there_is() -> None:
+    """What a run of the proof tries; the documented default comes first."""
+
+    def first(name: str, value: str) -> list[float]:
+        return [getattr(one, value) for one in BASELINES[name].candidates[:3]]
+
+    assert first("knative-kpa", "target_share") == [0.7, 0.25, 0.1]
+    assert first("hpa-utilisation", "target") == [0.8, 0.5, 0.3]
+    assert first("keda-waiting-1", "stabilization_seconds") == [300.0, 0.0, 120.0]
+    assert first("wva-saturation", "kv_cache_threshold") == [0.8, 0.3, 0.1]
+    assert first("dynamo-planner", "seconds") == [180.0, 60.0, 30.0]
+    assert first("static-mean", "factor") == [1.0, 2.0, 1.4]
+    assert first("static-peak", "factor") == [1.0, 0.7, 1.6]
 
 
 @pytest.mark.parametrize("name", BASELINES)

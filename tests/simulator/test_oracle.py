@@ -8,12 +8,16 @@ import pytest
 
 from headway_operator.slo import target_of
 from headway_operator.state import Targets
+from headway_runtime.config import Targets as EngineTargets
+from headway_simulator import oracle as oracle_module
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course
+from headway_simulator.engine import SimulatedEngine
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.measures import Measures, measures
-from headway_simulator.oracle import Ends, find_oracle
-from headway_simulator.trace import Arrival, Trace
+from headway_simulator.oracle import Ends, Oracle, find_oracle
+from headway_simulator.schedules import asked_seconds, schedule
+from headway_simulator.trace import Arrival, Trace, part_of
 from headway_simulator.work import guessed_batch, guessed_replicas
 
 
@@ -22,6 +26,99 @@ def fixed(trace: Trace, setting: Setting, replicas: int) -> Measures:
     setting = replace(setting, conditions=replace(setting.conditions, initial_replicas=replicas))
     run = Simulation(trace, setting, None).result()
     return measures(run, target_of(setting.service.spec), setting.engine.model.gpus)
+
+
+def course_of(trace: Trace, setting: Setting, oracle: Oracle, course: tuple[int, ...]) -> Measures:
+    """What another schedule than the oracle's would have been worth with its limits."""
+    conditions = replace(setting.conditions, initial_replicas=course[0])
+    limits = replace(
+        setting.engine.limits,
+        max_num_seqs=oracle.limits.max_num_seqs,
+        max_num_batched_tokens=oracle.limits.max_num_batched_tokens,
+    )
+    setting = replace(setting, conditions=conditions, engine=replace(setting.engine, limits=limits))
+    run = Simulation(trace, setting, schedule(course, oracle.limits, conditions)).result()
+    return measures(run, target_of(setting.service.spec), setting.engine.model.gpus)
+
+
+@pytest.mark.parametrize("cold_start_seconds", [20.0, 60.0])
+def test_no_interval_of_the_oracle_can_do_with_one_replica_fewer(
+    build: Any, cold_start_seconds: float
+) -> None:
+    slow = replace(build.model, prefill_token_milliseconds=0.4, decode_milliseconds=2.0)
+    trace = build.load("flash", rate=1.6, seconds=300.0)
+    setting = build.setting(cold_start_seconds=cold_start_seconds, engine={"model": slow})
+    oracle = find_oracle(trace, setting, budget=100)
+    assert oracle.is_attained
+    assert not oracle.ended_by_budget
+    for index, number in enumerate(oracle.replicas):
+        fewer = (*oracle.replicas[:index], number - 1, *oracle.replicas[index + 1 :])
+        if number > 1:
+            found = course_of(trace, setting, oracle, fewer)
+            # A replica that the next interval wants begins a pass later: the same schedule.
+            is_better = found.replica_hours < 0.999 * oracle.measures.replica_hours
+            assert not is_better or found.joint_attainment < 0.95, fewer
+
+
+@pytest.mark.parametrize(
+    ("ahead", "want"),
+    [
+        (0.0, 60.0 * (1 + 4 + 2)),
+        (30.0, 60.0 * (1 + 4 + 2) + 30.0 * 3),  # three more are there half a minute earlier
+        (90.0, 60.0 * (4 + 4 + 2)),
+    ],
+)
+def test_what_a_schedule_asks_for_begins_so_much_earlier(ahead: float, want: float) -> None:
+    assert asked_seconds((1, 4, 2), ahead) == pytest.approx(want)
+
+
+def test_fewer_sequences_are_had_where_fewer_replicas_do(build: Any) -> None:
+    """A step of n sequences takes 10 ms and one more for each: of 24 at once this target allows ten, and the
+    others may wait."""
+    service = build.service(ttftMilliseconds=8000, tpotMilliseconds=20)
+    setting = replace(build.setting(), service=service)
+    arrivals = tuple(Arrival(10.0 * burst, 50, 20) for burst in range(6) for _ in range(24))
+    oracle = find_oracle(Trace("bursts", arrivals, 60.0), setting, budget=1)
+    assert oracle.limits.max_num_seqs <= 8
+    assert oracle.replicas == (1,)
+    assert oracle.is_attained
+
+
+def test_replicas_of_single_intervals_know_the_targets_as_those_of_whole_courses_do(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone: list[EngineTargets | None] = []
+
+    class Watched(Simulation[Any]):
+        def __init__(self, trace: Trace, setting: Setting, controller: Any) -> None:
+            if controller is None:
+                alone.append(setting.engine.targets)
+            super().__init__(trace, setting, controller)
+
+    monkeypatch.setattr(oracle_module, "Simulation", Watched)
+    setting = build.setting()
+    find_oracle(build.load("poisson", rate=1.0, seconds=60.0), setting, budget=1)
+    assert set(alone) == {EngineTargets(1000.0, 60.0)}
+    engine = SimulatedEngine(replace(setting.engine, targets=alone[0]), 0.0, "seed")
+    assert engine.metrics.targets == alone[0]
+
+
+def test_what_comes_before_the_judged_time_warms_caches_and_costs_nothing(build: Any) -> None:
+    """Three long prompts come again and again; each is late when it is computed whole."""
+    blocks = 15_000 // 512
+    arrivals = tuple(
+        Arrival(6.0 * i, 15_000, 5, tuple(1000 * (i % 3) + block for block in range(blocks)))
+        for i in range(20)
+    )
+    trace, setting = Trace("t", arrivals, 120.0), build.setting()
+    cold = find_oracle(part_of(trace, 60.0, 120.0), setting)
+    warm = find_oracle(trace, setting, judged_from_seconds=60.0)
+    assert not cold.is_attained
+    assert warm.is_attained
+    assert warm.measures.num_arrivals == 10
+    assert warm.replicas == (1,)
+    assert warm.measures.replica_hours == pytest.approx(1 / 60)
+    assert warm.least_replica_hours == pytest.approx(1 / 60)
 
 
 def test_the_oracle_attains_the_objective_for_less_than_any_fixed_number(build: Any) -> None:

@@ -2,7 +2,8 @@
 
 Each follows its project's documentation (named in its file), with the defaults written there, as a function
 of what is observed over a memory of its own; each has at most MOST_CANDIDATES settings to choose from, the
-default first and then those that lie far apart, so that some of them will do. None moves batch limits: none
+default first, then two that span what the rest lie between: so that the first three find what all would, but
+for its last part. None moves batch limits: none
 of these projects does.
 """
 
@@ -18,7 +19,7 @@ from headway_simulator.baselines.horizontal import (
     on_waiting,
 )
 from headway_simulator.baselines.knative import CANDIDATES as KNATIVE_CANDIDATES
-from headway_simulator.baselines.knative import by_concurrency
+from headway_simulator.baselines.knative import TICK_SECONDS, by_concurrency
 from headway_simulator.baselines.knowledge import Known
 from headway_simulator.baselines.planner import CANDIDATES as PLANNER_CANDIDATES
 from headway_simulator.baselines.planner import by_profile
@@ -34,12 +35,14 @@ MOST_CANDIDATES = 10
 class Baseline:
     """candidates: its settings, the documented default first.
 
-    make: the controller, of what is known and one of the candidates.
+    make: the controller, of what is known and one of the candidates. interval_seconds: between two of its
+    looks, where that is less than the time between two passes.
     """
 
     name: str
     candidates: tuple[Any, ...]
     make: Callable[[Known, Any], Controller[Any]]
+    interval_seconds: float | None = None
 
 
 BASELINES: Mapping[str, Baseline] = {
@@ -50,7 +53,7 @@ BASELINES: Mapping[str, Baseline] = {
         Baseline("hpa-utilisation", UTILISATION_CANDIDATES, on_utilisation),
         Baseline("keda-waiting-5", WAITING_5_CANDIDATES, on_waiting),
         Baseline("keda-waiting-1", WAITING_1_CANDIDATES, on_waiting),
-        Baseline("knative-kpa", KNATIVE_CANDIDATES, by_concurrency),
+        Baseline("knative-kpa", KNATIVE_CANDIDATES, by_concurrency, TICK_SECONDS),
         Baseline("wva-saturation", SATURATION_CANDIDATES, by_saturation),
         Baseline("dynamo-planner", PLANNER_CANDIDATES, by_profile),
     )

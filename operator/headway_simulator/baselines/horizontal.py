@@ -1,12 +1,14 @@
 """HorizontalPodAutoscaler: on utilisation, and, as KEDA sets one up, on the requests that wait.
 
 Source: Kubernetes documentation, "Horizontal Pod Autoscaling" (algorithm details, configurable scaling
-behavior, autoscaling/v2), and KEDA's "Scaling Deployments".
+behavior, autoscaling/v2), and KEDA's "Scaling Deployments" and issue 2282 (where values come from).
 
 Every 15 s: desired = ceil(replicas * value / target), and none of it while value / target is within 0.1 of 1.
 Utilisation is the mean over ready replicas; those starting, or without a value, count as idle where it says
 up and as on target where it says down, and where that turns the direction nothing happens. Waiting requests
-are an external metric with an average value: desired = ceil(total / target), which KEDA polls each 30 s.
+are an external metric with an average value: desired = ceil(total / target). KEDA's metrics server reads it
+anew at each of these 15 s: pollingInterval (30 s) is of activation between none and one alone, and of a cache
+that is off by default (useCachedMetrics). A load here begins with a replica and keeps one.
 
 Behaviour, its defaults: up at once, in 15 s at most by the greater of 100% and 4; down to the highest desired
 number of the last 300 s (which is what operators tune, with the target).
@@ -25,7 +27,6 @@ from headway_simulator.baselines.signals import Seen, busy_share, num_waiting, s
 from headway_simulator.control import Controller
 
 SYNC_SECONDS = 15.0
-POLLING_SECONDS = 30.0
 TOLERANCE = 0.1
 UP_PERIOD_SECONDS = 15.0
 MOST_UP_FACTOR, MOST_UP_PODS = 2.0, 4
@@ -41,18 +42,17 @@ class Behavior:
 
 
 UTILISATION_CANDIDATES = (
-    *(Behavior(target) for target in (0.8, 0.6, 0.4, 0.7, 0.5, 0.3, 0.9)),
+    *(Behavior(target) for target in (0.8, 0.5, 0.3, 0.4, 0.6, 0.7, 0.9)),
     *(Behavior(target, 60.0) for target in (0.7, 0.5, 0.3)),
 )
-_WINDOWS = (300.0, 60.0, 600.0, 0.0, 120.0, 1200.0)
+_WINDOWS = (300.0, 0.0, 120.0, 60.0, 600.0, 1200.0)
 WAITING_5_CANDIDATES = tuple(Behavior(5.0, window) for window in _WINDOWS)
 WAITING_1_CANDIDATES = tuple(Behavior(1.0, window) for window in _WINDOWS)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """past: what was seen in the last UTILISATION_WINDOW_SECONDS, the newest last. polled: the value last
-    read.
+    """past: what was seen in the last UTILISATION_WINDOW_SECONDS, the newest last.
 
     desired: what was wanted, and when, over the stabilization time. period: since when replicas may rise by
     so much only, and how many there were then.
@@ -60,8 +60,6 @@ class Memory:
 
     past: tuple[tuple[float, Seen], ...] = ()
     synced_at: float = -math.inf
-    polled_at: float = -math.inf
-    polled: int = 0
     desired: tuple[tuple[float, int], ...] = ()
     period: tuple[float, int] = (-math.inf, 0)
 
@@ -92,7 +90,7 @@ def on_waiting(known: Known, parameters: Behavior) -> Controller[Memory]:
     """`keda-waiting-5` and `keda-waiting-1`."""
 
     def desired(memory: Memory, observed: Observed, replicas: int) -> int:
-        return by_waiting(memory.polled, replicas, parameters.target)
+        return by_waiting(num_waiting(memory.seen), replicas, parameters.target)
 
     return _controller(f"keda-waiting-{parameters.target:g}", known, parameters, desired)
 
@@ -153,10 +151,7 @@ def behave(
 def _looked(memory: Memory, sample: Sample, observed: Observed, now: float) -> Memory:
     seen = see(memory.seen, sample, observed, now)
     kept = tuple(one for one in memory.past if now - one[0] <= UTILISATION_WINDOW_SECONDS)
-    memory = replace(memory, past=(*kept, (now, seen)))
-    if now - memory.polled_at >= POLLING_SECONDS:
-        memory = replace(memory, polled_at=now, polled=num_waiting(seen))
-    return memory
+    return replace(memory, past=(*kept, (now, seen)))
 
 
 def _oldest(memory: Memory, name: str) -> ReplicaSample | None:

@@ -3,7 +3,7 @@
 Source: Knative Serving's documentation, "Additional autoscaling configuration for Knative Pod Autoscaler",
 and its config-autoscaler: stable-window 60 s, panic-window-percentage 10 (6 s), panic-threshold-percentage
 200, container-concurrency-target-percentage 70, max-scale-up-rate 1000, max-scale-down-rate 2. It ticks
-each 2 s; here, with each pass.
+each TICK_SECONDS, which is what the proof gives it between two passes; elsewhere it acts with each pass.
 
     desired = ceil(mean requests in flight over the window / target), at most 1000 times and at least half of
     the ready replicas
@@ -24,6 +24,7 @@ from headway_simulator.baselines.knowledge import Known, decision
 from headway_simulator.baselines.signals import Seen, num_in_flight, see
 from headway_simulator.control import Controller
 
+TICK_SECONDS = 2.0
 STABLE_WINDOW_SECONDS = 60.0
 PANIC_WINDOW_SECONDS = 6.0
 PANIC_THRESHOLD = 2.0
@@ -37,7 +38,7 @@ class Concurrency:
     target_share: float = 0.7
 
 
-CANDIDATES = tuple(Concurrency(share) for share in (0.7, 0.4, 0.25, 0.15, 0.5, 0.3, 0.2, 0.1, 0.06, 1.0))
+CANDIDATES = tuple(Concurrency(share) for share in (0.7, 0.25, 0.1, 0.4, 0.15, 0.5, 0.3, 0.2, 0.06, 1.0))
 
 
 @dataclass(frozen=True, slots=True)

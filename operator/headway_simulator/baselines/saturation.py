@@ -38,9 +38,9 @@ class Thresholds:
 
 CANDIDATES = (
     Thresholds(),
+    *(Thresholds(kv, 2.0, spare, 1.5) for kv, spare in ((0.3, 0.05), (0.1, 0.03))),
     *(Thresholds(kv, 5.0, spare, 3.0) for kv, spare in ((0.5, 0.1), (0.3, 0.1), (0.2, 0.05), (0.1, 0.03))),
     *(Thresholds(0.8, queue, 0.1, spare) for queue, spare in ((3.0, 2.0), (2.0, 1.5), (10.0, 3.0))),
-    *(Thresholds(kv, 2.0, 0.05, 1.5) for kv in (0.3, 0.15)),
 )
 
 

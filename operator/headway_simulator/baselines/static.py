@@ -22,9 +22,11 @@ class Static:
     factor: float = 1.0
 
 
-_FACTORS = (1.0, 1.35, 1.75, 0.8, 1.2, 1.5, 2.0, 1.1, 0.9, 0.7)
-MEAN_CANDIDATES = tuple(Static("mean", factor) for factor in _FACTORS)
-PEAK_CANDIDATES = tuple(Static("peak", factor) for factor in _FACTORS)
+# Of the mean even twice as much may be too little; of the busiest minute a part may be enough.
+_OF_MEAN = (1.0, 2.0, 1.4, 0.7, 1.2, 1.7, 0.85, 1.1, 1.55, 0.9)
+_OF_PEAK = (1.0, 0.7, 1.6, 2.0, 1.3, 0.85, 1.15, 0.9, 1.8, 1.45)
+MEAN_CANDIDATES = tuple(Static("mean", factor) for factor in _OF_MEAN)
+PEAK_CANDIDATES = tuple(Static("peak", factor) for factor in _OF_PEAK)
 
 
 def fixed(known: Known, parameters: Static) -> Controller[None]:

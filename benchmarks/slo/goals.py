@@ -1,0 +1,156 @@
+"""Rows sorted by case, and the goals that they are held against. Writes nothing."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.slo.plan import FAULTS, JUDGED_FAULTS
+
+MOST_COST = 1.25
+MOST_REVERSALS = 2.0
+MOST_FAULT_LOSS = 0.01
+LEAST_ORACLE_REPLICAS = 8.0
+
+Row = Mapping[str, Any]
+Case = tuple[str, float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """missed: of `count` cases those that do not reach it, each in words."""
+
+    name: str
+    count: int
+    missed: list[str]
+
+    @property
+    def verdict(self) -> str:
+        if not self.count:
+            return "not measured"
+        return "missed" if self.missed else "met"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows by case and by who was in control; faults apart, and Headway over a longer time."""
+
+    oracle: Mapping[Case, Row]
+    headway: Mapping[Case, Row]
+    baselines: Mapping[Case, list[Row]]
+    faults: Mapping[Case, list[Row]]
+    longer: Mapping[Case, Row]
+
+
+def table_of(rows: Iterable[Row]) -> Table:
+    """Sorted out."""
+    oracle: dict[Case, Row] = {}
+    headway: dict[Case, Row] = {}
+    baselines: dict[Case, list[Row]] = {}
+    faults: dict[Case, list[Row]] = {}
+    longer: dict[Case, Row] = {}
+    for row in rows:
+        case = (row["load"], row["slo_factor"], row["percentile"])
+        if row["kind"] == "oracle":
+            oracle[case] = row
+        elif row["kind"] == "baseline":
+            baselines.setdefault(case, []).append(row)
+        elif row["kind"] == "long":
+            longer[case] = row
+        elif row["fault"]:
+            faults.setdefault(case, []).append(row)
+        else:
+            headway[case] = row
+    return Table(oracle, headway, baselines, faults, longer)
+
+
+def ratio(row: Row, oracle: Row | None) -> float | None:
+    """GPU-hours over the oracle's; None without an oracle that attains the objective."""
+    if oracle is None or not oracle["is_attained"]:
+        return None
+    return float(row["measures"]["gpu_hours"] / oracle["measures"]["gpu_hours"])
+
+
+def over_bound(row: Row, oracle: Row | None) -> float | None:
+    """GPU-hours over those that no schedule goes below; None without an oracle, which knows the bound."""
+    if oracle is None or not oracle["least_gpu_hours"]:
+        return None
+    return float(row["measures"]["gpu_hours"] / oracle["least_gpu_hours"])
+
+
+def dominates(one: Row, other: Row) -> bool:
+    """No worse in attainment and in cost, and better in one of them."""
+    a, b = one["measures"], other["measures"]
+    is_no_worse = a["joint_attainment"] >= b["joint_attainment"] and a["gpu_hours"] <= b["gpu_hours"]
+    return is_no_worse and (a["joint_attainment"], a["gpu_hours"]) != (b["joint_attainment"], b["gpu_hours"])
+
+
+def attains(row: Row) -> bool:
+    """Whether a run kept its objective."""
+    return bool(row["measures"]["joint_attainment"] * 100 >= row["percentile"])
+
+
+def cheaper(baselines: Iterable[Row], headway: Row) -> list[Row]:
+    """Those that attain the objective for fewer GPU-hours than Headway has, whether or not it attains it."""
+    hours = headway["measures"]["gpu_hours"]
+    return [one for one in baselines if attains(one) and one["measures"]["gpu_hours"] < hours]
+
+
+def goals_of(table: Table) -> list[Goal]:
+    """What was promised, against what was found."""
+    attained, cost, front, dearer, faults = [], [], [], [], []
+    num_costs = num_fronts = num_faults = 0
+    for case, row in table.headway.items():
+        found, name = row["measures"], case_words(case)
+        if found["joint_attainment"] * 100 < case[2]:
+            attained.append(f"{name}: {found['joint_attainment']:.2%}")
+        over = ratio(row, table.oracle.get(case))
+        num_costs += over is not None
+        if over is not None and over > MOST_COST:
+            cost.append(f"{name}: {over:.2f} times")
+        others = table.baselines.get(case, [])
+        num_fronts += bool(others)
+        better = [one["controller"] for one in others if dominates(one, row)]
+        if better:
+            front.append(f"{name}: {', '.join(better)}")
+        if less := cheaper(others, row):
+            words = (f"{one['controller']} {share_of(one, row):.2f} times" for one in less)
+            dearer.append(f"{name}: {', '.join(words)}")
+        for fault in table.faults.get(case, []):
+            if fault["fault"] in JUDGED_FAULTS:
+                num_faults += 1
+                lost = found["joint_attainment"] - fault["measures"]["joint_attainment"]
+                if lost > MOST_FAULT_LOSS:
+                    faults.append(f"{name}, {fault['fault']}: {100 * lost:.1f} points lower")
+    # In minutes one rise and fall makes many reversals an hour.
+    calm = [
+        f"{case_words(case)}: {row['measures']['reversals_per_hour']:.1f}"
+        for case, row in table.longer.items()
+        if row["measures"]["reversals_per_hour"] > MOST_REVERSALS
+    ]
+    count = len(table.headway)
+    shown = " and ".join(one.name for one in FAULTS if one.name not in JUDGED_FAULTS)
+    return [
+        Goal("joint attainment at or above the objective", count, attained),
+        Goal(f"at most {MOST_COST:g} times the oracle's GPU-hours", num_costs, cost),
+        Goal("no baseline with at least the attainment for at most the GPU-hours", num_fronts, front),
+        Goal("no baseline that attains the objective for fewer GPU-hours", num_fronts, dearer),
+        Goal(
+            f"at most {MOST_REVERSALS:g} reversals of replicas an hour, over a longer time",
+            len(table.longer),
+            calm,
+        ),
+        Goal(
+            "with samples missing or a wrong model at most a point of attainment less "
+            f"({shown}: shown, not judged)",
+            num_faults,
+            faults,
+        ),
+    ]
+
+
+def share_of(one: Row, other: Row) -> float:
+    return float(one["measures"]["gpu_hours"] / other["measures"]["gpu_hours"])
+
+
+def case_words(case: Case) -> str:
+    return f"{case[0]}, {case[1]:g}x, P{case[2]}"
