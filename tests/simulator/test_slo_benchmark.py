@@ -233,6 +233,7 @@ def test_fixed_limits_are_what_tpot_allows_where_no_more_are_better() -> None:
 def test_the_oracle_is_judged_on_what_headway_is_judged_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both after the same warm-up, so with caches as warm."""
     met: list[tuple[float, float]] = []
+
     def watched(trace: Trace, setting: Setting, **more: Any) -> Oracle:
         met.append((trace.duration_seconds, more["judged_from_seconds"]))
         return find_oracle(trace, setting, **more)
