@@ -123,7 +123,7 @@ class Plan:
     tuning_warm_up_seconds: float = 60.0
     limits_seconds: float = 90.0
     num_candidates: int = 3
-    oracle_budget: int = 8
+    oracle_budget: int = 7
     num_long_promises: int = 2
     most_long_seconds: float = 3600.0
     is_cut: bool = True

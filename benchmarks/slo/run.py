@@ -29,8 +29,8 @@ SECONDS_PER_SIMULATED_SECOND = {
     "mooncake": 0.014,
     "servegen": 0.048,
     "own-step": 0.040,
-    "step": 0.040,
-    "diurnal": 0.048,
+    "step": 0.030,
+    "diurnal": 0.044,
     "flash": 0.042,
 }
 # Tables and pictures of what is finished are written about so often, so that a run may be cut off at any

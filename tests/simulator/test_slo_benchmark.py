@@ -19,7 +19,7 @@ from headway_runtime.step_moments import StepMoments
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.control import Controller
-from headway_simulator.oracle import Oracle
+from headway_simulator.oracle import Oracle, find_oracle
 from headway_simulator.step_model import StepModel
 from headway_simulator.trace import Trace
 from headway_simulator.work import mean_replicas
@@ -233,11 +233,10 @@ def test_fixed_limits_are_what_tpot_allows_where_no_more_are_better() -> None:
 def test_the_oracle_is_judged_on_what_headway_is_judged_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both after the same warm-up, so with caches as warm."""
     met: list[tuple[float, float]] = []
-    found = work.find_oracle
 
     def watched(trace: Trace, setting: Setting, **more: Any) -> Oracle:
         met.append((trace.duration_seconds, more["judged_from_seconds"]))
-        return found(trace, setting, **more)
+        return find_oracle(trace, setting, **more)
 
     monkeypatch.setattr(work, "find_oracle", watched)
     oracle = work.done(TINY, Task("oracle", "step"), {})[0]["measures"]
