@@ -22,6 +22,7 @@ from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY
 from headway_runtime.fit.gpu_kinds import GPU_KINDS
 from headway_runtime.fit.plan_command import (
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
     EXIT_STATUS_BAD_INPUT,
     EXIT_STATUS_FITS,
     EXIT_STATUS_TOO_LARGE,
@@ -108,21 +109,23 @@ def _parser() -> argparse.ArgumentParser:
         help=f"probability that a guess is right, for speculation (default: {DEFAULT_ACCEPTANCE:g})",
     )
     add_conditions(parser.add_argument_group("conditions"))
-    # How the service guesses is in --speculative-config.
-    parser.set_defaults(num_speculative_tokens=0)
+    # How the service guesses is in --speculative-config. A limit that no flag gives is the manifest's.
+    parser.set_defaults(num_speculative_tokens=0, max_num_batched_tokens=None)
     return parser
 
 
 def _answer(arguments: argparse.Namespace) -> Answer:
     if arguments.gpu is None:
         raise ConfigError("--trace: how long steps take hangs on the kind of GPU; give --gpu")
+    asked = argparse.Namespace(**vars(arguments))
     # The efficiency shapes the step model, too, with or without a price.
-    efficiency = arguments.efficiency
     if arguments.price_per_gpu_hour is None:
-        arguments.efficiency = None
-    answer = answer_of(arguments)
-    arguments.efficiency = DEFAULT_EFFICIENCY if efficiency is None else efficiency
-    return answer
+        asked.efficiency = None
+    if arguments.efficiency is None:
+        arguments.efficiency = DEFAULT_EFFICIENCY
+    if asked.max_num_batched_tokens is None:
+        asked.max_num_batched_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    return answer_of(asked)
 
 
 def _costs(arguments: argparse.Namespace, answer: Answer, trace: Trace) -> tuple[list[Cost], Setting]:

@@ -158,6 +158,51 @@ def test_a_service_that_guesses_is_planned_with_its_guesses(
     assert guessing["as it is"] < fewer["as it is"] < plain["as it is"], "a flag goes before the manifest"
 
 
+def test_replicas_have_the_limits_of_the_flags_or_else_of_the_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thirty answers of 200 tokens at once: with few in a step they wait for each other."""
+    crowd = tmp_path / "crowd.jsonl"
+    row = {"prompt_tokens": 500, "output_tokens": 200}
+    crowd.write_text("".join(json.dumps({**row, "at_seconds": i / 100}) + "\n" for i in range(30)))
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 8192}}\n  replicas: 1\n"
+        "  slo: {ttftMilliseconds: 900}\n"
+        "  batching: {maxNumSeqs: {min: 8, initial: 16, max: 32}, maxNumBatchedTokens: {max: 1024}}\n"
+    )
+    where = ["--gpu", "h100-80g", "--trace", str(crowd), "--json"]
+
+    def ttft(*flags: str) -> float:
+        assert main([*flags, *where]) == 0
+        as_it_is = json.loads(capsys.readouterr().out)["load"]["levers"][0]
+        return float(as_it_is["measures"]["ttft_milliseconds"])
+
+    of_manifest = ttft("-f", str(service))
+    assert ttft("-f", str(service), "--max-num-seqs", "4") > 2 * of_manifest
+    assert ttft("-f", str(service), "--max-num-batched-tokens", "64") > 1.3 * of_manifest
+    alone = [str(MODEL), "--max-model-len", "8192", "--max-replicas", "1"]
+    assert ttft(*alone, "--max-num-seqs", "2", "--max-num-batched-tokens", "8") > 2 * ttft(*alone)
+
+
+def test_flags_bring_the_targets_that_a_manifest_lacks(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec: {{model: {{source: 'file://{MODEL}', maxModelLen: 8192}}}}\n"
+    )
+    where = ["-f", str(service), "--gpu", "h100-80g", "--trace", str(trace), "--json"]
+    assert main([*where, "--slo", "ttft=800"]) == 0
+    assert json.loads(capsys.readouterr().out)["load"]["targets"]["ttft_milliseconds"] == 800
+    assert main([*where, "--slo-factor", "3"]) == 0
+    assert None not in json.loads(capsys.readouterr().out)["load"]["targets"].values()
+    assert main(where) == 2
+    assert "or give --slo ttft=500,tpot=50 or --slo-factor 3" in capsys.readouterr().err
+
+
 def test_a_draft_takes_its_time_for_each_guess(plan: Callable[..., dict[str, Any]]) -> None:
     config = json.dumps({"model": str(MODEL), "num_speculative_tokens": 2})
     found = plan("--speculative-config", config, "--efficiency", "0.5")["load"]["levers"]

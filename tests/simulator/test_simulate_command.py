@@ -120,6 +120,30 @@ def test_a_manifest_brings_promise_and_bounds(
     assert None not in made["targets"].values()
 
 
+@pytest.mark.parametrize("slo", ["", "  slo: null\n", "  slo: {percentile: 90}\n"])
+def test_flags_bring_the_targets_that_a_manifest_lacks(
+    slo: str,
+    trace: Path,
+    tmp_path: Path,
+    simulated: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: /model}}\n{slo}"
+    )
+    flags = ("--trace", trace, "-f", service, "--no-oracle")
+    made = simulated(*flags, "--slo-factor", 2)["targets"]
+    assert None not in made.values()
+    assert simulated(*flags, "--slo", "tpot=33")["targets"] == {
+        "ttft_milliseconds": None,
+        "tpot_milliseconds": 33.0,
+    }
+    assert main([*map(str, flags)]) == 2
+    assert "or give --slo ttft=500,tpot=50 or --slo-factor 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
