@@ -38,6 +38,8 @@ KINDS_WITH: dict[str, tuple[Kind, ...]] = {
     "variation": ("gamma",),
     "period_seconds": ("diurnal",),
 }
+# Of the simulated KV cache.
+BLOCK_SIZE = 16
 RATE_FLAGS = ("rate", "variation", "lengths")
 
 
@@ -104,17 +106,27 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> No
 
 def setting_of(options: argparse.Namespace, trace: Trace) -> Setting:
     """The service and what it meets. Raises OptionsError."""
-    return setting_with(options, trace, read_step_model(options.step_model))
-
-
-def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) -> Setting:
-    """The same, of replicas like that."""
-    longest = max(one.prompt_tokens + one.output_tokens for one in trace.arrivals) + 1
-    if longest > model.kv_cache_tokens:
+    model, longest = read_step_model(options.step_model), longest_of(trace)
+    if not has_room(model, longest):
         raise OptionsError(
             f"the longest request has {longest} tokens, and the KV cache of step model {model.name!r} holds "
             f"{model.kv_cache_tokens}; leave the request out, or give a larger kv_cache_tokens"
         )
+    return setting_with(options, trace, model)
+
+
+def longest_of(trace: Trace) -> int:
+    """Tokens that a cache must hold for the longest request."""
+    return max(one.prompt_tokens + one.output_tokens for one in trace.arrivals) + 1
+
+
+def has_room(model: StepModel, num_tokens: int) -> bool:
+    """Whether a replica's KV cache, in whole blocks, holds so many."""
+    return model.kv_cache_tokens // BLOCK_SIZE * BLOCK_SIZE >= num_tokens
+
+
+def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) -> Setting:
+    """The same, of replicas like that, be their caches too small."""
     service = service_of(options, trace, model)
     if service.spec.replicas is not None:
         _refuse_scaling(options, service.spec.replicas)
@@ -128,7 +140,8 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
         service,
         EngineSettings(
             model=model,
-            max_model_len=longest,
+            max_model_len=longest_of(trace),
+            block_size=BLOCK_SIZE,
             limits=Limits(*service.spec.batching.initial),
             enable_prefix_caching=service.spec.prefix_caching,
             speculation=_speculation(options, service.spec.speculative),

@@ -31,12 +31,13 @@ from headway_runtime.fit.plan_command import (
 )
 from headway_runtime.fit.report import Answer, as_json, text
 from headway_simulator.cluster import Setting, Simulation
+from headway_simulator.context_limit import Fitted, fitted, with_refused
 from headway_simulator.errors import SimulatorError
 from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load, add_service
 from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
 from headway_simulator.measures import Measures, measures
-from headway_simulator.options import controller_of, load_of, setting_with
-from headway_simulator.report import judged_targets
+from headway_simulator.options import controller_of, has_room, load_of, setting_with
+from headway_simulator.report import context_counts, judged_targets
 from headway_simulator.service_flags import planned_arguments
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import StepModel, read_step_model
@@ -68,16 +69,17 @@ def main(argv: list[str]) -> int:
         arguments = _parsed(argv)
         answer = _answer(arguments)
         trace = load_of(arguments)
-        costs = _costs(arguments, answer, trace)
+        fit = fitted(trace, answer.fit.question.max_model_len)
+        costs = _costs(arguments, answer, fit)
     except (HeadwayRuntimeError, SimulatorError) as error:
         print(f"headway plan: {error}", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
     target = target_of(costs[1].service.spec)
     if arguments.json:
-        report = {**as_json(answer), "load": _as_json(trace, target, costs[0])}
+        report = {**as_json(answer), "load": _as_json(trace, fit, target, costs[0])}
         print(json.dumps(report, indent=2))
     else:
-        print("\n".join([text(answer), "", *_lines(trace, target, costs[0])]))
+        print("\n".join([text(answer), "", *_lines(trace, fit, target, costs[0])]))
     return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
 
 
@@ -128,7 +130,7 @@ def _answer(arguments: argparse.Namespace) -> Answer:
     return answer_of(asked)
 
 
-def _costs(arguments: argparse.Namespace, answer: Answer, trace: Trace) -> tuple[list[Cost], Setting]:
+def _costs(arguments: argparse.Namespace, answer: Answer, load: Fitted) -> tuple[list[Cost], Setting]:
     """Of the service as it is and of each lever; and the setting of the first, whose targets all have."""
     kind = GPU_KINDS[arguments.gpu]
     plain = (
@@ -137,14 +139,14 @@ def _costs(arguments: argparse.Namespace, answer: Answer, trace: Trace) -> tuple
         else read_step_model(arguments.step_model)
     )
     arguments.acceptance, acceptance = None, arguments.acceptance
-    setting = setting_with(arguments, trace, plain)
+    setting = setting_with(arguments, load.trace, plain)
     found = []
     own = _speculation(arguments, answer, acceptance)
     for lever in tqdm(
         list(levers(answer.fit.question, own, acceptance)), unit="lever", disable=not sys.stderr.isatty()
     ):
         model = plain if lever.flags == PLAIN else with_lever(plain, answer.fit, lever.fit, kind)
-        found.append(_cost(arguments, trace, setting, lever, model))
+        found.append(_cost(arguments, load, setting, lever, model))
     return found, setting
 
 
@@ -158,17 +160,19 @@ def _speculation(arguments: argparse.Namespace, answer: Answer, acceptance: floa
 
 
 def _cost(
-    arguments: argparse.Namespace, trace: Trace, setting: Setting, lever: Lever, model: StepModel
+    arguments: argparse.Namespace, load: Fitted, setting: Setting, lever: Lever, model: StepModel
 ) -> Cost:
     if not lever.fit.fits:
         return Cost(lever.flags, "does not fit the GPU")
-    if model.kv_cache_tokens < setting.engine.max_model_len:
+    if not has_room(model, setting.engine.max_model_len):
         return Cost(lever.flags, f"no room for a request of {setting.engine.max_model_len} tokens")
+    trace = load.trace
     # Another replica begins with other numbers; the promise stays that of the service as it is.
     other = setting_with(arguments, trace, model)
     engine = replace(other.engine, speculation=lever.speculation)
     changed = replace(other, service=setting.service, engine=engine)
     run = Simulation(trace, changed, controller_of(arguments, trace, changed)).result()
+    run = with_refused(run, load.refused)
     found = measures(run, target_of(setting.service.spec), model.gpus)
     per_day = found.gpu_hours / (trace.duration_seconds / 3600) * HOURS_OF_DAY
     price = arguments.price_per_gpu_hour
@@ -186,12 +190,13 @@ def best_of(costs: Sequence[Cost], target: Target) -> list[Cost]:
     return [one for one in able if math.isclose(one.gpu_hours_per_day or 0.0, least, rel_tol=SAME)]
 
 
-def _as_json(trace: Trace, target: Target, costs: Sequence[Cost]) -> dict[str, Any]:
+def _as_json(trace: Trace, fit: Fitted, target: Target, costs: Sequence[Cost]) -> dict[str, Any]:
     best = best_of(costs, target)
     return {
         "trace": trace.name,
         "duration_seconds": trace.duration_seconds,
         "requests_per_second": trace.requests_per_second,
+        **context_counts(fit),
         "objective": target.percentile / 100,
         "targets": judged_targets(target),
         "levers": [asdict(one) for one in costs],
@@ -200,7 +205,7 @@ def _as_json(trace: Trace, target: Target, costs: Sequence[Cost]) -> dict[str, A
     }
 
 
-def _lines(trace: Trace, target: Target, costs: Sequence[Cost]) -> list[str]:
+def _lines(trace: Trace, fit: Fitted, target: Target, costs: Sequence[Cost]) -> list[str]:
     targets = target.targets
     promised = ", ".join(
         f"{name} {value:g} ms"
@@ -211,6 +216,7 @@ def _lines(trace: Trace, target: Target, costs: Sequence[Cost]) -> list[str]:
     load = f"{trace.name}: {len(trace.arrivals)} requests in {trace.duration_seconds / 3600:.1f} hours"
     lines = [
         f"over {load}, P{target.percentile} {promised}; simulated, not measured",
+        *(f"  {told}" for told in filter(None, [str(fit)])),
         f"  {'lever':{width}}  attained  replicas, most  GPU-hours a day  USD a day  against as it is",
     ]
     plain = costs[0].gpu_hours_per_day

@@ -103,20 +103,31 @@ def _group(parent: dict[str, Any], name: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def max_model_len_of(path: Path | None) -> int | None:
+    """What a manifest says of its replicas' context. Raises OptionsError."""
+    if path is None:
+        return None
+    return _with_any_targets(path).spec.model.max_model_len
+
+
 def planned_arguments(path: Path) -> list[str]:
     """MODEL and flags of `headway plan` for the replicas of a manifest. Raises OptionsError."""
-    manifest = _read_manifest(path)
-    slo = _group(manifest["spec"], "slo")
-    if slo is not None and all(slo.get(PLACES[name][1]) is None for name in TARGETS):
-        # Flags may bring targets later, and no argument holds one.
-        _put(manifest, dict.fromkeys(TARGETS, 1))
-    service = _parsed(manifest, f"--service={str(path)!r}")
+    service = _with_any_targets(path)
     serving = runtime_arguments(service, _ANYWHERE)
     flags = [one for one in serving if one in PLANNED_SWITCHES]
     for flag, value in itertools.pairwise(serving):
         if flag in PLANNED_FLAGS:
             flags += [flag, value]
     return [service.spec.model.revised_source, *flags, *_room_for_adapters(service.spec)]
+
+
+def _with_any_targets(path: Path) -> Service:
+    """The service of a manifest for what hangs on no target, since flags may bring those."""
+    manifest = _read_manifest(path)
+    slo = _group(manifest["spec"], "slo")
+    if slo is not None and all(slo.get(PLACES[name][1]) is None for name in TARGETS):
+        _put(manifest, dict.fromkeys(TARGETS, 1))
+    return _parsed(manifest, f"--service={str(path)!r}")
 
 
 def _room_for_adapters(spec: InferenceServiceSpec) -> list[str]:

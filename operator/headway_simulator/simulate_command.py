@@ -15,12 +15,14 @@ from tqdm import tqdm
 
 from headway_operator.slo import target_of
 from headway_simulator.cluster import Simulation
+from headway_simulator.context_limit import fitted, with_refused
 from headway_simulator.errors import OptionsError, SimulatorError
 from headway_simulator.flags import build_parser
 from headway_simulator.measures import measures
 from headway_simulator.options import controller_of, load_of, setting_of
 from headway_simulator.oracle import find_oracle
 from headway_simulator.report import as_json, text
+from headway_simulator.service_flags import max_model_len_of
 from headway_simulator.timeline import timeline
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
@@ -42,23 +44,25 @@ def main(argv: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    trace = load_of(options)
+    load = load_of(options)
+    fit = fitted(load, max_model_len_of(options.service))
+    trace = fit.trace
     setting = setting_of(options, trace)
     target = target_of(setting.service.spec)
     taken: dict[str, float] = {}
     controller = controller_of(options, trace, setting)
     with _stage(controller.name, taken, is_quiet=options.quiet) as told:
-        run = Simulation(trace, setting, controller, told).result()
+        run = with_refused(Simulation(trace, setting, controller, told).result(), fit.refused)
     found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
     oracle = None
     if options.oracle:
         with _stage("oracle", taken, is_quiet=options.quiet) as told:
             oracle = find_oracle(trace, setting, told)
-    print(text(controller.name, trace, setting, target, found, oracle))
+    print(text(controller.name, load, fit, setting, target, found, oracle))
     minutes = timeline(run, target)
     if options.json is not None:
         causes = Counter(one.cause for one in run.passes)
-        report = as_json(controller.name, trace, setting, target, found, oracle, minutes, causes, taken)
+        report = as_json(controller.name, load, fit, setting, target, found, oracle, minutes, causes, taken)
         _write(options.json, report)
     if options.plot is not None:
         from headway_simulator.plot import draw

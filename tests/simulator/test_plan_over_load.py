@@ -186,6 +186,43 @@ def test_replicas_have_the_limits_of_the_flags_or_else_of_the_manifest(
     assert ttft(*alone, "--max-num-seqs", "2", "--max-num-batched-tokens", "8") > 2 * ttft(*alone)
 
 
+def test_what_the_context_has_no_room_for_is_rejected_or_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = tmp_path / "mixed.jsonl"
+    sizes = [(500, 20)] * 6 + [(1000, 100)] * 2 + [(1024, 1)] * 2
+    mixed.write_text(
+        "".join(
+            json.dumps({"at_seconds": i, "prompt_tokens": prompt, "output_tokens": output}) + "\n"
+            for i, (prompt, output) in enumerate(sizes)
+        )
+    )
+    where = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "1024", "--trace", str(mixed)]
+    assert main([*where, "--json"]) == 0
+    load = json.loads(capsys.readouterr().out)["load"]
+    assert (load["max_model_len"], load["num_too_long"], load["num_cut_short"]) == (1024, 2, 2)
+    assert [one["measures"]["num_rejected"] for one in load["levers"]] == [2] * len(load["levers"])
+    assert load["levers"][0]["measures"]["joint_attainment"] == pytest.approx(0.8)
+    assert main(where) == 0
+    assert "context of 1024 tokens: 2 requests rejected" in capsys.readouterr().out
+
+
+def test_a_service_that_fits_with_a_lever_only_has_a_row_that_says_so(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [str(MODEL), "--gpu", "t4", "--max-model-len", "4096", "--trace", str(trace)]
+    assert main([*flags, "--json"]) == 1
+    levers = {
+        one["flags"].partition("'")[0].strip(): one
+        for one in json.loads(capsys.readouterr().out)["load"]["levers"]
+    }
+    assert levers["as it is"]["why_not"] == "does not fit the GPU"
+    assert levers["--quantization int8"]["why_not"] == ""
+    assert levers["--quantization int8"]["step_model"]["kv_cache_tokens"] > 4096
+    assert main(flags) == 1
+    assert "as it is" in capsys.readouterr().out
+
+
 def test_flags_bring_the_targets_that_a_manifest_lacks(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,41 @@ def test_a_manifest_brings_promise_and_bounds(
     assert None not in made["targets"].values()
 
 
+def test_what_the_context_has_no_room_for_is_rejected_or_cut(
+    tmp_path: Path, simulated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = tmp_path / "mixed.jsonl"
+    sizes = [(300, 40)] * 36 + [(1020, 40), (1023, 40), (1024, 40), (9000, 1)]
+    mixed.write_text(
+        "".join(
+            json.dumps({"at_seconds": i, "prompt_tokens": prompt, "output_tokens": output}) + "\n"
+            for i, (prompt, output) in enumerate(sizes)
+        )
+    )
+    service = tmp_path / "service.yaml"
+    manifest = (
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model, maxModelLen: %d}\n  slo: {ttftMilliseconds: 9000}\n"
+    )
+    service.write_text(manifest % 1024)
+    flags = ("--trace", mixed, "-f", service)
+    report = simulated(*flags)
+    assert report["num_arrivals"] == 40
+    assert report["num_rejected"] == report["num_too_long"] == 2
+    assert report["num_cut_short"] == 2
+    assert report["joint_attainment"] == pytest.approx(38 / 40)
+    # The oracle serves what can be served.
+    assert report["oracle"]["measures"]["num_arrivals"] == 38
+    assert "context of 1024 tokens: 2 requests rejected" in capsys.readouterr().out
+    service.write_text(manifest % 16384)
+    report = simulated(*flags)
+    assert report["num_rejected"] == report["num_cut_short"] == 0
+    assert "context of" not in capsys.readouterr().out
+    service.write_text(manifest % 100)
+    assert main([*map(str, flags)]) == 2
+    assert "has room for none of the 40 prompts; raise model.maxModelLen" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("slo", ["", "  slo: null\n", "  slo: {percentile: 90}\n"])
 def test_flags_bring_the_targets_that_a_manifest_lacks(
     slo: str,
