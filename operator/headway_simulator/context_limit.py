@@ -30,7 +30,7 @@ class Fitted:
         told = []
         if self.refused:
             told.append(
-                f"{len(self.refused)} requests rejected, and missed, as their prompts leave no room for answers"
+                f"{len(self.refused)} requests rejected, and missed: their prompts leave no room for answers"
             )
         if self.num_cut:
             told.append(f"{self.num_cut} answers cut short")

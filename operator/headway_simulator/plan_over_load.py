@@ -37,11 +37,12 @@ from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load
 from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
 from headway_simulator.measures import Measures, measures
 from headway_simulator.options import controller_of, has_room, load_of, setting_with
-from headway_simulator.report import context_counts, judged_targets
+from headway_simulator.report import context_counts, judged_targets, unsimulated_lines
 from headway_simulator.service_flags import planned_arguments
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import StepModel, read_step_model
 from headway_simulator.trace import Trace
+from headway_simulator.unsimulated import passed_over_by_plan
 
 HOURS_OF_DAY = 24
 # Costs that differ by less are sums of the same numbers in another order.
@@ -75,11 +76,13 @@ def main(argv: list[str]) -> int:
         print(f"headway plan: {error}", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
     target = target_of(costs[1].service.spec)
+    passed = passed_over_by_plan(costs[1].service.spec)
     if arguments.json:
-        report = {**as_json(answer), "load": _as_json(trace, fit, target, costs[0])}
-        print(json.dumps(report, indent=2))
+        load = {**_as_json(trace, fit, target, costs[0]), "not_simulated": passed}
+        print(json.dumps({**as_json(answer), "load": load}, indent=2))
     else:
-        print("\n".join([text(answer), "", *_lines(trace, fit, target, costs[0])]))
+        lines = [*_lines(trace, fit, target, costs[0]), *unsimulated_lines(passed)]
+        print("\n".join([text(answer), "", *lines]))
     return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
 
 

@@ -11,6 +11,7 @@ from headway_simulator.measures import Measures
 from headway_simulator.oracle import Oracle
 from headway_simulator.timeline import Minute
 from headway_simulator.trace import Trace
+from headway_simulator.unsimulated import passed_over, told_by_step_model
 
 REPORT_VERSION = 1
 
@@ -56,6 +57,8 @@ def as_json(
         "step_model": asdict(setting.engine.model),
         "speculation": None if setting.engine.speculation is None else asdict(setting.engine.speculation),
         "conditions": asdict(setting.conditions),
+        "not_simulated": passed_over(setting.service.spec),
+        "told_by_step_model": told_by_step_model(setting.service.spec),
         "scaling": {"min_replicas": target.min_replicas, "max_replicas": target.max_replicas},
         "causes": dict(causes),
         "timeline": [asdict(one) for one in minutes],
@@ -100,6 +103,7 @@ def text(
     lines = [
         f"{controller} on {trace.name}: {load} ({trace.requests_per_second:.2f}/s)",
         f"a replica's steps as {model.name!r} has them, on {model.gpus} GPU{plural}{guessing}",
+        *unsimulated_lines(passed_over(setting.service.spec), told_by_step_model(setting.service.spec)),
         f"P{target.percentile} {', '.join(shown)}",
         f"attained by {found.joint_attainment:.2%} of arrivals, {worst}; {ends}",
         *filter(None, [str(fit)]),
@@ -111,6 +115,14 @@ def text(
     if oracle is not None:
         lines.append(_oracle_line(found, oracle))
     return "\n".join(lines)
+
+
+def unsimulated_lines(passed: Sequence[str], by_step_model: Sequence[str] = ()) -> list[str]:
+    """What of a manifest does not count here."""
+    lines = [f"not simulated: {', '.join(passed)} of the manifest"] if passed else []
+    if by_step_model:
+        lines.append(f"as --step-model has it, not the manifest: {', '.join(by_step_model)}")
+    return lines
 
 
 def _oracle_line(found: Measures, oracle: Oracle) -> str:

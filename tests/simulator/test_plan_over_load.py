@@ -186,6 +186,23 @@ def test_replicas_have_the_limits_of_the_flags_or_else_of_the_manifest(
     assert ttft(*alone, "--max-num-seqs", "2", "--max-num-batched-tokens", "8") > 2 * ttft(*alone)
 
 
+def test_fields_of_a_manifest_that_are_not_simulated_are_named(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 8192}}\n  kvCacheMemory: 4Gi\n"
+        "  quantization: fp8\n  slo: {ttftMilliseconds: 900, endToEndMilliseconds: 9000}\n"
+    )
+    where = ["-f", str(service), "--gpu", "h100-80g", "--trace", str(trace)]
+    assert main([*where, "--json"]) == 0
+    want = ["slo.endToEndMilliseconds", "kvCacheMemory"]
+    assert json.loads(capsys.readouterr().out)["load"]["not_simulated"] == want
+    assert main(where) == 0
+    assert "not simulated: slo.endToEndMilliseconds, kvCacheMemory of the manifest" in capsys.readouterr().out
+
+
 def test_what_the_context_has_no_room_for_is_rejected_or_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

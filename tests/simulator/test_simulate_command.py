@@ -155,6 +155,33 @@ def test_what_the_context_has_no_room_for_is_rejected_or_cut(
     assert "has room for none of the 40 prompts; raise model.maxModelLen" in capsys.readouterr().err
 
 
+def test_fields_of_a_manifest_that_are_not_simulated_are_named(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    manifest = (
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model}\n  waiting: {maxRequests: 9}\n"
+    )
+    service.write_text(manifest + "  slo: {ttftMilliseconds: 900}\n  quantization: auto\n")
+    report = simulated("--trace", trace, "-f", service, "--no-oracle")
+    assert report["not_simulated"] == report["told_by_step_model"] == []
+    assert "not simulated" not in capsys.readouterr().out
+    service.write_text(
+        manifest + "  slo: {ttftMilliseconds: 900, endToEndMilliseconds: 9000}\n  quantization: fp8\n"
+        "  tensorParallelSize: 2\n  kvCacheMemory: 4Gi\n  kvOffload: {hostMemory: 8Gi}\n"
+        "  lora: {adapters: [{name: a, source: /a}]}\n  gateway: {replicas: 2}\n"
+        "  rollout: {canary: {steps: [10]}}\n"
+        "  scaling: {schedule: [{start: '0 8 * * *', end: '0 18 * * *', minReplicas: 2}]}\n"
+    )
+    report = simulated("--trace", trace, "-f", service, "--no-oracle")
+    assert report["not_simulated"] == ["slo.endToEndMilliseconds", "kvOffload", "lora", "rollout", "gateway"]
+    assert report["told_by_step_model"] == ["quantization", "tensorParallelSize", "kvCacheMemory"]
+    shown = capsys.readouterr().out
+    assert "not simulated: slo.endToEndMilliseconds, kvOffload, lora, rollout, gateway of the mani" in shown
+    assert "as --step-model has it, not the manifest: quantization, tensorParallelSize, kvCacheM" in shown
+
+
 @pytest.mark.parametrize("slo", ["", "  slo: null\n", "  slo: {percentile: 90}\n"])
 def test_flags_bring_the_targets_that_a_manifest_lacks(
     slo: str,
