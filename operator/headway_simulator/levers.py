@@ -80,6 +80,7 @@ def from_data_sheet(fit: Fit, kind: GpuKind, efficiency: float) -> StepModel:
         draft_milliseconds=milliseconds(_draft_seconds(fit, kind)),
         kv_cache_tokens=cache_tokens(fit),
         gpus=fit.question.num_ranks,
+        gpu=kind.name,
     )
 
 

@@ -1,5 +1,6 @@
 """`headway plan MODEL --gpu KIND --trace FILE`: replicas and costs of a load, and which lever pays.
 
+With `--generate KIND` instead of a FILE: of a made-up load.
 With `-f FILE` instead of a MODEL: of a manifest's model and replicas.
 
 The plan's arithmetic gives each lever a step model (`levers`); the simulator runs the load through the
@@ -8,6 +9,7 @@ controller with each of them, all held to the same promise. Exit status as witho
 
 import argparse
 import json
+import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -27,12 +29,13 @@ from headway_runtime.fit.plan_command import (
     EXIT_STATUS_FITS,
     EXIT_STATUS_TOO_LARGE,
     answer_of,
+    broke_off,
     build_parser,
 )
 from headway_runtime.fit.report import Answer, as_json, text
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.context_limit import Fitted, fitted, with_refused
-from headway_simulator.errors import SimulatorError
+from headway_simulator.errors import OptionsError, SimulatorError
 from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load, add_service
 from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
 from headway_simulator.measures import Measures, measures
@@ -44,6 +47,9 @@ from headway_simulator.step_model import StepModel, read_step_model
 from headway_simulator.trace import Trace
 from headway_simulator.unsimulated import passed_over_by_plan
 
+logger = logging.getLogger(__name__)
+
+INTERRUPTED_STATUS = 130
 HOURS_OF_DAY = 24
 # Costs that differ by less are sums of the same numbers in another order.
 SAME = 1e-9
@@ -75,6 +81,11 @@ def main(argv: list[str]) -> int:
     except (HeadwayRuntimeError, SimulatorError) as error:
         print(f"headway plan: {error}", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED_STATUS
+    except Exception as error:
+        logger.exception("the plan broke off")
+        return broke_off(error)
     target = target_of(costs[1].service.spec)
     passed = passed_over_by_plan(costs[1].service.spec)
     if arguments.json:
@@ -121,7 +132,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _answer(arguments: argparse.Namespace) -> Answer:
     if arguments.gpu is None:
-        raise ConfigError("--trace: how long steps take hangs on the kind of GPU; give --gpu")
+        load = "--trace" if arguments.generate is None else "--generate"
+        raise ConfigError(f"{load}: how long steps take hangs on the kind of GPU; give --gpu")
     asked = argparse.Namespace(**vars(arguments))
     # The efficiency shapes the step model, too, with or without a price.
     if arguments.price_per_gpu_hour is None:
@@ -139,7 +151,7 @@ def _costs(arguments: argparse.Namespace, answer: Answer, load: Fitted) -> tuple
     plain = (
         from_data_sheet(answer.fit, kind, arguments.efficiency)
         if arguments.step_model is None
-        else read_step_model(arguments.step_model)
+        else _measured(arguments)
     )
     arguments.acceptance, acceptance = None, arguments.acceptance
     setting = setting_with(arguments, load.trace, plain)
@@ -151,6 +163,23 @@ def _costs(arguments: argparse.Namespace, answer: Answer, load: Fitted) -> tuple
         model = plain if lever.flags == PLAIN else with_lever(plain, answer.fit, lever.fit, kind)
         found.append(_cost(arguments, load, setting, lever, model))
     return found, setting
+
+
+def _measured(arguments: argparse.Namespace) -> StepModel:
+    """The one of `--step-model`. Raises OptionsError where it is of other GPUs than the plan."""
+    model = read_step_model(arguments.step_model)
+    if model.gpus != arguments.num_ranks:
+        raise OptionsError(
+            f"--step-model={arguments.step_model!r} was measured with gpus={model.gpus} a replica, and the "
+            f"plan is of --tensor-parallel-size={arguments.num_ranks}; give --tensor-parallel-size "
+            f"{model.gpus}, or another step model"
+        )
+    if model.gpu and model.gpu != arguments.gpu:
+        raise OptionsError(
+            f"--step-model={arguments.step_model!r} was measured with gpu={model.gpu!r}, and the plan is of "
+            f"--gpu={arguments.gpu!r}; give --gpu {model.gpu}, or another step model"
+        )
+    return model
 
 
 def _speculation(arguments: argparse.Namespace, answer: Answer, acceptance: float) -> Speculation | None:

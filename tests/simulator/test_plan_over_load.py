@@ -10,6 +10,7 @@ import pytest
 
 from headway_runtime.fit.gpu_kinds import GPU_KINDS
 from headway_runtime.fit.plan_command import main
+from headway_simulator.cluster import Simulation
 from headway_simulator.plan_over_load import Cost, best_of
 
 MODEL = Path(__file__).parents[1] / "fit" / "fixtures" / "llama-3.1-8b"
@@ -92,7 +93,10 @@ def test_a_manifest_brings_its_promise_and_a_measured_step_model_its_speed(
         "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
         "spec:\n  model: {source: /model}\n  slo: {ttftMilliseconds: 900, percentile: 90}\n"
     )
-    load = plan("--service", str(service), "--step-model", "llama-3.1-8b-a100-tp2")["load"]
+    measured = tmp_path / "measured.json"
+    numbers = {"base_milliseconds": 8.3, "prefill_token_milliseconds": 0.05, "decode_milliseconds": 0.25}
+    measured.write_text(json.dumps({"name": "own", "kv_cache_tokens": 90_000, **numbers}))
+    load = plan("--service", str(service), "--step-model", str(measured))["load"]
     assert load["objective"] == 0.9
     assert load["targets"] == {"ttft_milliseconds": 900.0, "tpot_milliseconds": None}
     plain, *others = load["levers"]
@@ -303,6 +307,51 @@ def test_without_a_model_and_a_manifest_there_is_no_plan(
 ) -> None:
     assert main(["--gpu", "h100-80g", "--trace", str(trace)]) == 2
     assert "MODEL: a plan is of a model; give one, or a manifest with -f FILE" in capsys.readouterr().err
+
+
+def test_a_measured_step_model_is_of_the_gpus_of_the_plan(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = [str(MODEL), "--max-model-len", "8192", "--trace", str(trace)]
+    measured = ["--step-model", "llama-3.1-8b-a100-tp2"]
+    assert main([*where, *measured, "--gpu", "a100-80g"]) == 2
+    told = capsys.readouterr().err
+    assert "measured with gpus=2 a replica, and the plan is of --tensor-parallel-size=1" in told
+    two = ["--tensor-parallel-size", "2"]
+    assert main([*where, *measured, *two, "--gpu", "h100-80g"]) == 2
+    assert "measured with gpu='a100-80g', and the plan is of --gpu='h100-80g'" in capsys.readouterr().err
+    assert main([*where, *measured, *two, "--gpu", "a100-80g", "--json"]) == 0
+    levers = json.loads(capsys.readouterr().out)["load"]["levers"]
+    gpus = {one["flags"]: one["step_model"]["gpus"] for one in levers}
+    assert gpus["as it is"] == 2
+    assert gpus["--tensor-parallel-size 4"] == 4
+
+
+def test_a_made_up_load_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    where = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "16384"]
+    load = ["--generate", "poisson", "--rate", "1", "--duration-seconds", "60"]
+    assert main([*where, *load, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["load"]["trace"] == "poisson 1/s"
+    assert main([str(MODEL), "--generate=poisson"]) == 2
+    assert "--generate: how long steps take" in capsys.readouterr().err
+
+
+def test_what_ends_a_plan_is_told_in_a_line(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "8192", "--trace", str(trace)]
+
+    def fails(error: BaseException) -> int:
+        def result(simulation: Simulation[Any]) -> Any:
+            raise error
+
+        monkeypatch.setattr(Simulation, "result", result)
+        return main(flags)
+
+    assert fails(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == ""
+    assert fails(ZeroDivisionError("no steps")) == 2
+    assert "headway plan: broke off: ZeroDivisionError: no steps" in capsys.readouterr().err
 
 
 def test_the_table_names_what_does_not_fit(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
