@@ -17,7 +17,7 @@ from headway_simulator.flags import (
     DEFAULT_REQUESTS_PER_SECOND,
     SHIPPED,
 )
-from headway_simulator.generators import Course, Kind, generated
+from headway_simulator.generators import DAY_SECONDS, Course, Kind, generated
 from headway_simulator.oracle import INTERVAL_SECONDS
 from headway_simulator.rates import Lengths, arrivals_of, scaled_to_mean
 from headway_simulator.service_flags import service_of
@@ -46,11 +46,7 @@ RATE_FLAGS = ("rate", "variation", "lengths")
 def load_of(options: argparse.Namespace) -> Trace:
     """The requests that come. Raises OptionsError and TraceError."""
     trace = _generated(options) if options.generate else _read(options)
-    if not options.start_seconds < min(options.end_seconds, trace.duration_seconds):
-        raise OptionsError(
-            f"--start-seconds={options.start_seconds:g} is not before --end-seconds={options.end_seconds:g} "
-            f"and the load's end at {trace.duration_seconds:g}"
-        )
+    _check_part(options, trace.duration_seconds)
     trace = half_of(part_of(trace, options.start_seconds, options.end_seconds), options.half)
     if options.rate_scale != 1:
         trace = scaled_rate(trace, options.rate_scale, options.seed)
@@ -59,19 +55,28 @@ def load_of(options: argparse.Namespace) -> Trace:
     return trace
 
 
+def _check_part(options: argparse.Namespace, duration_seconds: float) -> None:
+    if not options.start_seconds < min(options.end_seconds, duration_seconds):
+        raise OptionsError(
+            f"--start-seconds={options.start_seconds:g} is not before --end-seconds={options.end_seconds:g} "
+            f"and the load's end at {duration_seconds:g}"
+        )
+
+
 def _generated(options: argparse.Namespace) -> Trace:
     for name, kinds in KINDS_WITH.items():
         if options.generate not in kinds:
             _refuse(options, (name,), f"is of --generate {' and '.join(kinds)}; leave it out")
     changes = {
-        name: getattr(options, name)
-        for name in ("factor", "variation", "period_seconds")
-        if getattr(options, name) is not None
+        name: getattr(options, name) for name in ("factor", "variation") if getattr(options, name) is not None
     }
+    seconds = options.duration_seconds or DEFAULT_DURATION_SECONDS
     course = Course(
         options.generate,
         options.rate or DEFAULT_REQUESTS_PER_SECOND,
-        options.duration_seconds or DEFAULT_DURATION_SECONDS,
+        seconds,
+        # Of a wave that is longer than the load only the night would be there.
+        period_seconds=options.period_seconds or min(DAY_SECONDS, seconds),
         **changes,
     )
     return generated(course, _lengths(options), options.seed)
@@ -83,10 +88,20 @@ def _read(options: argparse.Namespace) -> Trace:
     if isinstance(found, Trace):
         _refuse(options, RATE_FLAGS, "is of --generate and of CSVs of rates, and this trace has its requests")
         return found
-    windows = found if options.rate is None else scaled_to_mean(found, options.rate)
+    windows = found
+    if options.rate is not None:
+        _check_part(options, found[-1].end_seconds)
+        windows = scaled_to_mean(found, options.rate, *_part(options, found[-1].end_seconds))
     return arrivals_of(
         options.trace.name, windows, _lengths(options), options.seed, variation=options.variation
     )
+
+
+def _part(options: argparse.Namespace, duration_seconds: float) -> tuple[float, float]:
+    """From when to when a load is taken."""
+    start, end = options.start_seconds, min(options.end_seconds, duration_seconds)
+    middle = (start + end) / 2
+    return (middle if options.half == "verdict" else start), (middle if options.half == "tuning" else end)
 
 
 def _lengths(options: argparse.Namespace) -> Lengths:

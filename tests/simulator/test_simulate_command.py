@@ -285,6 +285,30 @@ def test_rates_are_scaled_and_take_lengths_from_another_trace(
     assert report["trace"]["requests_per_second"] == pytest.approx(2.0, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [("--end-seconds", 120), ("--start-seconds", 120), ("--half", "verdict"), ("--start-seconds", 60)],
+    ids=["its beginning", "its end", "its second half", "from within a window"],
+)
+def test_rates_are_scaled_over_what_is_taken_of_them(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]], part: tuple[str, object]
+) -> None:
+    rates = tmp_path / "rates.csv"
+    rates.write_text("start_seconds,requests_per_second\n0,100\n120,900\n")
+    report = simulated("--trace", rates, "--rate", 3, "--lengths", trace, "--no-oracle", *part)
+    assert report["trace"]["requests_per_second"] == pytest.approx(3.0, rel=0.15)
+
+
+def test_a_wave_is_whole_where_nothing_says_how_long_it_is(
+    trace: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    flags = ("--generate", "diurnal", "--rate", 3, "--duration-seconds", 240, "--lengths", trace)
+    report = simulated(*flags, "--no-oracle", "--factor", 8)
+    assert report["trace"]["requests_per_second"] == pytest.approx(3.0, rel=0.15)
+    first, second, third, last = (one["requests_per_second"] for one in report["timeline"])
+    assert min(second, third) > 2 * max(first, last)
+
+
 def test_made_up_loads_have_recovery_times(simulated: Callable[..., dict[str, Any]]) -> None:
     report = simulated(
         "--generate", "step", "--rate", 1, "--duration-seconds", 300, "--factor", 2, "--no-oracle"
