@@ -1,6 +1,7 @@
 """From flags to a load, a service and its conditions; the one place that knows what defaults mean."""
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from headway_operator.slo import target_of
@@ -146,7 +147,8 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
     if service.spec.replicas is not None:
         _refuse_scaling(options, service.spec.replicas)
     scaling = service.spec.scaling
-    first = part_of(trace, 0.0, INTERVAL_SECONDS)
+    # A load of milliseconds needs no more at once than its work takes in that minute.
+    first = replace(part_of(trace, 0.0, INTERVAL_SECONDS), duration_seconds=INTERVAL_SECONDS)
     initial = options.initial_replicas or max(
         scaling.min_replicas,
         min(scaling.max_replicas, guessed_replicas(model, first, target_of(service.spec))),

@@ -67,16 +67,21 @@ def _run(options: argparse.Namespace) -> None:
     if options.plot is not None:
         from headway_simulator.plot import draw
 
-        draw(options.plot, minutes, None if oracle is None else oracle.replicas, target, trace.name)
+        try:
+            draw(options.plot, minutes, None if oracle is None else oracle.replicas, target, trace.name)
+        except OSError as error:
+            raise _unwritable("--plot", options.plot, error) from error
 
 
 def _check_output(options: argparse.Namespace) -> None:
     """Refuse, before anything is simulated, what could not be written afterwards."""
     for flag, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is not None and not path.parent.is_dir():
-            raise OptionsError(
-                f"{flag}={str(path)!r}: there is no folder {str(path.parent)!r}; make it first"
-            )
+        if path is None:
+            continue
+        try:
+            _try_out(flag, path)
+        except OSError as error:
+            raise _unwritable(flag, path, error) from error
     if options.plot is None:
         return
     if options.plot.suffix.lower() not in PLOT_FORMATS:
@@ -85,11 +90,31 @@ def _check_output(options: argparse.Namespace) -> None:
         raise OptionsError("--plot needs matplotlib; remedy: pip install -e '.[simulate]' in the checkout")
 
 
+def _try_out(flag: str, path: Path) -> None:
+    """Whether a file could be written there, which is left as it is. Raises OptionsError and OSError."""
+    if not path.parent.is_dir():
+        raise OptionsError(f"{flag}={str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+    if path.is_dir():
+        raise OptionsError(f"{flag}={str(path)!r} is a folder; give the name of a file")
+    is_there = path.exists()
+    if is_there and not path.is_file():
+        # A pipe would take its being opened for all that is to come.
+        return
+    with path.open("ab"):
+        pass
+    if not is_there:
+        path.unlink()
+
+
+def _unwritable(flag: str, path: Path, error: OSError) -> OptionsError:
+    return OptionsError(f"{flag}={str(path)!r} cannot be written: {error.strerror or error}")
+
+
 def _write(path: Path, report: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise OptionsError(f"--json={str(path)!r} cannot be written: {error}") from error
+        raise _unwritable("--json", path, error) from error
 
 
 @contextmanager

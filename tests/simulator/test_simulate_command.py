@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headway.cli import main as headway_main
+from headway_simulator.cluster import Simulation
 from headway_simulator.simulate_command import main
 
 ROW = {"at_seconds": 0.0, "prompt_tokens": 300, "output_tokens": 40}
@@ -366,6 +367,8 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
         (["--trace", "TRACE", "--service", "none"], "--service=none: cannot be read"),
         (["--trace", "TRACE", "--plot", "a.gif"], "--plot='a.gif' must end in"),
         (["--trace", "TRACE", "--json", "no/folder/out"], "there is no folder 'no/folder'"),
+        (["--trace", "TRACE", "--json", "/"], "--json='/' is a folder; give the name of a file"),
+        (["--trace", "TRACE", "--plot", "/" + 300 * "a" + ".png"], "cannot be written: File name too long"),
         (["--generate", "poisson", "--factor", "3"], "--factor=3.0 is of --generate diurnal and step"),
         (["--generate", "step", "--variation", "3"], "--variation=3.0 is of --generate gamma"),
         (["--generate", "gamma", "--period-seconds", "9"], "--period-seconds=9.0 is of --generate diurnal"),
@@ -384,6 +387,29 @@ def test_what_cannot_be_is_refused_by_name(
     shown = capsys.readouterr().err
     assert want in shown
     assert "Traceback" not in shown
+
+
+def test_what_cannot_be_written_is_told_before_anything_is_simulated(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Simulation, "result", lambda simulation: pytest.fail("it was simulated"))
+    assert main(["--trace", str(trace), "--json", str(tmp_path / (300 * "a"))]) == 2
+    assert "cannot be written: File name too long" in capsys.readouterr().err
+    # Trying it out leaves nothing behind, and what is there as it is.
+    there, other = tmp_path / "there.json", tmp_path / "other.json"
+    there.write_text("kept")
+    for path in (there, other):
+        assert main(["--trace", "none.csv", "--json", str(path)]) == 2
+    assert there.read_text() == "kept"
+    assert not other.exists()
+
+
+def test_a_load_of_moments_begins_with_what_its_work_takes_in_a_minute(
+    tmp_path: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    path = tmp_path / "moment.jsonl"
+    path.write_text("".join(json.dumps({**ROW, "at_seconds": at}) + "\n" for at in (0.0, 0.007)))
+    assert simulated("--trace", path, "--no-oracle")["conditions"]["initial_replicas"] == 1
 
 
 def test_a_request_larger_than_the_cache_is_refused(
