@@ -65,10 +65,12 @@ def _run(options: argparse.Namespace) -> None:
         report = as_json(controller.name, load, fit, setting, target, found, oracle, minutes, causes, taken)
         _write(options.json, report)
     if options.plot is not None:
-        from headway_simulator.plot import draw
+        from headway_simulator.plot import Timeline, draw
 
+        replicas = None if oracle is None else oracle.replicas
+        shown = Timeline(load.name, minutes, load.duration_seconds, replicas, load.step_at_seconds)
         try:
-            draw(options.plot, minutes, None if oracle is None else oracle.replicas, target, trace.name)
+            draw(options.plot, shown, target)
         except OSError as error:
             raise _unwritable("--plot", options.plot, error) from error
 
