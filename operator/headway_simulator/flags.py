@@ -105,7 +105,8 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         "--rate",
         type=positive,
         metavar="PER_SECOND",
-        help="mean of --generate (default: 5); of a CSV of rates: scale it to this mean",
+        help="of --generate (default: 5): the mean of poisson, gamma and whole waves of diurnal, what comes "
+        "before the jump of step and flash; of a CSV of rates: scale what is taken of it to this mean",
     )
     group.add_argument("--duration-seconds", type=positive, help="of --generate (default: 3600)")
     group.add_argument(
@@ -119,7 +120,9 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         help="standard deviation of the gaps over their mean, of gamma "
         f"(default: {_COURSE.variation:g}), or instead of what a CSV of rates says",
     )
-    group.add_argument("--period-seconds", type=positive, help="of diurnal (default: a day)")
+    group.add_argument(
+        "--period-seconds", type=positive, help="of diurnal (default: a day, or the duration if shorter)"
+    )
     group.add_argument(
         "--lengths",
         type=Path,

@@ -2,11 +2,14 @@
 
 | kind    | rate                                                                                      |
 | ---     | ---                                                                                       |
-| poisson | the mean, all the time; gaps exponential                                                  |
+| poisson | that, all the time; gaps exponential                                                      |
 | gamma   | the same; gaps gamma-distributed, `variation` times as irregular                          |
-| diurnal | mean * (1 - s * cos(2 pi t / period)), from night to night; peak = `factor` * trough |
-| step    | the mean for the first third, then `factor` times as much                                 |
-| flash   | the mean; after a third, `factor` times as much within FLASH_RISE_SECONDS, back by half-lives |
+| diurnal | that * (1 - s * cos(2 pi t / period)), from night to night; peak = `factor` * trough      |
+| step    | that for the first third, then `factor` times as much                                     |
+| flash   | that; after a third, `factor` times as much within FLASH_RISE_SECONDS, back by half-lives |
+
+"That" is `requests_per_second`: the mean of poisson and gamma, and of whole waves of diurnal; of step and
+flash what comes before the jump, so that their mean is higher.
 """
 
 import math
@@ -26,11 +29,12 @@ LONGEST_SECONDS = 1e7
 FLASH_RISE_SECONDS = 10.0
 FLASH_HALF_LIFE_SECONDS = 120.0
 JUMP_SHARE = 1 / 3
+DAY_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """requests_per_second: the mean, before any jump. factor: of the jump, or peak over trough; at least 1.
+    """requests_per_second: see the header. factor: of the jump, or peak over trough; at least 1.
 
     variation: standard deviation of the gaps over their mean; 1 is Poisson. period_seconds: of a wave.
     """
@@ -40,7 +44,7 @@ class Course:
     duration_seconds: float
     factor: float = 4.0
     variation: float = 3.0
-    period_seconds: float = 86400.0
+    period_seconds: float = DAY_SECONDS
 
 
 def generated(course: Course, lengths: Lengths, seed: int) -> Trace:

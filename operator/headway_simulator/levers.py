@@ -80,6 +80,7 @@ def from_data_sheet(fit: Fit, kind: GpuKind, efficiency: float) -> StepModel:
         draft_milliseconds=milliseconds(_draft_seconds(fit, kind)),
         kv_cache_tokens=cache_tokens(fit),
         gpus=fit.question.num_ranks,
+        gpu=kind.name,
     )
 
 
@@ -93,8 +94,10 @@ def _draft_seconds(fit: Fit, kind: GpuKind) -> float:
 
 
 def with_lever(model: StepModel, before: Fit, after: Fit, kind: GpuKind) -> StepModel:
-    """A replica with a lever, from what it is without."""
+    """A replica with a lever, from what it is without. Where that has no cache to multiply, as many tokens as
+    the arithmetic gives."""
     old, new = (step_costs(fit, kind, CONCURRENCY) for fit in (before, after))
+    known, tokens = cache_tokens(before), cache_tokens(after)
 
     def changed(name: str) -> float:
         return float(getattr(new, name) / getattr(old, name))
@@ -106,7 +109,7 @@ def with_lever(model: StepModel, before: Fit, after: Fit, kind: GpuKind) -> Step
         prefill_context_milliseconds=model.prefill_context_milliseconds * changed("prefill_pair"),
         decode_milliseconds=model.decode_milliseconds * changed("decode_sequence"),
         decode_context_milliseconds=model.decode_context_milliseconds * changed("decode_token"),
-        kv_cache_tokens=round(model.kv_cache_tokens * cache_tokens(after) / max(1, cache_tokens(before))),
+        kv_cache_tokens=round(model.kv_cache_tokens * tokens / known) if known else tokens,
         gpus=model.gpus * after.question.num_ranks // before.question.num_ranks,
     )
 

@@ -2,7 +2,7 @@
 
 joint attainment    share of arrivals that ended well and met both targets
 worst 5 minutes     the least such share over windows of five minutes, begun every WINDOW_STEP_SECONDS, with
-                    LEAST_ARRIVALS arrivals at least (fewer say nothing of a percentile)
+                    LEAST_ARRIVALS arrivals at least (fewer say nothing of a percentile); None without any
 GPU-hours           of all pods from their place on a node until they were gone, starting and draining
                     included, within the time of the load
 actions             passes that changed replicas or limits; reversals: changes of replicas in the other
@@ -137,7 +137,9 @@ def _most_at_once(run: Run) -> int:
 
 
 def _worst(run: Run, met: Sequence[bool]) -> float | None:
-    """None where no window has arrivals enough."""
+    """None where no window has arrivals enough, or the load is shorter than one."""
+    if run.ends_at - run.starts_at < WORST_WINDOW_SECONDS:
+        return None
     times = [one.arrived_at for one in run.flights]
     shares = []
     start = run.starts_at

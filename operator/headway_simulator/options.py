@@ -1,6 +1,7 @@
 """From flags to a load, a service and its conditions; the one place that knows what defaults mean."""
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from headway_operator.slo import target_of
@@ -17,7 +18,7 @@ from headway_simulator.flags import (
     DEFAULT_REQUESTS_PER_SECOND,
     SHIPPED,
 )
-from headway_simulator.generators import Course, Kind, generated
+from headway_simulator.generators import DAY_SECONDS, Course, Kind, generated
 from headway_simulator.oracle import INTERVAL_SECONDS
 from headway_simulator.rates import Lengths, arrivals_of, check_number, scaled_to_mean
 from headway_simulator.service_flags import service_of
@@ -46,11 +47,7 @@ RATE_FLAGS = ("rate", "variation", "lengths")
 def load_of(options: argparse.Namespace) -> Trace:
     """The requests that come. Raises OptionsError and TraceError."""
     trace = _generated(options) if options.generate else _read(options)
-    if not options.start_seconds < min(options.end_seconds, trace.duration_seconds):
-        raise OptionsError(
-            f"--start-seconds={options.start_seconds:g} is not before --end-seconds={options.end_seconds:g} "
-            f"and the load's end at {trace.duration_seconds:g}"
-        )
+    _check_part(options, trace.duration_seconds)
     trace = half_of(part_of(trace, options.start_seconds, options.end_seconds), options.half)
     if trace.duration_seconds < LEAST_SECONDS:
         raise OptionsError(
@@ -71,19 +68,28 @@ def load_of(options: argparse.Namespace) -> Trace:
     return trace
 
 
+def _check_part(options: argparse.Namespace, duration_seconds: float) -> None:
+    if not options.start_seconds < min(options.end_seconds, duration_seconds):
+        raise OptionsError(
+            f"--start-seconds={options.start_seconds:g} is not before --end-seconds={options.end_seconds:g} "
+            f"and the load's end at {duration_seconds:g}"
+        )
+
+
 def _generated(options: argparse.Namespace) -> Trace:
     for name, kinds in KINDS_WITH.items():
         if options.generate not in kinds:
             _refuse(options, (name,), f"is of --generate {' and '.join(kinds)}; leave it out")
     changes = {
-        name: getattr(options, name)
-        for name in ("factor", "variation", "period_seconds")
-        if getattr(options, name) is not None
+        name: getattr(options, name) for name in ("factor", "variation") if getattr(options, name) is not None
     }
+    seconds = options.duration_seconds or DEFAULT_DURATION_SECONDS
     course = Course(
         options.generate,
         options.rate or DEFAULT_REQUESTS_PER_SECOND,
-        options.duration_seconds or DEFAULT_DURATION_SECONDS,
+        seconds,
+        # Of a wave that is longer than the load only the night would be there.
+        period_seconds=options.period_seconds or min(DAY_SECONDS, seconds),
         **changes,
     )
     return generated(course, _lengths(options), options.seed)
@@ -95,10 +101,20 @@ def _read(options: argparse.Namespace) -> Trace:
     if isinstance(found, Trace):
         _refuse(options, RATE_FLAGS, "is of --generate and of CSVs of rates, and this trace has its requests")
         return found
-    windows = found if options.rate is None else scaled_to_mean(found, options.rate)
+    windows = found
+    if options.rate is not None:
+        _check_part(options, found[-1].end_seconds)
+        windows = scaled_to_mean(found, options.rate, *_part(options, found[-1].end_seconds))
     return arrivals_of(
         options.trace.name, windows, _lengths(options), options.seed, variation=options.variation
     )
+
+
+def _part(options: argparse.Namespace, duration_seconds: float) -> tuple[float, float]:
+    """From when to when a load is taken."""
+    start, end = options.start_seconds, min(options.end_seconds, duration_seconds)
+    middle = (start + end) / 2
+    return (middle if options.half == "verdict" else start), (middle if options.half == "tuning" else end)
 
 
 def _lengths(options: argparse.Namespace) -> Lengths:
@@ -118,18 +134,23 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> No
 
 def setting_of(options: argparse.Namespace, trace: Trace) -> Setting:
     """The service and what it meets. Raises OptionsError."""
-    return setting_with(options, trace, read_step_model(options.step_model))
-
-
-def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) -> Setting:
-    """The same, of replicas like that."""
-    longest = max(one.prompt_tokens + one.output_tokens for one in trace.arrivals) + 1
+    model, longest = read_step_model(options.step_model), longest_of(trace)
     if longest > longest_sequence(model):
         raise OptionsError(
             f"the longest request has {longest} tokens, and the KV cache of step model {model.name!r} holds "
             f"{longest_sequence(model)} in whole blocks; leave the request out, or give a larger "
             "kv_cache_tokens"
         )
+    return setting_with(options, trace, model)
+
+
+def longest_of(trace: Trace) -> int:
+    """Tokens that a cache must hold for the longest request."""
+    return max(one.prompt_tokens + one.output_tokens for one in trace.arrivals) + 1
+
+
+def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) -> Setting:
+    """The same, of replicas like that, be their caches too small."""
     service = service_of(options, trace, model)
     if service.spec.replicas is not None:
         _refuse_scaling(options, service.spec.replicas)
@@ -139,7 +160,8 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             "lower the one or raise the other"
         )
     scaling = service.spec.scaling
-    first = part_of(trace, 0.0, INTERVAL_SECONDS)
+    # A load of milliseconds needs no more at once than its work takes in that minute.
+    first = replace(part_of(trace, 0.0, INTERVAL_SECONDS), duration_seconds=INTERVAL_SECONDS)
     initial = options.initial_replicas or max(
         scaling.min_replicas,
         min(scaling.max_replicas, guessed_replicas(model, first, target_of(service.spec))),
@@ -148,7 +170,7 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
         service,
         EngineSettings(
             model=model,
-            max_model_len=longest,
+            max_model_len=longest_of(trace),
             limits=Limits(*service.spec.batching.initial),
             enable_prefix_caching=service.spec.prefix_caching,
             speculation=_speculation(options, service.spec.speculative),

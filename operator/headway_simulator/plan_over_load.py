@@ -1,5 +1,6 @@
 """`headway plan MODEL --gpu KIND --trace FILE`: replicas and costs of a load, and which lever pays.
 
+With `--generate KIND` instead of a FILE: of a made-up load.
 With `-f FILE` instead of a MODEL: of a manifest's model and replicas.
 
 The plan's arithmetic gives each lever a step model (`levers`); the simulator runs the load through the
@@ -8,6 +9,7 @@ controller with each of them, all held to the same promise. Exit status as witho
 
 import argparse
 import json
+import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -22,26 +24,33 @@ from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY
 from headway_runtime.fit.gpu_kinds import GPU_KINDS
 from headway_runtime.fit.plan_command import (
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
     EXIT_STATUS_BAD_INPUT,
     EXIT_STATUS_FITS,
     EXIT_STATUS_TOO_LARGE,
     answer_of,
+    broke_off,
     build_parser,
 )
 from headway_runtime.fit.report import Answer, as_json, text
 from headway_simulator.cluster import Setting, Simulation
+from headway_simulator.context_limit import Fitted, fitted, with_refused
 from headway_simulator.engine import longest_sequence
-from headway_simulator.errors import SimulatorError
+from headway_simulator.errors import OptionsError, SimulatorError
 from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load, add_service
 from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
 from headway_simulator.measures import Measures, measures
 from headway_simulator.options import controller_of, load_of, setting_with
-from headway_simulator.report import judged_targets
+from headway_simulator.report import context_counts, judged_targets, unsimulated_lines
 from headway_simulator.service_flags import planned_arguments
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import StepModel, read_step_model
 from headway_simulator.trace import Trace
+from headway_simulator.unsimulated import passed_over_by_plan
 
+logger = logging.getLogger(__name__)
+
+INTERRUPTED_STATUS = 130
 HOURS_OF_DAY = 24
 # Costs that differ by less are sums of the same numbers in another order.
 SAME = 1e-9
@@ -68,16 +77,24 @@ def main(argv: list[str]) -> int:
         arguments = _parsed(argv)
         answer = _answer(arguments)
         trace = load_of(arguments)
-        costs = _costs(arguments, answer, trace)
+        fit = fitted(trace, answer.fit.question.max_model_len)
+        costs = _costs(arguments, answer, fit)
     except (HeadwayRuntimeError, SimulatorError) as error:
         print(f"headway plan: {error}", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED_STATUS
+    except Exception as error:
+        logger.exception("the plan broke off")
+        return broke_off(error)
     target = target_of(costs[1].service.spec)
+    passed = passed_over_by_plan(costs[1].service.spec)
     if arguments.json:
-        report = {**as_json(answer), "load": _as_json(trace, target, costs[0])}
-        print(json.dumps(report, indent=2))
+        load = {**_as_json(trace, fit, target, costs[0]), "not_simulated": passed}
+        print(json.dumps({**as_json(answer), "load": load}, indent=2))
     else:
-        print("\n".join([text(answer), "", *_lines(trace, target, costs[0])]))
+        lines = [*_lines(trace, fit, target, costs[0]), *unsimulated_lines(passed)]
+        print("\n".join([text(answer), "", *lines]))
     return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
 
 
@@ -109,41 +126,61 @@ def _parser() -> argparse.ArgumentParser:
         help=f"probability that a guess is right, for speculation (default: {DEFAULT_ACCEPTANCE:g})",
     )
     add_conditions(parser.add_argument_group("conditions"))
-    # How the service guesses is in --speculative-config.
-    parser.set_defaults(num_speculative_tokens=0)
+    # How the service guesses is in --speculative-config. A limit that no flag gives is the manifest's.
+    parser.set_defaults(num_speculative_tokens=0, max_num_batched_tokens=None)
     return parser
 
 
 def _answer(arguments: argparse.Namespace) -> Answer:
     if arguments.gpu is None:
-        raise ConfigError("--trace: how long steps take hangs on the kind of GPU; give --gpu")
+        load = "--trace" if arguments.generate is None else "--generate"
+        raise ConfigError(f"{load}: how long steps take hangs on the kind of GPU; give --gpu")
+    asked = argparse.Namespace(**vars(arguments))
     # The efficiency shapes the step model, too, with or without a price.
-    efficiency = arguments.efficiency
     if arguments.price_per_gpu_hour is None:
-        arguments.efficiency = None
-    answer = answer_of(arguments)
-    arguments.efficiency = DEFAULT_EFFICIENCY if efficiency is None else efficiency
-    return answer
+        asked.efficiency = None
+    if arguments.efficiency is None:
+        arguments.efficiency = DEFAULT_EFFICIENCY
+    if asked.max_num_batched_tokens is None:
+        asked.max_num_batched_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    return answer_of(asked)
 
 
-def _costs(arguments: argparse.Namespace, answer: Answer, trace: Trace) -> tuple[list[Cost], Setting]:
+def _costs(arguments: argparse.Namespace, answer: Answer, load: Fitted) -> tuple[list[Cost], Setting]:
     """Of the service as it is and of each lever; and the setting of the first, whose targets all have."""
     kind = GPU_KINDS[arguments.gpu]
     plain = (
         from_data_sheet(answer.fit, kind, arguments.efficiency)
         if arguments.step_model is None
-        else read_step_model(arguments.step_model)
+        else _measured(arguments)
     )
     arguments.acceptance, acceptance = None, arguments.acceptance
-    setting = setting_with(arguments, trace, plain)
+    setting = setting_with(arguments, load.trace, plain)
     found = []
     own = _speculation(arguments, answer, acceptance)
     for lever in tqdm(
         list(levers(answer.fit.question, own, acceptance)), unit="lever", disable=not sys.stderr.isatty()
     ):
         model = plain if lever.flags == PLAIN else with_lever(plain, answer.fit, lever.fit, kind)
-        found.append(_cost(arguments, trace, setting, lever, model))
+        found.append(_cost(arguments, load, setting, lever, model))
     return found, setting
+
+
+def _measured(arguments: argparse.Namespace) -> StepModel:
+    """The one of `--step-model`. Raises OptionsError where it is of other GPUs than the plan."""
+    model = read_step_model(arguments.step_model)
+    if model.gpus != arguments.num_ranks:
+        raise OptionsError(
+            f"--step-model={arguments.step_model!r} was measured with gpus={model.gpus} a replica, and the "
+            f"plan is of --tensor-parallel-size={arguments.num_ranks}; give --tensor-parallel-size "
+            f"{model.gpus}, or another step model"
+        )
+    if model.gpu and model.gpu != arguments.gpu:
+        raise OptionsError(
+            f"--step-model={arguments.step_model!r} was measured with gpu={model.gpu!r}, and the plan is of "
+            f"--gpu={arguments.gpu!r}; give --gpu {model.gpu}, or another step model"
+        )
+    return model
 
 
 def _speculation(arguments: argparse.Namespace, answer: Answer, acceptance: float) -> Speculation | None:
@@ -156,17 +193,19 @@ def _speculation(arguments: argparse.Namespace, answer: Answer, acceptance: floa
 
 
 def _cost(
-    arguments: argparse.Namespace, trace: Trace, setting: Setting, lever: Lever, model: StepModel
+    arguments: argparse.Namespace, load: Fitted, setting: Setting, lever: Lever, model: StepModel
 ) -> Cost:
     if not lever.fit.fits:
         return Cost(lever.flags, "does not fit the GPU")
     if longest_sequence(model) < setting.engine.max_model_len:
         return Cost(lever.flags, f"no room for a request of {setting.engine.max_model_len} tokens")
+    trace = load.trace
     # Another replica begins with other numbers; the promise stays that of the service as it is.
     other = setting_with(arguments, trace, model)
     engine = replace(other.engine, speculation=lever.speculation)
     changed = replace(other, service=setting.service, engine=engine)
     run = Simulation(trace, changed, controller_of(arguments, trace, changed)).result()
+    run = with_refused(run, load.refused)
     found = measures(run, target_of(setting.service.spec), model.gpus)
     per_day = found.gpu_hours / (trace.duration_seconds / 3600) * HOURS_OF_DAY
     price = arguments.price_per_gpu_hour
@@ -184,12 +223,13 @@ def best_of(costs: Sequence[Cost], target: Target) -> list[Cost]:
     return [one for one in able if math.isclose(one.gpu_hours_per_day or 0.0, least, rel_tol=SAME)]
 
 
-def _as_json(trace: Trace, target: Target, costs: Sequence[Cost]) -> dict[str, Any]:
+def _as_json(trace: Trace, fit: Fitted, target: Target, costs: Sequence[Cost]) -> dict[str, Any]:
     best = best_of(costs, target)
     return {
         "trace": trace.name,
         "duration_seconds": trace.duration_seconds,
         "requests_per_second": trace.requests_per_second,
+        **context_counts(fit),
         "objective": target.percentile / 100,
         "targets": judged_targets(target),
         "levers": [asdict(one) for one in costs],
@@ -198,7 +238,7 @@ def _as_json(trace: Trace, target: Target, costs: Sequence[Cost]) -> dict[str, A
     }
 
 
-def _lines(trace: Trace, target: Target, costs: Sequence[Cost]) -> list[str]:
+def _lines(trace: Trace, fit: Fitted, target: Target, costs: Sequence[Cost]) -> list[str]:
     targets = target.targets
     promised = ", ".join(
         f"{name} {value:g} ms"
@@ -209,6 +249,7 @@ def _lines(trace: Trace, target: Target, costs: Sequence[Cost]) -> list[str]:
     load = f"{trace.name}: {len(trace.arrivals)} requests in {trace.duration_seconds / 3600:.1f} hours"
     lines = [
         f"over {load}, P{target.percentile} {promised}; simulated, not measured",
+        *(f"  {told}" for told in filter(None, [str(fit)])),
         f"  {'lever':{width}}  attained  replicas, most  GPU-hours a day  USD a day  against as it is",
     ]
     plain = costs[0].gpu_hours_per_day

@@ -85,17 +85,19 @@ def check_number(name: str, num_requests: float) -> None:
         )
 
 
-def scaled_to_mean(windows: Sequence[RateWindow], requests_per_second: float) -> tuple[RateWindow, ...]:
-    """The same course of rates, with another mean over the whole time. OptionsError if all are 0.
+def scaled_to_mean(
+    windows: Sequence[RateWindow], requests_per_second: float, start: float = 0.0, end: float = math.inf
+) -> tuple[RateWindow, ...]:
+    """The same course of rates, with another mean over [start, end). OptionsError if all are 0 there.
 
     A lower rate is a choice of the requests at random, each with probability p. That takes bursts apart: of a
     renewal process whose gaps have the squared variation v, the thinned one's is 1 + p * (v - 1).
     """
-    seconds = sum(one.end_seconds - one.start_seconds for one in windows)
-    mean = sum(one.requests_per_second * (one.end_seconds - one.start_seconds) for one in windows) / seconds
-    if mean == 0:
-        raise OptionsError("the rates are all 0; there is nothing to scale")
-    factor = requests_per_second / mean
+    lengths = [max(0.0, min(one.end_seconds, end) - max(one.start_seconds, start)) for one in windows]
+    num_requests = sum(one.requests_per_second * length for one, length in zip(windows, lengths, strict=True))
+    if num_requests == 0:
+        raise OptionsError("the rates are all 0 in the part that is taken; there is nothing to scale")
+    factor = requests_per_second * sum(lengths) / num_requests
     return tuple(
         replace(
             one,

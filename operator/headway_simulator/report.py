@@ -6,10 +6,12 @@ from typing import Any
 
 from headway_operator.slo import Target
 from headway_simulator.cluster import Setting
+from headway_simulator.context_limit import Fitted
 from headway_simulator.measures import Measures
 from headway_simulator.oracle import Oracle
 from headway_simulator.timeline import Minute
 from headway_simulator.trace import Trace
+from headway_simulator.unsimulated import passed_over, told_by_step_model
 
 REPORT_VERSION = 1
 
@@ -23,6 +25,7 @@ def judged_targets(target: Target) -> dict[str, float | None]:
 def as_json(
     controller: str,
     trace: Trace,
+    fit: Fitted,
     setting: Setting,
     target: Target,
     found: Measures,
@@ -31,7 +34,8 @@ def as_json(
     causes: Mapping[str, int],
     seconds_taken: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The report, version 1; docs/simulate.md says what each field means."""
+    """The report, version 1; docs/simulate.md says what each field means. trace: as it came; fit: what
+    engines got of it."""
     has_oracle = oracle is not None and oracle.is_attained
     return {
         "version": REPORT_VERSION,
@@ -39,6 +43,7 @@ def as_json(
         "objective": target.percentile / 100,
         "targets": judged_targets(target),
         **asdict(found),
+        **context_counts(fit),
         "oracle_gpu_hours": oracle.measures.gpu_hours if oracle is not None and has_oracle else None,
         "cost_over_oracle": (
             found.gpu_hours / oracle.measures.gpu_hours if oracle is not None and has_oracle else None
@@ -52,6 +57,8 @@ def as_json(
         "step_model": asdict(setting.engine.model),
         "speculation": None if setting.engine.speculation is None else asdict(setting.engine.speculation),
         "conditions": asdict(setting.conditions),
+        "not_simulated": passed_over(setting.service.spec),
+        "told_by_step_model": told_by_step_model(setting.service.spec),
         "scaling": {"min_replicas": target.min_replicas, "max_replicas": target.max_replicas},
         "causes": dict(causes),
         "timeline": [asdict(one) for one in minutes],
@@ -59,8 +66,23 @@ def as_json(
     }
 
 
+def context_counts(fit: Fitted) -> dict[str, int | None]:
+    """What the replicas' context made of the load."""
+    return {
+        "max_model_len": fit.max_model_len,
+        "num_too_long": len(fit.refused),
+        "num_cut_short": fit.num_cut,
+    }
+
+
 def text(
-    controller: str, trace: Trace, setting: Setting, target: Target, found: Measures, oracle: Oracle | None
+    controller: str,
+    trace: Trace,
+    fit: Fitted,
+    setting: Setting,
+    target: Target,
+    found: Measures,
+    oracle: Oracle | None,
 ) -> str:
     """The same for a person."""
     model, guesses = setting.engine.model, setting.engine.speculation
@@ -81,8 +103,10 @@ def text(
     lines = [
         f"{controller} on {trace.name}: {load} ({trace.requests_per_second:.2f}/s)",
         f"a replica's steps as {model.name!r} has them, on {model.gpus} GPU{plural}{guessing}",
+        *unsimulated_lines(passed_over(setting.service.spec), told_by_step_model(setting.service.spec)),
         f"P{target.percentile} {', '.join(shown)}",
         f"attained by {found.joint_attainment:.2%} of arrivals, {worst}; {ends}",
+        *filter(None, [str(fit)]),
         f"{found.gpu_hours:.2f} GPU-hours, {replicas}",
         f"{found.actions_per_hour:.1f} actions and {found.reversals_per_hour:.1f} reversals an hour",
     ]
@@ -91,6 +115,14 @@ def text(
     if oracle is not None:
         lines.append(_oracle_line(found, oracle))
     return "\n".join(lines)
+
+
+def unsimulated_lines(passed: Sequence[str], by_step_model: Sequence[str] = ()) -> list[str]:
+    """What of a manifest does not count here."""
+    lines = [f"not simulated: {', '.join(passed)} of the manifest"] if passed else []
+    if by_step_model:
+        lines.append(f"as --step-model has it, not the manifest: {', '.join(by_step_model)}")
+    return lines
 
 
 def _oracle_line(found: Measures, oracle: Oracle) -> str:

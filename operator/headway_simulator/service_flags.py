@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from headway_operator.errors import SpecError
 from headway_operator.manifests.runtime_template import runtime_arguments
 from headway_operator.names import API_VERSION, KIND
 from headway_operator.spec import InferenceServiceSpec, Service, parse
+from headway_operator.spec.batching import MaxNumBatchedTokens, MaxNumSeqs
+from headway_operator.spec.fields import TARGET_MESSAGE
 from headway_operator.state import Site
 from headway_operator.yaml_file import read_documents
 from headway_runtime.adapters.options import DEFAULT_MAX_LORAS
@@ -34,6 +37,12 @@ PLACES = {
 }
 TARGETS = ("ttft_milliseconds", "tpot_milliseconds")
 MOST_MILLISECONDS = (LONGEST_TTFT_MILLISECONDS, LONGEST_TPOT_MILLISECONDS)
+# Flags of `headway serve` that a plan has, too: the most that the controller may set. Where they stand.
+LIMITS = {
+    "max_num_seqs": ("maxNumSeqs", MaxNumSeqs),
+    "max_num_batched_tokens": ("maxNumBatchedTokens", MaxNumBatchedTokens),
+}
+TARGETS_REMEDY = "or give --slo ttft=500,tpot=50 or --slo-factor 3"
 # What of a replica's flags a plan asks for. Limits of its batch are left to what fits.
 PLANNED_FLAGS = (
     *("--dtype", "--quantization", "--weight-compression", "--max-model-len", "--max-num-batched-tokens"),
@@ -59,8 +68,11 @@ def service_of(options: argparse.Namespace, trace: Trace, model: StepModel) -> S
             f"--slo-factor={options.slo_factor:g} makes targets, and both are given; leave one of the three "
             "out"
         )
+    _put_limits(manifest, options)
     if is_made or options.slo_factor is not None:
         factor = DEFAULT_SLO_FACTOR if options.slo_factor is None else options.slo_factor
+        # Any targets do for what targets are made of.
+        _put(manifest, {**dict.fromkeys(TARGETS, 1), **given})
         budget = _parsed(manifest, where).spec.batching.max_num_batched_tokens.max
         made = _idle_targets(trace, model, budget, factor)
         for name, most in zip(TARGETS, MOST_MILLISECONDS, strict=True):
@@ -70,29 +82,66 @@ def service_of(options: argparse.Namespace, trace: Trace, model: StepModel) -> S
                     f"it, or give --{name.replace('_', '-')}"
                 )
         given = {**made, **given}
-    for name, value in given.items():
-        group, field = PLACES[name]
-        if manifest["spec"].get(group) is None:
-            manifest["spec"][group] = {}
-        part = manifest["spec"][group]
-        if isinstance(part, dict):
-            part[field] = value
+    _put(manifest, given)
     return _parsed(manifest, where)
+
+
+def _put(manifest: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Flags' values into their places; a group that is no mapping is left for the spec to refuse."""
+    for name, value in values.items():
+        group, field = PLACES[name]
+        part = _group(manifest["spec"], group)
+        if part is not None:
+            part[field] = value
+
+
+def _put_limits(manifest: dict[str, Any], options: argparse.Namespace) -> None:
+    """A limit as `headway serve` has it: the highest, to which the others of its range come down."""
+    for name, (field, limits) in LIMITS.items():
+        value = getattr(options, name, None)
+        batching = None if value is None else _group(manifest["spec"], "batching")
+        part = None if batching is None else _group(batching, field)
+        if part is None:
+            continue
+        part["max"] = value
+        part.setdefault("min", limits.model_fields["min"].default)
+        for other in ("min", "initial"):
+            if isinstance(part.get(other), int):
+                part[other] = min(part[other], value)
+
+
+def _group(parent: dict[str, Any], name: str) -> dict[str, Any] | None:
+    if parent.get(name) is None:
+        parent[name] = {}
+    found = parent[name]
+    return found if isinstance(found, dict) else None
+
+
+def max_model_len_of(path: Path | None) -> int | None:
+    """What a manifest says of its replicas' context. Raises OptionsError."""
+    if path is None:
+        return None
+    return _with_any_targets(path).spec.model.max_model_len
 
 
 def planned_arguments(path: Path) -> list[str]:
     """MODEL and flags of `headway plan` for the replicas of a manifest. Raises OptionsError."""
-    manifest = _read_manifest(path)
-    if not manifest["spec"].get("slo"):
-        # It may come by flags, which are looked at later; what replicas are served with is the same.
-        manifest["spec"]["slo"] = {"ttftMilliseconds": LONGEST_TTFT_MILLISECONDS}
-    service = _parsed(manifest, f"--service={str(path)!r}")
+    service = _with_any_targets(path)
     serving = runtime_arguments(service, _ANYWHERE)
     flags = [one for one in serving if one in PLANNED_SWITCHES]
     for flag, value in itertools.pairwise(serving):
         if flag in PLANNED_FLAGS:
             flags += [flag, value]
     return [service.spec.model.revised_source, *flags, *_room_for_adapters(service.spec)]
+
+
+def _with_any_targets(path: Path) -> Service:
+    """The service of a manifest for what hangs on no target, since flags may bring those."""
+    manifest = _read_manifest(path)
+    slo = _group(manifest["spec"], "slo")
+    if slo is not None and all(slo.get(PLACES[name][1]) is None for name in TARGETS):
+        _put(manifest, dict.fromkeys(TARGETS, 1))
+    return _parsed(manifest, f"--service={str(path)!r}")
 
 
 def _room_for_adapters(spec: InferenceServiceSpec) -> list[str]:
@@ -144,4 +193,5 @@ def _parsed(manifest: dict[str, Any], where: str) -> Service:
     try:
         return parse(manifest)
     except SpecError as error:
-        raise OptionsError(f"{where}: {error}") from error
+        remedy = f", {TARGETS_REMEDY}" if TARGET_MESSAGE in str(error) else ""
+        raise OptionsError(f"{where}: {error}{remedy}") from error

@@ -15,12 +15,14 @@ from tqdm import tqdm
 
 from headway_operator.slo import target_of
 from headway_simulator.cluster import Simulation
+from headway_simulator.context_limit import fitted, with_refused
 from headway_simulator.errors import OptionsError, SimulatorError
 from headway_simulator.flags import build_parser
 from headway_simulator.measures import measures
 from headway_simulator.options import controller_of, load_of, setting_of
 from headway_simulator.oracle import find_oracle
 from headway_simulator.report import as_json, text
+from headway_simulator.service_flags import max_model_len_of
 from headway_simulator.timeline import timeline
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
@@ -42,39 +44,46 @@ def main(argv: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    trace = load_of(options)
+    load = load_of(options)
+    fit = fitted(load, max_model_len_of(options.service))
+    trace = fit.trace
     setting = setting_of(options, trace)
     target = target_of(setting.service.spec)
     taken: dict[str, float] = {}
     controller = controller_of(options, trace, setting)
     with _stage(controller.name, taken, is_quiet=options.quiet) as told:
-        run = Simulation(trace, setting, controller, told).result()
+        run = with_refused(Simulation(trace, setting, controller, told).result(), fit.refused)
     found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
     oracle = None
     if options.oracle:
         with _stage("oracle", taken, is_quiet=options.quiet) as told:
             oracle = find_oracle(trace, setting, told)
-    print(text(controller.name, trace, setting, target, found, oracle))
+    print(text(controller.name, load, fit, setting, target, found, oracle))
     minutes = timeline(run, target)
     if options.json is not None:
         causes = Counter(one.cause for one in run.passes)
-        report = as_json(controller.name, trace, setting, target, found, oracle, minutes, causes, taken)
+        report = as_json(controller.name, load, fit, setting, target, found, oracle, minutes, causes, taken)
         _write(options.json, report)
     if options.plot is not None:
-        from headway_simulator.plot import draw
+        from headway_simulator.plot import Timeline, draw
 
-        draw(options.plot, minutes, None if oracle is None else oracle.replicas, target, trace.name)
+        replicas = None if oracle is None else oracle.replicas
+        shown = Timeline(load.name, minutes, load.duration_seconds, replicas, load.step_at_seconds)
+        try:
+            draw(options.plot, shown, target)
+        except OSError as error:
+            raise _unwritable("--plot", options.plot, error) from error
 
 
 def _check_output(options: argparse.Namespace) -> None:
     """Refuse, before anything is simulated, what could not be written afterwards."""
     for flag, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is not None and path.is_dir():
-            raise OptionsError(f"{flag}={str(path)!r} is a folder; name a file in it")
-        if path is not None and not path.parent.is_dir():
-            raise OptionsError(
-                f"{flag}={str(path)!r}: there is no folder {str(path.parent)!r}; make it first"
-            )
+        if path is None:
+            continue
+        try:
+            _try_out(flag, path)
+        except OSError as error:
+            raise _unwritable(flag, path, error) from error
     if options.plot is None:
         return
     if options.plot.suffix.lower() not in PLOT_FORMATS:
@@ -83,11 +92,31 @@ def _check_output(options: argparse.Namespace) -> None:
         raise OptionsError("--plot needs matplotlib; remedy: pip install -e '.[simulate]' in the checkout")
 
 
+def _try_out(flag: str, path: Path) -> None:
+    """Whether a file could be written there, which is left as it is. Raises OptionsError and OSError."""
+    if not path.parent.is_dir():
+        raise OptionsError(f"{flag}={str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+    if path.is_dir():
+        raise OptionsError(f"{flag}={str(path)!r} is a folder; name a file in it")
+    is_there = path.exists()
+    if is_there and not path.is_file():
+        # A pipe would take its being opened for all that is to come.
+        return
+    with path.open("ab"):
+        pass
+    if not is_there:
+        path.unlink()
+
+
+def _unwritable(flag: str, path: Path, error: OSError) -> OptionsError:
+    return OptionsError(f"{flag}={str(path)!r} cannot be written: {error.strerror or error}")
+
+
 def _write(path: Path, report: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise OptionsError(f"--json={str(path)!r} cannot be written: {error}") from error
+        raise _unwritable("--json", path, error) from error
 
 
 @contextmanager

@@ -32,7 +32,8 @@ class StepModel:
 
     draft_milliseconds: one guess of a draft model for all sequences of a step; 0 for n-grams.
     delivery_milliseconds: from a token computed to its byte written, which TTFT holds once.
-    kv_cache_tokens: what its KV cache holds. gpus: per replica, for GPU-hours.
+    kv_cache_tokens: what its KV cache holds. gpus: per replica, for GPU-hours. gpu: their kind, as `headway
+    plan` names it; "" where it is not known.
     """
 
     name: str
@@ -45,6 +46,7 @@ class StepModel:
     draft_milliseconds: float = 0.0
     delivery_milliseconds: float = 0.0
     gpus: int = 1
+    gpu: str = ""
 
     def seconds(
         self, num_prefill_tokens: int, prefill_context: int, num_decodes: int, decode_context: int
@@ -93,6 +95,7 @@ PROFILES = {
             decode_milliseconds=0.25,
             kv_cache_tokens=900_000,
             gpus=2,
+            gpu="a100-80g",
         ),
         StepModel(
             name="llama-2-70b-h100-tp8",
@@ -101,6 +104,7 @@ PROFILES = {
             decode_milliseconds=0.3095,
             kv_cache_tokens=1_280_000,
             gpus=8,
+            gpu="h100-80g",
         ),
     )
 }
@@ -143,9 +147,9 @@ def read_step_model(name_or_path: str) -> StepModel:
 
 
 def _check(where: str, field: str, value: object) -> None:
-    if field == "name":
+    if field in ("name", "gpu"):
         if not isinstance(value, str):
-            raise OptionsError(f"step model {where!r}: name={value!r} is no text")
+            raise OptionsError(f"step model {where!r}: {field}={value!r} is no text")
         return
     is_count = field in ("kv_cache_tokens", "gpus")
     kinds = int if is_count else int | float

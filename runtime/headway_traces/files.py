@@ -115,7 +115,13 @@ def _csv_lines(called: str, lines: Sequence[str]) -> Iterator[Line]:
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         for row in reader:
-            yield Line(f"{called}, line {blank + reader.line_num}", row)
+            place = f"{called}, line {blank + reader.line_num}"
+            if None in row:
+                raise TraceFileError(
+                    f"{place} has {row[None]!r:.80} beyond the {len(reader.fieldnames)} columns of the first "
+                    "line; correct it, or leave the line out"
+                )
+            yield Line(place, row)
     except csv.Error as error:
         raise TraceFileError(f"{called}, line {blank + reader.line_num + 1} is no CSV: {error}") from error
 

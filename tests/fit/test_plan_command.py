@@ -200,7 +200,7 @@ def test_flags_of_a_load_are_told_what_they_need(
     assert main([str(fixture_folder("llama-3.1-8b")), "--gpu", "l4", *flags]) == 2
     told = capsys.readouterr().err
     assert flags[0] in told
-    assert "flags of a load, such as -f and --slo, need --trace FILE" in told
+    assert "flags of a load, such as -f and --slo, need --trace FILE or --generate KIND" in told
 
 
 def test_as_many_sequences_as_fit_at_once_have_a_cost(plan: Any) -> None:

@@ -1,8 +1,10 @@
 """Builders: a small replica, a service, loads, and the shipped controller watched while it acts."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from headway_simulator.control import Controller
 from headway_simulator.engine import EngineSettings
 from headway_simulator.rates import Lengths, RateWindow, arrivals_of
 from headway_simulator.records import Run
+from headway_simulator.simulate_command import main
 from headway_simulator.step_model import StepModel, slower
 from headway_simulator.trace import Arrival, Trace
 
@@ -193,3 +196,27 @@ def build() -> SimpleNamespace:
         course=Course,
         without_gaps=without_gaps,
     )
+
+
+ROW = {"at_seconds": 0.0, "prompt_tokens": 300, "output_tokens": 40}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two minutes, a request each half second."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps({**ROW, "at_seconds": i / 2}) + "\n" for i in range(240)))
+    return path
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The report of a run with these flags."""
+
+    def run(*flags: object) -> dict[str, Any]:
+        out = tmp_path / "out.json"
+        assert main([*map(str, flags), "--quiet", "--json", str(out)]) == 0
+        report: dict[str, Any] = json.loads(out.read_text())
+        return report
+
+    return run

@@ -89,6 +89,15 @@ def test_without_arrivals_enough_there_are_no_worst_five_minutes(build: Any) -> 
     assert judged(build, Run(0.0, 10.0)).joint_attainment == 1.0
 
 
+@pytest.mark.parametrize(("seconds", "want"), [(299.0, None), (300.0, 1.0)])
+def test_what_is_shorter_than_five_minutes_has_no_worst_five(
+    build: Any, seconds: float, want: float | None
+) -> None:
+    run = Run(0.0, seconds)
+    run.flights = [flight(float(at)) for at in range(100)]
+    assert judged(build, run).worst_five_minutes == want
+
+
 def test_actions_and_reversals_are_counted_by_the_hour(build: Any) -> None:
     run = Run(0.0, 1800.0)
     course = [(1, 32), (2, 32), (2, 16), (3, 16), (2, 32), (2, 32), (3, 8)]

@@ -10,6 +10,7 @@ import pytest
 
 from headway_runtime.fit.gpu_kinds import GPU_KINDS
 from headway_runtime.fit.plan_command import main
+from headway_simulator.cluster import Simulation
 from headway_simulator.plan_over_load import Cost, best_of
 
 MODEL = Path(__file__).parents[1] / "fit" / "fixtures" / "llama-3.1-8b"
@@ -92,7 +93,10 @@ def test_a_manifest_brings_its_promise_and_a_measured_step_model_its_speed(
         "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
         "spec:\n  model: {source: /model}\n  slo: {ttftMilliseconds: 900, percentile: 90}\n"
     )
-    load = plan("--service", str(service), "--step-model", "llama-3.1-8b-a100-tp2")["load"]
+    measured = tmp_path / "measured.json"
+    numbers = {"base_milliseconds": 8.3, "prefill_token_milliseconds": 0.05, "decode_milliseconds": 0.25}
+    measured.write_text(json.dumps({"name": "own", "kv_cache_tokens": 90_000, **numbers}))
+    load = plan("--service", str(service), "--step-model", str(measured))["load"]
     assert load["objective"] == 0.9
     assert load["targets"] == {"ttft_milliseconds": 900.0, "tpot_milliseconds": None}
     plain, *others = load["levers"]
@@ -177,6 +181,105 @@ def test_a_manifest_without_replicas_or_promise_is_planned_with_the_flags(
     assert "none of these attains the objective" in capsys.readouterr().out
 
 
+def test_replicas_have_the_limits_of_the_flags_or_else_of_the_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thirty answers of 200 tokens at once: with few in a step they wait for each other."""
+    crowd = tmp_path / "crowd.jsonl"
+    row = {"prompt_tokens": 500, "output_tokens": 200}
+    crowd.write_text("".join(json.dumps({**row, "at_seconds": i / 100}) + "\n" for i in range(30)))
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 8192}}\n  replicas: 1\n"
+        "  slo: {ttftMilliseconds: 900}\n"
+        "  batching: {maxNumSeqs: {min: 8, initial: 16, max: 32}, maxNumBatchedTokens: {max: 1024}}\n"
+    )
+    where = ["--gpu", "h100-80g", "--trace", str(crowd), "--json"]
+
+    def ttft(*flags: str) -> float:
+        assert main([*flags, *where]) == 0
+        as_it_is = json.loads(capsys.readouterr().out)["load"]["levers"][0]
+        return float(as_it_is["measures"]["ttft_milliseconds"])
+
+    of_manifest = ttft("-f", str(service))
+    assert ttft("-f", str(service), "--max-num-seqs", "4") > 2 * of_manifest
+    assert ttft("-f", str(service), "--max-num-batched-tokens", "64") > 1.3 * of_manifest
+    alone = [str(MODEL), "--max-model-len", "8192", "--max-replicas", "1"]
+    assert ttft(*alone, "--max-num-seqs", "2", "--max-num-batched-tokens", "8") > 2 * ttft(*alone)
+
+
+def test_fields_of_a_manifest_that_are_not_simulated_are_named(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: 'file://{MODEL}', maxModelLen: 8192}}\n  kvCacheMemory: 4Gi\n"
+        "  quantization: fp8\n  slo: {ttftMilliseconds: 900, endToEndMilliseconds: 9000}\n"
+    )
+    where = ["-f", str(service), "--gpu", "h100-80g", "--trace", str(trace)]
+    assert main([*where, "--json"]) == 0
+    want = ["slo.endToEndMilliseconds", "kvCacheMemory"]
+    assert json.loads(capsys.readouterr().out)["load"]["not_simulated"] == want
+    assert main(where) == 0
+    assert "not simulated: slo.endToEndMilliseconds, kvCacheMemory of the manifest" in capsys.readouterr().out
+
+
+def test_what_the_context_has_no_room_for_is_rejected_or_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = tmp_path / "mixed.jsonl"
+    sizes = [(500, 20)] * 6 + [(1000, 100)] * 2 + [(1024, 1)] * 2
+    mixed.write_text(
+        "".join(
+            json.dumps({"at_seconds": i, "prompt_tokens": prompt, "output_tokens": output}) + "\n"
+            for i, (prompt, output) in enumerate(sizes)
+        )
+    )
+    where = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "1024", "--trace", str(mixed)]
+    assert main([*where, "--json"]) == 0
+    load = json.loads(capsys.readouterr().out)["load"]
+    assert (load["max_model_len"], load["num_too_long"], load["num_cut_short"]) == (1024, 2, 2)
+    assert [one["measures"]["num_rejected"] for one in load["levers"]] == [2] * len(load["levers"])
+    assert load["levers"][0]["measures"]["joint_attainment"] == pytest.approx(0.8)
+    assert main(where) == 0
+    assert "context of 1024 tokens: 2 requests rejected" in capsys.readouterr().out
+
+
+def test_a_service_that_fits_with_a_lever_only_has_a_row_that_says_so(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [str(MODEL), "--gpu", "t4", "--max-model-len", "4096", "--trace", str(trace)]
+    assert main([*flags, "--json"]) == 1
+    levers = {
+        one["flags"].partition("'")[0].strip(): one
+        for one in json.loads(capsys.readouterr().out)["load"]["levers"]
+    }
+    assert levers["as it is"]["why_not"] == "does not fit the GPU"
+    assert levers["--quantization int8"]["why_not"] == ""
+    assert levers["--quantization int8"]["step_model"]["kv_cache_tokens"] > 4096
+    assert main(flags) == 1
+    assert "as it is" in capsys.readouterr().out
+
+
+def test_flags_bring_the_targets_that_a_manifest_lacks(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec: {{model: {{source: 'file://{MODEL}', maxModelLen: 8192}}}}\n"
+    )
+    where = ["-f", str(service), "--gpu", "h100-80g", "--trace", str(trace), "--json"]
+    assert main([*where, "--slo", "ttft=800"]) == 0
+    assert json.loads(capsys.readouterr().out)["load"]["targets"]["ttft_milliseconds"] == 800
+    assert main([*where, "--slo-factor", "3"]) == 0
+    assert None not in json.loads(capsys.readouterr().out)["load"]["targets"].values()
+    assert main(where) == 2
+    assert "or give --slo ttft=500,tpot=50 or --slo-factor 3" in capsys.readouterr().err
+
+
 def test_a_draft_takes_its_time_for_each_guess(plan: Callable[..., dict[str, Any]]) -> None:
     config = json.dumps({"model": str(MODEL), "num_speculative_tokens": 2})
     found = plan("--speculative-config", config, "--efficiency", "0.5")["load"]["levers"]
@@ -223,6 +326,51 @@ def test_without_a_model_and_a_manifest_there_is_no_plan(
 ) -> None:
     assert main(["--gpu", "h100-80g", "--trace", str(trace)]) == 2
     assert "MODEL: a plan is of a model; give one, or a manifest with -f FILE" in capsys.readouterr().err
+
+
+def test_a_measured_step_model_is_of_the_gpus_of_the_plan(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = [str(MODEL), "--max-model-len", "8192", "--trace", str(trace)]
+    measured = ["--step-model", "llama-3.1-8b-a100-tp2"]
+    assert main([*where, *measured, "--gpu", "a100-80g"]) == 2
+    told = capsys.readouterr().err
+    assert "measured with gpus=2 a replica, and the plan is of --tensor-parallel-size=1" in told
+    two = ["--tensor-parallel-size", "2"]
+    assert main([*where, *measured, *two, "--gpu", "h100-80g"]) == 2
+    assert "measured with gpu='a100-80g', and the plan is of --gpu='h100-80g'" in capsys.readouterr().err
+    assert main([*where, *measured, *two, "--gpu", "a100-80g", "--json"]) == 0
+    levers = json.loads(capsys.readouterr().out)["load"]["levers"]
+    gpus = {one["flags"]: one["step_model"]["gpus"] for one in levers}
+    assert gpus["as it is"] == 2
+    assert gpus["--tensor-parallel-size 4"] == 4
+
+
+def test_a_made_up_load_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    where = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "16384"]
+    load = ["--generate", "poisson", "--rate", "1", "--duration-seconds", "60"]
+    assert main([*where, *load, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["load"]["trace"] == "poisson 1/s"
+    assert main([str(MODEL), "--generate=poisson"]) == 2
+    assert "--generate: how long steps take" in capsys.readouterr().err
+
+
+def test_what_ends_a_plan_is_told_in_a_line(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "8192", "--trace", str(trace)]
+
+    def fails(error: BaseException) -> int:
+        def result(simulation: Simulation[Any]) -> Any:
+            raise error
+
+        monkeypatch.setattr(Simulation, "result", result)
+        return main(flags)
+
+    assert fails(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == ""
+    assert fails(ZeroDivisionError("no steps")) == 2
+    assert "headway plan: broke off: ZeroDivisionError: no steps" in capsys.readouterr().err
 
 
 def test_the_table_names_what_does_not_fit(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,32 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simulator.conftest import ROW
 
 from headway.cli import main as headway_main
+from headway_simulator.cluster import Simulation
 from headway_simulator.simulate_command import main
-
-ROW = {"at_seconds": 0.0, "prompt_tokens": 300, "output_tokens": 40}
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    """Two minutes, a request each half second."""
-    path = tmp_path / "trace.jsonl"
-    path.write_text("".join(json.dumps({**ROW, "at_seconds": i / 2}) + "\n" for i in range(240)))
-    return path
-
-
-@pytest.fixture
-def simulated(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """The report of a run with these flags."""
-
-    def run(*flags: object) -> dict[str, Any]:
-        out = tmp_path / "out.json"
-        assert main([*map(str, flags), "--quiet", "--json", str(out)]) == 0
-        report: dict[str, Any] = json.loads(out.read_text())
-        return report
-
-    return run
 
 
 def test_a_trace_alone_gives_the_report_with_the_oracle(
@@ -120,6 +99,92 @@ def test_a_manifest_brings_promise_and_bounds(
     assert None not in made["targets"].values()
 
 
+def test_what_the_context_has_no_room_for_is_rejected_or_cut(
+    tmp_path: Path, simulated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = tmp_path / "mixed.jsonl"
+    sizes = [(300, 40)] * 36 + [(1020, 40), (1023, 40), (1024, 40), (9000, 1)]
+    mixed.write_text(
+        "".join(
+            json.dumps({"at_seconds": i, "prompt_tokens": prompt, "output_tokens": output}) + "\n"
+            for i, (prompt, output) in enumerate(sizes)
+        )
+    )
+    service = tmp_path / "service.yaml"
+    manifest = (
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model, maxModelLen: %d}\n  slo: {ttftMilliseconds: 9000}\n"
+    )
+    service.write_text(manifest % 1024)
+    flags = ("--trace", mixed, "-f", service)
+    report = simulated(*flags)
+    assert report["num_arrivals"] == 40
+    assert report["num_rejected"] == report["num_too_long"] == 2
+    assert report["num_cut_short"] == 2
+    assert report["joint_attainment"] == pytest.approx(38 / 40)
+    # The oracle serves what can be served.
+    assert report["oracle"]["measures"]["num_arrivals"] == 38
+    assert "context of 1024 tokens: 2 requests rejected" in capsys.readouterr().out
+    service.write_text(manifest % 16384)
+    report = simulated(*flags)
+    assert report["num_rejected"] == report["num_cut_short"] == 0
+    assert "context of" not in capsys.readouterr().out
+    service.write_text(manifest % 100)
+    assert main([*map(str, flags)]) == 2
+    assert "has room for none of the 40 prompts; raise model.maxModelLen" in capsys.readouterr().err
+
+
+def test_fields_of_a_manifest_that_are_not_simulated_are_named(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = tmp_path / "service.yaml"
+    manifest = (
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        "spec:\n  model: {source: /model}\n  waiting: {maxRequests: 9}\n"
+    )
+    service.write_text(manifest + "  slo: {ttftMilliseconds: 900}\n  quantization: auto\n")
+    report = simulated("--trace", trace, "-f", service, "--no-oracle")
+    assert report["not_simulated"] == report["told_by_step_model"] == []
+    assert "not simulated" not in capsys.readouterr().out
+    service.write_text(
+        manifest + "  slo: {ttftMilliseconds: 900, endToEndMilliseconds: 9000}\n  quantization: fp8\n"
+        "  tensorParallelSize: 2\n  kvCacheMemory: 4Gi\n  kvOffload: {hostMemory: 8Gi}\n"
+        "  lora: {adapters: [{name: a, source: /a}]}\n  gateway: {replicas: 2}\n"
+        "  rollout: {canary: {steps: [10]}}\n"
+        "  scaling: {schedule: [{start: '0 8 * * *', end: '0 18 * * *', minReplicas: 2}]}\n"
+    )
+    report = simulated("--trace", trace, "-f", service, "--no-oracle")
+    assert report["not_simulated"] == ["slo.endToEndMilliseconds", "kvOffload", "lora", "rollout", "gateway"]
+    assert report["told_by_step_model"] == ["quantization", "tensorParallelSize", "kvCacheMemory"]
+    shown = capsys.readouterr().out
+    assert "not simulated: slo.endToEndMilliseconds, kvOffload, lora, rollout, gateway of the mani" in shown
+    assert "as --step-model has it, not the manifest: quantization, tensorParallelSize, kvCacheM" in shown
+
+
+@pytest.mark.parametrize("slo", ["", "  slo: null\n", "  slo: {percentile: 90}\n"])
+def test_flags_bring_the_targets_that_a_manifest_lacks(
+    slo: str,
+    trace: Path,
+    tmp_path: Path,
+    simulated: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(
+        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
+        f"spec:\n  model: {{source: /model}}\n{slo}"
+    )
+    flags = ("--trace", trace, "-f", service, "--no-oracle")
+    made = simulated(*flags, "--slo-factor", 2)["targets"]
+    assert None not in made.values()
+    assert simulated(*flags, "--slo", "tpot=33")["targets"] == {
+        "ttft_milliseconds": None,
+        "tpot_milliseconds": 33.0,
+    }
+    assert main([*map(str, flags)]) == 2
+    assert "or give --slo ttft=500,tpot=50 or --slo-factor 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -199,6 +264,30 @@ def test_rates_are_scaled_and_take_lengths_from_another_trace(
     assert report["trace"]["requests_per_second"] == pytest.approx(2.0, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [("--end-seconds", 120), ("--start-seconds", 120), ("--half", "verdict"), ("--start-seconds", 60)],
+    ids=["its beginning", "its end", "its second half", "from within a window"],
+)
+def test_rates_are_scaled_over_what_is_taken_of_them(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]], part: tuple[str, object]
+) -> None:
+    rates = tmp_path / "rates.csv"
+    rates.write_text("start_seconds,requests_per_second\n0,100\n120,900\n")
+    report = simulated("--trace", rates, "--rate", 3, "--lengths", trace, "--no-oracle", *part)
+    assert report["trace"]["requests_per_second"] == pytest.approx(3.0, rel=0.15)
+
+
+def test_a_wave_is_whole_where_nothing_says_how_long_it_is(
+    trace: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    flags = ("--generate", "diurnal", "--rate", 3, "--duration-seconds", 240, "--lengths", trace)
+    report = simulated(*flags, "--no-oracle", "--factor", 8)
+    assert report["trace"]["requests_per_second"] == pytest.approx(3.0, rel=0.15)
+    first, second, third, last = (one["requests_per_second"] for one in report["timeline"])
+    assert min(second, third) > 2 * max(first, last)
+
+
 def test_made_up_loads_have_recovery_times(simulated: Callable[..., dict[str, Any]]) -> None:
     report = simulated(
         "--generate", "step", "--rate", 1, "--duration-seconds", 300, "--factor", 2, "--no-oracle"
@@ -256,6 +345,8 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
         (["--trace", "TRACE", "--service", "none"], "--service=none: cannot be read"),
         (["--trace", "TRACE", "--plot", "a.gif"], "--plot='a.gif' must end in"),
         (["--trace", "TRACE", "--json", "no/folder/out"], "there is no folder 'no/folder'"),
+        (["--trace", "TRACE", "--json", "/"], "--json='/' is a folder; name a file in it"),
+        (["--trace", "TRACE", "--plot", "/" + 300 * "a" + ".png"], "cannot be written: File name too long"),
         (["--generate", "poisson", "--factor", "3"], "--factor=3.0 is of --generate diurnal and step"),
         (["--generate", "step", "--variation", "3"], "--variation=3.0 is of --generate gamma"),
         (["--generate", "gamma", "--period-seconds", "9"], "--period-seconds=9.0 is of --generate diurnal"),
@@ -276,100 +367,27 @@ def test_what_cannot_be_is_refused_by_name(
     assert "Traceback" not in shown
 
 
-@pytest.mark.parametrize(
-    ("flags", "want"),
-    [
-        (["--rate-scale", "1e9"], "--rate-scale=1e+09: 2.4e+11 requests are more than 10,000,000; lower"),
-        (["--end-seconds", "1e-300"], "the load lasts 1e-300 s, less than 0.001; take more of it"),
-        (["--interval-seconds", "1e-300"], "or raise --interval-seconds=1e-300"),
-        (["--initial-replicas", "3", "--most-pods", "2"], "--initial-replicas=3 is more than --most-pods=2"),
-        (["--json", "."], "--json='.' is a folder; name a file in it"),
-    ],
-)
-def test_what_would_never_end_or_mean_nothing_is_refused(
-    trace: Path, capsys: pytest.CaptureFixture[str], flags: list[str], want: str
+def test_what_cannot_be_written_is_told_before_anything_is_simulated(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["--trace", str(trace), "--no-oracle", *flags]) == 2
-    assert want in capsys.readouterr().err
+    monkeypatch.setattr(Simulation, "result", lambda simulation: pytest.fail("it was simulated"))
+    assert main(["--trace", str(trace), "--json", str(tmp_path / (300 * "a"))]) == 2
+    assert "cannot be written: File name too long" in capsys.readouterr().err
+    # Trying it out leaves nothing behind, and what is there as it is.
+    there, other = tmp_path / "there.json", tmp_path / "other.json"
+    there.write_text("kept")
+    for path in (there, other):
+        assert main(["--trace", "none.csv", "--json", str(path)]) == 2
+    assert there.read_text() == "kept"
+    assert not other.exists()
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "want"),
-    [
-        ("--step-time-error", "1e300", "give a number from 0.01 to 100"),
-        ("--step-time-error", "1e-300", "give a number from 0.01 to 100"),
-        ("--initial-replicas", "1000000", "give from 1 to 1000"),
-        ("--max-replicas", "1001", "give from 1 to 1000"),
-        ("--slo-factor", "1e300", "give a number from 1 to 1000"),
-        ("--variation", "1e-200", "give a number from 0.01 to 100"),
-        ("--ttft-milliseconds", "600001", "give from 1 to 600000"),
-        ("--num-speculative-tokens", "17", "give from 0 to 16"),
-    ],
-)
-def test_what_no_service_has_is_out_of_a_flags_range(
-    trace: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str, want: str
+def test_a_load_of_moments_begins_with_what_its_work_takes_in_a_minute(
+    tmp_path: Path, simulated: Callable[..., dict[str, Any]]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--trace", str(trace), flag, value])
-    assert ended.value.code == 2
-    assert f"{flag}: {value!r} is out of range; {want}" in capsys.readouterr().err
-
-
-def test_a_load_of_ages_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "ages.jsonl"
-    path.write_text("".join(json.dumps({**ROW, "at_seconds": at}) + "\n" for at in (0, 1e300)))
-    assert main(["--trace", str(path)]) == 2
-    want = "4e+299 passes of the controller, more than 12,096,000; take a part of it by --end-seconds"
-    assert want in capsys.readouterr().err
-    assert main(["--generate", "poisson", "--duration-seconds", "1e300"]) == 2
-    assert "duration_seconds=1e+300 is more than 1e+07; choose less" in capsys.readouterr().err
-    assert main(["--generate", "poisson", "--rate", "1e300"]) == 2
-    assert "requests are more than 10,000,000; lower the rate" in capsys.readouterr().err
-
-
-def test_nodes_have_room_for_so_many_from_the_beginning_on(
-    trace: Path, simulated: Callable[..., dict[str, Any]]
-) -> None:
-    report = simulated("--trace", trace, "--no-oracle", "--min-replicas", 4, "--most-pods", 2)
-    assert report["most_replicas"] == 2
-
-
-def test_a_manifest_without_a_promise_takes_that_of_the_flags(
-    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]]
-) -> None:
-    service = tmp_path / "service.yaml"
-    service.write_text(
-        "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
-        "spec: {model: {source: /model}, slo: null}\n"
-    )
-    report = simulated("--trace", trace, "-f", service, "--slo", "ttft=700", "--no-oracle")
-    assert report["targets"] == {"ttft_milliseconds": 700.0, "tpot_milliseconds": None}
-
-
-def test_a_cache_holds_whole_blocks_and_no_more_than_there_can_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, model = tmp_path / "one.jsonl", tmp_path / "model.json"
-    path.write_text(json.dumps(ROW))
-    step = {"name": "x", "base_milliseconds": 1, "prefill_token_milliseconds": 0, "decode_milliseconds": 0}
-    model.write_text(json.dumps({**step, "kv_cache_tokens": 350}))
-    assert main(["--trace", str(path), "--step-model", str(model)]) == 2
-    assert "has 341 tokens, and the KV cache of step model 'x' holds 336" in capsys.readouterr().err
-    model.write_text(json.dumps({**step, "kv_cache_tokens": 10**20}))
-    assert main(["--trace", str(path), "--step-model", str(model)]) == 2
-    assert "is no whole number from 1 to 1e+08; correct it" in capsys.readouterr().err
-
-
-def test_a_factor_whose_target_is_beyond_its_range_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, model = tmp_path / "one.jsonl", tmp_path / "model.json"
-    path.write_text(json.dumps(ROW))
-    step = {"name": "x", "prefill_token_milliseconds": 0, "decode_milliseconds": 0}
-    model.write_text(json.dumps({**step, "base_milliseconds": 700, "kv_cache_tokens": 400}))
-    assert main(["--trace", str(path), "--step-model", str(model), "--slo-factor", "900"]) == 2
-    want = "--slo-factor=900 makes a target of 630000 ms, more than 600000; lower it, or give --ttft"
-    assert want in capsys.readouterr().err
+    path = tmp_path / "moment.jsonl"
+    path.write_text("".join(json.dumps({**ROW, "at_seconds": at}) + "\n" for at in (0.0, 0.007)))
+    assert simulated("--trace", path, "--no-oracle")["conditions"]["initial_replicas"] == 1
 
 
 def test_a_request_larger_than_the_cache_is_refused(

@@ -99,6 +99,7 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
             "line 3: ContextTokens='x' is not a finite number",
         ),
         (AZURE + "2023-11-16 18:15:46,1\n", "line 2: GeneratedTokens is missing"),
+        (AZURE + "2023-11-16 18:15:46,1,2,3,4\n", "line 2 has ['3', '4'] beyond the 3 columns of the first"),
         ('{"at_seconds": 0}\n', "line 1: prompt_tokens is missing"),
         (
             '{"at_seconds": 0, "prompt_tokens": 0, "output_tokens": 1}',

@@ -54,14 +54,15 @@ from headway_runtime.speculative_options import SpeculativeOptions, speculative_
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS_FITS, EXIT_STATUS_TOO_LARGE, EXIT_STATUS_BAD_INPUT = 0, 1, 2
-# Who simulates a plan over a load: `--trace` -> function(argv: list[str]) -> int.
+# Who simulates a plan over a load: one of these flags -> function(argv: list[str]) -> int.
 LOAD_GROUP = "headway.plan"
+LOAD_FLAGS = ("--trace", "--generate")
 DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS = 64, 2048
 
 
 def main(argv: list[str]) -> int:
     """Answer for the arguments after `headway plan`; returns the exit status."""
-    if any(one.partition("=")[0] == "--trace" for one in argv):
+    if any(one.partition("=")[0] in LOAD_FLAGS for one in argv):
         return _over_a_load(argv)
     try:
         try:
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
         except ConfigError as error:
             if str(error).startswith(("unknown flag", "unrecognized arguments")):
                 raise ConfigError(
-                    f"{error}; flags of a load, such as -f and --slo, need --trace FILE"
+                    f"{error}; flags of a load, such as -f and --slo, need --trace FILE or --generate KIND"
                 ) from None
             raise
         answer = answer_of(arguments)
@@ -77,26 +78,30 @@ def main(argv: list[str]) -> int:
         print(f"headway plan: {error}", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
     except Exception as error:
-        # A fault of the program is no answer; 1 would say that the model does not fit.
         logger.exception("the plan broke off")
-        print(f"headway plan: broke off: {type(error).__name__}: {error}", file=sys.stderr)
-        return EXIT_STATUS_BAD_INPUT
+        return broke_off(error)
     print(json.dumps(as_json(answer), indent=2) if arguments.json else text(answer))
     return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
+
+
+def broke_off(error: Exception) -> int:
+    """The exit status for a fault of the program, which is no answer: 1 would say that it does not fit."""
+    print(f"headway plan: broke off: {type(error).__name__}: {error}", file=sys.stderr)
+    return EXIT_STATUS_BAD_INPUT
 
 
 def _over_a_load(argv: list[str]) -> int:
     """Replicas and costs of a load are simulated, by who contributes that: nothing here knows of loads."""
     found = list(entry_points(group=LOAD_GROUP))
     if not found:
-        print("headway plan: --trace needs the simulator; install the whole checkout", file=sys.stderr)
+        print("headway plan: a load needs the simulator; install the whole checkout", file=sys.stderr)
         return EXIT_STATUS_BAD_INPUT
     try:
         simulate = found[0].load()
     except ModuleNotFoundError as error:
         print(
-            f"headway plan --trace needs {error.name!r}; remedy: pip install -e '.[runtime,simulate]' in the "
-            "checkout",
+            f"headway plan over a load needs {error.name!r}; remedy: pip install -e '.[runtime,simulate]' in "
+            "the checkout",
             file=sys.stderr,
         )
         return EXIT_STATUS_BAD_INPUT
@@ -108,7 +113,8 @@ def build_parser(*, is_model_needed: bool = True) -> CommandParser:
     parser = CommandParser(
         prog="headway plan",
         description="Show the arithmetic of a model's memory on a GPU or a machine, and bounds of its speed.",
-        epilog="With --trace FILE also: replicas and costs of a load, simulated, and which lever pays; "
+        epilog="With --trace FILE or --generate KIND also: replicas and costs of a load, simulated, and "
+        "which lever pays; "
         "`headway plan --trace FILE --help` lists what goes with it.",
         raises=ConfigError,
     )
