@@ -195,19 +195,23 @@ def _cuts(plan: Plan, unfinished: Sequence[Task]) -> Iterator[str]:
     factors = " and ".join(f"{factor:g}" for factor in plan.baseline_factors)
     yield ""
     promises = f"{plan.verdict_seconds:g} s and {len(plan.promises)} promises"
-    yield (
-        f"Cut, so that it fits its time: of {promises} what this table leaves out; baselines meet targets of "
-        f"{factors} times idle only, with {plan.num_candidates} candidates; faults are met under the first "
-        f"{plan.num_faulty_promises} of a load's promises; made-up loads do not last an hour."
-    )
-    yield ""
-    yield (
-        "Handicaps of others that come of it: dynamo-planner's documented interval, 180 s, ends at most once "
-        "in an excerpt of less than six minutes to tune on, so that its default is judged there by the "
-        "replicas it begins with, and its shorter intervals (60 and 30 s) are what tuning can choose; in the "
-        "verdict it acts each 180 s. HPA's and KEDA's five minutes before scaling down hardly end in such an "
-        "excerpt, either. Knative looks each 2 s, as it does in a cluster, all others and Headway each 5 s."
-    )
+    if plan.is_cut:
+        yield (
+            f"Cut, so that it fits its time: of {promises} what this table leaves out; baselines meet "
+            f"targets of {factors} times idle only, with {plan.num_candidates} candidates; faults are met "
+            f"under the first {plan.num_faulty_promises} of a load's promises; made-up loads do not last an "
+            "hour."
+        )
+        yield ""
+        yield (
+            "Handicaps of others that come of it: dynamo-planner's documented interval, 180 s, ends at most "
+            "once in an excerpt of less than six minutes to tune on, so that its default is judged there by "
+            "the replicas it begins with, and its shorter intervals (60 and 30 s) are what tuning can "
+            "choose; in the verdict it acts each 180 s. HPA's and KEDA's five minutes before scaling down "
+            "hardly end in such an excerpt, either."
+        )
+        yield ""
+    yield "Knative looks each 2 s, as it does in a cluster, all others and Headway each 5 s."
     left_out = [name for name in ALL_LOADS if name not in plan.loads]
     if left_out:
         yield ""

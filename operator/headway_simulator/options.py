@@ -60,6 +60,7 @@ def load_of(options: argparse.Namespace) -> Trace:
             f"than {MOST_PASSES:,}; take a part of it by --end-seconds, or raise "
             f"--interval-seconds={options.interval_seconds:g}"
         )
+    check_number("the load", len(trace.arrivals))
     if options.rate_scale != 1:
         check_number(f"--rate-scale={options.rate_scale:g}", options.rate_scale * len(trace.arrivals))
         trace = scaled_rate(trace, options.rate_scale, options.seed)

@@ -184,3 +184,13 @@ def test_what_starts_took_is_known_from_the_last_twenty(build: Any) -> None:
         seen.append(lead_seconds(memory))
     assert seen == [38.0] * 3
     assert [at for at, _ in memory.starts] == [one.ready_at for one in new]
+
+
+def test_a_start_that_is_yet_to_come_hides_no_other(build: Any) -> None:
+    """A node's clock is an hour ahead."""
+    start = Start(1.0, 11.0, 0.0, 8.0)
+    odd = replace(build.replica("odd", created_at=5000.0, ready_at=8600.0), start=start)
+    new = replace(build.replica("new", created_at=5000.0, ready_at=5030.0), start=start)
+    memory = with_learning(Memory(began_at=1.0), {}, Observed(replicas=(odd,)), 5010.0)
+    memory = with_learning(memory, {}, Observed(replicas=(odd, new)), 5040.0)
+    assert memory.starts == ((5030.0, 30.0),)

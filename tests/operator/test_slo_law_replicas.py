@@ -7,6 +7,7 @@ import pytest
 from tests.operator.law_fleet import CAPACITY, NOW, Fleet, quiet
 
 from headway_operator.slo import Memory
+from headway_operator.state import Targets
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,27 @@ def test_a_promise_broken_for_half_a_minute_costs_no_trust(fleet: Fleet) -> None
     fleet.now_totals = {"ttft_missed": 300.0}
     # 6.98% of them, where 5% may be missed: not the whole tenth.
     assert fleet.decide()[1].kappa == pytest.approx(0.9 ** (300 / 4300 / 0.05 - 1))
+
+
+@pytest.mark.parametrize("targets", [Targets(None, 26.0), Targets(700.0, 26.0)])
+def test_a_queue_that_stands_or_is_turned_away_costs_trust_as_well(fleet: Fleet, targets: Targets) -> None:
+    """Without a TTFT target by its age; with one by the refusals that it causes."""
+    fleet.promise(targets)
+    if targets.ttft_milliseconds is None:
+        fleet.gauges |= {"waiting": 13, "oldest_waiting_seconds": 20.0}
+    else:
+        fleet.totals |= {"refused": 600.0}
+        fleet.now_totals = {"refused": 30.0, "ttft_missed": 1.0}
+    assert fleet.decide()[1].kappa == pytest.approx(0.9)
+
+
+def test_trust_that_was_lost_comes_back_where_its_loss_brought_replicas(fleet: Fleet) -> None:
+    """Each does less than three quarters of what it is trusted with, and will."""
+    fleet.per_second = 4 * 0.6 * 0.5 * CAPACITY
+    for kappa, comes_back in ((0.5, True), (1.0, False)):
+        fleet.memory = replace(fleet.memory, kappa=kappa, kappa_at=NOW - 60.0)
+        after = fleet.decide()[1].kappa
+        assert after == pytest.approx(kappa * 1.01 if comes_back else kappa)
 
 
 def test_less_trust_is_more_replicas(fleet: Fleet) -> None:

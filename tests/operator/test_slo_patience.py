@@ -9,6 +9,7 @@ from headway_operator.slo.patience import (
     looked_back_seconds,
     with_calm,
     with_raise,
+    with_removal,
 )
 
 NOW = 50_000.0
@@ -19,7 +20,7 @@ NOW = 50_000.0
     [
         pytest.param(180.0, 60.0, 1.0, 180.0, id="at first"),
         pytest.param(180.0, 200.0, 1.0, 600.0, id="slow starts"),
-        pytest.param(180.0, 60.0, 4.0, 720.0, id="after two regrets"),
+        pytest.param(180.0, 60.0, 4.0, 720.0, id="after a regret or two"),
         pytest.param(180.0, 60.0, 64.0, MOST_SECONDS, id="half an hour at most"),
         pytest.param(3600.0, 60.0, 2.0, 3600.0, id="never less than asked for"),
     ],
@@ -29,22 +30,30 @@ def test_what_is_looked_back(stabilization: float, lead: float, patience: float,
 
 
 def test_a_removal_that_is_taken_back_triples_it_once() -> None:
-    memory = with_raise(Memory(replicas_lowered_at=NOW - 60), 180.0, NOW)
+    memory = with_raise(with_removal(Memory(), NOW - 60), 180.0, NOW)
     assert (memory.patience, memory.patience_at) == (3.0, NOW)
     assert with_raise(memory, 540.0, NOW + 5).patience == 3.0
 
 
-@pytest.mark.parametrize("lowered_at", [None, NOW - 800])
-def test_a_rise_long_after_a_removal_regrets_nothing(lowered_at: float | None) -> None:
-    assert with_raise(Memory(replicas_lowered_at=lowered_at), 180.0, NOW).patience == 1.0
+def test_an_hour_that_ends_between_hides_nothing() -> None:
+    memory = with_removal(Memory(patience=3.0, patience_at=NOW - CALM_SECONDS), NOW - 10)
+    memory = with_raise(with_calm(memory, NOW), 270.0, NOW + 60)
+    assert memory.patience == 4.5
+
+
+@pytest.mark.parametrize("removed_at", [None, NOW - 800])
+def test_a_rise_long_after_a_removal_regrets_nothing(removed_at: float | None) -> None:
+    memory = with_raise(Memory(removed_at=removed_at), 180.0, NOW)
+    assert (memory.patience, memory.removed_at) == (1.0, None)
 
 
 def test_it_never_grows_beyond_what_half_an_hour_takes() -> None:
     memory = Memory()
     for number in range(20):
         at = NOW + 3000 * number
-        memory = with_raise(Memory(replicas_lowered_at=at, patience=memory.patience), 1800.0, at + 60)
-    assert memory.patience <= MOST_SECONDS / 180.0
+        looked_back = looked_back_seconds(memory, 180.0, 60.0)
+        memory = with_raise(with_removal(memory, at), looked_back, at + 60)
+    assert memory.patience == pytest.approx(MOST_SECONDS / 180.0)
 
 
 def test_an_hour_of_calm_halves_it() -> None:

@@ -136,6 +136,23 @@ def test_what_comes_while_the_first_one_starts_calls_for_more(
         assert decision.message == "0 of 3 replicas ready; 400 requests wait: replicas 3 -> 4"
 
 
+def test_what_waits_for_a_service_that_cannot_start_adds_nobody(build: Any) -> None:
+    """It may not sleep, so that nobody knows whether its replica comes at all."""
+    life = Life(build)
+    life.target = replace(life.target, may_sleep=False, min_replicas=1)
+    life.phase, life.waiting = "starting", 400
+    assert {life.step().replicas for _ in range(400)} == {1}
+
+
+def test_naps_are_no_regrets(life: Life) -> None:
+    for _ in range(3):
+        life.waiting, life.running = 0, 0
+        life.step(20)
+        life.waiting = 4
+        life.step()
+        assert life.memory.patience == 1.0
+
+
 def test_a_restart_wakes_nobody_and_sends_nobody_to_sleep(life: Life) -> None:
     life.step(10)
     saved = json.loads(json.dumps(life.memory.to_dict()))

@@ -7,6 +7,7 @@ a tenth of that compressed. Pure.
 import base64
 import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,6 @@ def memory_in(config_map: Mapping[str, Any]) -> Mapping[str, Any] | None:
     text = (config_map.get("data") or {}).get(MEMORY_FILE, "null")
     try:
         memory = json.loads(text if packed is None else gzip.decompress(base64.b64decode(packed)))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(str(error)) from error
     return memory if isinstance(memory, dict) else None

@@ -27,7 +27,7 @@ from headway_operator.slo.feasibility import infeasible
 from headway_operator.slo.history import with_decision
 from headway_operator.slo.marks import with_mark
 from headway_operator.slo.memory import Memory
-from headway_operator.slo.patience import with_calm, with_raise
+from headway_operator.slo.patience import with_calm, with_raise, with_removal
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
@@ -81,7 +81,7 @@ def decide(
         advice=situation.infeasible if situation.sizing is not None else "",
         sick=situation.sick,
     )
-    return decision, with_decision(_remembered(situation, choice), decision)
+    return decision, with_decision(_remembered(situation, choice, recommendation.replicas), decision)
 
 
 def _situation(
@@ -200,7 +200,7 @@ def _choose(situation: Situation, recommendation: replicas.Recommendation) -> Ch
     if counted.desired == 0:
         return wake(situation)
     if counted.ready == 0:
-        return _begin(situation, recommendation)
+        return _begin(situation)
     if 2 * counted.unsampled > counted.ready:
         error = f": {counted.sample_error}" if counted.sample_error else ""
         words = f"{counted.unsampled} of {counted.ready} ready replicas give no usable sample{error}"
@@ -210,16 +210,17 @@ def _choose(situation: Situation, recommendation: replicas.Recommendation) -> Ch
     return _act(situation, recommendation)
 
 
-def _begin(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
+def _begin(situation: Situation) -> Choice:
     """None is ready yet: what waits meanwhile may call for more."""
     counted = situation.supply
-    raised = replicas.more_to_begin(situation, recommendation.replicas).replicas
+    raised = replicas.more_to_begin(situation)
     why = f": {counted.pending_reason}" if counted.pending_reason else ""
     words = f"0 of {counted.desired} replicas ready{why}"
-    if raised == counted.desired:
-        return hold(situation, "WaitingForReplicas", words)
-    words = f"{words}; {situation.load.waiting} requests wait: replicas {counted.desired} -> {raised}"
-    return Choice(raised, situation.limits, "AddedReplicas", words)
+    if raised.replicas == counted.desired:
+        return hold(situation, "WaitingForReplicas", words, raised.blocker)
+    change = f"replicas {counted.desired} -> {raised.replicas}"
+    words = f"{words}; {situation.load.waiting} requests wait: {change}"
+    return Choice(raised.replicas, situation.limits, "AddedReplicas", words)
 
 
 def _act(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
@@ -300,7 +301,7 @@ def _standing_blocker(situation: Situation) -> str:
     return (situation.supply.overdue_reason or "PendingPastDeadline") if situation.supply.overdue else ""
 
 
-def _remembered(situation: Situation, choice: Choice) -> Memory:
+def _remembered(situation: Situation, choice: Choice, recommended: int) -> Memory:
     memory, now, desired = situation.memory, situation.now, situation.supply.desired
     memory = replace(memory, replicas=choice.replicas, limits=choice.limits)
     memory = with_parked(situation, memory)
@@ -308,7 +309,10 @@ def _remembered(situation: Situation, choice: Choice) -> Memory:
         memory = replace(memory, limits_changed_at=now)
     if choice.trims is not None:
         memory = replace(memory, trims=choice.trims)
-    if choice.replicas > desired:
+    if choice.cause == "RemovedReplica":
+        memory = with_removal(memory, now)
+    # What stands in for a replica past its deadline, or wakes a service, takes nothing back.
+    if choice.replicas > desired and recommended > desired > 0:
         memory = with_raise(memory, replicas.looked_back_seconds(situation), now)
     memory = with_calm(memory, now)
     if choice.replicas > desired or memory.replicas_raised_at is None:

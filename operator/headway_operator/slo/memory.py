@@ -34,7 +34,8 @@ class Memory:
     service was suspended; None while it is not.
     fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
     kappa_at, last cut at kappa_cut_at. patience: how many times as long as at first is looked back before a
-    removal, last moved at patience_at. trims: of max_num_seqs and max_num_batched_tokens, over the model's.
+    removal, last moved at patience_at. removed_at: of the last removal that was not taken back.
+    trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
     """
 
@@ -67,6 +68,7 @@ class Memory:
     kappa_cut_at: float | None = None
     patience: float = 1.0
     patience_at: float | None = None
+    removed_at: float | None = None
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
     marks: tuple[Mark, ...] = ()
@@ -130,7 +132,7 @@ _PLAIN_FIELDS = (
     *("violated_since", "violated_at", "backlog", "backlog_at", "parked_replicas"),
     *("kappa", "kappa_at", "kappa_cut_at"),
 )
-_LATER_FIELDS = ("late_at", "patience", "patience_at")
+_LATER_FIELDS = ("late_at", "patience", "patience_at", "removed_at")
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 
 

@@ -25,12 +25,16 @@ def looked_back_seconds(memory: Memory, stabilization_seconds: float, lead_secon
     return max(least, min(MOST_SECONDS, memory.patience * least))
 
 
+def with_removal(memory: Memory, now: float) -> Memory:
+    """The memory after a replica was removed because fewer are enough."""
+    return replace(memory, removed_at=now)
+
+
 def with_raise(memory: Memory, looked_back: float, now: float) -> Memory:
-    """The memory after replicas were added: whether that takes a removal back."""
-    lowered_at = memory.replicas_lowered_at
-    if lowered_at is None or now - lowered_at > REGRET * looked_back:
-        return memory
-    if memory.patience_at is not None and memory.patience_at >= lowered_at:
+    """The memory after the load called for more replicas: whether that takes the last removal back."""
+    removed_at = memory.removed_at
+    memory = replace(memory, removed_at=None)
+    if removed_at is None or now - removed_at > REGRET * looked_back:
         return memory
     longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
     return replace(memory, patience=min(longest, GROWTH * memory.patience), patience_at=now)

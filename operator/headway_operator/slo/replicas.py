@@ -146,23 +146,29 @@ def more(situation: Situation, wanted: int) -> Raise:
         return Raise(desired, supply.overdue_reason)
     if situation.sick and wanted <= desired and not supply.overdue:
         return Raise(desired, SICK)
-    few = FEW_ADDED if situation.sizing is not None else 1
+    few = 1
+    if situation.sizing is not None:
+        few = FEW_ADDED
+        wanted += supply.replaceable
     return Raise(_raised(situation, wanted, few), supply.overdue_reason if supply.overdue else "")
 
 
-def more_to_begin(situation: Situation, wanted: int) -> Raise:
-    """Likewise while none is ready yet: of a service that was asleep, more than were asked for at first where
-    more wait at its gateways by now."""
-    if situation.target.may_sleep and situation.load.waiting:
-        wanted = max(wanted, for_waiting(situation))
-    barred = bar(situation)
-    return Raise(situation.supply.desired if barred else _raised(situation, wanted, FEW_ADDED), barred)
+def more_to_begin(situation: Situation) -> Raise:
+    """Likewise while none is ready yet, of a service that was asleep: what waits at its gateways by now.
+
+    Of others nobody knows whether replicas are slow to come or cannot come at all.
+    """
+    desired = situation.supply.desired
+    if not situation.target.may_sleep or not situation.load.waiting:
+        return Raise(desired, "")
+    wanted = for_waiting(situation)
+    barred = bar(situation) if wanted > desired else ""
+    return Raise(desired if barred else _raised(situation, wanted, FEW_ADDED), barred)
 
 
 def _raised(situation: Situation, wanted: int, few: int) -> int:
-    """What of it is asked for in one decision, with substitutes for what is past its deadline."""
+    """What of it is asked for in one decision."""
     desired = situation.supply.desired
-    wanted += situation.supply.replaceable if situation.sizing is not None else 0
     most = desired + min(MOST_ADDED, max(few, desired))
     return max(desired, situation.target.bound_replicas(min(wanted, most)))
 

@@ -83,22 +83,24 @@ def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Obse
         memory,
         fit=fit,
         course=watched(memory.course, spans, now),
-        starts=_starts(memory, observed),
+        starts=_starts(memory, observed, now),
     )
 
 
-def _starts(memory: Memory, observed: Observed) -> tuple[tuple[float, float], ...]:
+def _starts(memory: Memory, observed: Observed, now: float) -> tuple[tuple[float, float], ...]:
     """(ready at, seconds since it was made) of the latest replicas; what was restarted did not start."""
-    latest = max((at for at, _ in memory.starts), default=memory.began_at)
+    known = {at for at, _ in memory.starts}
+    oldest = memory.starts[0][0] if len(memory.starts) == NUM_STARTS else memory.began_at
     new = sorted(
         (one.ready_at, one.ready_at - one.created_at)
         for one in observed.replicas
         if one.ready_at is not None
         and one.start is not None
         and one.ready_at > one.created_at
-        and one.ready_at > latest
+        and oldest < one.ready_at <= now
+        and one.ready_at not in known
     )
-    return (*memory.starts, *new)[-NUM_STARTS:]
+    return tuple(sorted((*memory.starts, *new)))[-NUM_STARTS:]
 
 
 def lead_seconds(memory: Memory) -> float:

@@ -1,10 +1,12 @@
 """kappa: how far the model of a replica is trusted, by what came of trusting it.
 
 What neither model nor factors know shows as a promise broken although there are as many replicas as were
-thought enough, none of them on its way and the load no more than they were thought to carry: each such
-verdict, on evidence since the last one, takes a tenth off. Promises kept give a hundredth a minute back,
-where enough requests came to tell: time alone gives nothing, a quiet night says nothing of what a replica can
-do. There is no integral term: a queue that has grown is the backlog's business.
+thought enough, none of them on its way and the load no more than they were thought to carry. Each such
+verdict, on evidence since the last one, takes up to a tenth off: the share of it by which more was missed
+over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, where enough requests came to
+tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
+trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
+There is no integral term: a queue that has grown is the backlog's business.
 """
 
 from dataclasses import replace
@@ -16,7 +18,7 @@ from headway_operator.slo.verdict import verdict
 KAPPA_CUT = 0.9
 KAPPA_GAIN_PER_SECOND = 0.01 / 60.0
 WHOLE_SECONDS = 300.0
-# Of what replicas are thought to do they must have done this share for a kept promise to say anything of it.
+# Of what replicas are thought to do they must do this share for a kept promise to say that they can do more.
 TRIED = 0.75
 # No more than this is given for the time between two passes.
 MOST_GAIN_SECONDS = 60.0
@@ -35,7 +37,8 @@ def with_trust(situation: Situation) -> Memory:
     excess = _excess(situation)
     if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
         return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT**excess), kappa_cut_at=now)
-    is_tried = situation.forecast.now >= TRIED * counted.ready * found.per_second
+    # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
+    is_tried = memory.kappa < 1.0 or situation.forecast.now >= TRIED * counted.ready * found.per_second
     if is_tried and _is_kept(situation):
         return replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + KAPPA_GAIN_PER_SECOND * seconds)))
     return memory
@@ -47,10 +50,13 @@ def _excess(situation: Situation) -> float:
     Over the last minutes: a verdict on half a minute, sought every few seconds, comes by chance now and then.
     """
     most = 0.0
+    if situation.ttft.target_milliseconds is None and situation.is_ttft_bad:
+        return 1.0
     totals = situation.recent.totals(situation.now - WHOLE_SECONDS)
+    refused = {"ttft": totals.get("refused", 0.0)}
     share = 1.0 - situation.target.percentile / 100.0
     for name, is_bad in (("ttft", situation.is_ttft_bad), ("tpot", situation.is_tpot_bad)):
-        missed = totals.get(f"{name}_missed", 0.0)
+        missed = totals.get(f"{name}_missed", 0.0) + refused.get(name, 0.0)
         allowed = share * (missed + totals.get(f"{name}_met", 0.0))
         if is_bad and missed > allowed:
             most = max(most, min(1.0, missed / allowed - 1.0))
