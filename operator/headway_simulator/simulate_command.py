@@ -94,8 +94,6 @@ def _check_output(options: argparse.Namespace) -> None:
 
 def _try_out(flag: str, path: Path) -> None:
     """Whether a file could be written there, which is left as it is. Raises OptionsError and OSError."""
-    # Of a link, what it names.
-    path = path.resolve()
     if not path.parent.is_dir():
         raise OptionsError(f"{flag}={str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
     if path.is_dir():
@@ -107,7 +105,8 @@ def _try_out(flag: str, path: Path) -> None:
     with path.open("ab"):
         pass
     if not is_there:
-        path.unlink()
+        # Of a link, what it names.
+        path.resolve().unlink()
 
 
 def _unwritable(flag: str, path: Path, error: OSError) -> OptionsError:

@@ -380,6 +380,11 @@ def test_what_cannot_be_written_is_told_before_anything_is_simulated(
         assert main(["--trace", "none.csv", "--json", str(path)]) == 2
     assert there.read_text() == "kept"
     assert not other.exists()
+    link = tmp_path / "link.json"
+    link.symlink_to(other)
+    assert main(["--trace", "none.csv", "--json", str(link)]) == 2
+    assert link.is_symlink()
+    assert not other.exists()
 
 
 def test_a_load_of_moments_begins_with_what_its_work_takes_in_a_minute(
