@@ -41,7 +41,8 @@ ORACLE = tuple(
 NOT_OF_THE_PROOF = (
     *("errors.py", "flags.py", "generators.py", "options.py", "rates.py"),
     *("service_flags.py", "trace_files.py"),
-    *("levers.py", "plan_over_load.py", "plot.py", "report.py", "simulate_command.py", "timeline.py"),
+    *("context_limit.py", "levers.py", "plan_over_load.py", "plot.py", "report.py", "simulate_command.py"),
+    *("timeline.py", "unsimulated.py"),
     *(Path(one).name for one in ORACLE),
 )
 

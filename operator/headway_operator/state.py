@@ -54,7 +54,7 @@ class Site:
     bind_port: the port a process listens on; 0 lets it choose (local world).
     operator_namespace: where the operator runs in a pod; "" where it does not.
     monitoring_namespace: where Prometheus runs. monitoring_labels: by which it selects, on every service's
-    monitors; a service's own come on top.
+    monitors; a service's own come on top. runbook_url: of the page that says what to do about their alerts.
     image_pull_secrets: names of Secrets, in the namespace of each service, with which its pods pull images.
     allows_unrestricted: whether users' pod templates may leave the standard "restricted".
     optional_kinds: those of OPTIONAL_KINDS that this cluster has now.
@@ -69,6 +69,7 @@ class Site:
     operator_namespace: str = ""
     monitoring_namespace: str = ""
     monitoring_labels: tuple[tuple[str, str], ...] = ()
+    runbook_url: str = ""
     image_pull_secrets: tuple[str, ...] = ()
     allows_unrestricted: bool = False
     optional_kinds: frozenset[str] = frozenset()

@@ -11,6 +11,7 @@ import yaml
 from tests.chart.conftest import CHART, CHECKOUT, Render, of_kind
 
 from headway_operator.cache_metrics import CacheMetrics
+from headway_operator.commands.operator import _parser as operator_parser
 from headway_operator.manifests.prometheus_rule import prometheus_rule
 from headway_operator.names import MONITORING_KINDS
 from headway_operator.operator_metrics import OperatorMetrics
@@ -147,7 +148,10 @@ def test_every_alert_has_a_case_in_which_it_comes_and_one_in_which_it_does_not()
 
 def test_alerts_lead_to_their_runbook_where_it_is_published(render: Render) -> None:
     url = "https://docs.example/headway/operations.html?v=$1"
-    [rule] = of_kind(render(f"monitoring.runbookURL={url}", api_versions=PROMETHEUS), "PrometheusRule")
+    objects = render(f"monitoring.runbookURL={url}", api_versions=PROMETHEUS)
+    [rule], [deployment] = of_kind(objects, "PrometheusRule"), of_kind(objects, "Deployment")
+    flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert operator_parser().parse_args([one for one in flags if one != "operator"]).runbook_url == url
     alerts = rule["spec"]["groups"][0]["rules"]
     assert {one["annotations"].pop("runbook_url") for one in alerts} == {f"{url}#alerts-on-the-operator"}
     assert rule["spec"] == yaml.safe_load(RULES.read_text())

@@ -13,11 +13,12 @@ import yaml
 from headway_operator import names
 from headway_operator.commands.operator import _parser
 from headway_operator.manifests import render
-from headway_operator.manifests.prometheus_rule import BURNS, missed_share
+from headway_operator.manifests.prometheus_rule import BURNS, RUNBOOK_SECTION, missed_share
 from headway_operator.spec import parse
 from headway_operator.state import ChildKey, Manifest, Rendered
 
 GOLDEN = Path(__file__).parent / "golden"
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 KINDS = ("PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "PrometheusRule")
 EVERYTHING = {
     "operator_namespace": "headway-system",
@@ -199,6 +200,23 @@ def test_labels_of_every_monitor_are_the_administrators_then_the_services_own(bu
     manifest = safeguards(rendered(build, SPEC, monitoring_labels=told))[kind]
     labels = manifest["metadata"]["labels"]
     assert labels == {"release": "stack", "team": "platform", **names.service_labels("demo")}
+
+
+def test_alerts_lead_to_their_runbook_where_it_is_published(build: Any) -> None:
+    url = "https://docs.example/headway/operations.html"
+    rule = safeguards(rendered(build, SPEC, runbook_url=url))["PrometheusRule"]
+    alerts = rule["spec"]["groups"][0]["rules"]
+    assert {one["annotations"]["runbook_url"] for one in alerts} == {f"{url}#{RUNBOOK_SECTION}"}
+    assert f"\n## {RUNBOOK_SECTION.replace('-', ' ').capitalize()}\n" in OPERATIONS.read_text()
+
+
+@pytest.mark.parametrize("url", ["docs.example", "https://docs.example/#x", "https://docs.example/{{x}}"])
+def test_a_runbook_that_is_no_page_is_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--runtime-image=r", "--gateway-image=g"]
+    assert _parser().parse_args([*flags, "--runbook-url=https://docs.example/x?v=$1"]).runbook_url
+    with pytest.raises(SystemExit):
+        _parser().parse_args([*flags, f"--runbook-url={url}"])
+    assert f"{url!r} is not the address of a page" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_flag_gives_one_label_and_a_wrong_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:

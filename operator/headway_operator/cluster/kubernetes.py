@@ -85,6 +85,7 @@ class KubernetesCluster(KubernetesChildren):
         lease_namespace: str = "",
         monitoring_namespace: str = "",
         monitoring_labels: Sequence[tuple[str, str]] = (),
+        runbook_url: str = "",
         image_pull_secrets: Sequence[str] = (),
         allows_unrestricted: bool = False,
         clock: Callable[[], float] = time.time,
@@ -105,6 +106,7 @@ class KubernetesCluster(KubernetesChildren):
             operator_namespace=operator_namespace,
             monitoring_namespace=monitoring_namespace,
             monitoring_labels=tuple(monitoring_labels),
+            runbook_url=runbook_url,
             image_pull_secrets=tuple(image_pull_secrets),
             allows_unrestricted=allows_unrestricted,
         )

@@ -46,6 +46,7 @@ from headway_operator.turns import Turns
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+RUNBOOK_PATTERN = r"(https?://[^\s#\"<>{}]+)?"
 POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 MIN_LIVENESS_SECONDS = 120.0
 MISSED_INTERVALS = 12
@@ -95,6 +96,7 @@ async def run(options: argparse.Namespace) -> None:
             lease_namespace=secrets,
             monitoring_namespace=options.monitoring_namespace,
             monitoring_labels=options.monitoring_label,
+            runbook_url=options.runbook_url,
             image_pull_secrets=options.image_pull_secret,
             allows_unrestricted=options.allow_unrestricted_templates,
             cache=cache,
@@ -267,6 +269,13 @@ def _parser() -> CommandParser:
         help="a label of every PodMonitor and PrometheusRule, by which a Prometheus selects; may be repeated",
     )
     add(
+        "--runbook-url",
+        default="",
+        type=_page,
+        metavar="URL",
+        help="where docs/operations.md is published; alerts on services then carry it; empty: they do not",
+    )
+    add(
         "--image-pull-secret",
         action="append",
         default=[],
@@ -289,6 +298,16 @@ def _label(text: str) -> tuple[str, str]:
         return key, value
     raise argparse.ArgumentTypeError(
         f"{text!r} is not a label; give KEY=VALUE, for example release=prometheus"
+    )
+
+
+def _page(text: str) -> str:
+    # Prometheus reads annotations as templates, and a section of the page comes behind it.
+    if re.fullmatch(RUNBOOK_PATTERN, text):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not the address of a page; give http:// or https:// and no fragment, for example "
+        "https://docs.example/headway/operations.html"
     )
 
 

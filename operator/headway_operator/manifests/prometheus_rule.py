@@ -27,6 +27,8 @@ LATENCY_NAMES = {
     "e2e": "Time of whole answers",
 }
 
+# Of docs/operations.md.
+RUNBOOK_SECTION = "alerts-on-the-operator"
 SHORT_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end-to-end"}
 
 
@@ -59,7 +61,7 @@ def prometheus_rule(service: Service, site: Site) -> Manifest | None:
         "e2e": slo.end_to_end_milliseconds,
     }
     rules = [
-        _alert(service, target, milliseconds, burn)
+        _alert(service, target, milliseconds, burn, _runbook(site))
         for target, milliseconds in targets.items()
         if milliseconds is not None
         for burn in BURNS
@@ -79,7 +81,13 @@ def missed_share(percentile: int, burn: Burn) -> float:
     return min(burn.factor * (100 - percentile) / 100, burn.most)
 
 
-def _alert(service: Service, target: str, milliseconds: int, burn: Burn) -> dict[str, Any]:
+def _runbook(site: Site) -> dict[str, str]:
+    return {"runbook_url": f"{site.runbook_url}#{RUNBOOK_SECTION}"} if site.runbook_url else {}
+
+
+def _alert(
+    service: Service, target: str, milliseconds: int, burn: Burn, runbook: dict[str, str]
+) -> dict[str, Any]:
     assert service.spec.slo is not None, "alerts are on targets"
     percentile = service.spec.slo.percentile
     share = missed_share(percentile, burn)
@@ -106,6 +114,7 @@ def _alert(service: Service, target: str, milliseconds: int, burn: Burn) -> dict
             "summary": f"{key.namespace}/{key.name} misses its {SHORT_NAMES[target]} target",
             "description": f"{sentence} `kubectl describe inferenceservice {key.name} --namespace "
             f"{key.namespace}` says why, and what is being done about it.",
+            **runbook,
         },
     }
 
