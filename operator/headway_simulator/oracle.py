@@ -34,6 +34,7 @@ below one in every interval, queues carried from one interval into the next in s
 limits that change.
 """
 
+import gc
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
@@ -303,6 +304,7 @@ class _Search:
         conditions = replace(self._setting.conditions, initial_replicas=initial)
         setting = replace(self._setting, conditions=conditions)
         controller = schedule(course, self.limits, conditions, before)
+        _let_go()
         run = judged_from(Simulation(self._trace, self._limited(setting), controller).result(), self._begin)
         step_at = self._trace.step_at_seconds
         jump = None if step_at is None or step_at < self._begin else step_at - self._begin
@@ -365,6 +367,7 @@ class _Search:
         )
         first = bisect_left(self._times, start) - bisect_left(self._times, begin)
         last = first + len(self._part(index).arrivals)
+        _let_go()
         return Simulation(part, setting, None).result(stops_after=range(first, last)).flights[first:last]
 
     def _part(self, index: int) -> Trace:
@@ -379,6 +382,12 @@ class _Search:
 
     def _most(self) -> int:
         return min(self._target.max_replicas, self._setting.conditions.most_pods)
+
+
+def _let_go() -> None:
+    """Of the simulation before: its parts refer to each other, and are few and large, so that Python's
+    collector, which goes by their number, would keep gigabytes of them."""
+    gc.collect()
 
 
 def _is_in_vain(table: dict[int, int], number: int) -> bool:
