@@ -14,6 +14,7 @@ from headway_operator.slo import Memory, Target, decide, resume
 from headway_operator.spec import Service, parse
 from headway_operator.state import Decision, Observed, Sample
 from headway_runtime.config import Limits
+from headway_runtime.fit.plan_command import main as plan_main
 from headway_simulator import generators
 from headway_simulator.cluster import BEGIN_SECONDS, Conditions, Setting, Simulation
 from headway_simulator.control import Controller
@@ -198,6 +199,7 @@ def build() -> SimpleNamespace:
     )
 
 
+MODEL = Path(__file__).parents[1] / "fit" / "fixtures" / "llama-3.1-8b"
 ROW = {"at_seconds": 0.0, "prompt_tokens": 300, "output_tokens": 40}
 
 
@@ -218,5 +220,27 @@ def simulated(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         assert main([*map(str, flags), "--quiet", "--json", str(out)]) == 0
         report: dict[str, Any] = json.loads(out.read_text())
         return report
+
+    return run
+
+
+@pytest.fixture
+def minute(tmp_path: Path) -> Path:
+    """A trace of a minute, a request each second."""
+    path = tmp_path / "minute.jsonl"
+    row = {"prompt_tokens": 500, "output_tokens": 20}
+    path.write_text("".join(json.dumps({**row, "at_seconds": i}) + "\n" for i in range(60)))
+    return path
+
+
+@pytest.fixture
+def plan(minute: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """What `headway plan` says over that minute with these flags."""
+
+    def run(*flags: str) -> dict[str, Any]:
+        fixed = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "8192", "--trace", str(minute)]
+        assert plan_main([*fixed, *flags, "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
 
     return run
