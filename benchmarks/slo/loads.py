@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.slo.plan import Plan, Promise
 
-from headway_simulator.generators import Course, Kind, generated
+from headway_simulator.generators import Course, Kind, before, generated
 from headway_simulator.rates import Lengths, RateWindow, arrivals_of, scaled_to_mean
 from headway_simulator.step_model import read_step_model
 from headway_simulator.trace import Arrival, Trace, part_of, scaled_rate
@@ -38,10 +38,12 @@ TUNING_DAY, VERDICT_DAY = 1, 8
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """tuning and verdict begin with what only warms up. whole: of which targets are made."""
+    """tuning and verdict begin with what only warms up. whole: of which targets are made. before: what comes
+    right before the verdict, in which a controller settles."""
 
     whole: Trace
     tuning: Trace
+    before: Trace
     verdict: Trace
 
 
@@ -76,9 +78,11 @@ def _recorded(file: str, rate_scale: float) -> Callable[[Mapping[str, Path], Pla
         middle = scaled.duration_seconds / 2
         begin = max(0.0, middle - plan.warm_up_seconds)
         tuning_at = max(0.0, (middle - plan.tuning_seconds) / 2)
+        settling_at = max(0.0, begin - plan.settling_seconds)
         return Parts(
             scaled,
             part_of(scaled, tuning_at, min(middle, tuning_at + plan.tuning_seconds)),
+            part_of(scaled, settling_at, begin),
             part_of(scaled, begin, middle + plan.verdict_seconds),
         )
 
@@ -101,14 +105,16 @@ def _servegen(mean_rate: float) -> Callable[[Mapping[str, Path], Plan], Parts]:
             raise SystemExit(f"{files['servegen']} holds requests; give ServeGen's rates")
         windows = scaled_to_mean(windows, mean_rate * plan.rate_scale)
         lengths = Lengths(_requests(files["azure"]))
-        tuning, verdict = (
-            _busiest(windows, day, before, seconds, lengths, plan.seed)
-            for day, before, seconds in (
-                (TUNING_DAY, plan.tuning_warm_up_seconds, plan.tuning_seconds),
-                (VERDICT_DAY, plan.warm_up_seconds, plan.warm_up_seconds + plan.verdict_seconds),
+        settling = plan.settling_seconds
+        tuning, before, verdict = (
+            _busiest(windows, day, before, seconds, lengths, seed)
+            for day, before, seconds, seed in (
+                (TUNING_DAY, plan.tuning_warm_up_seconds, plan.tuning_seconds, plan.seed),
+                (VERDICT_DAY, plan.warm_up_seconds + settling, settling, plan.seed + 1),
+                (VERDICT_DAY, plan.warm_up_seconds, plan.warm_up_seconds + plan.verdict_seconds, plan.seed),
             )
         )
-        return Parts(_requests(files["azure"]), tuning, verdict)
+        return Parts(_requests(files["azure"]), tuning, before, verdict)
 
     return make
 
@@ -142,20 +148,21 @@ def _generated(
     def make(files: Mapping[str, Path], plan: Plan) -> Parts:
         judged = plan.warm_up_seconds + plan.verdict_seconds
         tuning, verdict = (
-            generated(
-                Course(
-                    kind,
-                    rate * plan.rate_scale,
-                    seconds,
-                    factor=factor,
-                    period_seconds=seconds if is_whole_wave else DAY_SECONDS,
-                ),
-                lengths or Lengths(None),
-                seed,
+            Course(
+                kind,
+                rate * plan.rate_scale,
+                seconds,
+                factor=factor,
+                period_seconds=seconds if is_whole_wave else DAY_SECONDS,
             )
-            for seconds, seed in ((plan.tuning_seconds, plan.seed), (judged, plan.seed + 1))
+            for seconds in (plan.tuning_seconds, judged)
         )
-        return Parts(verdict, tuning, verdict)
+        courses = (tuning, verdict, before(verdict, plan.settling_seconds))
+        of_lengths = lengths or Lengths(None)
+        tuned, judge, settling = (
+            generated(course, of_lengths, seed) for seed, course in enumerate(courses, plan.seed)
+        )
+        return Parts(judge, tuned, settling, judge)
 
     return make
 

@@ -119,6 +119,7 @@ class Plan:
     num_faulty_promises: int = 1
     verdict_seconds: float = 1800.0
     warm_up_seconds: float = 120.0
+    settling_seconds: float = 240.0
     tuning_seconds: float = 600.0
     tuning_warm_up_seconds: float = 60.0
     limits_seconds: float = 90.0
@@ -171,6 +172,7 @@ def long(loads: tuple[str, ...]) -> Plan:
         num_faulty_promises=4,
         verdict_seconds=3600.0,
         warm_up_seconds=300.0,
+        settling_seconds=600.0,
         tuning_warm_up_seconds=120.0,
         num_candidates=MOST_CANDIDATES,
         oracle_budget=40,
@@ -186,6 +188,7 @@ def quick(loads: tuple[str, ...]) -> Plan:
         faults=FAULTS[:2],
         verdict_seconds=240.0,
         warm_up_seconds=120.0,
+        settling_seconds=60.0,
         tuning_seconds=180.0,
         tuning_warm_up_seconds=60.0,
         limits_seconds=90.0,
@@ -267,8 +270,8 @@ def as_inputs(plan: Plan, task: Task) -> dict[str, object]:
         unused += ["baseline_factors"]
     if task.kind in ("headway", "long"):
         unused += ["promises"]
-    if task.kind != "oracle":
-        unused += ["oracle_budget"]
+    # What the oracle knows needs no time to settle.
+    unused += ["settling_seconds"] if task.kind == "oracle" else ["oracle_budget"]
     found = {name: value for name, value in whole.items() if name not in unused}
     found["tight_rate"] = [TIGHT_FACTOR, TIGHT_RATE]
     found["fault"] = [asdict(one) for one in plan.faults if task.kind == "headway" and one.name == task.name]

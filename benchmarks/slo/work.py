@@ -21,7 +21,7 @@ from headway_simulator.options import known_of, setting_of
 from headway_simulator.oracle import INTERVAL_SECONDS, Ends, find_oracle
 from headway_simulator.records import Run
 from headway_simulator.step_model import read_step_model
-from headway_simulator.trace import Trace, part_of
+from headway_simulator.trace import Trace, joined, part_of
 from headway_simulator.work import guessed_batch, guessed_replicas
 
 # Budgets of tokens that are tried for the fixed limits of baselines.
@@ -68,14 +68,16 @@ def excerpts(plan: Plan, task: Task, parts: Halves) -> Iterator[Excerpt]:
         yield _met_by_headway(plan, task, parts, task.promise)
         return
     for promise in plan.promises if task.kind == "oracle" else plan.baseline_promises:
-        yield _verdict(plan, task.load, parts, promise)
-        if task.kind == "baseline":
-            yield _tuning(plan, task.load, parts, promise)
+        if task.kind == "oracle":
+            yield _verdict(plan, task.load, parts, promise)
+            continue
+        yield _settled(plan, task.load, parts, promise)
+        yield _tuning(plan, task.load, parts, promise)
 
 
 def _met_by_headway(plan: Plan, task: Task, parts: Halves, promise: Promise) -> Excerpt:
     """The verdict's excerpt, with the task's fault if it has one."""
-    excerpt = _verdict(plan, task.load, parts, promise)
+    excerpt = _settled(plan, task.load, parts, promise)
     for fault in plan.faults:
         if fault.name == task.name:
             changed = replace(excerpt.setting, conditions=fault.on(excerpt.setting.conditions))
@@ -133,7 +135,7 @@ def _baseline(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
         known = replace(known_of(tuning.trace, tuning.setting), limits=limits)
         results = [_tried(tuning, known, baseline, one, promise, tuned) for one in candidates]
         best = _best(results, promise)
-        verdict = _verdict(plan, task.load, parts, promise)
+        verdict = _settled(plan, task.load, parts, promise)
         found = _tried(verdict, known, baseline, candidates[best], promise, judged)
         yield _row(
             task,
@@ -222,6 +224,13 @@ def _verdict(plan: Plan, load: str, parts: Halves, promise: Promise) -> Excerpt:
     return _excerpt(
         plan, load, parts.of(promise).whole, parts.of(promise).verdict, plan.warm_up_seconds, promise
     )
+
+
+def _settled(plan: Plan, load: str, parts: Halves, promise: Promise) -> Excerpt:
+    """The same for a controller, which is no newcomer when it is judged: it begins earlier."""
+    found = parts.of(promise)
+    warm_up = found.before.duration_seconds + plan.warm_up_seconds
+    return _excerpt(plan, load, found.whole, joined(found.before, found.verdict), warm_up, promise)
 
 
 def _excerpt(

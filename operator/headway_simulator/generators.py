@@ -14,7 +14,7 @@ flash what comes before the jump, so that their mean is higher.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from headway_simulator.errors import OptionsError
@@ -66,6 +66,14 @@ def generated(course: Course, lengths: Lengths, seed: int) -> Trace:
         variation=course.variation if course.kind == "gamma" else 1.0,
         step_at_seconds=jump_at if course.kind in ("step", "flash") else None,
     )
+
+
+def before(course: Course, seconds: float) -> Course:
+    """What a course may follow: the rate that it begins with, for so long."""
+    _check(course)
+    rate = _RATES[course.kind](course, course.duration_seconds * JUMP_SHARE)(0.0)
+    kind: Kind = "gamma" if course.kind == "gamma" else "poisson"
+    return replace(course, kind=kind, requests_per_second=rate, duration_seconds=seconds)
 
 
 def _check(course: Course) -> None:

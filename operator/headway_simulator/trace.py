@@ -73,6 +73,18 @@ def part_of(trace: Trace, start: float, end: float) -> Trace:
     )
 
 
+def joined(first: Trace, then: Trace) -> Trace:
+    """One after the other; the jump is that of the second one."""
+    begin, step = first.duration_seconds, then.step_at_seconds
+    later = tuple(replace(one, at_seconds=begin + one.at_seconds) for one in then.arrivals)
+    return Trace(
+        then.name,
+        (*first.arrivals, *later),
+        begin + then.duration_seconds,
+        None if step is None else begin + step,
+    )
+
+
 def scaled_rate(trace: Trace, factor: float, seed: int) -> Trace:
     """`factor` times as many requests over the same time.
 

@@ -41,6 +41,9 @@ MOST_UTILIZATION = 0.97
 NUM_BUDGETS = 4
 # A smaller budget must promise so much more: what a model says of small steps is worth less.
 LEAST_GAIN = 1.05
+# But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate.
+EVEN_STEPS_SHARE = 0.95
+MOST_TOKENS = 1_000_000
 BISECTIONS = 12
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
@@ -132,10 +135,21 @@ class Replica:
         deviations = self._deviations
         return Latencies(
             ttft=factors.ttft * ttft,
-            tpot=factors.tpot * _lognormal(tpot, noise, deviations),
+            tpot=factors.tpot
+            * min(_lognormal(tpot, noise, deviations), self._longest_step(running, token, limits)),
             running=running,
             kv_use=work.kv_share * (running + deviations * sqrt(running)),
         )
+
+    def _longest_step(self, running: float, token: float, limits: Limits) -> float:
+        """One that has its whole token budget, beside as many sequences as run at the percentile."""
+        crowd = min(float(limits.max_num_seqs), self._crowd(running))
+        prompts = max(0.0, limits.max_num_batched_tokens - crowd)
+        return self.model.base + token * crowd + self.model.prefill * prompts
+
+    def _crowd(self, running: float) -> float:
+        """Sequences at the percentile, of so many on average."""
+        return running + self._deviations * sqrt(running)
 
     def _met(self, rate: float, token: float, limits: Limits) -> float:
         """The share of the rate that comes to a replica which is busy; see the header."""
@@ -196,12 +210,35 @@ class Replica:
             if found > wanted:
                 best = (found, limits)
         assert best is not None
-        per_second, limits = best
+        per_second, limits = self._with_even_steps(best, target, factors)
         limits = target.bound_limits(
             Limits(self._sequences(per_second, limits, target, factors), limits.max_num_batched_tokens)
         )
         unpromised = replace(target, targets=Targets())
         return Capacity(per_second, limits, max(per_second, self._most(unpromised, target.highest, factors)))
+
+    def _with_even_steps(
+        self, best: tuple[float, Limits], target: Target, factors: Factors
+    ) -> tuple[float, Limits]:
+        """The largest token budget of which no step takes longer than TPOT may, where it costs next to
+        nothing: TPOT hangs on no guess of how prompts are spread then."""
+        wanted = target.targets.tpot_milliseconds
+        if wanted is None or self.model.prefill <= 0.0:
+            return best
+        token = self.model.sequence + self.model.kv * self.workload.context
+        rate, even = best[0], None
+        # The first guess of what runs is that of the other budget.
+        for _ in range(2):
+            crowd = self._crowd(self.latencies(rate, target.highest, factors).running)
+            room = (wanted / factors.tpot - self.model.base - token * crowd) / self.model.prefill
+            if not 1.0 <= room < inf:
+                break
+            limits = Limits(target.highest.max_num_seqs, int(min(crowd + room, MOST_TOKENS)))
+            limits = target.bound_limits(limits)
+            rate = self._most(target, limits, factors)
+            if rate > EVEN_STEPS_SHARE * best[0] and (even is None or rate > even[0]):
+                even = (rate, limits)
+        return even or best
 
     def idle(self, limits: Limits) -> Latencies:
         """What a request of the percentile's prompt sees on a replica that has nothing else to do."""

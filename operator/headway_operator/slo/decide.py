@@ -113,7 +113,7 @@ def _situation(
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do; yet what there is
             # goes no sooner than if it had been recommended now.
-            memory = replace(memory, recommended=((now, counted.desired),))
+            memory = replace(memory, recommended=((now, counted.desired, found.per_second),))
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
         if memory.late_at is not None:
             # Nor is learnt from answers that began in a crowd.
@@ -182,10 +182,12 @@ def _with_recommendation(situation: Situation, number: int) -> Memory:
     memory, now = situation.memory, situation.now
     since = now - replicas.looked_back_seconds(situation)
     kept = tuple(one for one in memory.recommended if one[0] > since)
+    per_second = situation.sizing.per_second if situation.sizing is not None else 0.0
     if kept and now - kept[-1][0] < RECOMMENDATION_SECONDS:
-        at, highest = kept[-1]
-        return replace(memory, recommended=(*kept[:-1], (at, max(highest, number))))
-    return replace(memory, recommended=(*kept, (now, number)))
+        at, highest, _ = kept[-1]
+        last = (at, number, per_second) if number > highest else kept[-1]
+        return replace(memory, recommended=(*kept[:-1], last))
+    return replace(memory, recommended=(*kept, (now, number, per_second)))
 
 
 def _choose(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
@@ -274,7 +276,7 @@ def _held(
         return hold(situation, cause, f"{words}; {why}", blocker)
     if wanted < desired:
         wait = replicas.looked_back_seconds(situation)
-        highest = max(number for _, number in situation.memory.recommended)
+        highest = replicas.highest(situation)
         left = f"{wanted} replicas would do, {highest} would not have over the last {wait:.0f} s"
         if highest < desired:
             since = situation.memory.watched_since or situation.now

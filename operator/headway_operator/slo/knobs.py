@@ -17,8 +17,8 @@ and not while replicas are too few, which no limit mends. So a missed TPOT can n
 Without a model the table moves them by symptoms alone.
 """
 
-from dataclasses import dataclass
-from math import ceil, floor
+from dataclasses import dataclass, replace
+from math import ceil, floor, sqrt
 
 from headway_operator.slo.situation import Situation
 from headway_operator.slo.sizing import Sizing
@@ -39,6 +39,9 @@ TUNING_SECONDS = 15.0
 WORTHWHILE = 0.2
 RAISE, LOWERING = 1.05, 0.8
 LEAST_TRIM, MOST_TRIM = 0.8, 1.2
+# Replicas lack a little where TPOT with all inside is predicted at no more than so many times its target; and
+# the places for all, beyond the mean number, in standard deviations.
+MOST_MISSED, ROOM_DEVIATIONS = 1.25, 2.0
 
 Trims = tuple[float, float]
 
@@ -93,11 +96,28 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
 
 def _trimmed_best(situation: Situation, found: Sizing, trims: Trims) -> Limits:
     best = found.capacity.limits
-    seqs = round(best.max_num_seqs * trims[0])
+    seqs = round(max(best.max_num_seqs, _room_for_all(situation, found)) * trims[0])
     if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
         seqs = min(seqs, situation.limits.max_num_seqs)
     tokens = round(best.max_num_batched_tokens * trims[1])
     return situation.target.bound_limits(Limits(max(1, seqs), tokens))
+
+
+def _room_for_all(situation: Situation, found: Sizing) -> int:
+    """Places for all that come where replicas lack but a little, else 0.
+
+    A limit that keeps TPOT for those inside makes a queue of the others. With far too few replicas that is
+    best for whom it can be; where TPOT is nearly kept with all inside, it would break the promise for many to
+    keep it for few.
+    """
+    wanted, ready = situation.target.targets.tpot_milliseconds, situation.supply.ready
+    if wanted is None or not ready:
+        return 0
+    limits = replace(found.capacity.limits, max_num_seqs=situation.target.highest.max_num_seqs)
+    seen = found.replica.latencies(situation.forecast.now / ready, limits, found.factors)
+    if seen.tpot > MOST_MISSED * wanted:
+        return 0
+    return ceil(seen.running + ROOM_DEVIATIONS * sqrt(seen.running)) + 1
 
 
 def _differs(new: Limits, old: Limits) -> bool:

@@ -27,7 +27,8 @@ class Memory:
     against. limits_changed_at, replicas_raised_at, replicas_lowered_at: last changes by decision.
     violated_since, violated_at: first and last pass of the violation at hand.
     backlog, backlog_at: requests waiting a few seconds ago, to see whether the queue shrinks.
-    recommended: (at, replicas), the highest of each few seconds, over the time that removal looks back.
+    recommended: (at, replicas, requests per second that one was trusted with then, 0 where that was not
+    known), the highest of each few seconds, over the time that removal looks back.
     watched_since: since when there has been somebody to look; not before the last restart.
     late_at: when requests last waited for too long.
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
@@ -53,7 +54,7 @@ class Memory:
     violated_at: float | None = None
     backlog: int = 0
     backlog_at: float | None = None
-    recommended: tuple[tuple[float, int], ...] = ()
+    recommended: tuple[tuple[float, int, float], ...] = ()
     watched_since: float | None = None
     late_at: float | None = None
     idle_since: float | None = None
@@ -116,7 +117,8 @@ class Memory:
             targets=Targets(*data["targets"]),
             slices=tuple(Slice.from_dict(one) for one in data["slices"]),
             baselines={name: Baseline.from_dict(one) for name, one in data["baselines"].items()},
-            recommended=tuple((at, number) for at, number in data["recommended"]),
+            # Checkpoints of earlier versions do not say what one was trusted with.
+            recommended=tuple((*one, 0.0)[:3] for one in data["recommended"]),
             fit=StepFit.from_dict(data["fit"]),
             workload=None if work is None else Workload(*work),
             factors=Factors(*data["factors"]),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from headway_operator.slo.memory import Memory
 
 # Removal looks back so many start-up times, and no less than `scaling.stabilizationSeconds`.
-LEADS_LOOKED_BACK = 3.0
+LEADS_LOOKED_BACK = 2.0
 REGRET = 4.0
 GROWTH = 3.0
 MOST_SECONDS = 1800.0

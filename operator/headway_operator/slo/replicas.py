@@ -14,8 +14,9 @@ measured latencies with room to spare one fewer.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
-one more is asked for in its stead, once. Down: to the highest recommendation of the whole time looked back,
-one replica or a tenth at a time, and only while every replica and gateway gives samples. Replicas that found
+one more is asked for in its stead, once. Down: to the highest recommendation of the whole time looked back
+(where a replica is known to do more now than it was thought to do then, so many fewer), one replica or a
+tenth at a time, and only while every replica and gateway gives samples. Replicas that found
 no place or are past their deadline give none and serve nobody: they hold no removal back, and those beyond
 the number that the load calls for go at once. The last one is not removed this way: that none is needed is
 for `sleep` to say.
@@ -42,6 +43,8 @@ SHORT_PATIENCE_SECONDS = 6.0
 MOST_CAP_USE = 0.7
 HEADROOM_WINDOW_SECONDS = 20.0
 SICK = "SickReplica"
+# A whole number, divided and multiplied by the same, may come out above itself by less than this.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +182,28 @@ def looked_back_seconds(situation: Situation) -> float:
     return patience.looked_back_seconds(situation.memory, seconds, situation.lead_seconds)
 
 
+def highest(situation: Situation) -> int:
+    """What the time looked back called for at most, by what a replica is trusted with by now."""
+    found = situation.sizing
+    return max(
+        (
+            number if found is None else ceil(number * min(1.0, then / found.per_second or 1.0) - ROUNDING)
+            for _, number, then in situation.memory.recommended
+        ),
+        default=situation.supply.desired,
+    )
+
+
 def fewer(situation: Situation) -> int:
     """The number after a removal, if one is due; else the number there is. See the header."""
-    supply, memory, target = situation.supply, situation.memory, situation.target
-    desired, since = supply.desired, memory.watched_since
+    supply, target = situation.supply, situation.target
+    desired, since = supply.desired, situation.memory.watched_since
     if target.fixed_replicas is not None or situation.other_scaler or not is_whole(situation):
         return desired
     if since is None or situation.now - since < looked_back_seconds(situation):
         return desired
-    highest = max((number for _, number in memory.recommended), default=desired)
     removed = max(1, int(SHARE_REMOVED * desired), desired - supply.ready)
-    least = max(1, target.min_replicas, highest + supply.replaceable)
+    least = max(1, target.min_replicas, highest(situation) + supply.replaceable)
     return min(desired, max(least, desired - removed))
 
 

@@ -26,7 +26,9 @@ from headway_operator.state import Limits, Observed
 
 SHARE_OF_MISSES, LEAST_SHARE_OF_MISSES = 0.7, 0.5
 WORKLOAD_SECONDS = 300.0
-LEAST_REQUESTS = 20
+# What requests bring is taken from the shortest of these times that has enough, else from the longest.
+WORKLOAD_WINDOWS = (60.0, 120.0, WORKLOAD_SECONDS)
+LEAST_REQUESTS, ENOUGH_REQUESTS = 20, 1000
 CALIBRATION_SECONDS = 120.0
 LEAST_CALIBRATION_SECONDS = 30.0
 LEAST_JUDGED = 60
@@ -191,8 +193,11 @@ def pace(happened: Recent, now: float) -> float:
 
 def workload(happened: Recent, now: float) -> Workload | None:
     """What requests of the last minutes brought; None where there were too few."""
-    totals = happened.totals(now - WORKLOAD_SECONDS)
-    prompts, answers = totals.get("prompts", 0.0), totals.get("answers", 0.0)
+    for seconds in WORKLOAD_WINDOWS:
+        totals = happened.totals(now - seconds)
+        prompts, answers = totals.get("prompts", 0.0), totals.get("answers", 0.0)
+        if min(prompts, answers) >= ENOUGH_REQUESTS:
+            break
     if min(prompts, answers) < LEAST_REQUESTS:
         return None
     decoded, ran = totals.get("decoded", 0.0), totals.get("ran", 0.0)

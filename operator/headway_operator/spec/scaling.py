@@ -42,7 +42,7 @@ class Scaling(SpecModel):
     one. Default 1."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)] = 4
     """Most replicas (1 to 1000). Default 4."""
-    stabilization_seconds: Annotated[int, Field(ge=10, le=3600)] = 180
+    stabilization_seconds: Annotated[int, Field(ge=10, le=3600)] = 120
     """How long, in seconds, fewer replicas must have been enough before one is removed (10 to 3600), and no
     less than three times what a replica takes to start, as measured. A removal that has to be taken back
     makes it three times as long for the next ones, up to half an hour. Default 180."""
