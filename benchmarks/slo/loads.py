@@ -23,7 +23,7 @@ from benchmarks.slo.plan import Plan, Promise
 from headway_simulator.generators import Course, Kind, before, generated
 from headway_simulator.rates import Lengths, RateWindow, arrivals_of, scaled_to_mean
 from headway_simulator.step_model import read_step_model
-from headway_simulator.trace import Arrival, Trace, part_of, scaled_rate
+from headway_simulator.trace import Arrival, Trace, joined, part_of, scaled_rate
 from headway_simulator.trace_files import read_trace
 from headway_simulator.work import mean_replicas
 
@@ -38,13 +38,17 @@ TUNING_DAY, VERDICT_DAY = 1, 8
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """tuning and verdict begin with what only warms up. whole: of which targets are made. before: what comes
-    right before the verdict, in which a controller settles."""
+    """tuning and verdict begin with what only warms up. whole: of which targets are made. settled: the
+    verdict and, before it, time for a controller to settle in."""
 
     whole: Trace
     tuning: Trace
-    before: Trace
     verdict: Trace
+    settled: Trace
+
+    @property
+    def settling_seconds(self) -> float:
+        return self.settled.duration_seconds - self.verdict.duration_seconds
 
 
 class Halves:
@@ -82,8 +86,8 @@ def _recorded(file: str, rate_scale: float) -> Callable[[Mapping[str, Path], Pla
         return Parts(
             scaled,
             part_of(scaled, tuning_at, min(middle, tuning_at + plan.tuning_seconds)),
-            part_of(scaled, settling_at, begin),
             part_of(scaled, begin, middle + plan.verdict_seconds),
+            part_of(scaled, settling_at, middle + plan.verdict_seconds),
         )
 
     return make
@@ -114,7 +118,7 @@ def _servegen(mean_rate: float) -> Callable[[Mapping[str, Path], Plan], Parts]:
                 (VERDICT_DAY, plan.warm_up_seconds, plan.warm_up_seconds + plan.verdict_seconds, plan.seed),
             )
         )
-        return Parts(_requests(files["azure"]), tuning, before, verdict)
+        return Parts(_requests(files["azure"]), tuning, verdict, joined(before, verdict))
 
     return make
 
@@ -162,7 +166,7 @@ def _generated(
         tuned, judge, settling = (
             generated(course, of_lengths, seed) for seed, course in enumerate(courses, plan.seed)
         )
-        return Parts(judge, tuned, settling, judge)
+        return Parts(judge, tuned, judge, joined(settling, judge))
 
     return make
 

@@ -21,7 +21,7 @@ from headway_simulator.options import known_of, setting_of
 from headway_simulator.oracle import INTERVAL_SECONDS, Ends, find_oracle
 from headway_simulator.records import Run
 from headway_simulator.step_model import read_step_model
-from headway_simulator.trace import Trace, joined, part_of
+from headway_simulator.trace import Trace, part_of
 from headway_simulator.work import guessed_batch, guessed_replicas
 
 # Budgets of tokens that are tried for the fixed limits of baselines.
@@ -229,8 +229,8 @@ def _verdict(plan: Plan, load: str, parts: Halves, promise: Promise) -> Excerpt:
 def _settled(plan: Plan, load: str, parts: Halves, promise: Promise) -> Excerpt:
     """The same for a controller, which is no newcomer when it is judged: it begins earlier."""
     found = parts.of(promise)
-    warm_up = found.before.duration_seconds + plan.warm_up_seconds
-    return _excerpt(plan, load, found.whole, joined(found.before, found.verdict), warm_up, promise)
+    warm_up = found.settling_seconds + plan.warm_up_seconds
+    return _excerpt(plan, load, found.whole, found.settled, warm_up, promise)
 
 
 def _excerpt(

@@ -130,6 +130,6 @@ class Fleet:
 def quiet(build: Any, recommended: int = 3, ready: int = 6) -> Fleet:
     """Six replicas where three would do."""
     fleet = Fleet(build, ready, 9.0)
-    history = tuple((NOW - age, recommended) for age in (250.0, 200.0, 100.0))
+    history = tuple((NOW - age, recommended, 0.0) for age in (170.0, 110.0, 50.0))
     fleet.memory = replace(fleet.memory, recommended=history)
     return fleet

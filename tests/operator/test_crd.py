@@ -138,7 +138,7 @@ def test_an_object_filled_in_by_default_is_what_the_model_would_fill_in(root: di
     assert defaults["scaling"] == {
         "minReplicas": 1,
         "maxReplicas": 4,
-        "stabilizationSeconds": 180,
+        "stabilizationSeconds": 120,
     }
     assert defaults["batching"]["maxNumSeqs"] == {"min": 1, "max": 64}
 

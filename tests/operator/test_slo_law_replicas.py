@@ -65,17 +65,17 @@ def test_a_replica_past_its_deadline_is_no_supply(
 @pytest.mark.parametrize("age", [5.0, 700.0], ids=["at once", "past the deadline"])
 def test_replicas_without_a_place_hold_no_removal_back(fleet: Fleet, age: float) -> None:
     fleet.pending(3, age=age, reason="Unschedulable")
-    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 4),))
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 110, 4, 0.0),))
     decision, _ = fleet.decide()
     assert (decision.replicas, decision.cause) == (4, "RemovedReplica"), "all of them at once"
     fleet.per_second = CAPACITY
-    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 2),))
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 110, 2, 0.0),))
     assert fleet.decide()[0].replicas == 4, "one that serves has its own turn"
 
 
 def test_replicas_that_only_start_hold_removals_back(fleet: Fleet) -> None:
     fleet.pending(3)
-    fleet.memory = replace(fleet.memory, recommended=((NOW - 290, 4),))
+    fleet.memory = replace(fleet.memory, recommended=((NOW - 110, 4, 0.0),))
     assert fleet.decide()[0].replicas == 7
 
 
@@ -193,7 +193,7 @@ def test_nothing_is_removed_at_once_when_a_model_has_been_learnt(build: Any) -> 
     fleet.memory = replace(fleet.memory, workload=None)
     decision, memory = fleet.decide()
     assert (decision.replicas, decision.cause) == (6, "Stabilizing")
-    assert max(number for _, number in memory.recommended) == 6, (
+    assert max(number for _, number, _ in memory.recommended) == 6, (
         "and the 8 of the time without one is forgotten"
     )
 

@@ -9,17 +9,15 @@ from tests.operator.slo_scene import NOW, Scene
 from headway_operator.state import GatewaySample, Limits
 
 
-def watching(scene: Scene, build: Any, seconds: float, *recommended: tuple[float, int]) -> None:
+def watching(scene: Scene, build: Any, seconds: float, *recommended: tuple[float, int, float]) -> None:
     """Two replicas that have been watched for so long, and what was recommended meanwhile."""
     scene.replicas["b"] = build.replica("b")
     scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
     scene.memory = replace(scene.memory, replicas=2, watched_since=NOW - seconds, recommended=recommended)
 
 
-@pytest.mark.parametrize(("seconds", "want"), [(179.0, 2), (180.0, 1)])
-def test_one_fewer_waits_for_three_start_up_times(
-    scene: Scene, build: Any, seconds: float, want: int
-) -> None:
+@pytest.mark.parametrize(("seconds", "want"), [(119.0, 2), (120.0, 1)])
+def test_one_fewer_waits_for_two_start_up_times(scene: Scene, build: Any, seconds: float, want: int) -> None:
     """As long as nothing was learnt, a start is taken to last a minute."""
     watching(scene, build, seconds)
     decision, memory = scene.decide()
@@ -37,7 +35,7 @@ def test_one_fewer_waits_for_the_stabilization_time_where_that_is_longer(scene: 
 
 
 def test_a_start_that_lasts_longer_is_looked_back_on_for_longer(scene: Scene, build: Any) -> None:
-    watching(scene, build, 300.0)
+    watching(scene, build, 200.0)
     scene.memory = replace(scene.memory, starts=((NOW - 5000, 110.0),))
     assert scene.decide()[0].replicas == 2
     scene.memory = replace(scene.memory, starts=((NOW - 5000, 90.0),))
@@ -47,11 +45,11 @@ def test_a_start_that_lasts_longer_is_looked_back_on_for_longer(scene: Scene, bu
 def test_the_highest_recommendation_of_the_time_looked_back_keeps_its_replicas(
     scene: Scene, build: Any
 ) -> None:
-    watching(scene, build, 500.0, (NOW - 170.0, 2), (NOW - 100.0, 1))
+    watching(scene, build, 500.0, (NOW - 110.0, 2, 0.0), (NOW - 50.0, 1, 0.0))
     decision, _ = scene.decide()
     assert (decision.replicas, decision.cause) == (2, "Stabilizing")
-    assert "1 replicas would do, 2 would not have over the last 180 s" in decision.message
-    watching(scene, build, 500.0, (NOW - 190.0, 2), (NOW - 100.0, 1))
+    assert "1 replicas would do, 2 would not have over the last 120 s" in decision.message
+    watching(scene, build, 500.0, (NOW - 130.0, 2, 0.0), (NOW - 50.0, 1, 0.0))
     assert scene.decide()[0].replicas == 1
 
 
@@ -70,7 +68,7 @@ def test_one_fewer_is_not_enough(scene: Scene, build: Any, change: dict[str, Any
     scene.sample(**change)
     decision, memory = scene.decide()
     assert decision.replicas == 2
-    assert memory.recommended[-1] == (NOW, 2)
+    assert memory.recommended[-1] == (NOW, 2, 0.0)
 
 
 def test_nothing_is_removed_while_the_gateway_keeps_its_queue_to_itself(scene: Scene, build: Any) -> None:

@@ -19,7 +19,7 @@ NOW = 50_000.0
     ("stabilization", "lead", "patience", "want"),
     [
         pytest.param(180.0, 60.0, 1.0, 180.0, id="at first"),
-        pytest.param(180.0, 200.0, 1.0, 600.0, id="slow starts"),
+        pytest.param(180.0, 200.0, 1.0, 400.0, id="slow starts"),
         pytest.param(180.0, 60.0, 4.0, 720.0, id="after a regret or two"),
         pytest.param(180.0, 60.0, 64.0, MOST_SECONDS, id="half an hour at most"),
         pytest.param(3600.0, 60.0, 2.0, 3600.0, id="never less than asked for"),

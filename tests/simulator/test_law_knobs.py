@@ -118,18 +118,26 @@ def test_a_promise_that_an_idle_replica_breaks_is_called_so_and_adds_nobody(
 
 
 def test_slow_tokens_between_long_prompts_lower_the_budget_and_by_a_fifth_at_most(build: Any) -> None:
-    """With a batch whose size the spec fixes: else none is as large as to break TPOT."""
+    """With a batch whose size the spec fixes, and steps told half as long as they are: else no batch and no
+    budget is as large as to break TPOT."""
     course = build.course(
         build.steps((120, 0.3), (230, 0.85), prompt=1500, output=40),
         build.slow(
             slo={"tpotMilliseconds": 260, "ttftMilliseconds": 8000},
             scaling={"maxReplicas": 1},
             batching={"maxNumSeqs": {"min": 32, "max": 32}},
+            step_time_error=0.5,
         ),
+        build.without_gaps,
     )
     course.run()
     assert any(one.cause == "LoweredTokenBudget" and is_broken(one, "tpot") for one in course.decisions)
-    assert min(budgets(course.decisions)) == round(0.8 * 1024)
+    shares = [
+        one.limits.max_num_batched_tokens / one.evidence["best_max_num_batched_tokens"]
+        for one in course.decisions
+        if "best_max_num_batched_tokens" in one.evidence
+    ]
+    assert min(shares) == pytest.approx(0.8, abs=0.01)
     assert seqs(course.decisions) == {32}
 
 
@@ -137,7 +145,11 @@ def test_slow_tokens_of_many_sequences_lower_the_cap_and_then_add_replicas(build
     """The steps are told half as long as they are, so the model's best cap is too high."""
     course = build.course(
         build.steps((120, 0.6), (600, 1.3), prompt=100, output=120),
-        build.slow(slo={"tpotMilliseconds": 110}, step_time_error=0.5),
+        build.slow(
+            slo={"tpotMilliseconds": 110},
+            batching={"maxNumBatchedTokens": {"min": 1024, "max": 1024}},
+            step_time_error=0.5,
+        ),
         build.without_gaps,
     )
     course.run()

@@ -12,9 +12,12 @@ from headway_operator.slo import resume
 from headway_simulator.cluster import BEGIN_SECONDS
 from headway_simulator.measures import reversals
 
-# Removal looks back three start-up times of a minute, while no start has been seen; recommendations are kept
+# Removal looks back two start-up times of a minute, while no start has been seen; recommendations are kept
 # in slots of so many seconds.
-LOOKED_BACK_SECONDS, SLOT_SECONDS = 180.0, 10.0
+LOOKED_BACK_SECONDS, SLOT_SECONDS = 120.0, 10.0
+# Where a removal is to come well after the load has fallen.
+LONGER_SECONDS = 180.0
+LONGER = {"maxReplicas": 8, "stabilizationSeconds": int(LONGER_SECONDS)}
 
 
 def without_samples(shown: Any, *names: str) -> Any:
@@ -31,7 +34,7 @@ def without_samples(shown: Any, *names: str) -> Any:
 def falling(build: Any, change: Any = None, **setting: Any) -> Any:
     """Four replicas whose load falls, after two minutes, to what one of them can do."""
     load = build.steps((120, 4.0), (200, 0.5), seed=2)
-    asked = build.slow(initial_replicas=4, **setting)
+    asked = build.slow(initial_replicas=4, scaling=LONGER, **setting)
     return build.course(load, asked) if change is None else build.course(load, asked, change)
 
 
@@ -140,7 +143,7 @@ def test_down_is_one_at_a_time_however_few_would_do(build: Any) -> None:
     course = build.course(build.steps((300, 0.8)), build.slow(initial_replicas=5, interval_seconds=10.0))
     course.run()
     assert course.moves()[0][0] >= LOOKED_BACK_SECONDS
-    assert [(before, after) for _, before, after in course.moves()] == [(5, 4), (4, 3), (3, 2)]
+    assert [(before, after) for _, before, after in course.moves()] == [(5, 4), (4, 3), (3, 2), (2, 1)]
 
 
 def test_a_large_fleet_goes_down_by_a_tenth(build: Any) -> None:
@@ -264,10 +267,12 @@ def test_after_a_restart_nothing_is_removed_for_the_time_looked_back(build: Any)
         return shown._replace(memory=resume(checkpoint, shown.sample, BEGIN_SECONDS + shown.at))
 
     course = build.course(
-        build.steps((120, 4.0), (300, 0.5), seed=2), build.slow(initial_replicas=4), restart
+        build.steps((120, 4.0), (300, 0.5), seed=2),
+        build.slow(initial_replicas=4, scaling=LONGER),
+        restart,
     )
     course.run()
-    assert course.moves()[0][0] >= restarted[0] + LOOKED_BACK_SECONDS
+    assert course.moves()[0][0] >= restarted[0] + LONGER_SECONDS
     assert course.moves()[0][1:] == (4, 3)
 
 

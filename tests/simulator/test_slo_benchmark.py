@@ -142,7 +142,10 @@ def test_other_arrivals_or_another_promise_are_other_rows(monkeypatch: pytest.Mo
 
     def without_the_last(files: Mapping[str, Path], plan: Plan) -> loads.Parts:
         parts = made(files, plan)
-        return replace(parts, verdict=replace(parts.verdict, arrivals=parts.verdict.arrivals[:-1]))
+        verdict, settled = (
+            replace(one, arrivals=one.arrivals[:-1]) for one in (parts.verdict, parts.settled)
+        )
+        return replace(parts, verdict=verdict, settled=settled)
 
     monkeypatch.setattr(loads, "LOADS", {"step": replace(LOADS["step"], make=without_the_last)})
     fewer = store.Fingerprints(TINY, {})

@@ -41,9 +41,9 @@ MOST_UTILIZATION = 0.97
 NUM_BUDGETS = 4
 # A smaller budget must promise so much more: what a model says of small steps is worth less.
 LEAST_GAIN = 1.05
-# But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate.
-EVEN_STEPS_SHARE = 0.95
-MOST_TOKENS = 1_000_000
+# But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate, and is
+# no smaller than this part of the highest.
+EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 16.0
 BISECTIONS = 12
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
@@ -231,9 +231,10 @@ class Replica:
         for _ in range(2):
             crowd = self._crowd(self.latencies(rate, target.highest, factors).running)
             room = (wanted / factors.tpot - self.model.base - token * crowd) / self.model.prefill
-            if not 1.0 <= room < inf:
+            most = float(target.highest.max_num_batched_tokens)
+            if not most / EVEN_STEPS_CUT <= crowd + room < inf:
                 break
-            limits = Limits(target.highest.max_num_seqs, int(min(crowd + room, MOST_TOKENS)))
+            limits = Limits(target.highest.max_num_seqs, int(min(crowd + room, most)))
             limits = target.bound_limits(limits)
             rate = self._most(target, limits, factors)
             if rate > EVEN_STEPS_SHARE * best[0] and (even is None or rate > even[0]):

@@ -111,7 +111,7 @@ def _room_for_all(situation: Situation, found: Sizing) -> int:
     keep it for few.
     """
     wanted, ready = situation.target.targets.tpot_milliseconds, situation.supply.ready
-    if wanted is None or not ready:
+    if wanted is None or not ready or situation.forecast.now <= ready * found.per_second:
         return 0
     limits = replace(found.capacity.limits, max_num_seqs=situation.target.highest.max_num_seqs)
     seen = found.replica.latencies(situation.forecast.now / ready, limits, found.factors)
