@@ -8,9 +8,11 @@ import pytest
 
 from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
 from headway_operator.slo.memory import Memory
-from headway_operator.slo.sizing import Sizing, lead_seconds, with_learning
+from headway_operator.slo.sizing import Sizing, lead_seconds, with_learning, workload
+from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
+from headway_operator.slo.window import Recent
 from headway_operator.state import Limits, Observed, Start, Targets
 
 MODEL = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=0.0)
@@ -194,3 +196,59 @@ def test_a_start_that_is_yet_to_come_hides_no_other(build: Any) -> None:
     memory = with_learning(Memory(began_at=1.0), {}, Observed(replicas=(odd,)), 5010.0)
     memory = with_learning(memory, {}, Observed(replicas=(odd, new)), 5040.0)
     assert memory.starts == ((5030.0, 30.0),)
+
+
+# Prompts that a batch of answers waits for, and a first token that may take long.
+LONG = Replica(
+    replace(MODEL, prefill=0.12), replace(WORK, prompt=10_000.0, prompt_square=3e8, answer=100.0), 95.0
+)
+
+
+def test_no_token_comes_later_than_the_longest_step() -> None:
+    found = LONG.latencies(0.28, Limits(64, 146), PLAIN)
+    crowd = found.running + 1.645 * found.running**0.5
+    assert found.tpot == pytest.approx(8.3 + 0.25 * crowd + 0.12 * (146 - crowd), rel=0.01)
+    assert LONG.latencies(0.28, Limits(64, 2048), PLAIN).tpot > found.tpot
+
+
+def test_a_budget_of_even_steps_serves_more_where_ttft_has_time(target: Target) -> None:
+    """TPOT of 26 ms is kept by any number of prompts that come in pieces of 26 ms."""
+    patient = replace(target, targets=Targets(60_000.0, 26.0))
+    found = LONG.capacity(patient, PLAIN)
+    limits = found.limits
+    assert limits.max_num_batched_tokens == pytest.approx((0.95 * 26.0 - 8.3) / 0.12, rel=0.03)
+    whole = Limits(64, limits.max_num_batched_tokens)
+    assert LONG.latencies(found.per_second, whole, PLAIN).tpot <= 0.96 * 26.0
+    halved = max(LONG._most(patient, Limits(64, 2048 >> k), PLAIN) for k in range(4))
+    assert found.per_second > 1.5 * halved
+
+
+def test_even_steps_are_left_where_ttft_would_pay_for_them(target: Target) -> None:
+    """Prompts of a thousand tokens, which pieces of two hundred would hold up."""
+    assert REPLICA.capacity(target, PLAIN).limits.max_num_batched_tokens >= 256
+    hasty = replace(target, targets=Targets(250.0, 26.0))
+    assert REPLICA.capacity(hasty, PLAIN).limits.max_num_batched_tokens >= 1024
+
+
+@pytest.mark.parametrize(
+    ("lately", "want"),
+    [
+        pytest.param(1000, 500.0, id="a minute is enough"),
+        pytest.param(500, 800.0, id="two minutes are"),
+        pytest.param(100, 4700.0 / 5, id="five are all there is"),
+    ],
+)
+def test_what_requests_bring_is_known_from_the_latest_that_are_enough(lately: int, want: float) -> None:
+    """Each minute has so many requests, of 500 tokens in the last one, 1,100 in the one before, then 1,033."""
+    prompts = [500.0, 1100.0, *[3100.0 / 3] * 3]
+    slices = [
+        Slice(
+            300.0 - 60.0 * (index + 1),
+            300.0 - 60.0 * index,
+            {"prompts": lately, "prompt_sum": tokens * lately, "answers": lately, "answer_sum": lately},
+        )
+        for index, tokens in enumerate(prompts)
+    ]
+    found = workload(Recent(slices[::-1]), 300.0)
+    assert found is not None
+    assert found.prompt == pytest.approx(want)

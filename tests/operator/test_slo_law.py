@@ -196,6 +196,23 @@ def test_slow_tokens_of_many_sequences_trim_the_batch(fleet: Fleet) -> None:
     assert decision.limits.max_num_batched_tokens == pytest.approx(335, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("per_second", "is_room_for_all"),
+    [
+        pytest.param(4.3 * CAPACITY, True, id="a little too few replicas"),
+        pytest.param(6.0 * CAPACITY, False, id="far too few"),
+    ],
+)
+def test_no_queue_is_made_where_replicas_lack_but_a_little(
+    fleet: Fleet, per_second: float, is_room_for_all: bool
+) -> None:
+    fleet.per_second = per_second
+    numbers = fleet.decide()[0].evidence
+    fleet.memory = replace(fleet.memory, limits=Limits(20, 2048))
+    decision, _ = fleet.decide()
+    assert (decision.limits.max_num_seqs > numbers["best_max_num_seqs"]) is is_room_for_all
+
+
 def test_both_broken_take_the_best_limits_and_replicas_at_once(fleet: Fleet) -> None:
     fleet.violated("ttft", "tpot")
     fleet.per_second = 6.5 * CAPACITY

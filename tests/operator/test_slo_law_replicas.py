@@ -187,6 +187,23 @@ def test_the_highest_recommendation_looked_back_on_holds(build: Any) -> None:
     assert "would not have over the last 300 s" in decision.message
 
 
+def test_what_was_recommended_counts_by_what_a_replica_is_known_to_do_now(build: Any) -> None:
+    """Six were recommended when one was thought to do half as much: three are what such a load needs."""
+    fleet = quiet(build)
+    for then, want in ((CAPACITY / 2, 5), (CAPACITY, 6), (2 * CAPACITY, 6)):
+        fleet.memory = replace(fleet.memory, recommended=((NOW - 110, 6, then),))
+        assert fleet.decide()[0].replicas == want
+    assert fleet.decide()[1].recommended[-1] == (NOW, 2, pytest.approx(CAPACITY, rel=0.15))
+
+
+def test_what_earlier_versions_remembered_of_recommendations_counts_whole(build: Any) -> None:
+    fleet = quiet(build, recommended=6)
+    data = fleet.memory.to_dict()
+    data["recommended"] = [[at, number] for at, number, _ in data["recommended"]]
+    fleet.memory = replace(Memory.from_dict(data, NOW), watched_since=NOW - 5000)
+    assert fleet.decide()[0].replicas == 6
+
+
 def test_nothing_is_removed_at_once_when_a_model_has_been_learnt(build: Any) -> None:
     """What symptoms have just asked for is not taken away by the first word of the model."""
     fleet = quiet(build, recommended=8)

@@ -44,6 +44,8 @@ LEAST_GAIN = 1.05
 # But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate, and is
 # no smaller than this part of the highest.
 EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 16.0
+# They take no more than this share of the target: what prompts attend to is no term of the model.
+EVEN_STEPS_USE = 0.95
 BISECTIONS = 12
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
@@ -135,8 +137,10 @@ class Replica:
         deviations = self._deviations
         return Latencies(
             ttft=factors.ttft * ttft,
-            tpot=factors.tpot
-            * min(_lognormal(tpot, noise, deviations), self._longest_step(running, token, limits)),
+            tpot=min(
+                factors.tpot * _lognormal(tpot, noise, deviations),
+                self._longest_step(running, token, limits),
+            ),
             running=running,
             kv_use=work.kv_share * (running + deviations * sqrt(running)),
         )
@@ -230,7 +234,7 @@ class Replica:
         # The first guess of what runs is that of the other budget.
         for _ in range(2):
             crowd = self._crowd(self.latencies(rate, target.highest, factors).running)
-            room = (wanted / factors.tpot - self.model.base - token * crowd) / self.model.prefill
+            room = (EVEN_STEPS_USE * wanted - self.model.base - token * crowd) / self.model.prefill
             most = float(target.highest.max_num_batched_tokens)
             if not most / EVEN_STEPS_CUT <= crowd + room < inf:
                 break

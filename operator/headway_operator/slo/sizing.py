@@ -36,6 +36,7 @@ LEAST_JUDGED = 60
 # known well, and the rate was within this factor of what a replica can do; then newer ones count for more.
 LEAST_BEYOND, NEAR = 5.0, 1.5
 FACTOR_WEIGHT = 0.05
+NO_BUDGET = 1 << 30
 LEAST_FACTOR, MOST_FACTOR = 0.4, 3.0
 FIRST_LEAD_SECONDS = 60.0
 LEAST_LEAD_SECONDS = 10.0
@@ -223,12 +224,16 @@ def calibrated(
     rate = happened.totals(since).get("arrived", 0.0) / seconds / ready
     served = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=ready)
     plain = served.latencies(rate, limits, Factors())
+    unbounded = served.latencies(rate, replace(limits, max_num_batched_tokens=NO_BUDGET), Factors())
     is_near = 1.0 / NEAR <= rate / found.per_second <= NEAR
     changes: dict[str, Any] = {}
     for name in ("ttft", "tpot"):
         counts, predicted = happened.counts(name, since), getattr(plain, name)
         measured = histogram.percentile(counts, found.replica.percent)
         if measured is None or sum(counts.values()) < LEAST_JUDGED or not 0.0 < predicted < inf:
+            continue
+        if name == "tpot" and predicted < unbounded.tpot:
+            # Bounded by the longest step, which is no guess that might be put right.
             continue
         ratio = min(MOST_FACTOR, max(LEAST_FACTOR, measured / predicted))
         before, num = getattr(memory.factors, name), getattr(memory.factors, f"num_{name}")
