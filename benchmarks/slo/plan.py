@@ -1,10 +1,10 @@
 """What `make bench-slo` runs: loads, targets, objectives, controllers and faults, and how long of each.
 
 A full run judges eight minutes of the second half of each load, ten of a day's wave and twelve where
-requests are few (after two minutes before them, which warm everything up and are not judged), tunes on an
-excerpt of the first half (one minute of it warms up), and asks the oracle for the judged time. 90 minutes of
-two cores are not enough for all that could be asked, so CUTS and the plan's own fields say what is left out,
-and the page says it again.
+requests are few (after two minutes before them, which warm everything up and are not judged, and for
+controllers four more before these, in which they settle), tunes on an excerpt of the first half (one minute
+of it warms up), and asks the oracle for the judged time. 90 minutes of two cores are not enough for all that
+could be asked, so CUTS and the plan's own fields say what is left out, and the page says it again.
 """
 
 from collections.abc import Mapping
@@ -241,6 +241,8 @@ def simulated_seconds(plan: Plan, task: Task) -> float:
     nominal rate."""
     rate_scale, plan = plan.rate_scale, plan.of_task(task)
     whole = plan.warm_up_seconds + plan.verdict_seconds
+    if task.kind != "oracle":
+        whole += plan.settling_seconds
     if task.promise is not None:
         return whole * _cost(task.promise[0]) * plan.rate_scale / rate_scale
     factors = {factor for factor, _ in plan.promises}

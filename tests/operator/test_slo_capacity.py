@@ -239,7 +239,7 @@ def test_even_steps_are_left_where_ttft_would_pay_for_them(target: Target) -> No
     ],
 )
 def test_what_requests_bring_is_known_from_the_latest_that_are_enough(lately: int, want: float) -> None:
-    """Each minute has so many requests, of 500 tokens in the last one, 1,100 in the one before, then 1,033."""
+    """Each minute has so many requests: of 500 tokens in the last one, 1,100 before, 1,033 before that."""
     prompts = [500.0, 1100.0, *[3100.0 / 3] * 3]
     slices = [
         Slice(

@@ -188,25 +188,23 @@ def test_slow_tokens_among_many_prompts_trim_the_budget_and_no_further(fleet: Fl
 
 def test_slow_tokens_of_many_sequences_trim_the_batch(fleet: Fleet) -> None:
     fleet.violated("tpot")
-    steps = StepFit(model=replace(MODEL, prefill=0.03, sequence=0.3))
-    # The model's best budget is one of which no step takes longer than a token may.
-    fleet.memory = replace(fleet.memory, fit=steps, limits=Limits(37, 335))
+    fleet.memory = replace(fleet.memory, fit=StepFit(model=replace(MODEL, prefill=0.03, sequence=0.3)))
     decision, _ = fleet.decide()
     assert decision.cause == "LoweredBatchLimit"
-    assert decision.limits.max_num_batched_tokens == pytest.approx(335, rel=0.2)
+    assert decision.limits.max_num_batched_tokens == 2048
 
 
 @pytest.mark.parametrize(
-    ("per_second", "is_room_for_all"),
+    ("load", "is_room_for_all"),
     [
-        pytest.param(4.3 * CAPACITY, True, id="a little too few replicas"),
-        pytest.param(6.0 * CAPACITY, False, id="far too few"),
+        pytest.param(4.3, True, id="a little too few replicas"),
+        pytest.param(6.0, False, id="far too few"),
     ],
 )
 def test_no_queue_is_made_where_replicas_lack_but_a_little(
-    fleet: Fleet, per_second: float, is_room_for_all: bool
+    fleet: Fleet, load: float, *, is_room_for_all: bool
 ) -> None:
-    fleet.per_second = per_second
+    fleet.per_second = load * CAPACITY
     numbers = fleet.decide()[0].evidence
     fleet.memory = replace(fleet.memory, limits=Limits(20, 2048))
     decision, _ = fleet.decide()

@@ -64,7 +64,7 @@ def test_up_is_at_once_and_bounded(build: Any, ready: int, calm: float, rate: fl
 
 
 def test_a_load_that_grows_slowly_is_met_before_a_promise_breaks(build: Any) -> None:
-    rises = [(20, 0.8 + 0.2 * step) for step in range(16)]
+    rises = [(20, 0.8 + 0.2 * step) for step in range(26)]
     course = build.course(build.steps(*rises), build.slow())
     course.run()
     assert "violated" not in {
@@ -134,7 +134,7 @@ def test_down_begins_after_the_time_looked_back(build: Any) -> None:
     """A fleet of which all is well, to the second."""
     course = falling(build)
     course.run()
-    assert course.moves() == [(202, 4, 3), (242, 3, 2), (313, 2, 1)]
+    assert course.moves() == [(202, 4, 3), (253, 3, 2), (313, 2, 1)]
     assert {one.ttft.verdict for one in course.between(200, 320)} == {"met"}
 
 

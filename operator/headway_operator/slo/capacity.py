@@ -46,7 +46,7 @@ LEAST_GAIN = 1.05
 EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 16.0
 # They take no more than this share of the target: what prompts attend to is no term of the model.
 EVEN_STEPS_USE = 0.95
-BISECTIONS = 12
+BISECTIONS, ROUGH_BISECTIONS = 12, 5
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
 
@@ -229,21 +229,25 @@ class Replica:
         wanted = target.targets.tpot_milliseconds
         if wanted is None or self.model.prefill <= 0.0:
             return best
+        rate, limits = best
+        # The rate says how many run, and these how many prompt tokens fit: roughly at first.
+        for bisections in (ROUGH_BISECTIONS, BISECTIONS):
+            tokens = self._even_tokens(rate, wanted, target.highest)
+            if not target.highest.max_num_batched_tokens / EVEN_STEPS_CUT <= tokens < inf:
+                return best
+            tokens = min(tokens, target.highest.max_num_batched_tokens)
+            limits = target.bound_limits(Limits(target.highest.max_num_seqs, int(tokens)))
+            # Not looked for where it cannot be found, as above.
+            if not self.is_kept(self.latencies(EVEN_STEPS_SHARE * best[0], limits, factors), target):
+                return best
+            rate = self._most(target, limits, factors, bisections)
+        return max(rate, EVEN_STEPS_SHARE * best[0]), limits
+
+    def _even_tokens(self, per_second: float, milliseconds: float, highest: Limits) -> float:
+        """Of a step that takes so long, beside the sequences that run at such a rate; may be no number."""
         token = self.model.sequence + self.model.kv * self.workload.context
-        rate, even = best[0], None
-        # The first guess of what runs is that of the other budget.
-        for _ in range(2):
-            crowd = self._crowd(self.latencies(rate, target.highest, factors).running)
-            room = (EVEN_STEPS_USE * wanted - self.model.base - token * crowd) / self.model.prefill
-            most = float(target.highest.max_num_batched_tokens)
-            if not most / EVEN_STEPS_CUT <= crowd + room < inf:
-                break
-            limits = Limits(target.highest.max_num_seqs, int(min(crowd + room, most)))
-            limits = target.bound_limits(limits)
-            rate = self._most(target, limits, factors)
-            if rate > EVEN_STEPS_SHARE * best[0] and (even is None or rate > even[0]):
-                even = (rate, limits)
-        return even or best
+        crowd = self._crowd(self.latencies(per_second, highest, Factors()).running)
+        return crowd + (EVEN_STEPS_USE * milliseconds - self.model.base - token * crowd) / self.model.prefill
 
     def idle(self, limits: Limits) -> Latencies:
         """What a request of the percentile's prompt sees on a replica that has nothing else to do."""
@@ -261,10 +265,10 @@ class Replica:
             tpot = self.model.base + self.model.sequence + self.model.kv * self.workload.context
         return self.workload.answer * tpot / 1000.0
 
-    def _most(self, target: Target, limits: Limits, factors: Factors) -> float:
+    def _most(self, target: Target, limits: Limits, factors: Factors, bisections: int = BISECTIONS) -> float:
         """The highest rate that keeps the promise, per second."""
         low, high = 0.0, self.most_per_second
-        for _ in range(BISECTIONS):
+        for _ in range(bisections):
             middle = (low + high) / 2.0
             if self.is_kept(self.latencies(middle, limits, factors), target):
                 low = middle

@@ -233,7 +233,7 @@ def calibrated(
         if measured is None or sum(counts.values()) < LEAST_JUDGED or not 0.0 < predicted < inf:
             continue
         if name == "tpot" and predicted < unbounded.tpot:
-            # Bounded by the longest step, which is no guess that might be put right.
+            # Bounded by the longest step, which is no guess; how wrong steps are told is for `pace` to say.
             continue
         ratio = min(MOST_FACTOR, max(LEAST_FACTOR, measured / predicted))
         before, num = getattr(memory.factors, name), getattr(memory.factors, f"num_{name}")
