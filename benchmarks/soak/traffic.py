@@ -61,6 +61,7 @@ class User:
             "streamed": (30, self._streamed),
             "whole": (20, self._whole),
             "greedy": (15, self._greedy),
+            "long": (6, self._long),
             "left half-way": (12, self._left_half_way),
             "left at once": (6, self._left_at_once),
             "bad": (8, self._bad),
@@ -188,6 +189,11 @@ class User:
             text = (await response.json())["choices"][0]["text"]
         if self._seen.texts.setdefault(prompt, text) != text:
             self._seen.fault("greedy", f"{text!r} where {self._seen.texts[prompt]!r} was answered before")
+
+    async def _long(self, session: aiohttp.ClientSession) -> None:
+        """Answers that grow side by side until there is no room for all of them."""
+        body = {"prompt": self._prompt(), "n": 3, "max_tokens": 120, "ignore_eos": True}
+        await self._read_stream(session, "/v1/completions", body)
 
     async def _left_half_way(self, session: aiohttp.ClientSession) -> None:
         path, body = self._body()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
 import torch
 
-from headway_runtime.config import Envelope, Limits, SpeculativeConfig
+from headway_runtime.config import Dtype, Envelope, Limits, SpeculativeConfig
 from headway_runtime.draws import Drawer
 from headway_runtime.errors import LimitRangeError
 from headway_runtime.inprocess import Engine
+from headway_runtime.kernels.cpu.processor import multiplies_pairs
 from headway_runtime.request import Grammar
 from headway_runtime.request import SamplingParams as EngineParams
 from headway_runtime.sampling_params import SamplingParams
@@ -38,15 +40,22 @@ METHODS: dict[str, dict[str, object]] = {
 }
 
 
+# PyTorch's products add up in an order that depends on the number of rows, which guesses change: in bfloat16
+# that rounds other tokens into being. Where products are not our own, float32 leaves no room for that.
+HAS_ORDER = multiplies_pairs()
+DTYPE: Dtype = "auto" if HAS_ORDER else "float32"
+
+
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Engine]:
-    with Engine(MODEL, max_model_len=256, num_threads=1) as engine:
+    with Engine(MODEL, dtype=DTYPE, max_model_len=256, num_threads=1) as engine:
         yield engine
 
 
 @pytest.fixture(params=list(METHODS))
 def guessing(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine(MODEL, max_model_len=256, num_threads=1, speculative_config=METHODS[request.param]) as engine:
+    config = METHODS[request.param]
+    with Engine(MODEL, dtype=DTYPE, max_model_len=256, num_threads=1, speculative_config=config) as engine:
         yield engine
 
 
@@ -86,12 +95,22 @@ PARAMS = {
 }
 
 
+def wanted(value: Any) -> Any:
+    """What is to be answered: numbers to the last bit, or as near as sums without an order come."""
+    if isinstance(value, dict):
+        return {name: wanted(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(wanted, value))
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) and not HAS_ORDER else value
+
+
 @pytest.mark.parametrize("params", [pytest.param(one, id=name) for name, one in PARAMS.items()])
 def test_answers_are_those_without_guesses(plain: Engine, guessing: Engine, params: SamplingParams) -> None:
     want = plain.generate(PROMPTS, params, use_tqdm=False)
     got = guessing.generate(PROMPTS, params, use_tqdm=False)
-    assert [one.outputs for one in got] == [one.outputs for one in want]
-    assert [one.prompt_logprobs for one in got] == [one.prompt_logprobs for one in want]
+    assert [asdict(one)["outputs"] for one in got] == [wanted(asdict(one)["outputs"]) for one in want]
+    got_logprobs = [asdict(one)["prompt_logprobs"] for one in got]
+    assert got_logprobs == [wanted(asdict(one)["prompt_logprobs"]) for one in want]
     drafts = guessing.metrics().drafts
     if sum(len(answer.token_ids) for one in want for answer in one.outputs) > 100:
         assert drafts.num_tokens > 0, "nothing was guessed"

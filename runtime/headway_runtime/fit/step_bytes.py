@@ -15,8 +15,8 @@ gathered, and the scores of 128 rows against them. Where batched products are no
 without products of it), PyTorch's own attention takes its result and, for all of a step, masks; where there
 are no kernels for decodes (older GPUs), the gathered KV of all of one layer's sequences as well.
 
-A CPU without products of that dtype multiplies in float32 (`layers.linear.WideLinear`): a product of many
-rows takes its input once more in that, a tile of its weight, and what the two make.
+A CPU without products of that dtype multiplies plain weights in float32 (`layers.linear.WideLinear`): a
+product of many rows takes its input once more in that, a tile of its weight, and what the two make.
 
 Where inputs of products are quantized too (W8A8), a product of I inputs and O outputs takes for each row,
 beside what it returns, a byte for each input and its scale; on a CPU without a kernel for that PyTorch's
@@ -150,7 +150,7 @@ def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) 
     # The projection back, of what is attended; its layer's norm makes another of it in Gemma.
     workspace = max(workspace, b * tokens * hidden + tile)
     plain = b * tokens * (hidden + 2 * query + kv) + workspace
-    if placement.widens:
+    if placement.widens and not step.has_codes:
         there = b * (query + kv) + _wide_bytes(hidden, query + kv)
         back = b * (hidden + 2 * query + kv) + _wide_bytes(query, hidden)
         plain = max(plain, tokens * max(there, back) + tile)
@@ -215,7 +215,7 @@ def _middle_bytes(placement: Placement, step: Step, hidden: int, size: int, tile
     """Of one row of an MLP: its first product with its gate, then its second one. tile: a row's part."""
     b = placement.number_bytes
     plain = b * max(3 * size, size + hidden) + tile
-    if placement.widens:
+    if placement.widens and not step.has_codes:
         there = b * 2 * size + _wide_bytes(hidden, 2 * size)
         plain = max(plain, tile + max(there, b * (size + hidden) + _wide_bytes(size, hidden)))
     if not step.has_integer_inputs:
