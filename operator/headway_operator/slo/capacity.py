@@ -46,7 +46,7 @@ LEAST_GAIN = 1.05
 EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 16.0
 # They take no more than this share of the target: what prompts attend to is no term of the model.
 EVEN_STEPS_USE = 0.95
-BISECTIONS, ROUGH_BISECTIONS = 12, 5
+BISECTIONS, ROUGH_BISECTIONS = 10, 6
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
 
@@ -75,12 +75,16 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What is predicted of one replica at some rate. running: sequences that decode, on average."""
+    """What is predicted of one replica at some rate. running: sequences that decode, on average.
+
+    is_bounded: TPOT is that of the longest step there is, which hangs on no guess.
+    """
 
     ttft: float
     tpot: float
     running: float
     kv_use: float
+    is_bounded: bool = False
 
 
 OVERLOADED = Latencies(inf, inf, inf, inf)
@@ -134,20 +138,15 @@ class Replica:
         noise = met * rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
         noise += token**2 * running
         ttft = self._ttft(rate, met, running, token, limits)
-        deviations = self._deviations
-        return Latencies(
-            ttft=factors.ttft * ttft,
-            tpot=min(
-                factors.tpot * _lognormal(tpot, noise, deviations),
-                self._longest_step(running, token, limits),
-            ),
-            running=running,
-            kv_use=work.kv_share * (running + deviations * sqrt(running)),
-        )
+        guessed = factors.tpot * _lognormal(tpot, noise, self._deviations)
+        crowd = self._crowd(running)
+        longest = self._longest_step(crowd, token, limits)
+        kv_use = work.kv_share * crowd
+        return Latencies(factors.ttft * ttft, min(guessed, longest), running, kv_use, longest < guessed)
 
-    def _longest_step(self, running: float, token: float, limits: Limits) -> float:
-        """One that has its whole token budget, beside as many sequences as run at the percentile."""
-        crowd = min(float(limits.max_num_seqs), self._crowd(running))
+    def _longest_step(self, crowd: float, token: float, limits: Limits) -> float:
+        """One that has its whole token budget, beside so many sequences."""
+        crowd = min(float(limits.max_num_seqs), crowd)
         prompts = max(0.0, limits.max_num_batched_tokens - crowd)
         return self.model.base + token * crowd + self.model.prefill * prompts
 
@@ -210,9 +209,7 @@ class Replica:
             wanted = best[0] * LEAST_GAIN
             if limits == best[1] or not self.is_kept(self.latencies(wanted, limits, factors), target):
                 continue
-            found = self._most(target, limits, factors)
-            if found > wanted:
-                best = (found, limits)
+            best = (self._most(target, limits, factors, wanted), limits)
         assert best is not None
         per_second, limits = self._with_even_steps(best, target, factors)
         limits = target.bound_limits(
@@ -231,6 +228,7 @@ class Replica:
             return best
         rate, limits = best
         # The rate says how many run, and these how many prompt tokens fit: roughly at first.
+        least = EVEN_STEPS_SHARE * best[0]
         for bisections in (ROUGH_BISECTIONS, BISECTIONS):
             tokens = self._even_tokens(rate, wanted, target.highest)
             if not target.highest.max_num_batched_tokens / EVEN_STEPS_CUT <= tokens < inf:
@@ -238,10 +236,10 @@ class Replica:
             tokens = min(tokens, target.highest.max_num_batched_tokens)
             limits = target.bound_limits(Limits(target.highest.max_num_seqs, int(tokens)))
             # Not looked for where it cannot be found, as above.
-            if not self.is_kept(self.latencies(EVEN_STEPS_SHARE * best[0], limits, factors), target):
+            if not self.is_kept(self.latencies(least, limits, factors), target):
                 return best
-            rate = self._most(target, limits, factors, bisections)
-        return max(rate, EVEN_STEPS_SHARE * best[0]), limits
+            rate = self._most(target, limits, factors, least, bisections)
+        return rate, limits
 
     def _even_tokens(self, per_second: float, milliseconds: float, highest: Limits) -> float:
         """Of a step that takes so long, beside the sequences that run at such a rate; may be no number."""
@@ -265,9 +263,16 @@ class Replica:
             tpot = self.model.base + self.model.sequence + self.model.kv * self.workload.context
         return self.workload.answer * tpot / 1000.0
 
-    def _most(self, target: Target, limits: Limits, factors: Factors, bisections: int = BISECTIONS) -> float:
-        """The highest rate that keeps the promise, per second."""
-        low, high = 0.0, self.most_per_second
+    def _most(
+        self,
+        target: Target,
+        limits: Limits,
+        factors: Factors,
+        low: float = 0.0,
+        bisections: int = BISECTIONS,
+    ) -> float:
+        """The highest rate that keeps the promise, per second. low: one that is known to."""
+        high = max(low, self.most_per_second)
         for _ in range(bisections):
             middle = (low + high) / 2.0
             if self.is_kept(self.latencies(middle, limits, factors), target):

@@ -22,6 +22,7 @@ the number that the load calls for go at once. The last one is not removed this 
 for `sleep` to say.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
@@ -95,14 +96,17 @@ def _after_dead_band(situation: Situation, found: Sizing, number: int) -> int:
     """The fewest replicas, from `number` up to those that there are, that keep a margin."""
     limits = found.capacity.limits
     expected = situation.forecast.ahead
-    for fewer in range(max(1, number), situation.supply.desired):
+
+    def keeps(fewer: int) -> bool:
         if expected > fewer * found.capacity.bound:
-            continue
+            return False
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
         predicted = replica.latencies(expected / fewer / found.kappa, limits, found.factors)
-        if replica.is_kept(predicted, situation.target, MOST_TARGET_USE):
-            return fewer
-    return situation.supply.desired
+        return replica.is_kept(predicted, situation.target, MOST_TARGET_USE)
+
+    # More replicas are never slower.
+    wanted = range(max(1, number), situation.supply.desired)
+    return wanted.start + bisect_left(wanted, True, key=keeps)
 
 
 def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:

@@ -36,7 +36,6 @@ LEAST_JUDGED = 60
 # known well, and the rate was within this factor of what a replica can do; then newer ones count for more.
 LEAST_BEYOND, NEAR = 5.0, 1.5
 FACTOR_WEIGHT = 0.05
-NO_BUDGET = 1 << 30
 LEAST_FACTOR, MOST_FACTOR = 0.4, 3.0
 FIRST_LEAD_SECONDS = 60.0
 LEAST_LEAD_SECONDS = 10.0
@@ -224,7 +223,6 @@ def calibrated(
     rate = happened.totals(since).get("arrived", 0.0) / seconds / ready
     served = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=ready)
     plain = served.latencies(rate, limits, Factors())
-    unbounded = served.latencies(rate, replace(limits, max_num_batched_tokens=NO_BUDGET), Factors())
     is_near = 1.0 / NEAR <= rate / found.per_second <= NEAR
     changes: dict[str, Any] = {}
     for name in ("ttft", "tpot"):
@@ -232,9 +230,8 @@ def calibrated(
         measured = histogram.percentile(counts, found.replica.percent)
         if measured is None or sum(counts.values()) < LEAST_JUDGED or not 0.0 < predicted < inf:
             continue
-        if name == "tpot" and predicted < unbounded.tpot:
-            # Bounded by the longest step, which is no guess; how wrong steps are told is for `pace` to say.
-            continue
+        if name == "tpot" and plain.is_bounded:
+            continue  # how wrong the longest step is told is for `pace` to say
         ratio = min(MOST_FACTOR, max(LEAST_FACTOR, measured / predicted))
         before, num = getattr(memory.factors, name), getattr(memory.factors, f"num_{name}")
         beyond = sum(counts.values()) * (100.0 - found.replica.percent) / 100.0
