@@ -95,7 +95,7 @@ class SimulatedEngine:
             draft_policy=DraftPolicy(is_adaptive=speculation is None or speculation.is_adaptive),
         )
         policy = None if speculation is None else self.scheduler.draft_policy
-        accounts = _Accounts(self.metrics, self.scheduler.cache, policy, self.scheduler.promptness)
+        accounts = _Accounts(self.metrics, self.scheduler, policy)
         accounts.step_time_error = step_time_error
         self._loop: StepLoop[Step] = StepLoop(
             self.scheduler,

@@ -1,9 +1,9 @@
 """Which replica takes a request, and who waits while none can: the gateway's rule, without its HTTP.
 
-The ready replica with the fewest requests in flight; among equals the one picked longest ago; one that
-answered 503 moments ago after all others. A request that all refuse is answered 503. Where no replica is
-ready a request waits, first in first out, until its deadline. How many may wait, and for how long, is the
-`spec.waiting` that the operator's plan tells (`routing`), and the gateway's defaults before it does.
+The ready replica with the fewest requests in flight that a new one meets; among equals the one picked longest
+ago; one that answered 503 moments ago after all others. A request that all refuse is answered 503. Where no
+replica is ready a request waits, first in first out, until its deadline. How many may wait, and for how long,
+is the `spec.waiting` that the operator's plan tells (`routing`), and the gateway's defaults before it does.
 
 Prefix-aware: the replica that was given the longest known beginning of the prompt, if that is at least
 LEAST_SHARE of it, and while it has no more than MOST_LEAD requests in flight beyond the least loaded; else as
@@ -160,14 +160,14 @@ class Gateway:
         return True
 
     def _choose(self, ready: Sequence[Pod], number: int, now: float) -> Pod:
-        least = min(ready, key=lambda one: (now < one.busy_until, one.in_flight, one.last_picked))
+        least = min(ready, key=lambda one: (now < one.busy_until, one.load, one.last_picked))
         blocks = _blocks(self._flights[number].arrival) if self._rule == "prefix-aware" else []
         if not blocks:
             return least
         known = {pod: self._num_known(pod, blocks) for pod in ready if now >= pod.busy_until}
-        best = max(known, key=lambda one: (known[one], -one.in_flight), default=least)
+        best = max(known, key=lambda one: (known[one], -one.load), default=least)
         is_worth_it = known.get(best, 0) >= LEAST_SHARE * len(blocks)
-        return best if is_worth_it and best.in_flight <= least.in_flight + MOST_LEAD else least
+        return best if is_worth_it and best.load <= least.load + MOST_LEAD else least
 
     def _num_known(self, pod: Pod, blocks: Sequence[Block]) -> int:
         given = self._given.get(pod, set())

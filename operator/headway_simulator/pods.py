@@ -33,7 +33,8 @@ QUIET_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class Pod:
-    """One replica. in_flight: requests that the gateway has given it and that have not ended.
+    """One replica. in_flight: requests that the gateway has given it and that have not ended. num_late: of
+    these, by its latest answer, those that wait too late to be answered in time.
 
     busy_until, last_picked: the gateway's. event_at: when its engine is next woken.
     """
@@ -47,9 +48,15 @@ class Pod:
     deletion_cost: int = 0
     engine: SimulatedEngine | None = None
     in_flight: int = 0
+    num_late: float = 0.0
     busy_until: float = 0.0
     last_picked: int = 0
     event_at: float | None = None
+
+    @property
+    def load(self) -> float:
+        """Requests that a new one meets there."""
+        return max(0.0, self.in_flight - self.num_late)
 
     def as_replica(self, revision: str) -> Replica:
         """As the cluster reports it."""

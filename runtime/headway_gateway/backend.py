@@ -23,6 +23,8 @@ class Backend:
     A backend that refused a connection is suspect. It rests for `rest_seconds`, then one request may probe
     it; it rests twice as long if that fails too. One that answered 503 is avoided until `busy_until` where
     there is another choice.
+
+    num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time.
     """
 
     id: str
@@ -30,9 +32,15 @@ class Backend:
     state: BackendState
     revision: str = ""
     in_flight: int = 0
+    num_late: float = 0.0
     last_picked: int = 0
     busy_until: float = 0.0
     is_suspect: bool = False
     is_resting: bool = False
     is_probed: bool = False
     rest_seconds: float = 0.0
+
+    @property
+    def load(self) -> float:
+        """Requests that a new one meets there: it overtakes the late."""
+        return max(0.0, self.in_flight - self.num_late)

@@ -9,6 +9,8 @@ from multidict import CIMultiDict
 
 WAITED = "X-Headway-Waited-Milliseconds"
 REQUEST_ID = "X-Request-Id"
+# Of a replica's requests, the share that waits too late to be answered in time; for the gateway alone.
+LATE_SHARE = "X-Headway-Late-Share"
 # What a replica takes over as well, so that both logs name a request alike.
 _USABLE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
@@ -59,13 +61,22 @@ def to_replica(headers: Mapping[str, str], *, request_id: str, peer: str | None)
 
 def to_client(headers: Mapping[str, str], *, request_id: str) -> CIMultiDict[str]:
     """A replica's response headers for the client. Content-Length stays: bodies pass as they are."""
-    dropped = _HOP_BY_HOP | _named_in_connection(headers)
+    dropped = _HOP_BY_HOP | _named_in_connection(headers) | {LATE_SHARE.lower()}
     passed = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
     for name in _LOCATIONS:
         if name in passed:
             passed[name] = _without_address(passed[name])
     passed[REQUEST_ID] = request_id
     return passed
+
+
+def late_share_of(headers: Mapping[str, str]) -> float | None:
+    """What a replica says; None where it says nothing of use."""
+    try:
+        share = float(headers.get(LATE_SHARE, ""))
+    except ValueError:
+        return None
+    return share if 0.0 <= share <= 1.0 else None
 
 
 def _without_address(location: str) -> str:

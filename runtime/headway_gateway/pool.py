@@ -1,10 +1,12 @@
 """Which replica takes the next request, and who waits while none can; owns the counts in flight.
 
-The rule: of the ready backends, the one with the fewest requests of this gateway in flight; among equals the
-one picked longest ago, so that a new backend is first in line. A backend that answered 503 moments ago comes
-after all others. One that could not be reached is left alone for a while (0.1 s, doubled up to 2 s), then
-tried with a single request; it is back for all as soon as a connection is made. While the operator gives
-revisions shares of the requests, the revision is chosen first (`shares.py`), and the rule holds within it.
+The rule: of the ready backends, the one with the fewest requests of this gateway in flight that a new one
+meets; among equals the one picked longest ago, so that a new backend is first in line. Those that wait too
+late to be answered in time let others pass, so they are not met: replicas say their share with each answer.
+A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
+for a while (0.1 s, doubled up to 2 s), then tried with a single request; it is back for all as soon as a
+connection is made. While the operator gives revisions shares of the requests, the revision is chosen first
+(`shares.py`), and the rule holds within it.
 
 Where no backend can take a request, the request waits in one queue, first in first out: `max_waiting` long at
 most and for `waiting_timeout_seconds`, both of which the operator may move. The bodies in it have at most
@@ -67,6 +69,10 @@ class Lease:
         """No connection could be made: let it rest. Of many that fail together only the first counts."""
         if not self.backend.is_suspect or self._is_probe:
             self._pool.let_rest(self.backend)
+
+    def mark_late_share(self, share: float) -> None:
+        """It said how many of its requests wait too late; this gateway's are taken to be no others."""
+        self.backend.num_late = share * self.backend.in_flight
 
     def mark_busy(self) -> None:
         """It answered 503: prefer others for a moment."""
@@ -303,7 +309,7 @@ class BackendPool:
             chosen = self._shares.draw({backend.revision for backend in able})
             able = [backend for backend in able if chosen is None or backend.revision == chosen]
         now = asyncio.get_running_loop().time()
-        best = min(able, key=lambda one: (now < one.busy_until, one.in_flight, one.last_picked))
+        best = min(able, key=lambda one: (now < one.busy_until, one.load, one.last_picked))
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1

@@ -153,6 +153,9 @@ class Proxy:
                             lease.mark_busy()
                             await self._note_refusal(exchange, lease.backend, upstream)
                             continue
+                        late_share = headers.late_share_of(upstream.headers)
+                        if late_share is not None:
+                            lease.mark_late_share(late_share)
                         exchange.head_at = asyncio.get_running_loop().time()
                         await exchange.relay.await_first(upstream)
                         return await self._relay(exchange, upstream, lease.backend.revision)

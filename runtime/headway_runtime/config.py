@@ -210,7 +210,7 @@ class EngineConfig:
     num_threads: int
     long_prefill_share: float = 0.5
     priority_ageing_seconds: float = 60.0
-    late_yield_seconds: float = 60.0
+    late_yield_seconds: float = 120.0
     kv_cache_dtype: KVCacheDtype = "auto"
     enable_prefix_caching: bool = True
     structured_output_timeout_seconds: float = 10.0

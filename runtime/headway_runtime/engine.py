@@ -97,12 +97,8 @@ class EngineCore:
             max_adapters=0 if config.lora is None else config.lora.max_loras,
             offload=self._offload,
         )
-        self._accounts = StepAccounts(
-            self.metrics,
-            self._scheduler.cache,
-            None if config.speculative is None else self._scheduler.draft_policy,
-            self._scheduler.promptness,
-        )
+        policy = None if config.speculative is None else self._scheduler.draft_policy
+        self._accounts = StepAccounts(self.metrics, self._scheduler, policy)
         self._scheduler.promptness.aim_at(self.metrics.targets)
         self._steps = StepLoop(
             self._scheduler,

@@ -183,7 +183,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--late-yield-seconds",
         type=not_negative,
-        default=60.0,
+        default=120.0,
         metavar="SECONDS",
         help="how far a waiting request is put back once it can no longer meet --ttft-target-milliseconds, "
         "so that others still can; 0: never (default %(default)s)",

@@ -31,6 +31,12 @@ class Promptness:
         self._mean = self._square = 0.0
         # By arrival; from an ordered dict any is taken at once.
         self._in_time: OrderedDict[str, Sequence] = OrderedDict()
+        self._late: set[str] = set()
+
+    @property
+    def num_late(self) -> int:
+        """Of those that wait: found late."""
+        return len(self._late)
 
     def aim_at(self, targets: Targets) -> None:
         """Judge by this TTFT target from now on, of those that wait, too; without one nobody is late."""
@@ -49,6 +55,7 @@ class Promptness:
     def end(self, request_id: str) -> None:
         """It waits no more; a request that was found late, or never waited, may be named, too."""
         self._in_time.pop(request_id, None)
+        self._late.discard(request_id)
 
     def take_late(self, now: float) -> Iterator[Sequence]:
         """Those that are late by now, each told once."""
@@ -60,6 +67,7 @@ class Promptness:
             if now - sequence.request.received_at <= most:
                 return
             self._in_time.popitem(last=False)
+            self._late.add(sequence.request.request_id)
             yield sequence
 
     def _most_waiting_seconds(self, target: float) -> float:

@@ -160,6 +160,9 @@ class RequestOutput:
     first token; prompt_logprobs has one entry per prompt token, None for the first one, if they were asked
     for.
 
+    Set on the first output and the last one: late_share, of all requests that the engine has then, those that
+    wait although their first tokens come too late to count (`promptness`).
+
     computed_at: when its tokens were, `time.monotonic()`, which all processes of a machine share; 0.0 without
         tokens.
     error: why it ended with FinishReason.ERROR. error_param: the field of the request that is at fault, which
@@ -175,5 +178,6 @@ class RequestOutput:
     queue_seconds: float | None = None
     prefill_seconds: float | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    late_share: float | None = None
     error: str | None = None
     error_param: str | None = None

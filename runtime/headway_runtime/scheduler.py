@@ -108,7 +108,7 @@ class Scheduler:
         limits: Limits,
         long_prefill_share: float,
         priority_ageing_seconds: float = 60.0,
-        late_yield_seconds: float = 60.0,
+        late_yield_seconds: float = 120.0,
         enable_prefix_caching: bool = True,
         proof_reach: int | None = None,
         draft_policy: DraftPolicy | None = None,
@@ -153,6 +153,13 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def late_share(self) -> float:
+        """Of all that are here, those that wait although their first token comes too late: new ones overtake
+        them. Never all: at least one is being served, or was until now."""
+        num_late = self.promptness.num_late
+        return num_late / max(len(self._sequences), num_late + 1)
 
     @property
     def num_empty_slots(self) -> int:

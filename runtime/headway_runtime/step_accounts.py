@@ -4,36 +4,28 @@ from headway_runtime.batch import Batch, StepResult
 from headway_runtime.commits import Committed, Progress
 from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.metrics import EngineMetrics, RejectReason
-from headway_runtime.prefix_cache import PrefixCache
-from headway_runtime.promptness import Promptness
 from headway_runtime.request import FinishReason, RequestOutput, TokenLogprobs
-from headway_runtime.scheduler import Schedule
+from headway_runtime.scheduler import Schedule, Scheduler
 from headway_runtime.sequence import Sequence
 
 NOT_FINITE = "the model's logits are not finite; check the weights, or serve it with another --dtype"
 
 
 class StepAccounts:
-    """cache: says who may use it. policy: learns what guessing costs and brings; None if nobody guesses."""
+    """scheduler: whose decisions these are. policy: learns what guessing costs and brings; None if nobody
+    guesses."""
 
-    def __init__(
-        self,
-        metrics: EngineMetrics,
-        cache: PrefixCache,
-        policy: DraftPolicy | None,
-        promptness: Promptness | None = None,
-    ) -> None:
+    def __init__(self, metrics: EngineMetrics, scheduler: Scheduler, policy: DraftPolicy | None) -> None:
         self._metrics = metrics
-        self._cache = cache
+        self._scheduler = scheduler
         self._policy = policy
-        self._promptness = promptness
 
     def scheduled(self, schedule: Schedule, now: float) -> None:
         """Count who starts and who has to start again."""
         for sequence in schedule.admitted:
             self._metrics.scheduled(now - sequence.request.received_at)
             self._metrics.moments.prompt(sequence.num_prompt - sequence.num_cached)
-            if self._cache.is_read_by(sequence):
+            if self._scheduler.cache.is_read_by(sequence):
                 self._metrics.cache_queried(sequence.num_prompt)
                 self._metrics.tokens(cached=sequence.num_cached)
         for _ in schedule.preempted:
@@ -148,8 +140,7 @@ class StepAccounts:
             queue_seconds = sequence.scheduled_at - sequence.request.received_at
             prefill_seconds = now - sequence.scheduled_at
             self._metrics.prefilled(prefill_seconds)
-            if self._promptness is not None:
-                self._promptness.observe(prefill_seconds)
+            self._scheduler.promptness.observe(prefill_seconds)
             num_cached_tokens = sequence.num_cached
             if sequence.request.sampling.num_prompt_logprobs is not None:
                 prompt_logprobs = (None, *sequence.prompt_logprobs)
@@ -168,6 +159,7 @@ class StepAccounts:
                 error_param=sequence.matcher.param,
             )
         samples = (sample, *progress.more)
+        is_between = queue_seconds is None and progress.finish_reason is None
         return RequestOutput(
             request_id,
             tuple(one.token_id for one in samples if one.token_id is not None),
@@ -178,4 +170,5 @@ class StepAccounts:
             queue_seconds=queue_seconds,
             prefill_seconds=prefill_seconds,
             prompt_logprobs=prompt_logprobs,
+            late_share=None if is_between else self._scheduler.late_share,
         )

@@ -70,6 +70,16 @@ async def test_a_new_backend_takes_requests_until_it_is_as_loaded_as_the_others(
     assert [(await take(pool)).backend.id for _ in range(6)] == ["new", "new", "new", "new", "old", "new"]
 
 
+async def test_requests_that_let_others_pass_are_not_counted() -> None:
+    pool = pool_of("a", "b")
+    leases = [await take(pool) for _ in range(20)]
+    next(one for one in leases if one.backend.id == "a").mark_late_share(0.8)
+    # Two of the ten at "a" are met by a new one, and all that come now.
+    assert Counter([(await take(pool)).backend.id for _ in range(10)]) == {"a": 9, "b": 1}
+    next(one for one in leases if one.backend.id == "a").mark_late_share(0.0)
+    assert [(await take(pool)).backend.id for _ in range(3)] == ["b", "b", "b"]
+
+
 @pytest.mark.parametrize("state", ["draining", "unready"])
 async def test_a_backend_that_is_not_ready_gets_nothing_new_but_keeps_what_it_has(state: str) -> None:
     pool = pool_of("a", "b")

@@ -50,6 +50,36 @@ async def test_each_streamed_piece_arrives_before_the_next_is_sent(
     assert gateway.counters == want
 
 
+@pytest.mark.parametrize(
+    ("said", "want"),
+    [
+        pytest.param("0.750", 0.75, id="a share"),
+        pytest.param("0.000", 0.0, id="nobody is late"),
+        pytest.param("1.5", 0.25, id="no share"),
+        pytest.param("nan", 0.25, id="no number"),
+        pytest.param("many", 0.25, id="a word"),
+        pytest.param(None, 0.25, id="a replica that does not say"),
+    ],
+)
+async def test_what_a_replica_says_of_late_requests_is_kept_and_not_passed_on(
+    start_replica: StartReplica,
+    start_gateway: StartGateway,
+    client: aiohttp.ClientSession,
+    said: str | None,
+    want: float,
+) -> None:
+    """Of the one request that is in flight."""
+    replica = await start_replica("a")
+    gateway = await start_gateway(replica)
+    for share in ("0.250", said):
+        replica.answers(headers={} if share is None else {"X-Headway-Late-Share": share})
+        async with client.post(f"{gateway.url}/v1/completions", json={}) as response:
+            assert response.status == 200
+            assert "X-Headway-Late-Share" not in response.headers
+    (backend,) = gateway.application.pool.backends
+    assert backend.num_late == want
+
+
 async def test_a_stream_faster_than_its_client_is_slowed_down_and_arrives_whole(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:

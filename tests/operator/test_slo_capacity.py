@@ -1,7 +1,8 @@
 """What a replica is predicted to do, and the most it is trusted with."""
 
+import random
 from dataclasses import replace
-from math import inf
+from math import inf, log
 from typing import Any
 
 import pytest
@@ -99,6 +100,28 @@ def test_sequences_are_limited_where_more_would_break_tpot(target: Target) -> No
     assert REPLICA.capacity(loose, PLAIN).limits.max_num_seqs == 64
 
 
+def test_with_all_places_taken_all_the_time_so_many_keep_tpot(target: Target) -> None:
+    """Against many answers: each meets the prompts of all that take a place while it is written."""
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    long = Replica(MODEL, replace(WORK, prompt_square=2e6, kv_share=0.0), 95.0, fleet=20)
+    places = long.capacity(target, PLAIN).full_num_seqs
+    assert 10 < places < 64
+    token = MODEL.sequence + MODEL.kv * WORK.context
+    met = []
+    for _ in range(4000):
+        prompts = sum(source.random() < places / WORK.answer for _ in range(round(WORK.answer)))
+        # Lognormal prompts with the mean and the mean square.
+        spread = log(2e6 / WORK.prompt**2)
+        tokens = sum(
+            source.lognormvariate(log(WORK.prompt) - spread / 2, spread**0.5) for _ in range(prompts)
+        )
+        met.append(MODEL.base + places * token + MODEL.prefill * tokens / WORK.answer)
+    share = sum(one <= 26.0 for one in met) / len(met)
+    assert share == pytest.approx(0.95, abs=0.03)
+
+
 def test_a_batch_of_the_best_size_keeps_tpot_with_all_places_taken(target: Target) -> None:
     """A crowd fills every place for minutes. Then each of 200 steps of an answer holds n / 200 prompts."""
     long = Replica(MODEL, replace(WORK, prompt_square=1e6), 95.0, fleet=20)
@@ -160,7 +183,7 @@ def test_without_a_target_the_other_one_decides(target: Target) -> None:
 
 def test_trust_makes_no_places() -> None:
     found = [
-        Sizing(REPLICA, Capacity(5.0, LIMITS, bound=5.5), PLAIN, kappa).per_second
+        Sizing(REPLICA, Capacity(5.0, LIMITS, bound=5.5, full_num_seqs=8), PLAIN, kappa).per_second
         for kappa in (0.9, 1.0, 1.05, 1.2)
     ]
     assert found == pytest.approx([4.5, 5.0, 5.25, 5.5])

@@ -211,6 +211,28 @@ def test_no_queue_is_made_where_replicas_lack_but_a_little(
     assert (decision.limits.max_num_seqs > numbers["best_max_num_seqs"]) is is_room_for_all
 
 
+@pytest.mark.parametrize(
+    ("waiting", "oldest_waiting_seconds", "is_full"),
+    [
+        pytest.param(20, 3.0, True, id="many wait and some are late"),
+        pytest.param(20, 0.3, False, id="nobody is late yet"),
+        pytest.param(2, 3.0, False, id="a few are late"),
+    ],
+)
+def test_more_load_than_can_be_served_lets_in_only_whom_tpot_is_kept_for(
+    fleet: Fleet, waiting: int, oldest_waiting_seconds: float, *, is_full: bool
+) -> None:
+    fleet.violated("ttft")
+    fleet.per_second = 8.0 * CAPACITY
+    running = {"running": 33, "waiting": waiting, "oldest_waiting_seconds": oldest_waiting_seconds}
+    fleet.gauges |= running
+    fleet.memory = replace(fleet.memory, fit=StepFit(model=replace(MODEL, sequence=0.35)))
+    fleet.memory = replace(fleet.memory, limits=Limits(60, 2048))
+    decision, _ = fleet.decide()
+    best = decision.evidence["best_max_num_seqs"]
+    assert (decision.limits.max_num_seqs < best) is is_full
+
+
 def test_both_broken_take_the_best_limits_and_replicas_at_once(fleet: Fleet) -> None:
     fleet.violated("ttft", "tpot")
     fleet.per_second = 6.5 * CAPACITY

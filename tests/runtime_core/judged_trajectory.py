@@ -168,7 +168,7 @@ class Trajectory:
         self.scheduler.judge = self._judge
         self.metrics = EngineMetrics()
         policy = self.scheduler.draft_policy if shape.num_speculative_tokens else None
-        accounts = JudgedAccounts(self.metrics, self.scheduler.cache, policy, self.scheduler.promptness)
+        accounts = JudgedAccounts(self.metrics, self.scheduler, policy)
         accounts.judge = self._note
         self.loop = StepLoop(
             self.scheduler,

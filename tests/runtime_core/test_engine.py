@@ -250,6 +250,22 @@ def test_who_is_late_by_the_ttft_target_of_the_moment_yields(
     assert set(order) == {"late", "in-time"}
 
 
+def test_the_first_and_the_last_output_say_what_share_waits_too_late(engine_config: Any) -> None:
+    clock = 0.0
+    config = engine_config(envelope=Envelope(1, 64), limits=Limits(1, 64))
+    engine = EngineCore(config, EngineMetrics(Targets(5000.0)), lambda: clock)
+    for name in ("a", "b", "c"):
+        sampling = SamplingParams(temperature=0.0, max_tokens=3)
+        engine.add_request(Request(name, (1, 2, 3), sampling, clock), clock)
+    said: list[tuple[str, float | None]] = []
+    while engine.has_work:
+        said += [(one.request_id, one.late_share) for one in engine.step(clock).outputs]
+        clock += 4.0
+    # By the time "a" ends, two wait too late and nobody else is here; then one beside the next, or after it.
+    want = [("a", 0.0), ("a", None), ("a", 2 / 3), ("b", 0.5), ("b", None), ("b", 0.5)]
+    assert said == [*want, ("c", 0.0), ("c", None), ("c", 0.0)]
+
+
 def test_times_are_measured_from_receipt_to_token(engine_config: Any) -> None:
     clock = iter([3.0, 4.0, 7.0])
     metrics = EngineMetrics()

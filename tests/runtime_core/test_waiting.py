@@ -139,6 +139,28 @@ def test_the_late_wait_no_longer_than_they_are_put_back_once() -> None:
     assert LATE_YIELD_SECONDS < last <= LATE_YIELD_SECONDS + 12 + 1
 
 
+def test_of_all_that_are_here_the_share_that_waits_too_late_is_known() -> None:
+    world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16), ttft_target_seconds=4.0)
+    for index in range(8):
+        world.add(f"crowd-{index}", 8)
+    shares = []
+    while world.scheduler.num_waiting:
+        world.step()
+        shares.append(world.scheduler.late_share)
+    # One is served each second, four in time; each of the others is late until it is its turn.
+    assert shares == pytest.approx([0.0, 0.0, 0.0, 0.0, 3 / 4, 2 / 3, 1 / 2, 0.0])
+
+
+def test_who_is_late_and_leaves_is_late_no_more() -> None:
+    world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16), ttft_target_seconds=4.0)
+    for index in range(8):
+        world.add(f"crowd-{index}", 8)
+    for _ in range(5):
+        world.step()
+    world.scheduler.remove("crowd-7")
+    assert world.scheduler.late_share == pytest.approx(2 / 3)
+
+
 def test_priority_is_worth_more_than_being_in_time() -> None:
     """One that is late goes behind its equals, not behind those that its priority puts it far before."""
     world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16), ttft_target_seconds=4.0)

@@ -3,7 +3,8 @@
 The server, its two processes and everything between them are real. The engine answers with the prompt's own
 tokens, over and over, one per step, so that a test knows what must come; the first token of a prompt may ask
 for a fault instead. The log-probability of a prompt's token number n is -n/4. A prompt that has come before
-with the same cache salt is cached but for its last token. HEADWAY_FAKE_STEP_SECONDS paces it.
+with the same cache salt is cached but for its last token. All that wait are called late.
+HEADWAY_FAKE_STEP_SECONDS paces it.
 HEADWAY_FAKE_GARBAGE_FILE names a file that says how many objects the garbage collector has found in the HTTP
 process, collection by collection, of which there is one every GARBAGE_SECONDS at least.
 """
@@ -165,6 +166,7 @@ class FakeEngine:
         if reason is not None:
             self._take_out(request.request_id, reason, now)
         is_first = sequence.generated == 1
+        is_between, num_waiting = not is_first and reason is None, len(self._waiting)
         key = (request.cache_salt, prompt)
         num_cached = len(prompt) - 1 if is_first and key in self._seen else 0
         self._seen.add(key)
@@ -180,6 +182,7 @@ class FakeEngine:
             computed_at=now,
             num_cached_tokens=num_cached,
             prompt_logprobs=_prompt_logprobs(request) if is_first else None,
+            late_share=None if is_between else num_waiting / (num_waiting + max(1, len(self._running))),
         )
 
     def _take_out(self, request_id: str, reason: FinishReason, now: float) -> bool:

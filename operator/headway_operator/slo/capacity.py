@@ -26,6 +26,7 @@ Prior art sizes on means: llm-inferno's queue analysis, Dynamo's planner, WVA's 
 the percentile that was promised.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, inf, log, sqrt
@@ -93,11 +94,13 @@ OVERLOADED = Latencies(inf, inf, inf, inf)
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """Requests per second of one replica, with the limits that allow them. bound: what its places, its memory
-    and its device allow, whatever the latencies."""
+    and its device allow, whatever the latencies. full_num_seqs: places that keep TPOT even while all of them
+    are taken all the time, as under more load than can be served."""
 
     per_second: float
     limits: Limits
     bound: float
+    full_num_seqs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +215,12 @@ class Replica:
             best = (self._most(target, limits, factors, wanted), limits)
         assert best is not None
         per_second, limits = self._with_even_steps(best, target, factors)
-        limits = target.bound_limits(
-            Limits(self._sequences(per_second, limits, target, factors), limits.max_num_batched_tokens)
-        )
+        full = self._full_sequences(limits, target, factors)
+        needed = self._needed_sequences(per_second, limits, target, factors)
+        limits = target.bound_limits(Limits(max(needed, full), limits.max_num_batched_tokens))
         unpromised = replace(target, targets=Targets())
-        return Capacity(per_second, limits, max(per_second, self._most(unpromised, target.highest, factors)))
+        bound = max(per_second, self._most(unpromised, target.highest, factors))
+        return Capacity(per_second, limits, bound, full)
 
     def _with_even_steps(
         self, best: tuple[float, Limits], target: Target, factors: Factors
@@ -281,27 +285,31 @@ class Replica:
                 high = middle
         return low
 
-    def _sequences(self, per_second: float, limits: Limits, target: Target, factors: Factors) -> int:
-        """The limit on sequences: as many as keep TPOT and memory with all places taken all the time, or as
-        many as the best rate needs.
-
-        Then each sequence that ends makes room for a prompt, so that of n sequences there is a share n / o of
-        a prompt in each step; and TPOT at the percentile is over its mean as it is at the best rate.
-        """
-        model, work = self.model, self.workload
-        found = self.latencies(per_second, limits, factors)
-        each = model.sequence + model.kv * work.context + model.prefill * work.prompt / max(1.0, work.answer)
-        tpot = target.targets.tpot_milliseconds
-        allowed = float(target.highest.max_num_seqs)
-        if tpot is not None and each > 0.0:
-            mean = 1000.0 * found.running / max(1e-9, per_second * work.answer)
-            stretch = max(1.0, found.tpot / mean) if mean > 0.0 else 1.0
-            allowed = min(allowed, (tpot / stretch - model.base) / each)
-        if work.kv_share > 0.0:
-            allowed = min(allowed, MOST_KV_USE / work.kv_share)
+    def _needed_sequences(self, per_second: float, limits: Limits, target: Target, factors: Factors) -> int:
+        """Places for all that run at the best rate, and for those that come at once."""
+        running = self.latencies(per_second, limits, factors).running
         deviations = max(SEQUENCE_DEVIATIONS, self._deviations / sqrt(self.fleet))
-        needed = found.running + deviations * sqrt(found.running) + 1.0
-        return max(1, int(min(target.highest.max_num_seqs, max(needed, allowed))))
+        return max(1, int(min(target.highest.max_num_seqs, running + deviations * sqrt(running) + 1.0)))
+
+    def _full_sequences(self, limits: Limits, target: Target, factors: Factors) -> int:
+        """As many as keep TPOT and memory with all places taken all the time."""
+        tpot, highest = target.targets.tpot_milliseconds, target.highest.max_num_seqs
+        if self.workload.kv_share > 0.0:
+            highest = min(highest, int(MOST_KV_USE / self.workload.kv_share))
+        if tpot is None:
+            return max(1, highest)
+        taken = range(1, highest + 1)
+        return max(1, bisect_right(taken, tpot, key=lambda number: self._full_tpot(number, limits, factors)))
+
+    def _full_tpot(self, taken: int, limits: Limits, factors: Factors) -> float:
+        """At the percentile, with so many places taken all the time. Each sequence that ends makes room for a
+        prompt, so that of n sequences there is a share n / o of a prompt in each step."""
+        model, work = self.model, self.workload
+        token, answer = model.sequence + model.kv * work.context, max(1.0, work.answer)
+        mean = model.base + taken * (token + model.prefill * work.prompt / answer)
+        noise = taken * work.prompt_square * (model.prefill / answer) ** 2
+        guessed = factors.tpot * _lognormal(mean, noise, self._deviations)
+        return min(guessed, self._longest_step(taken, token, limits))
 
 
 @cache

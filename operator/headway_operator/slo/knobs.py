@@ -14,6 +14,8 @@
 With a model of steps the limits are its best feasible ones (`capacity`), gone to at once and looked at again
 every TUNING_SECONDS; the table then only trims them, by RAISE and LOWERING within LEAST_TRIM and MOST_TRIM,
 and not while replicas are too few, which no limit mends. So a missed TPOT can never starve prompts of tokens.
+Under more load than can be served no more sequences may run than keep TPOT with all places taken: those who
+are late yield, so whoever is let in is served as promised.
 Without a model the table moves them by symptoms alone.
 """
 
@@ -42,6 +44,8 @@ LEAST_TRIM, MOST_TRIM = 0.8, 1.2
 # Replicas lack a little where TPOT with all inside is predicted at no more than so many times its target; and
 # the places for all, beyond the mean number, in standard deviations.
 MOST_MISSED, ROOM_DEVIATIONS = 1.25, 2.0
+# Places are taken all the time where so many of them are, so many wait for each that runs, and some are late.
+NEARLY_ALL, SATURATED = 0.8, 0.25
 
 Trims = tuple[float, float]
 
@@ -96,11 +100,23 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
 
 def _trimmed_best(situation: Situation, found: Sizing, trims: Trims) -> Limits:
     best = found.capacity.limits
-    seqs = round(max(best.max_num_seqs, _room_for_all(situation, found)) * trims[0])
+    seqs, room = best.max_num_seqs, _room_for_all(situation, found)
+    if room:
+        seqs = max(seqs, room)
+    elif _is_saturated(situation, found.capacity.full_num_seqs):
+        seqs = min(seqs, found.capacity.full_num_seqs)
+    seqs = round(seqs * trims[0])
     if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
         seqs = min(seqs, situation.limits.max_num_seqs)
     tokens = round(best.max_num_batched_tokens * trims[1])
     return situation.target.bound_limits(Limits(max(1, seqs), tokens))
+
+
+def _is_saturated(situation: Situation, places: int) -> bool:
+    """Whether so many places would be taken again as soon as one leaves them, and who waits is late."""
+    load = situation.load
+    is_busy = load.busiest_running >= NEARLY_ALL * places
+    return load.late > 0 and is_busy and load.waiting >= SATURATED * load.running
 
 
 def _room_for_all(situation: Situation, found: Sizing) -> int:

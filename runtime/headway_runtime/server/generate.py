@@ -39,6 +39,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # How long a client may leave what was written unread before it counts as gone.
 WRITE_TIMEOUT_SECONDS = 120.0
+# Tells a gateway how many of the requests here a new one would overtake.
+LATE_SHARE = b"x-headway-late-share"
 # With so many log-probabilities the JSON of an answer takes more than a few milliseconds.
 MANY_ENTRIES = 256
 
@@ -109,6 +111,7 @@ class _Run:
         self._num_open = len(generation.choices)
         self._has_started = False
         self._times = RequestTimes(generation.received_at, generation.log)
+        self._late_share = 0.0
         # The last chunk, if it was made outside of the task, which then writes it with the end of the stream.
         self._last_chunk: bytes | None = None
 
@@ -227,7 +230,11 @@ class _Run:
         for request_id, parts in texts.items():
             whole[request_id].text = "".join(parts)
         body = await self._whole_body(list(whole.values()))
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (LATE_SHARE, b"%.3f" % self._late_share),
+        ]
         self._has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await send_in_pieces(body, self._send, WRITE_TIMEOUT_SECONDS)
@@ -246,6 +253,8 @@ class _Run:
 
     def _feed(self, choice: Choice, output: RequestOutput) -> Delta:
         delta = choice.feed(output)
+        if output.late_share is not None:
+            self._late_share = output.late_share
         if output.queue_seconds is not None:
             self._times.first_token(output)
         else:
@@ -265,6 +274,7 @@ class _Run:
                 (b"cache-control", b"no-cache"),
                 # Asks proxies of the nginx kind not to collect the stream.
                 (b"x-accel-buffering", b"no"),
+                (LATE_SHARE, b"%.3f" % self._late_share),
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):

@@ -231,6 +231,7 @@ def is_one_token(output: RequestOutput) -> bool:
         and output.prefill_seconds is None
         and not output.num_cached_tokens
         and output.prompt_logprobs is None
+        and output.late_share is None
     )
 
 

@@ -1,0 +1,43 @@
+"""What answers say of the requests that wait too late: gateways send new ones by it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+if TYPE_CHECKING:
+    from tests.runtime_server.conftest import RunningServer, StartServer
+
+HEADER = "x-headway-late-share"
+
+
+@pytest.fixture(scope="module")
+def server(start_shared_server: StartServer) -> RunningServer:
+    """20 ms per token, one request at a time; all that wait are late."""
+    return start_shared_server(
+        "--max-num-seqs=1",
+        environment={"HEADWAY_FAKE_STEP_SECONDS": "0.02"},
+    )
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_an_answer_says_what_share_waits_too_late(server: RunningServer, *, is_streamed: bool) -> None:
+    async def share(session: aiohttp.ClientSession, **fields: Any) -> str:
+        body = {"model": "tiny", "prompt": [50], "stream": is_streamed, **fields}
+        async with session.post(f"{server.url}/v1/completions", json=body) as response:
+            assert response.status == 200
+            await response.read()
+            return response.headers[HEADER]
+
+    async with aiohttp.ClientSession() as session:
+        assert await share(session, max_tokens=2) == "0.000"
+        holder = asyncio.ensure_future(share(session, max_tokens=50))
+        await asyncio.to_thread(server.sample_until, lambda sample: sample["gauges"]["running"] == 1)
+        late = await asyncio.gather(*(share(session, max_tokens=20) for _ in range(4)))
+        # Of a stream the head goes with its first token, of a whole answer with its last one.
+        assert await holder == ("0.000" if is_streamed else "0.800")
+    # The last one leaves nobody behind; before it one, two and three wait, beside the one that is answered.
+    assert sorted(late) == ["0.000", "0.500", "0.667", "0.750"]
