@@ -388,5 +388,6 @@ def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
         "ttft_factor": round(situation.memory.factors.ttft, 4),
         "tpot_factor": round(situation.memory.factors.tpot, 4),
         "best_max_num_seqs": found.capacity.limits.max_num_seqs,
+        "full_max_num_seqs": found.capacity.full_num_seqs,
         "best_max_num_batched_tokens": found.capacity.limits.max_num_batched_tokens,
     }

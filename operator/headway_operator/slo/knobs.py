@@ -9,6 +9,7 @@
 | TPOT bad, steps follow prompt tokens                             | lower max_num_batched_tokens       |
 | TPOT bad, steps follow sequences or what they attend to          | lower max_num_seqs                 |
 | both bad                                                         | the model's best, with replicas    |
+| more load than can be served: places taken, who waits is late    | what keeps TPOT with them taken    |
 | KV memory nearly used, or preempting                             | none is raised                     |
 
 With a model of steps the limits are its best feasible ones (`capacity`), gone to at once and looked at again
@@ -82,11 +83,12 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     if not is_due or situation.infeasible:
         return None
     trims = situation.memory.trims
-    new = _trimmed_best(situation, found, trims)
+    places, why = _places(situation, found)
+    new = _trimmed_best(situation, found, places, trims)
     is_trimmed = not _differs(new, limits)
     if is_trimmed:
-        trims = _trimmed(situation, found)
-        new = _trimmed_best(situation, found, trims)
+        trims, why = _trimmed(situation, found), "trimmed for what is measured"
+        new = _trimmed_best(situation, found, places, trims)
     if new == limits or (is_trimmed and trims == situation.memory.trims):
         return None
     changes = [
@@ -94,21 +96,25 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
         for name in ("max_num_seqs", "max_num_batched_tokens")
         if getattr(limits, name) != getattr(new, name)
     ]
-    why = "trimmed for what is measured" if is_trimmed else "the step model's best"
     return Move(new, _cause(limits, new), f"{', '.join(changes)}; {why}", trims)
 
 
-def _trimmed_best(situation: Situation, found: Sizing, trims: Trims) -> Limits:
-    best = found.capacity.limits
-    seqs, room = best.max_num_seqs, _room_for_all(situation, found)
-    if room:
-        seqs = max(seqs, room)
-    elif _is_saturated(situation, found.capacity.full_num_seqs):
-        seqs = min(seqs, found.capacity.full_num_seqs)
-    seqs = round(seqs * trims[0])
+def _places(situation: Situation, found: Sizing) -> tuple[int, str]:
+    """The limit on sequences before it is trimmed, and why so many."""
+    best, full = found.capacity.limits.max_num_seqs, found.capacity.full_num_seqs
+    room = _room_for_all(situation, found)
+    if room > best:
+        return room, "replicas lack a little, so there is room for all"
+    if not room and full < best and _is_saturated(situation, full):
+        return full, "as many as keep TPOT with all places taken"
+    return best, "the step model's best"
+
+
+def _trimmed_best(situation: Situation, found: Sizing, places: int, trims: Trims) -> Limits:
+    seqs = round(places * trims[0])
     if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
         seqs = min(seqs, situation.limits.max_num_seqs)
-    tokens = round(best.max_num_batched_tokens * trims[1])
+    tokens = round(found.capacity.limits.max_num_batched_tokens * trims[1])
     return situation.target.bound_limits(Limits(max(1, seqs), tokens))
 
 
