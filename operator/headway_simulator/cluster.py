@@ -183,10 +183,8 @@ class Simulation(Generic[AnyMemory]):
             return
         pod.event_at = None
         emitted = engine.wake()
-        if emitted.first or emitted.ended:
-            pod.num_late = engine.scheduler.late_share * pod.in_flight
         for name, ttft_seconds in emitted.first:
-            self._gateway.answered()
+            self._gateway.answered(pod, engine.scheduler.late_share)
             self.run.flights[int(name)].ttft_seconds = ttft_seconds
         for name, tpot_seconds in emitted.ended:
             self.run.flights[int(name)].tpot_seconds = tpot_seconds

@@ -1,9 +1,10 @@
 """Which replica takes a request, and who waits while none can: the gateway's rule, without its HTTP.
 
-The ready replica with the fewest requests in flight that a new one meets; among equals the one picked longest
-ago; one that answered 503 moments ago after all others. A request that all refuse is answered 503. Where no
-replica is ready a request waits, first in first out, until its deadline. How many may wait, and for how long,
-is the `spec.waiting` that the operator's plan tells (`routing`), and the gateway's defaults before it does.
+The ready replica with the fewest requests in flight that a new one meets, which are not those that wait too
+late to be answered in time, where that is most of them; among equals the one picked longest ago; one that
+answered 503 moments ago after all others. A request that all refuse is answered 503. Where no replica is ready
+a request waits, first in first out, until its deadline. How many may wait, and for how long, is the
+`spec.waiting` that the operator's plan tells (`routing`), and the gateway's defaults before it does.
 
 Prefix-aware: the replica that was given the longest known beginning of the prompt, if that is at least
 LEAST_SHARE of it, and while it has no more than MOST_LEAD requests in flight beyond the least loaded; else as
@@ -27,6 +28,7 @@ from headway_simulator.trace import Arrival
 # Until the operator says what the service's spec does.
 FIRST_ROUTING = Routing(max_waiting=1024, waiting_timeout_seconds=30.0)
 BUSY_SECONDS = 0.5
+MOSTLY_LATE = 0.5
 LEAST_SHARE = 0.5
 MOST_LEAD = 8
 
@@ -89,9 +91,10 @@ class Gateway:
                 return
             del self._held[number]
 
-    def answered(self) -> None:
-        """A replica has sent an answer's head."""
+    def answered(self, pod: Pod, late_share: float) -> None:
+        """A replica has sent an answer's head, which says what share of its requests waits too late."""
         self._counters["forwarded"] += 1
+        pod.num_late = late_share * pod.in_flight if late_share > MOSTLY_LATE else 0.0
 
     def finished(self, number: int, now: float) -> Pod:
         """An answer is complete; the pod that gave it."""

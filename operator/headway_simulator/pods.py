@@ -34,7 +34,7 @@ QUIET_SECONDS = 1.0
 @dataclass(slots=True, eq=False)
 class Pod:
     """One replica. in_flight: requests that the gateway has given it and that have not ended. num_late: of
-    these, by its latest answer, those that wait too late to be answered in time.
+    these, by its latest answer, those that wait too late to be answered in time, where they are most.
 
     busy_until, last_picked: the gateway's. event_at: when its engine is next woken.
     """

@@ -24,7 +24,8 @@ class Backend:
     it; it rests twice as long if that fails too. One that answered 503 is avoided until `busy_until` where
     there is another choice.
 
-    num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time.
+    num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time; 0
+    where these are not most.
     """
 
     id: str

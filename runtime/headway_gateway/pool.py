@@ -2,7 +2,8 @@
 
 The rule: of the ready backends, the one with the fewest requests of this gateway in flight that a new one
 meets; among equals the one picked longest ago, so that a new backend is first in line. Those that wait too
-late to be answered in time let others pass, so they are not met: replicas say their share with each answer.
+late to be answered in time let others pass, so where most do they are not met: replicas say their share with
+each answer.
 A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
 for a while (0.1 s, doubled up to 2 s), then tried with a single request; it is back for all as soon as a
 connection is made. While the operator gives revisions shares of the requests, the revision is chosen first
@@ -31,6 +32,7 @@ from headway_gateway.shares import Shares
 FIRST_REST_SECONDS = 0.1
 LONGEST_REST_SECONDS = 2.0
 BUSY_SECONDS = 0.5
+MOSTLY_LATE = 0.5
 RETRY_AFTER_SECONDS = 2
 # Nobody knows when a suspended service is resumed; clients need not ask every moment.
 SUSPENDED_RETRY_AFTER_SECONDS = 60
@@ -71,8 +73,11 @@ class Lease:
             self._pool.let_rest(self.backend)
 
     def mark_late_share(self, share: float) -> None:
-        """It said how many of its requests wait too late; this gateway's are taken to be no others."""
-        self.backend.num_late = share * self.backend.in_flight
+        """It said what share of its requests waits too late; this gateway's are taken to be no others.
+
+        Few of them only say that it is slow at the moment, so that one more had better go elsewhere.
+        """
+        self.backend.num_late = share * self.backend.in_flight if share > MOSTLY_LATE else 0.0
 
     def mark_busy(self) -> None:
         """It answered 503: prefer others for a moment."""
