@@ -2,8 +2,8 @@
 
 The ready replica with the fewest requests in flight that a new one meets, which are not those that wait too
 late to be answered in time, where that is most of them; among equals the one picked longest ago; one that
-answered 503 moments ago after all others. A request that all refuse is answered 503. Where no replica is ready
-a request waits, first in first out, until its deadline. How many may wait, and for how long, is the
+answered 503 moments ago after all others. A request that all refuse is answered 503. Where no replica is
+ready a request waits, first in first out, until its deadline. How many may wait, and for how long, is the
 `spec.waiting` that the operator's plan tells (`routing`), and the gateway's defaults before it does.
 
 Prefix-aware: the replica that was given the longest known beginning of the prompt, if that is at least
