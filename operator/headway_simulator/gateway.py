@@ -102,6 +102,7 @@ class Gateway:
         flight.finished_at = now
         self._end(number, "finished", "finished")
         pod = self._pod_of.pop(number)
+        pod.num_late *= (pod.in_flight - 1) / pod.in_flight
         pod.in_flight -= 1
         return pod
 

@@ -283,13 +283,15 @@ class BackendPool:
             self._leave(waiter)
 
     def take_back(self, backend: Backend) -> None:
-        """One request less in flight."""
+        """One request less in flight; it was late as likely as any other there."""
+        backend.num_late *= (backend.in_flight - 1) / backend.in_flight
         backend.in_flight -= 1
         self._num_in_flight -= 1
 
     def let_rest(self, backend: Backend) -> None:
         """Leave `backend` alone for a while, twice as long as the last time it needed it."""
         backend.is_suspect = backend.is_resting = True
+        backend.num_late = 0.0
         backend.is_probed = False
         backend.rest_seconds = min(backend.rest_seconds * 2 or FIRST_REST_SECONDS, LONGEST_REST_SECONDS)
         # The timer alone ends the rest; comparing times would trust it to be exact, which it is not.

@@ -39,9 +39,14 @@ class Promptness:
         return len(self._late)
 
     def aim_at(self, targets: Targets) -> None:
-        """Judge by this TTFT target from now on, of those that wait, too; without one nobody is late."""
+        """Judge by this TTFT target from now on, of those that wait, too; without one nobody is late.
+
+        Those found late by another one stay so.
+        """
         target = targets.ttft_milliseconds
         self._target_seconds = None if target is None else target / 1000.0
+        if target is None:
+            self._late.clear()
 
     def observe(self, prefill_seconds: float) -> None:
         """A request's first token came so long after it was scheduled first."""

@@ -80,6 +80,18 @@ async def test_requests_that_let_others_pass_are_not_counted() -> None:
     assert [(await take(pool)).backend.id for _ in range(3)] == ["b", "b", "b"]
 
 
+async def test_what_was_late_is_forgotten_with_the_requests_and_with_the_replica() -> None:
+    pool = pool_of("a")
+    leases = [await take(pool) for _ in range(10)]
+    (backend,) = pool.backends
+    leases[0].mark_late_share(0.8)
+    for lease in leases[:5]:
+        lease.release()
+    assert (backend.num_late, backend.load) == pytest.approx((4.0, 1.0))
+    leases[5].mark_unreachable()
+    assert backend.load == backend.in_flight == 5
+
+
 @pytest.mark.parametrize("state", ["draining", "unready"])
 async def test_a_backend_that_is_not_ready_gets_nothing_new_but_keeps_what_it_has(state: str) -> None:
     pool = pool_of("a", "b")

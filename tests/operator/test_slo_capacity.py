@@ -111,7 +111,7 @@ def test_with_all_places_taken_all_the_time_so_many_keep_tpot(target: Target) ->
     token = MODEL.sequence + MODEL.kv * WORK.context
     met = []
     for _ in range(4000):
-        prompts = sum(source.random() < places / WORK.answer for _ in range(round(WORK.answer)))
+        prompts = sum(source.random() < (places - 1) / WORK.answer for _ in range(round(WORK.answer)))
         # Lognormal prompts with the mean and the mean square.
         spread = log(2e6 / WORK.prompt**2)
         tokens = sum(

@@ -227,10 +227,14 @@ def test_more_load_than_can_be_served_lets_in_only_whom_tpot_is_kept_for(
     running = {"running": 33, "waiting": waiting, "oldest_waiting_seconds": oldest_waiting_seconds}
     fleet.gauges |= running
     fleet.memory = replace(fleet.memory, fit=StepFit(model=replace(MODEL, sequence=0.35)))
-    fleet.memory = replace(fleet.memory, limits=Limits(60, 2048))
-    decision, _ = fleet.decide()
-    best = decision.evidence["best_max_num_seqs"]
-    assert (decision.limits.max_num_seqs < best) is is_full
+    numbers = fleet.decide()[0].evidence
+    best, full = numbers["best_max_num_seqs"], numbers["full_max_num_seqs"]
+    assert full < best
+    # From the best, though it is near; and back from far.
+    for limit in (int(best), 60):
+        fleet.memory = replace(fleet.memory, limits=Limits(limit, 2048))
+        decision, _ = fleet.decide()
+        assert decision.limits.max_num_seqs == (full if is_full else best)
 
 
 def test_both_broken_take_the_best_limits_and_replicas_at_once(fleet: Fleet) -> None:

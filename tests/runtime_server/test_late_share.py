@@ -41,3 +41,18 @@ async def test_an_answer_says_what_share_waits_too_late(server: RunningServer, *
         assert await holder == ("0.000" if is_streamed else "0.800")
     # The last one leaves nobody behind; before it one, two and three wait, beside the one that is answered.
     assert sorted(late) == ["0.000", "0.500", "0.667", "0.750"]
+
+
+async def test_a_whole_answer_that_a_stop_string_ended_says_nothing(server: RunningServer) -> None:
+    """The engine has ended it by then, and its first token's share is old."""
+    async with aiohttp.ClientSession() as session:
+
+        async def answer(**fields: Any) -> tuple[str | None, Any]:
+            body = {"model": "tiny", "prompt": [50], **fields}
+            async with session.post(f"{server.url}/v1/completions", json=body) as response:
+                return response.headers.get(HEADER), (await response.json())["choices"][0]
+
+        said, choice = await answer(max_tokens=2)
+        assert (said, choice["finish_reason"]) == ("0.000", "length")
+        said, choice = await answer(max_tokens=20, stop=choice["text"])
+        assert (said, choice["finish_reason"]) == (None, "stop")

@@ -167,7 +167,7 @@ def test_slow_tokens_of_many_sequences_lower_the_cap_and_then_add_replicas(build
     assert course.decisions[-1].tpot.verdict == "met"
 
 
-def test_both_broken_take_the_models_best_limits_and_replicas_at_once(build: Any) -> None:
+def test_both_broken_take_the_best_limits_for_a_crowd_and_replicas_at_once(build: Any) -> None:
     course = build.course(
         build.steps((60, 3.0), prompt=200, output=80),
         build.slow(

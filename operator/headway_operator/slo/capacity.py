@@ -212,7 +212,9 @@ class Replica:
             wanted = best[0] * LEAST_GAIN
             if limits == best[1] or not self.is_kept(self.latencies(wanted, limits, factors), target):
                 continue
-            best = (self._most(target, limits, factors, wanted), limits)
+            found = self._most(target, limits, factors, wanted)
+            if found > wanted:
+                best = (found, limits)
         assert best is not None
         per_second, limits = self._with_even_steps(best, target, factors)
         full = self._full_sequences(limits, target, factors)
@@ -228,7 +230,7 @@ class Replica:
         """The largest token budget of which no step takes longer than TPOT may, where it costs next to
         nothing: TPOT hangs on no guess of how prompts are spread then."""
         wanted = target.targets.tpot_milliseconds
-        if wanted is None or self.model.prefill <= 0.0:
+        if wanted is None or self.model.prefill <= 0.0 or best[0] <= 0.0:
             return best
         rate, limits = best
         # The rate says how many run, and these how many prompt tokens fit: roughly at first.
@@ -295,21 +297,20 @@ class Replica:
         """As many as keep TPOT and memory with all places taken all the time."""
         tpot, highest = target.targets.tpot_milliseconds, target.highest.max_num_seqs
         if self.workload.kv_share > 0.0:
-            highest = min(highest, int(MOST_KV_USE / self.workload.kv_share))
-        if tpot is None:
-            return max(1, highest)
+            highest = max(1, min(highest, int(MOST_KV_USE / self.workload.kv_share)))
+        token = self.model.sequence + self.model.kv * self.workload.context
+        if tpot is None or max(self._longest_step(taken, token, limits) for taken in (1, highest)) <= tpot:
+            return highest
         taken = range(1, highest + 1)
-        return max(1, bisect_right(taken, tpot, key=lambda number: self._full_tpot(number, limits, factors)))
+        return max(1, bisect_right(taken, tpot, key=lambda number: self._full_tpot(number, token, factors)))
 
-    def _full_tpot(self, taken: int, limits: Limits, factors: Factors) -> float:
+    def _full_tpot(self, taken: int, token: float, factors: Factors) -> float:
         """At the percentile, with so many places taken all the time. Each sequence that ends makes room for a
-        prompt, so that of n sequences there is a share n / o of a prompt in each step."""
+        prompt: while one of n is written, as many prompts come on average as there are others."""
         model, work = self.model, self.workload
-        token, answer = model.sequence + model.kv * work.context, max(1.0, work.answer)
-        mean = model.base + taken * (token + model.prefill * work.prompt / answer)
-        noise = taken * work.prompt_square * (model.prefill / answer) ** 2
-        guessed = factors.tpot * _lognormal(mean, noise, self._deviations)
-        return min(guessed, self._longest_step(taken, token, limits))
+        each = model.prefill / max(1.0, work.answer)
+        mean = model.base + taken * token + (taken - 1) * each * work.prompt
+        return factors.tpot * _lognormal(mean, (taken - 1) * each**2 * work.prompt_square, self._deviations)
 
 
 @cache

@@ -47,6 +47,7 @@ LEAST_TRIM, MOST_TRIM = 0.8, 1.2
 MOST_MISSED, ROOM_DEVIATIONS = 1.25, 2.0
 # Places are taken all the time where so many of them are, so many wait for each that runs, and some are late.
 NEARLY_ALL, SATURATED = 0.8, 0.25
+FULL = "as many as keep TPOT and memory with all places taken"
 
 Trims = tuple[float, float]
 
@@ -85,7 +86,8 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     trims = situation.memory.trims
     places, why = _places(situation, found)
     new = _trimmed_best(situation, found, places, trims)
-    is_trimmed = not _differs(new, limits)
+    is_beyond = why is FULL and new.max_num_seqs < limits.max_num_seqs
+    is_trimmed = not is_beyond and not _differs(new, limits)
     if is_trimmed:
         trims, why = _trimmed(situation, found), "trimmed for what is measured"
         new = _trimmed_best(situation, found, places, trims)
@@ -106,12 +108,13 @@ def _places(situation: Situation, found: Sizing) -> tuple[int, str]:
     if room > best:
         return room, "replicas lack a little, so there is room for all"
     if not room and full < best and _is_saturated(situation, full):
-        return full, "as many as keep TPOT with all places taken"
+        return full, FULL
     return best, "the step model's best"
 
 
 def _trimmed_best(situation: Situation, found: Sizing, places: int, trims: Trims) -> Limits:
-    seqs = round(places * trims[0])
+    is_full = places < found.capacity.limits.max_num_seqs
+    seqs = round(places * (min(1.0, trims[0]) if is_full else trims[0]))
     if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
         seqs = min(seqs, situation.limits.max_num_seqs)
     tokens = round(found.capacity.limits.max_num_batched_tokens * trims[1])

@@ -111,7 +111,7 @@ class _Run:
         self._num_open = len(generation.choices)
         self._has_started = False
         self._times = RequestTimes(generation.received_at, generation.log)
-        self._late_share = 0.0
+        self._late_share: float | None = None
         # The last chunk, if it was made outside of the task, which then writes it with the end of the stream.
         self._last_chunk: bytes | None = None
 
@@ -233,7 +233,7 @@ class _Run:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            (LATE_SHARE, b"%.3f" % self._late_share),
+            *self._late_header(),
         ]
         self._has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -253,7 +253,8 @@ class _Run:
 
     def _feed(self, choice: Choice, output: RequestOutput) -> Delta:
         delta = choice.feed(output)
-        if output.late_share is not None:
+        if output.late_share is not None or not self._generation.wants_stream:
+            # A whole answer that a stop string ended knows none of now.
             self._late_share = output.late_share
         if output.queue_seconds is not None:
             self._times.first_token(output)
@@ -274,11 +275,14 @@ class _Run:
                 (b"cache-control", b"no-cache"),
                 # Asks proxies of the nginx kind not to collect the stream.
                 (b"x-accel-buffering", b"no"),
-                (LATE_SHARE, b"%.3f" % self._late_share),
+                *self._late_header(),
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _late_header(self) -> list[tuple[bytes, bytes]]:
+        return [] if self._late_share is None else [(LATE_SHARE, b"%.3f" % self._late_share)]
 
     def _report_first_bytes(self, choices: list[Choice]) -> None:
         if not choices:
