@@ -47,7 +47,6 @@ LEAST_TRIM, MOST_TRIM = 0.8, 1.2
 MOST_MISSED, ROOM_DEVIATIONS = 1.25, 2.0
 # Places are taken all the time where so many of them are, so many wait for each that runs, and some are late.
 NEARLY_ALL, SATURATED = 0.8, 0.25
-FULL = "as many as keep TPOT and memory with all places taken"
 
 Trims = tuple[float, float]
 
@@ -86,7 +85,7 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     trims = situation.memory.trims
     places, why = _places(situation, found)
     new = _trimmed_best(situation, found, places, trims)
-    is_beyond = why is FULL and new.max_num_seqs < limits.max_num_seqs
+    is_beyond = _is_lowered(found, places) and new.max_num_seqs < limits.max_num_seqs
     is_trimmed = not is_beyond and not _differs(new, limits)
     if is_trimmed:
         trims, why = _trimmed(situation, found), "trimmed for what is measured"
@@ -108,17 +107,21 @@ def _places(situation: Situation, found: Sizing) -> tuple[int, str]:
     if room > best:
         return room, "replicas lack a little, so there is room for all"
     if not room and full < best and _is_saturated(situation, full):
-        return full, FULL
+        return full, "as many as keep TPOT and memory with all places taken"
     return best, "the step model's best"
 
 
 def _trimmed_best(situation: Situation, found: Sizing, places: int, trims: Trims) -> Limits:
-    is_full = places < found.capacity.limits.max_num_seqs
-    seqs = round(places * (min(1.0, trims[0]) if is_full else trims[0]))
+    seqs = round(places * (min(1.0, trims[0]) if _is_lowered(found, places) else trims[0]))
     if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
         seqs = min(seqs, situation.limits.max_num_seqs)
     tokens = round(found.capacity.limits.max_num_batched_tokens * trims[1])
     return situation.target.bound_limits(Limits(max(1, seqs), tokens))
+
+
+def _is_lowered(found: Sizing, places: int) -> bool:
+    """Whether there are fewer than the model's best, which nothing may then go beyond."""
+    return places < found.capacity.limits.max_num_seqs
 
 
 def _is_saturated(situation: Situation, places: int) -> bool:
