@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # Of each recording, beside the memory that all share: what the driver keeps of its kernels' launches.
 BYTES_PER_GRAPH = 8 << 20
+# Of all together: what cuBLAS takes for the stream that is recorded (32 MiB on Hopper), and what PyTorch
+# rounds up in pieces of 20 MiB.
+BYTES_OF_POOL = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class GraphPlan:
         if not num_graphs:
             return 0
         step_bytes = -(-step_bytes * max(num_rows, self.model.most_rows) // num_rows)
-        return step_bytes + num_graphs * BYTES_PER_GRAPH + self.model.most_logit_rows * bytes_per_logits
+        logits_bytes = self.model.most_logit_rows * bytes_per_logits
+        return BYTES_OF_POOL + step_bytes + num_graphs * BYTES_PER_GRAPH + logits_bytes
 
 
 def make_capturer(device: torch.device) -> Capturer | None:

@@ -60,6 +60,21 @@ class Linear:
         return functional.linear(x, self.weight, self.bias)
 
 
+class ThinLinear(Linear):
+    """The same on a GPU, where few rows are multiplied by a kernel of our own."""
+
+    __slots__ = ("_thin",)
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        from headway_runtime.kernels.triton.thin_product import ThinProduct
+
+        super().__init__(weight, bias)
+        self._thin = ThinProduct(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._thin(x) if len(x) <= self._thin.most_rows else super().__call__(x)
+
+
 class WideLinear(Linear):
     """The same where products of this dtype are slow: many rows are multiplied in float32, tile by tile."""
 
@@ -107,7 +122,7 @@ def make_linear(parts: list[Tensor], bias: Tensor | None = None, *, compresses: 
         return ours
     weight = parts[0] if len(parts) == 1 else torch.cat(parts)
     if is_plain:
-        return Linear(weight, bias)
+        return Linear(weight, bias) if weight.dtype == torch.float32 else ThinLinear(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack():
         return PackedLinear(weight, bias)
     return Linear(weight, bias) if wide_dtype(weight) == weight.dtype else WideLinear(weight, bias)

@@ -18,6 +18,7 @@ SMALL_TILES = {
     "keys": 16,
     "programs_per_multiprocessor": 2,
     "least_tiles": 1,
+    "most_parts": 16,
     "num_warps": 4,
     "num_stages": 2,
 }

@@ -45,6 +45,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.overlap import let_next_begin, lets_next_begin
 from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.kernels.triton.row_products import (
     MANY_ROWS,
@@ -120,12 +121,14 @@ def coded_product_kernel(
     activation: tl.constexpr,
     block_outputs: tl.constexpr,
     block_rows: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """Grid: tiles of rows within tiles of outputs (those read the same codes), splits.
 
     x: [num_rows, num_inputs], rows `x_stride` apart. out: [num_rows, num_outputs], or half of them with an
     activation: see coded_sums.py. The rest: `CodedWeight`.
     """
+    let_next_begin(overlaps)
     tile = tl.program_id(0)
     num_row_tiles = tl.cdiv(num_rows, block_rows)
     outputs = tile // num_row_tiles * block_outputs + tl.arange(0, block_outputs)
@@ -234,6 +237,7 @@ class CodedProduct:
             activation=activation,
             **constants,
             **options,
+            **lets_next_begin(self._gpu),
         )
         return out
 

@@ -35,6 +35,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.overlap import launched_early, let_next_begin, wait_for_last
 from headway_runtime.kernels.triton.vocabulary import (
     BlockNumbers,
     block_numbers,
@@ -252,8 +253,11 @@ def draw_kernel(
     TILE: tl.constexpr,
     ALL_BLOCKS: tl.constexpr,
     CANDIDATES: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """One program per row. READS_PLACES: logits, too, are found by the places of tokens."""
+    let_next_begin(overlaps)
+    wait_for_last(overlaps)
     index = tl.program_id(0)
     place = index.to(tl.int64)
     if place_pointer is not None:
@@ -387,7 +391,8 @@ def draw(
     device = logits.device
     kept = torch.empty_like(numbers.sums)
     candidates = torch.empty((num_rows, NUM_CANDIDATES), dtype=torch.float32, device=device)
-    values = configuration("draw", DEFAULT, gpu_of(device))
+    gpu = gpu_of(device)
+    values = configuration("draw", DEFAULT, gpu)
     tile_blocks, columns = tile_of(block_size, values.pop("TILE"))
     draw_kernel[(num_rows,)](
         logits,
@@ -412,6 +417,7 @@ def draw(
         ALL_BLOCKS=triton.next_power_of_2(num_blocks),
         CANDIDATES=NUM_CANDIDATES,
         **values,
+        **launched_early(gpu),
     )
     return numbers
 

@@ -31,6 +31,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.overlap import let_next_begin, lets_next_begin
 from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.model_config import Activation
 
@@ -52,8 +53,10 @@ def gated_product_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """Programs: (tile of outputs, tile of rows). FITS: BLOCK_INPUTS divides the inputs."""
+    let_next_begin(overlaps)
     rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     outputs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inputs = tl.arange(0, BLOCK_INPUTS)
@@ -105,6 +108,8 @@ class GatedProduct:
             return out
         gpu = gpu_of(x.device)
         values = configuration("gated_product", str(max(16, triton.next_power_of_2(num_rows))), gpu)
+        # The tables are for 16 bits; of float32, which is for comparing, as many bytes are on their way.
+        values["BLOCK_INPUTS"] = max(16, values["BLOCK_INPUTS"] * 2 // x.element_size())
         grid = (triton.cdiv(size, values["BLOCK_OUTPUTS"]), triton.cdiv(num_rows, values["BLOCK_ROWS"]))
         gated_product_kernel[grid](
             x,
@@ -118,6 +123,7 @@ class GatedProduct:
             FITS=num_inputs % values["BLOCK_INPUTS"] == 0,
             ACTIVATION=self._activation,
             **values,
+            **lets_next_begin(gpu),
         )
         return out
 

@@ -42,6 +42,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.overlap import launched_early, let_next_begin, wait_for_last
 from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.kernels.triton.row_codes import RowCodes
 
@@ -63,16 +64,19 @@ def norm_kernel(
     ADDS: tl.constexpr,
     NORMS_DELTA: tl.constexpr,
     KEPT: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """One program per row. Without ADDS: the norm of the row of hidden states, which stays as it is."""
+    let_next_begin(overlaps)
     columns = tl.arange(0, BLOCK)
     is_real = columns < SIZE
     places = tl.program_id(0).to(tl.int64) * SIZE + columns
     stored = hidden_pointer.dtype.element_ty
-    x = tl.load(hidden_pointer + places, mask=is_real, other=0.0).to(tl.float32)
-    weight = x
+    weight = tl.zeros((BLOCK,), tl.float32)
     if not NORMS_DELTA:
         weight = tl.load(weight_pointer + columns, mask=is_real, other=0.0).to(tl.float32)
+    wait_for_last(overlaps)
+    x = tl.load(hidden_pointer + places, mask=is_real, other=0.0).to(tl.float32)
     if ADDS:
         delta = tl.load(delta_pointer + places, mask=is_real, other=0.0).to(tl.float32)
         if NORMS_DELTA:
@@ -171,6 +175,7 @@ class Norm:
             NORMS_DELTA=delta_weight is not None,
             KEPT=kept,
             **configuration("norm", str(block), gpu),
+            **launched_early(gpu),
             **({} if kept == "plain" else EXACT),
         )
 

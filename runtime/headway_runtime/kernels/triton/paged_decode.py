@@ -58,6 +58,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.overlap import launched_early, let_next_begin, wait_for_last
 from headway_runtime.kernels.triton.paged_rows import (
     LEAST_ROWS,
     MOST_ROWS,
@@ -71,6 +72,9 @@ from headway_runtime.kernels.triton.paged_rows import (
 # do not fit the multiprocessors of 8.0.
 KERNEL, WIDE_KERNEL = "paged_decode", "paged_decode_wide"
 MOST_NARROW_ROWS = 32
+# Of a pair, as far as half of the programs have the work then: whoever puts more together takes longer than a
+# program takes for some more tiles.
+MOST_PARTS = 16
 
 
 def _candidates(*launches: tuple[int, int, int, int]) -> dict[str, list[dict[str, int]]]:
@@ -80,6 +84,7 @@ def _candidates(*launches: tuple[int, int, int, int]) -> dict[str, list[dict[str
             "keys": keys,
             "programs_per_multiprocessor": programs,
             "least_tiles": least_tiles,
+            "most_parts": MOST_PARTS,
             "num_warps": num_warps,
             "num_stages": num_stages,
         }
@@ -149,7 +154,10 @@ def paged_decode_kernel(
     sequence_capacity: tl.constexpr,
     keys: tl.constexpr,
     least_tiles: tl.constexpr,
+    most_parts: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    let_next_begin(overlaps)
     program = tl.program_id(0)
     row = tl.arange(0, rows)
     dims = tl.arange(0, padded_dim)
@@ -167,7 +175,9 @@ def paged_decode_kernel(
     tile_counts = tl.where(counts > 0, tl.maximum(tile_counts, 1), 0) * num_kv_heads
     ends = tl.cumsum(tile_counts, 0)
     num_all = tl.sum(tile_counts, 0)
-    stretch = tl.maximum(tl.cdiv(num_all, tl.num_programs(0)), least_tiles)
+    even = tl.cdiv(num_all, tl.num_programs(0))
+    few_parts = tl.cdiv(tl.max(tile_counts, 0) // num_kv_heads, most_parts)
+    stretch = tl.maximum(tl.maximum(even, least_tiles), tl.minimum(few_parts, 2 * even))
     position = program * stretch
     end = tl.minimum(position + stretch, num_all)
 
@@ -192,6 +202,7 @@ def paged_decode_kernel(
         is_used = is_row[:, None] & (dims < head_dim)[None, :]
         row_place = (first_row + token).to(tl.int64)
         head_place = (query_head * head_dim)[:, None] + dims[None, :]
+        wait_for_last(overlaps)
         own_place = query + (row_place * query_stride + query_head * head_dim)[:, None]
         own, odd_own = load_queries(own_place, is_row[:, None], head_dim, padded_dim, coding)
         own, odd_own = own.to(operand), odd_own.to(operand)
@@ -276,6 +287,8 @@ def paged_decode_kernel(
                         mask=(used_token < num_queries)[:, None] & (own_dims < head_dim)[None, :],
                     )
         position += tile_end - tile
+    # Who has nothing to do, too.
+    wait_for_last(overlaps)
 
 
 def table_kernel(used_rows: int) -> str:
@@ -396,4 +409,5 @@ def paged_decode(
         sequence_capacity=which.sequence_capacity,
         **constants,
         **options,
+        **launched_early(gpu),
     )

@@ -21,6 +21,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.overlap import launched_early, let_next_begin, wait_for_last
 
 KERNEL = "place_step"
 
@@ -38,8 +39,11 @@ def place_step_kernel(
     table_stride,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """One program per row."""
+    let_next_begin(overlaps)
+    wait_for_last(overlaps)
     row = tl.program_id(0)
     source = tl.load(sources + row)
     given = tl.load(given_tokens + row).to(tl.int64)
@@ -72,7 +76,8 @@ def place_step(
     context_lengths: 0 for rows of nobody. sources: by row, a place in `sampled_tokens` (int64, -1 for none),
     or -1 where the token is the given one.
     """
-    constants, options = split_options(configuration(KERNEL, DEFAULT, gpu_of(tables.device)))
+    gpu = gpu_of(tables.device)
+    constants, options = split_options(configuration(KERNEL, DEFAULT, gpu))
     place_step_kernel[(len(token_ids),)](
         width,
         sent_tables,
@@ -86,6 +91,7 @@ def place_step(
         BLOCK_SIZE=block_size,
         **constants,
         **options,
+        **launched_early(gpu),
     )
 
 

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from headway_runtime.kernels import triton as kernels
 from headway_runtime.kernels.triton.launch import CompileCase
+from headway_runtime.kernels.triton.overlap import LEAST_CAPABILITY
 
 # Shared memory that one block of threads may have, in bytes.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
@@ -110,22 +111,29 @@ def compile_case(case: CompileCase, capability: int) -> Resources:
 
 def compiled_kernel(case: CompileCase, capability: int) -> Any:
     """Triton's compiled kernel; its `asm` has the machine code and what came before it, by name."""
+    constants = constants_of(case, capability)
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for index, name in enumerate(case.kernel.arg_names):
-        if name in case.constants:
+        if name in constants:
             signature[name] = "constexpr"
             continue
         kind, _, multiple = case.signature[name].partition(":")
         signature[name] = kind
         if multiple == "16" or (kind.startswith("*") and not multiple):
             attributes[(index,)] = [["tt.divisibility", 16]]
-    unknown = set(case.constants) | set(case.signature)
+    unknown = set(constants) | set(case.signature)
     unknown -= set(case.kernel.arg_names)
     if unknown:
         raise ValueError(f"case {case.label!r}: {sorted(unknown)} are no arguments of {case.kernel.__name__}")
-    source = ASTSource(case.kernel, signature, dict(case.constants), attributes)
+    source = ASTSource(case.kernel, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(case.options))
+
+
+def constants_of(case: CompileCase, capability: int) -> dict[str, object]:
+    """And whether the kernel is launched early, which follows from the capability."""
+    own = {"overlaps": capability >= LEAST_CAPABILITY} if "overlaps" in case.kernel.arg_names else {}
+    return {**case.constants, **own}
 
 
 def _of_cubin(cubin: bytes) -> tuple[int, int]:

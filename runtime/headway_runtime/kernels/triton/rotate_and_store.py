@@ -44,6 +44,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.overlap import launched_early, let_next_begin, wait_for_last
 from headway_runtime.kernels.triton.rounding import narrow
 
 
@@ -70,8 +71,11 @@ def rotate_and_store_kernel(
     KEPT: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """Programs: (row, tile of HEADS heads). HALF: a power of two of at least half a head."""
+    let_next_begin(overlaps)
+    wait_for_last(overlaps)
     half_size: tl.constexpr = HEAD_DIM // 2
     num_heads: tl.constexpr = QUERY_HEADS + 2 * KV_HEADS
     computed = qkv_pointer.dtype.element_ty
@@ -195,6 +199,7 @@ class RotateAndStore:
             HEADS=heads,
             HALF=half,
             **values,
+            **launched_early(gpu),
             **({} if kept == "plain" else EXACT),
         )
 

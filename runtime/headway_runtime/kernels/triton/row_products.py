@@ -22,6 +22,9 @@ MANY_ROWS = "rows_many"
 LEAST_BLOCKS_OF_SPLIT = 4
 MOST_SPLITS = 16
 TILES_PER_MULTIPROCESSOR = 4
+# Of splits' numbers that a program reads at once: each trip to memory takes longer than all of them together.
+SPLITS_NUMBERS: tl.constexpr = tl.constexpr(4096)
+MOST_SPLITS_AT_ONCE: tl.constexpr = tl.constexpr(8)
 
 
 def class_of_rows(num_rows: int) -> str:
@@ -84,8 +87,14 @@ def summed_splits(
     places = tl.arange(0, height)[:, None] * width + tl.arange(0, width)[None, :]
     start = tile.to(tl.int64) * num_splits * (height * width)
     total = tl.zeros([height, width], own.dtype)
-    for _ in range(num_splits):
-        total += tl.load(partials + start + places, mask=is_inside, other=0, cache_modifier=".cg")
-        start += height * width
+    at_once: tl.constexpr = max(1, min(MOST_SPLITS_AT_ONCE, SPLITS_NUMBERS // (height * width)))
+    for first in range(0, num_splits, at_once):
+        # Unrolled, so that no load waits for another one.
+        for number in tl.static_range(at_once):
+            # Of every number: the interpreter makes integers of a block of booleans and a single one.
+            left = num_splits - first - number + tl.zeros([height, width], tl.int32)
+            is_read = is_inside & (left > 0)
+            total += tl.load(partials + start + places, mask=is_read, other=0, cache_modifier=".cg")
+            start += height * width
     tl.store(arrivals + tile, 0)
     return total

@@ -28,6 +28,7 @@ from headway_runtime.kernels.triton.launch import (
     gpu_of,
     split_options,
 )
+from headway_runtime.kernels.triton.overlap import launched_early, let_next_begin, wait_for_last
 
 
 @triton.jit
@@ -103,8 +104,11 @@ def block_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE_BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """Programs: (row, TILE_BLOCKS blocks)."""
+    let_next_begin(overlaps)
+    wait_for_last(overlaps)
     index = tl.program_id(0)
     row = index.to(tl.int64)
     if row_pointer is not None:
@@ -154,7 +158,8 @@ def block_numbers(
     tops = torch.empty(shape, dtype=torch.float32, device=logits.device)
     sums = torch.empty_like(tops)
     if num_rows:
-        values = configuration("vocabulary_blocks", DEFAULT, gpu_of(logits.device))
+        gpu = gpu_of(logits.device)
+        values = configuration("vocabulary_blocks", DEFAULT, gpu)
         tile_blocks, columns = tile_of(block_size, values.pop("TILE"))
         block_kernel[(num_rows, triton.cdiv(num_blocks, tile_blocks))](
             logits,
@@ -168,6 +173,7 @@ def block_numbers(
             TILE_BLOCKS=tile_blocks,
             TILE=columns,
             **values,
+            **launched_early(gpu),
         )
     return BlockNumbers(tops, sums, block_size)
 
