@@ -15,6 +15,7 @@ from headway_runtime.kernels.triton import (
     expert_sum,
     paged_decode,
     paged_prefill,
+    thin_product,
 )
 from headway_runtime.kernels.triton.launch import DEFAULT
 from headway_runtime.kernels.triton.row_products import MANY_ROWS
@@ -42,7 +43,7 @@ def _gated(rows: int) -> list[dict[str, int]]:
             "num_warps": warps,
             "num_stages": stages,
         }
-        for outputs, warps in ((16, 4), (32, 4), (32, 8), (64, 4), (64, 8))
+        for outputs, warps in ((16, 2), (16, 4), (32, 4), (32, 8), (64, 4), (64, 8))
         for inputs in (64, 128, 256)
         for stages in (3, 4, 6)
         # Shared memory that the stages take: more than a multiprocessor has is not worth compiling.
@@ -84,6 +85,7 @@ CANDIDATES: dict[str, Classes] = {
     expert_rows_product.KERNEL: _by_rows("block_rows", _EXPERT_ROWS["rows_8"], _EXPERT_ROWS[MANY_ROWS]),
     expert_inputs.ORDER_KERNEL: expert_inputs.CANDIDATES,
     expert_inputs.CODES_KERNEL: expert_inputs.CANDIDATES,
+    thin_product.KERNEL: thin_product.CANDIDATES,
     "gated_product": {str(rows): _gated(rows) for rows in (16, 32, 64)},
     "coded_plain": coded_plain.CANDIDATES,
     "coded_rows": coded_rows.CANDIDATES,

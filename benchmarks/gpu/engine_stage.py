@@ -25,8 +25,10 @@ from headway_runtime.config import Device, SpeculativeConfig
 from headway_runtime.engine import EngineCore
 
 FORMS: tuple[Weights, ...] = ("none", "fp8", "int4")
-# Steps that are traced, and sequences in them.
+# Steps that are traced.
 TRACED_STEPS = 20
+# Of those launches that take most of a step, how many are told.
+LONGEST_LAUNCHES = 14
 # A long row is written again and again meanwhile.
 SECONDS_OF_PART = 5.0
 
@@ -87,11 +89,12 @@ def _run_llama(
                 f"{label}, decode {batch} at {plan.context}",
                 partial(_decode, engine, plan.llama, plan, batch, ceilings, quantization, check_time),
             )
-        report.row(
-            "engine",
-            f"{label}, GPU use of decode {plan.traced} at {plan.context}",
-            partial(_gpu_use, engine, plan.llama, plan, device),
-        )
+        for batch in (plan.batches[0], plan.traced):
+            report.row(
+                "engine",
+                f"{label}, GPU use of decode {batch} at {plan.context}",
+                partial(_gpu_use, engine, plan.llama, plan, batch, device),
+            )
         for length in plan.prompts if has_prompts else ():
             report.row(
                 "engine",
@@ -191,11 +194,11 @@ def _add_decodes(engine: EngineCore, shape: Shape, plan: Plan, batch: int) -> No
         add(engine, str(index), random_prompt(index, plan.context, shape["vocab_size"]), plan.steps)
 
 
-def _gpu_use(engine: EngineCore, shape: Shape, plan: Plan, device: Device) -> Row:
+def _gpu_use(engine: EngineCore, shape: Shape, plan: Plan, batch: int, device: Device) -> Row:
     """Steps of decodes: how much of their time the GPU computes, and what the host does in it.
 
     What runs on the device is traced, which takes some time of the host; how long a step takes is measured
-    without.
+    without. longest: the launches that take most of a step, each how often and how long.
     """
     num_steps = max(1, min(TRACED_STEPS, plan.steps // 3))
 
@@ -203,8 +206,8 @@ def _gpu_use(engine: EngineCore, shape: Shape, plan: Plan, device: Device) -> Ro
         for _ in range(num_steps):
             engine.step(time.monotonic())
 
-    _add_decodes(engine, shape, plan, plan.traced)
-    while engine.step(time.monotonic()).num_decodes < plan.traced:
+    _add_decodes(engine, shape, plan, batch)
+    while engine.step(time.monotonic()).num_decodes < batch:
         assert engine.has_work, "sequences ended before all of them decoded"
     began_at = time.perf_counter()
     steps()
@@ -219,6 +222,10 @@ def _gpu_use(engine: EngineCore, shape: Shape, plan: Plan, device: Device) -> Ro
         "host_milliseconds": found.host_seconds / num_steps * 1e3,
         "launches_per_step": found.num_launches / num_steps,
         "traced_step_milliseconds": found.seconds / num_steps * 1e3,
+        "longest": [
+            f"{name}: {count / num_steps:.3g} x {seconds / count * 1e6:.1f} us"
+            for name, (count, seconds) in list(found.launches.items())[:LONGEST_LAUNCHES]
+        ],
     }
 
 

@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from benchmarks.gpu.interpreted import num_launches
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_CALLS = ("cuda_runtime", "cuda_driver")
 WAITS = "Synchronize"
+# Names of libraries' kernels go on for hundreds of letters.
+NAME_LENGTH = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,15 @@ class GpuUse:
     """seconds: of the host's clock. busy_seconds: in which anything ran on the device.
 
     waiting_seconds: in which the host waited for it. num_launches: kernels and copies that ran; of what is
-    interpreted, kernels.
+    interpreted, kernels. launches: by name and grid how many there were, and their seconds together, those
+    that took longest first.
     """
 
     seconds: float
     busy_seconds: float
     waiting_seconds: float
     num_launches: int
+    launches: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def idle_share(self) -> float:
@@ -65,13 +69,25 @@ def traced(work: Callable[[], object], device: str) -> GpuUse:
 
 def use_of(events: Sequence[Mapping[str, Any]], seconds: float) -> GpuUse:
     """events: of a Chrome trace, whose times are microseconds."""
-    device = [_interval(event) for event in events if event.get("cat") in DEVICE_WORK and "dur" in event]
+    own = [event for event in events if event.get("cat") in DEVICE_WORK and "dur" in event]
+    device = [_interval(event) for event in own]
     waits = [
         _interval(event)
         for event in events
         if event.get("cat") in HOST_CALLS and WAITS in str(event.get("name")) and "dur" in event
     ]
-    return GpuUse(seconds, covered(device) / 1e6, covered(waits) / 1e6, len(device))
+    return GpuUse(seconds, covered(device) / 1e6, covered(waits) / 1e6, len(device), _by_name(own))
+
+
+def _by_name(events: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, float]]:
+    """The same kernel of another grid does other work."""
+    found: dict[str, tuple[int, float]] = {}
+    for event in events:
+        grid = event.get("args", {}).get("grid")
+        name = str(event.get("name"))[:NAME_LENGTH] + (f" {grid}" if grid else "")
+        count, seconds = found.get(name, (0, 0.0))
+        found[name] = (count + 1, seconds + float(event["dur"]) / 1e6)
+    return dict(sorted(found.items(), key=lambda one: -one[1][1]))
 
 
 def _interval(event: Mapping[str, Any]) -> tuple[float, float]:

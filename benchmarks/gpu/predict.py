@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.gpu import costs
 from benchmarks.gpu.costs import ModelShape, Weights, model_shape
+from benchmarks.gpu.marked_page import Marks, number, table
 from benchmarks.gpu.predicted_launches import (
     H200,
     decode_attention,
@@ -21,7 +22,7 @@ from benchmarks.gpu.predicted_launches import (
 from benchmarks.gpu.predicted_rows import predicted_goals, timed_kernels
 from benchmarks.gpu.shapes import LLAMA_8B, QWEN3_8B, QWEN3_30B_A3B
 
-BEGIN, END = "<!-- predictions: written by benchmarks/gpu/predict.py -->", "<!-- end of predictions -->"
+MARKS = Marks("<!-- predictions: written by benchmarks/gpu/predict.py -->", "<!-- end of predictions -->")
 
 
 def page_section() -> str:
@@ -29,10 +30,10 @@ def page_section() -> str:
     llama, qwen, mixture = (model_shape(one) for one in (LLAMA_8B, QWEN3_8B, QWEN3_30B_A3B))
     parts = [
         "### Goals\n",
-        _table(
+        table(
             ("goal, on an H200", "wanted", "predicted, not measured"),
             [
-                (one.name, f"{'at least' if one.is_least else 'at most'} {one.wanted:g}", _number(one.found))
+                (one.name, f"{'at least' if one.is_least else 'at most'} {one.wanted:g}", number(one.found))
                 for one in predicted_goals()
             ],
         ),
@@ -74,7 +75,7 @@ def _kernels_table() -> str:
             )
         )
     head = ("kernel", "MB", "billion operations", "floor, us", "predicted, us", "share of the floor")
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _layer_table(model: ModelShape, columns: Sequence[tuple[int, Weights]]) -> str:
@@ -94,7 +95,7 @@ def _layer_table(model: ModelShape, columns: Sequence[tuple[int, Weights]]) -> s
     rows.append(("**launches**", *(str(len(launches)) for launches in found)))
     rows.append(("**together**", *(f"{total:.0f}" for total in totals)))
     heads = [f"{'bf16' if weights == 'none' else weights}, batch {batch}" for batch, weights in columns]
-    return _table(("launch", *heads), rows)
+    return table(("launch", *heads), rows)
 
 
 def _steps_table(llama: ModelShape, qwen: ModelShape, mixture: ModelShape) -> str:
@@ -116,7 +117,7 @@ def _steps_table(llama: ModelShape, qwen: ModelShape, mixture: ModelShape) -> st
                 f"{step / 1e3:.2f} ms, {batch / step * 1e6:,.0f}/s ({floor / step:.0%} of the floor)"
             )
         rows.append((name, *cells))
-    return _table(("", *(f"batch {batch}" for batch in batches)), rows)
+    return table(("", *(f"batch {batch}" for batch in batches)), rows)
 
 
 def _prompts_table(llama: ModelShape, mixture: ModelShape) -> str:
@@ -135,25 +136,7 @@ def _prompts_table(llama: ModelShape, mixture: ModelShape) -> str:
             floor = costs.prompt(model, length, weights).floor_seconds(H200) * 1e6
             cells.append(f"{found / 1e3:.0f} ms ({floor / found:.0%} of the floor)")
         rows.append((name, *cells))
-    return _table(("", *(f"{length:,} tokens" for length in lengths)), rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-
-
-def with_section(page: str, section: str) -> str:
-    """The page with what stands between the two marks replaced. ValueError without them."""
-    before, found, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        raise ValueError(f"the page has no {BEGIN!r} followed by {END!r}; add both where predictions belong")
-    return f"{before}{BEGIN}\n\n{section}\n{END}{after}"
+    return table(("", *(f"{length:,} tokens" for length in lengths)), rows)
 
 
 def main() -> None:
@@ -162,11 +145,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--page", type=Path, help="replace the predictions in this page")
-    page = parser.parse_args().page
-    if page is None:
-        print(page_section())
-    else:
-        page.write_text(with_section(page.read_text(encoding="utf-8"), page_section()), encoding="utf-8")
+    MARKS.write(page_section(), parser.parse_args().page)
 
 
 if __name__ == "__main__":

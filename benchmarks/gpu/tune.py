@@ -47,10 +47,20 @@ def crossovers(form: str, *, is_smoke: bool) -> list[Pair]:
 
 
 def tune_kernels(
-    kernels: Sequence[str], out: Path | None, state: Path, until: float, *, is_smoke: bool
+    kernels: Sequence[str],
+    out: Path | None,
+    state: Path,
+    until: float,
+    *,
+    is_smoke: bool,
+    num_helpers: int | None = None,
 ) -> bool:
     """Whether every candidate of these kernels is tried, and each crossover of theirs found; all if none are
-    named. out: None for this GPU's table in the package. until: of `time.monotonic`."""
+    named.
+
+    out: None for this GPU's table in the package. until: of `time.monotonic`. num_helpers: processes that
+    compile ahead; None: as many as there are cores for.
+    """
     import torch
     from benchmarks.gpu.cases.timed import FORMS, FULL, SMOKE, timed_cases
     from benchmarks.gpu.machine import conditions
@@ -65,7 +75,7 @@ def tune_kernels(
     cases = timed_cases(SMOKE if is_smoke else FULL)
     is_whole = True
     with (
-        Helpers(0 if is_smoke else None) as helpers,
+        Helpers(0 if is_smoke else num_helpers) as helpers,
         Tuner(gpu, device, table, kept, until - time.monotonic(), helpers) as tuner,
     ):
         for target in targets(cases, gpu, kernels, SMOKE_CANDIDATES if is_smoke else None):
@@ -114,6 +124,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the table (default: this GPU's, in the package)")
     parser.add_argument("--state", type=Path, default=Path("gpu-tuning.json"), help="what was measured")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything (default: 540)")
+    parser.add_argument(
+        "--helpers", type=int, help="processes that compile ahead; 0 where Triton's folder has all already"
+    )
     parser.add_argument("--list", action="store_true", help="say what would be tried")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, interpreted on the CPU")
     arguments = parser.parse_args()
@@ -130,7 +143,14 @@ def main() -> int:
         say_targets(arguments.kernel, is_smoke=arguments.smoke)
         return 0
     until = began_at + arguments.seconds
-    is_whole = tune_kernels(arguments.kernel, arguments.out, arguments.state, until, is_smoke=arguments.smoke)
+    is_whole = tune_kernels(
+        arguments.kernel,
+        arguments.out,
+        arguments.state,
+        until,
+        is_smoke=arguments.smoke,
+        num_helpers=arguments.helpers,
+    )
     return 0 if is_whole else 1
 
 

@@ -24,6 +24,8 @@ SEED = 7
 LEAST_GAIN = 0.02
 # Between results of two configurations, whose sums are added up in another order.
 TOLERANCE = 1e-2
+# Of the present entry's time: what takes more at the first shapes is not tried at the others.
+HOPELESS = 1.25
 CANDIDATE_SECONDS = 10.0
 # Bytes of local memory that a thread may have where registers are given up for one program more.
 SPILL_BYTES_OF_MAXNREG = 32
@@ -31,6 +33,7 @@ SPILL_BYTES_OF_MAXNREG = 32
 SPILL_BYTES = {"paged_prefill": 40}
 # What an entry says to layers, not to a launch.
 NOT_LAUNCHED = "most_product_rows"
+LIMIT = "most_"
 
 # Rows, with codes, and with plain numbers.
 Pair: TypeAlias = "tuple[int, Case, Case]"
@@ -66,7 +69,7 @@ def targets(
         present = configuration(kernel, shape_class, gpu)
         candidates: list[Values] = [present]
         for one in candidates_of(kernel, shape_class):
-            values = {**one, NOT_LAUNCHED: present[NOT_LAUNCHED]} if NOT_LAUNCHED in present else dict(one)
+            values = {**one, **{name: most for name, most in present.items() if name.startswith(LIMIT)}}
             if values not in candidates:
                 candidates.append(values)
         if len(candidates) > 1:
@@ -140,7 +143,8 @@ class Tuner:
                 break
             if not wanted:
                 wanted = self._results(target)
-            self._keep(measured, key_of(values), self._measure(target, values, wanted))
+            present = measured.get(key_of(target.candidates[0]), {}).get("microseconds", [])
+            self._keep(measured, key_of(values), self._measure(target, values, wanted, present))
         found = best_of(target, measured)
         tried = f"{len(measured)} of {len(target.candidates)} candidates"
         if found is None:
@@ -171,18 +175,24 @@ class Tuner:
         works = [case.make(generator_on(self._device, SEED)) for case in target.cases]
         return [work.shown(work.run()) for work in works]
 
-    def _measure(self, target: Target, values: Values, wanted: Sequence["Result"]) -> Measured:
+    def _measure(
+        self, target: Target, values: Values, wanted: Sequence["Result"], present: Sequence[float]
+    ) -> Measured:
+        """present: what the present entry takes; empty where it is what is measured, or fails."""
         from headway_runtime.kernels.triton.launch import trying
 
+        times: list[float] = []
         try:
             with (
                 trying(self._gpu, target.kernel, target.shape_class, values),
                 spilled_bytes() as spilled,
             ):
-                times = [
-                    self._timed(case, want, values, spilled)
-                    for case, want in zip(target.cases, wanted, strict=True)
-                ]
+                for case, want in zip(target.cases, wanted, strict=True):
+                    times.append(self._timed(case, want, values, spilled))
+                    before = present[: len(times)] or times
+                    ratio = geometric_mean([one / other for one, other in zip(times, before, strict=True)])
+                    if ratio > HOPELESS:
+                        raise ValueError(f"{case.name}: {ratio:.2f} times the present entry's time so far")
         except Exception as error:  # noqa: BLE001 (compilers and devices refuse in many ways)
             return {"out": f"{type(error).__name__}: {error}"[:300]}
         return {"microseconds": times}

@@ -27,14 +27,14 @@ LLAMA, QWEN, MIXTURE = (model_shape(one) for one in (LLAMA_8B, QWEN3_8B, QWEN3_3
 def test_the_page_has_todays_predictions() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    assert predict.with_section(page, predict.page_section()) == page, (
+    assert predict.MARKS.with_section(page, predict.page_section()) == page, (
         "run: PYTHONPATH=runtime python -m benchmarks.gpu.predict --page docs/gpu.md"
     )
 
 
 def test_a_page_without_a_place_for_them_is_left_alone() -> None:
-    with pytest.raises(ValueError, match="add both where predictions belong"):
-        predict.with_section("# A page\n", "| a table |")
+    with pytest.raises(ValueError, match="add both where the section belongs"):
+        predict.MARKS.with_section("# A page\n", "| a table |")
 
 
 @pytest.mark.parametrize(

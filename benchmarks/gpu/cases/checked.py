@@ -29,6 +29,7 @@ from benchmarks.gpu.cases.products import (
     gated_case,
     many_rows_case,
     plain_numbers_case,
+    thin_case,
 )
 from benchmarks.gpu.cases.sampling import blocks_case, draw_case, edit_case, logprobs_case
 from benchmarks.gpu.cases.timed import FORMS, KV_NAMES, SAMPLINGS
@@ -152,6 +153,9 @@ def _products(*, is_smoke: bool) -> Iterator[Case]:
         yield coded_rows_case(f"rows as {name}", 5, 640, **kinds_of)  # type: ignore[arg-type]
     for count in (1, 20, 33, 64):
         yield gated_case(f"gated product, {count} rows", count, (154, 200), has_bias=count == 20)
+    for count, weight in ((1, (154, 200)), (3, (77, 1000)), (16, (512, 4096))):
+        name = f"thin product, {count} x {weight[0]} x {weight[1]}"
+        yield thin_case(name, count, weight, has_bias=count == 3)
     for activation in ACTIVATIONS[1:]:
         yield gated_case(f"gated product, {activation}", 3, (154, 256), activation)
 

@@ -19,8 +19,9 @@ from headway_runtime.kernels.triton.coded_rows_product import CodedRowsProduct, 
 from headway_runtime.kernels.triton.coded_weight import CodedWeight, Form, coded_weight
 from headway_runtime.kernels.triton.gate import gate_by_torch
 from headway_runtime.kernels.triton.gated_product import GatedProduct, gated_product_by_torch
-from headway_runtime.kernels.triton.launch import gpu_of
+from headway_runtime.kernels.triton.launch import DEFAULT, gpu_of
 from headway_runtime.kernels.triton.row_products import class_of_rows
+from headway_runtime.kernels.triton.thin_product import ThinProduct, thin_product_by_torch
 from headway_runtime.layers.coded_linear import PlainProduct, ScaledProduct
 from headway_runtime.layers.quantizer import int4_group_size
 from headway_runtime.model_config import Activation
@@ -70,6 +71,23 @@ def gated_case(
     shape_class = str(max(16, 1 << (rows - 1).bit_length()))
     cost = costs.product(rows, outputs, inputs, is_gated=True)
     return Case(name, "gated_product", shape_class, make, cost)
+
+
+def thin_case(name: str, rows: int, shape: Shape, *, has_bias: bool = False) -> Case:
+    """shape: outputs and inputs."""
+    outputs, inputs = shape
+
+    def make(generator: Generator) -> Work:
+        x, weight = normal(generator, rows, inputs), _weight(generator, shape)
+        bias = normal(generator, outputs) if has_bias else None
+        product = ThinProduct(weight, bias)
+        return Work(
+            lambda: product(x),
+            lambda: thin_product_by_torch(x.float(), weight.float(), bias),
+            peers={"cublas": lambda: lambda: functional.linear(x, weight, bias)},
+        )
+
+    return Case(name, "thin_product", DEFAULT, make, costs.product(rows, outputs, inputs))
 
 
 def coded_case(

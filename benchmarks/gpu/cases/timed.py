@@ -28,6 +28,7 @@ from benchmarks.gpu.cases.products import (
     many_rows_case,
     plain_case,
     plain_numbers_case,
+    thin_case,
 )
 from benchmarks.gpu.cases.sampling import blocks_case, draw_case, edit_case, logprobs_case
 from benchmarks.gpu.costs import KVName, ModelShape, model_shape
@@ -163,6 +164,10 @@ def _plain_products(sizes: Sizes) -> Iterator[Case]:
             yield gated_case(f"gated product, {rows} x {wide[0]} x {wide[1]}", rows, wide)
     first = sizes.rows[0]
     yield gated_case(f"gated product, {first} x {other[0]} x {other[1]}", first, other)
+    for label in ("qkv", "output", "down"):
+        for rows in sizes.rows[:3]:
+            own = shapes[label]
+            yield thin_case(f"thin product, {label}, {rows} x {own[0]} x {own[1]}", rows, own)
     for label, shape in shapes.items():
         for rows in sizes.rows if label == "gate_up" else sizes.rows[:1]:
             yield plain_case(f"cublas {label}, {rows} x {shape[0]} x {shape[1]}", rows, shape)
