@@ -6,6 +6,7 @@ The tests share one service and build on each other.
 import asyncio
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,8 @@ async def test_a_canary_takes_its_share_and_is_promoted_under_load(installed: Ku
         patch(installed, {"template": {"metadata": {"annotations": {"example.com/note": "canary"}}}})
         began = time.monotonic()
         await eventually("half of the requests go to it", PATIENT_SECONDS, partial(has_share, installed))
-        assert set(revisions(installed).values()) > {before}, "both revisions serve meanwhile"
+        told = f"both revisions serve meanwhile: {rollout(installed)}"
+        assert set(revisions(installed).values()) > {before}, told
         await eventually("it is promoted", PATIENT_SECONDS, partial(is_gone, installed, before))
         assert time.monotonic() - began >= HOLD_SECONDS
         await becomes_ready(installed, 1)
@@ -70,13 +72,25 @@ async def test_a_canary_takes_its_share_and_is_promoted_under_load(installed: Ku
     assert [outcome.error for outcome in load.failures] == []
 
 
+def rollout(kubernetes: Kubernetes) -> dict[str, Any]:
+    """What status says of it. Ends the test where the candidate was given up."""
+    found: dict[str, Any] = status(kubernetes).get("rollout", {})
+    if failed := found.get("failed"):
+        pytest.fail(f"{failed['name']} was given up: {failed['reason']}: {failed['message']}")
+    return found
+
+
 def has_share(kubernetes: Kubernetes) -> bool:
-    return bool(status(kubernetes).get("rollout", {}).get("weight") == 50)
+    """Else an AssertionError that tells how far the rollout is."""
+    told = rollout(kubernetes)
+    assert told.get("weight") == 50, f"{told}, {condition(kubernetes, 'Progressing')}"
+    return True
 
 
 def is_gone(kubernetes: Kubernetes, revision: str) -> bool:
-    """Else an AssertionError with what holds the rollout, or made the operator give it up."""
-    assert revision not in revisions(kubernetes).values(), status(kubernetes)
+    """Else an AssertionError that tells how far the rollout is."""
+    told = f"{rollout(kubernetes)}, {condition(kubernetes, 'Progressing')}"
+    assert revision not in revisions(kubernetes).values(), told
     return True
 
 

@@ -2,15 +2,22 @@
 
 Three rules, each on what was counted since the step began:
 
-errors    given up when its share of failed requests is above that of the stable revision by more than chance:
-          Fisher's exact test, one-sided (Fisher 1935), error probability 0.05, from 3 failed requests on
-targets   given up when it violates a target (`slo.verdict`), unless the stable revision violates it as well
-          and chance may explain the difference: then the load is at fault, and the step lasts on
+errors    given up when its share of failed requests is above that of the stable revision, from 3 failed
+          requests on
+targets   given up when it violates a target (`slo.verdict`) and misses it more often than the stable one;
+          where that may be chance, the load may be at fault, and the step lasts on
 latency   given up when more of its requests than the percentile allows take longer than 1.25 times what the
           stable revision needs at that percentile (bucket edges alone lie 1.12 apart), and longer by what
-          anybody notices: 20 ms of TTFT, 2 ms of TPOT; needs no target
+          anybody notices: 20 ms of TTFT, 2 ms of TPOT; needs no target, and waits until the step could end
 
-Evidence that says nothing yet keeps the step going. Pure.
+Each only counts where chance does not explain the difference: Fisher's exact test, one-sided (Fisher 1935). A
+percentile of some fifty requests is a guess, so one of two sides that are alike looks slower than the other
+soon. And it is asked at every pass: while the step has to last on anyway, only what is beyond doubt ends it,
+at an error probability of 0.001; once it could end 0.05 is enough (Haybittle 1971, Peto et al. 1976).
+Latencies of the same few seconds are no independent witnesses, as whatever else the machine does delays them
+all: that breaks no promise, so it is asked of the whole step alone.
+
+Evidence that says nothing speaks for the candidate once the step could end. Pure.
 """
 
 from dataclasses import dataclass
@@ -22,7 +29,7 @@ from headway_operator.slo import histogram
 from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import LEAST_MISSES, verdict
 
-CHANCE = 0.05
+CHANCE, EARLY_CHANCE = 0.05, 0.001
 SLOWER = 1.25
 # A fresh replica of a small model is a few milliseconds slower than one that has served for long.
 NOTICEABLE_MILLISECONDS = {"ttft": 20.0, "tpot": 2.0}
@@ -39,23 +46,27 @@ class Finding:
     message: str
 
 
-def judge(evidence: CanaryEvidence, target: Target) -> Finding | None:
-    """What speaks against the candidate; None when nothing does."""
+def judge(evidence: CanaryEvidence, target: Target, *, is_last: bool) -> Finding | None:
+    """What speaks against the candidate; None when nothing does.
+
+    is_last: whether the step could end now, had nothing been found.
+    """
     sides = evidence.candidate, evidence.stable
+    chance = CHANCE if is_last else EARLY_CHANCE
     found = [
-        _errors(*sides),
-        *(_against_target(name, *sides, target) for name in _NAMES),
-        *(_slower(name, *sides, target) for name in _NAMES),
+        _errors(*sides, chance),
+        *(_against_target(name, *sides, target, chance, is_last=is_last) for name in _NAMES),
+        *(_slower(name, *sides, target) for name in _NAMES if is_last),
     ]
     against = [finding for finding in found if finding is not None]
     return next((finding for finding in against if finding.reason), against[0] if against else None)
 
 
-def _errors(candidate: Side, stable: Side) -> Finding | None:
+def _errors(candidate: Side, stable: Side, chance: float) -> Finding | None:
     mine, others = candidate.answered, stable.answered
     if mine.errors < LEAST_MISSES:
         return None
-    if chance_of(mine.errors, mine.requests, others.errors, others.requests) > CHANCE:
+    if chance_of(mine.errors, mine.requests, others.errors, others.requests) > chance:
         return None
     beside = f"{others.errors} of {others.requests}"
     words = f"{mine.errors} of its {mine.requests} requests failed, against {beside}"
@@ -63,7 +74,13 @@ def _errors(candidate: Side, stable: Side) -> Finding | None:
 
 
 def _against_target(
-    name: Literal["ttft", "tpot"], candidate: Side, stable: Side, target: Target
+    name: Literal["ttft", "tpot"],
+    candidate: Side,
+    stable: Side,
+    target: Target,
+    chance: float,
+    *,
+    is_last: bool,
 ) -> Finding | None:
     milliseconds = getattr(target.targets, f"{name}_milliseconds")
     mine, others = _judged(name, candidate), _judged(name, stable)
@@ -73,9 +90,12 @@ def _against_target(
         f"{mine[1]} of its {sum(mine)} requests missed the {name.upper()} target of {milliseconds:g} ms, "
         f"against {others[1]} of {sum(others)}"
     )
-    is_load = verdict(*others, target.percentile) == "violated"
-    if is_load and chance_of(mine[1], sum(mine), others[1], sum(others)) > CHANCE:
-        return Finding("", words)
+    # A stable revision that hardly anybody asks will not tell, however long the step lasts.
+    will_tell = not is_last or sum(others) >= LEAST_COMPARED
+    if will_tell and chance_of(mine[1], sum(mine), others[1], sum(others)) > chance:
+        is_load = verdict(*others, target.percentile) == "violated"
+        why = "the load is too high to judge" if is_load else "it may be chance"
+        return Finding("", f"{why}: {words}")
     return Finding(f"Canary{name.upper()}Violated", words)
 
 
@@ -85,12 +105,19 @@ def _slower(name: Literal["ttft", "tpot"], candidate: Side, stable: Side, target
     if reference is None or sum(others.values()) < LEAST_COMPARED:
         return None
     limit = histogram.bucket_of(max(SLOWER * reference, reference + NOTICEABLE_MILLISECONDS[name]))
-    slow = sum(count for bucket, count in mine.items() if bucket > limit)
-    if verdict(sum(mine.values()) - slow, slow, target.percentile) != "violated":
+    (slow, num), (slow_others, num_others) = _above(limit, mine), _above(limit, others)
+    if verdict(num - slow, slow, target.percentile) != "violated":
+        return None
+    if chance_of(slow, num, slow_others, num_others) > CHANCE:
         return None
     measured = histogram.percentile(mine, target.percentile) or 0.0
     words = f"its P{target.percentile} {name.upper()} is {measured:.0f} ms, against {reference:.0f} ms"
     return Finding(f"Canary{name.upper()}Slower", words)
+
+
+def _above(limit: int, counts: histogram.Counts) -> tuple[int, int]:
+    """How many lie in buckets above `limit`, and of how many."""
+    return sum(count for bucket, count in counts.items() if bucket > limit), sum(counts.values())
 
 
 def _judged(name: Literal["ttft", "tpot"], side: Side) -> tuple[int, int]:

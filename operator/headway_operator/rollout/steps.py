@@ -86,19 +86,19 @@ def _judged(
     if gate is not None and gate.reason == "Failed":
         failure = facts.given_up("CanaryQualityFailed", gate.message)
         return replace(held, record=msgspec.structs.replace(record, failed=failure))
-    finding = judge(evidence, target)
+    num_requests = evidence.candidate.answered.requests
+    left = canary.hold_seconds - (facts.now - seconds(record.step_started_at))
+    finding = judge(evidence, target, is_last=left <= 0 and num_requests >= canary.min_requests)
     if finding is not None and finding.reason:
         failure = facts.given_up(finding.reason, f"at a share of {record.weight}%, {finding.message}")
         return replace(held, record=msgspec.structs.replace(record, failed=failure))
-    num_requests = evidence.candidate.answered.requests
-    left = canary.hold_seconds - (facts.now - seconds(record.step_started_at))
     if left > 0:
         return replace(held, waits_for=f"its share of {record.weight}% is held for {left:.0f} s more")
     if num_requests < canary.min_requests:
         words = f"{num_requests} of rollout.canary.minRequests={canary.min_requests} requests have come"
         return replace(held, waits_for=words)
     if finding is not None:
-        return replace(held, waits_for=f"the load is too high to judge: {finding.message}")
+        return replace(held, waits_for=finding.message)
     if gate is not None and not gate.is_open:
         return replace(held, waits_for=f"its quality is not verified: {gate.message}")
     record = msgspec.structs.replace(

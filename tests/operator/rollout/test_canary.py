@@ -200,8 +200,59 @@ def side(requests: int, errors: int = 0, milliseconds: float = 100.0, met: int =
     ],
 )
 def test_what_speaks_against_a_candidate(build: Any, candidate: Side, stable: Side, want: str) -> None:
-    finding = judge(CanaryEvidence(("c", 0), 0.0, 10.0, candidate, stable), build.target())
+    evidence = CanaryEvidence(("c", 0), 0.0, 10.0, candidate, stable)
+    finding = judge(evidence, build.target(), is_last=True)
     assert (finding.reason if finding else "") == want
+
+
+@pytest.mark.parametrize(
+    ("candidate", "stable", "when", "want"),
+    [
+        pytest.param(
+            side(100, met=88, missed=12),
+            side(100, met=96, missed=4),
+            "early",
+            ("", "it may be chance: 12 of its 100"),
+            id="misses more, early",
+        ),
+        pytest.param(
+            side(100, met=88, missed=12),
+            side(100, met=96, missed=4),
+            "at the end",
+            ("CanaryTTFTViolated", "12 of its 100"),
+            id="misses more, in the end",
+        ),
+        pytest.param(
+            side(100, met=90, missed=10),
+            side(100, met=94, missed=6),
+            "at the end",
+            ("", "it may be chance: 10 of its 100"),
+            id="misses hardly more",
+        ),
+        pytest.param(
+            side(100, met=88, missed=12),
+            side(100, met=90, missed=10),
+            "at the end",
+            ("", "the load is too high to judge: 12 of its 100"),
+            id="both miss",
+        ),
+        pytest.param(
+            side(100, met=88, missed=12),
+            side(3, met=3),
+            "at the end",
+            ("CanaryTTFTViolated", "against 0 of 3"),
+            id="nobody to compare with",
+        ),
+    ],
+)
+def test_a_target_is_missed_by_more_than_chance_or_the_step_lasts_on(
+    build: Any, candidate: Side, stable: Side, when: str, want: tuple[str, str]
+) -> None:
+    evidence = CanaryEvidence(("c", 0), 0.0, 10.0, candidate, stable)
+    finding = judge(evidence, build.target(), is_last=when == "at the end")
+    assert finding is not None
+    assert finding.reason == want[0]
+    assert want[1] in finding.message
 
 
 def test_chance_is_that_of_fishers_exact_test() -> None:
