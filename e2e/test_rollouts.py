@@ -15,7 +15,9 @@ from e2e.kubernetes import Kubernetes, Object, eventually
 from e2e.load import Load, ttft_milliseconds
 from e2e.observed_service import NAME, NAMESPACE, condition, runtime_pods, status
 
-HOLD_SECONDS = 10
+# Over seconds, two replicas that are alike differ by what else a busy machine does; over half a minute they
+# hardly do, but for the slowest fifth of each one's answers.
+HOLD_SECONDS, PERCENTILE = 30, 80
 LOOSE_TTFT_MILLISECONDS = 10_000
 # For what is to come up, on a machine that others use as well, and for what never will.
 PATIENT_SECONDS, DEADLINE_SECONDS = 180, 20
@@ -49,7 +51,7 @@ def reasons(kubernetes: Kubernetes) -> set[str]:
 async def test_a_service_that_serves_gets_a_stable_revision(installed: Kubernetes) -> None:
     wanted = fixed_service(installed, replicas=1, gateways=1)
     # Two replicas on a busy machine may well break the usual promise, and then nobody is promoted.
-    wanted["spec"]["slo"] = {"ttftMilliseconds": LOOSE_TTFT_MILLISECONDS}
+    wanted["spec"]["slo"] = {"ttftMilliseconds": LOOSE_TTFT_MILLISECONDS, "percentile": PERCENTILE}
     canary = {"steps": [50], "holdSeconds": HOLD_SECONDS, "minRequests": 5}
     wanted["spec"]["rollout"] = {"progressDeadlineSeconds": PATIENT_SECONDS, "canary": canary}
     installed.apply(wanted)
