@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks.gpu.engines import add, drain, make_engine, random_prompt
+from benchmarks.gpu.engines import EngineOptions, add, drain, make_engine, random_prompt
 from benchmarks.gpu.interpreted import num_launches
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.shapes import TINY, TINY_MOE, TINY_QWEN3, Shape
@@ -22,6 +22,7 @@ from headway_runtime.config import Device, Dtype
 
 # Between float32 logits that were added up in another order.
 FLOAT32_TOLERANCE = 1e-3
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 # Tokens of prompts, and of each answer.
 LENGTHS = (1, 9, 33, 100, 150), 64
 SMOKE_LENGTHS = (3, 18), 4
@@ -41,18 +42,36 @@ MODELS: dict[str, tuple[Shape, str]] = {
 NARROWER = {"vocab_size": 128, "num_hidden_layers": 1, "initializer_range": 0.1}
 
 
+def small_engine(dtype: Dtype) -> EngineOptions:
+    """Of random weights, unless a caller has others."""
+    return {
+        "max_model_len": 512,
+        "max_num_seqs": 64,
+        "max_batched_tokens": 64,
+        "kv_cache_memory_bytes": 16 * 2**20,
+        "dtype": dtype,
+    }
+
+
 def run_checks(report: Report, device: Device, *, is_smoke: bool) -> None:
     """Every model in float32 and bfloat16."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     lengths, num_tokens = SMOKE_LENGTHS if is_smoke else LENGTHS
     for name, (wider, family) in MODELS.items():
         shape = SMALL[name] | NARROWER if is_smoke else wider
-        for dtype in dtypes:
+        for dtype in DTYPES:
             measure = partial(
                 check_tokens, shape, family, dtype, device, lengths, num_tokens, report.check_time
             )
             report.row("checks", f"{name} {dtype}", measure)
+
+
+def model_config(shape: Shape, family: str) -> Any:
+    """Of transformers."""
+    fields = {
+        name: value for name, value in shape.items() if name not in ("dtype", "architectures", "model_type")
+    }
+    return getattr(transformers, f"{family}Config")(**fields)
 
 
 def check_tokens(
@@ -70,26 +89,16 @@ def check_tokens(
     """
     before = num_launches()
     torch.manual_seed(0)
-    fields = {
-        name: value for name, value in shape.items() if name not in ("dtype", "architectures", "model_type")
-    }
-    config = getattr(transformers, f"{family}Config")(**fields)
+    config = model_config(shape, family)
     model: Any = getattr(transformers, f"{family}ForCausalLM")(config).to(getattr(torch, dtype))
     prompts = [random_prompt(seed, length, shape["vocab_size"]) for seed, length in enumerate(prompt_lengths)]
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        engine = make_engine(
-            Path(folder),
-            device,
-            max_model_len=512,
-            max_num_seqs=64,
-            max_batched_tokens=64,
-            check_time=check_time,
-            dtype=dtype,
-            is_dummy=False,
-            kv_cache_memory_bytes=16 * 2**20,
-            cuda_graph_sizes=None if device == "cuda" else (len(prompts),),
-        )
+        options = small_engine(dtype)
+        options["is_dummy"] = False
+        if device == "cpu":
+            options["cuda_graph_sizes"] = (len(prompts),)
+        engine = make_engine(Path(folder), device, check_time=check_time, **options)
         for index, prompt in enumerate(prompts):
             add(engine, str(index), prompt, num_tokens)
         tokens = drain(engine, check_time)

@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu import costs
 from benchmarks.gpu.costs import Ceilings, Weights, model_shape
 from benchmarks.gpu.engine_plan import FIRST, FULL, SMOKE, Plan
-from benchmarks.gpu.engines import add, drain, make_random, random_prompt
+from benchmarks.gpu.engines import EngineOptions, add, drain, make_random, random_prompt
 from benchmarks.gpu.gpu_trace import traced
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.shapes import Shape
@@ -106,6 +106,18 @@ def _run_llama(
             report.row("engine", f"{label}, prefix of {plan.prefix}", measure)
 
 
+def engine_options(plan: Plan, device: Device, longest: int, quantization: Weights) -> EngineOptions:
+    """longest: tokens of a sequence."""
+    return {
+        "max_model_len": longest,
+        "max_num_seqs": max(*plan.batches, plan.load[0]),
+        "max_batched_tokens": max(8192 if device == "cuda" else 512, plan.load[0]),
+        "quantization": quantization,
+        "kv_cache_memory_bytes": None if device == "cuda" else 4 * 2**20,
+        "cuda_graph_sizes": plan.batches,
+    }
+
+
 @contextmanager
 def _engine(
     report: Report,
@@ -123,13 +135,8 @@ def _engine(
         engine, seconds = make_random(
             shape,
             device,
-            max_model_len=longest,
-            max_num_seqs=max(*plan.batches, plan.load[0]),
-            max_batched_tokens=max(8192 if device == "cuda" else 512, plan.load[0]),
-            quantization=quantization,
-            kv_cache_memory_bytes=None if device == "cuda" else 4 * 2**20,
-            cuda_graph_sizes=plan.batches,
             check_time=report.check_time,
+            **engine_options(plan, device, longest, quantization),
         )
         made.append(engine)
         return {"load_seconds": seconds, "kv_blocks": engine.kv_blocks_total}

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Required, TypedDict, Unpack
 
 import torch
 from benchmarks.gpu.shapes import Shape
@@ -19,14 +20,49 @@ def forever() -> None:
     """There is always time."""
 
 
+class EngineOptions(TypedDict, total=False):
+    """See `engine_config`."""
+
+    max_model_len: Required[int]
+    max_num_seqs: Required[int]
+    max_batched_tokens: Required[int]
+    dtype: Dtype
+    quantization: str
+    is_dummy: bool
+    kv_cache_memory_bytes: int | None
+    speculative: SpeculativeConfig | None
+    num_guesses: int
+    enable_prefix_caching: bool
+    cuda_graph_sizes: tuple[int, ...] | None
+
+
 def make_engine(
+    folder: Path,
+    device: Device,
+    *,
+    check_time: Callable[[], None] = forever,
+    **options: Unpack[EngineOptions],
+) -> EngineCore:
+    """An engine of the model in `folder`. check_time: raises where there is none left, and ends what is under
+    way."""
+    engine = EngineCore(engine_config(folder, device, **options), EngineMetrics())
+    try:
+        while engine.has_idle_work:
+            check_time()
+            engine.work_idly()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def engine_config(
     folder: Path,
     device: Device,
     *,
     max_model_len: int,
     max_num_seqs: int,
     max_batched_tokens: int,
-    check_time: Callable[[], None] = forever,
     dtype: Dtype = "bfloat16",
     quantization: str = "auto",
     is_dummy: bool = True,
@@ -35,15 +71,14 @@ def make_engine(
     num_guesses: int = 0,
     enable_prefix_caching: bool = True,
     cuda_graph_sizes: tuple[int, ...] | None = None,
-) -> EngineCore:
-    """An engine of the model in `folder`; a `is_dummy` one needs config.json only.
+) -> EngineConfig:
+    """is_dummy: weights are random, and config.json is all that `folder` needs.
 
-    check_time: raises where there is none left, and ends what is under way.
-    cuda_graph_sizes: of decode steps that are recorded, all of them before this returns; None: the usual
+    cuda_graph_sizes: of decode steps that are recorded, all of them before the first step; None: the usual
     ones, of which a server records some while it is idle.
     """
     envelope = Envelope(max_num_seqs, max_batched_tokens, num_guesses)
-    config = EngineConfig(
+    return EngineConfig(
         model_path=str(folder),
         device=device,
         dtype=dtype,
@@ -62,15 +97,6 @@ def make_engine(
         overlap=True,
         cuda_graph_sizes=cuda_graph_sizes,
     )
-    engine = EngineCore(config, EngineMetrics())
-    try:
-        while engine.has_idle_work:
-            check_time()
-            engine.work_idly()
-    except BaseException:
-        engine.close()
-        raise
-    return engine
 
 
 def make_random(shape: Shape, device: Device, **options: object) -> tuple[EngineCore, float]:

@@ -165,9 +165,10 @@ def _kernels(rows: Sequence[Row]) -> str:
                 f"{row['floor_microseconds']:,.1f}",
                 f"{row['share_of_floor']:.0%}",
                 ", ".join(peers) or "-",
+                str(row["run"]),
             )
         )
-    return table(("kernel", "us", "floor, us", "share of the floor", "others' time over ours"), cells)
+    return table(("kernel", "us", "floor, us", "share of the floor", "others' time over ours", "run"), cells)
 
 
 def main() -> None:
