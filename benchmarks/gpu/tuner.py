@@ -33,7 +33,7 @@ SPILL_BYTES_OF_MAXNREG = 32
 SPILL_BYTES = {"paged_prefill": 40}
 # What an entry says to layers, not to a launch.
 NOT_LAUNCHED = "most_product_rows"
-LIMIT = "most_"
+LIMITS = frozenset({NOT_LAUNCHED, "most_rows", "most_megabytes"})
 
 # Rows, with codes, and with plain numbers.
 Pair: TypeAlias = "tuple[int, Case, Case]"
@@ -69,7 +69,7 @@ def targets(
         present = configuration(kernel, shape_class, gpu)
         candidates: list[Values] = [present]
         for one in candidates_of(kernel, shape_class):
-            values = {**one, **{name: most for name, most in present.items() if name.startswith(LIMIT)}}
+            values = {**one, **{name: most for name, most in present.items() if name in LIMITS}}
             if values not in candidates:
                 candidates.append(values)
         if len(candidates) > 1:

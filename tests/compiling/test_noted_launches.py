@@ -87,7 +87,7 @@ def placing(device: str, start: int) -> tuple[Any, ...]:
     return numbers[:1], numbers, own, own, own, tokens, tokens, numbers.view(8, 8), 8
 
 
-CONSTANTS = {"BLOCK_SIZE": 16, "TILE": 128, "num_warps": 1}
+CONSTANTS = {"BLOCK_SIZE": 16, "TILE": 128, "num_warps": 1, "overlaps": False}
 
 
 @pytest.mark.parametrize("start", [0, 4, 5])

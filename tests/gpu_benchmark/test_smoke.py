@@ -157,7 +157,11 @@ def test_tuning_is_gone_on_with(tmp_path: Path) -> None:
     for classes in kept["found"].values():
         for measured in classes.values():
             assert len(measured) == 2
-            assert all(min(one["microseconds"]) > 0 for one in measured.values()), measured
+            # Of interpreted kernels any may look hopeless.
+            assert all(
+                min(one["microseconds"]) > 0 if "out" not in one else "times the present" in one["out"]
+                for one in measured.values()
+            ), measured
     assert set(kept["crossovers"]) == {"int4", "fp8", "int8"}
     for crossover in kept["crossovers"].values():
         assert set(crossover["rows"]) == {"2", "5"}

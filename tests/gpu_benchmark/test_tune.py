@@ -84,6 +84,19 @@ def test_the_fastest_that_is_right_is_taken(fake: Fake, tmp_path: Path, start: C
     assert "shared memory" in kept[key_of({"num_warps": REFUSED})]["out"]
 
 
+def test_what_is_much_slower_at_the_first_shape_is_not_tried_at_others(
+    fake: Fake, tmp_path: Path, start: Callable[..., Tuner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MICROSECONDS, 4, 13.0)
+    (target,) = targets([fake.case("a"), fake.case("b")], GPU, ["norm"])
+
+    assert start().tune(target)
+
+    assert sorted(fake.launched) == [4, 8, 8]
+    kept = json.loads((tmp_path / "state.json").read_text())["found"]["norm"]["4096"]
+    assert "a: 1.30 times the present entry's time so far" in kept[key_of({"num_warps": 4})]["out"]
+
+
 def test_nothing_is_measured_twice(fake: Fake, tmp_path: Path, start: Callable[..., Tuner]) -> None:
     (target,) = targets([fake.case("a")], GPU, ["norm"])
     start().tune(target)
