@@ -4,6 +4,7 @@ On a GPU the largest steps are run first, and what they took is left to them. On
 only as it fills, it is a share of what is free.
 """
 
+import gc
 from dataclasses import dataclass
 
 import torch
@@ -43,9 +44,21 @@ def free_bytes_for(device: torch.device, ranks: Ranks, host_memory_bytes: int) -
     host_memory_bytes: of main memory, what is set aside for other things.
     """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return gpu_memory(device)[0]
     # Ranks of one machine share its memory.
     return max(0, free_memory_bytes() // ranks.num_local - host_memory_bytes)
+
+
+def gpu_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes that are free, and all there are.
+
+    What closed engines of this process held is given back before: they lie in cycles, which nobody else may
+    collect for long, and PyTorch keeps what it was given.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free), int(total)
 
 
 def adapters_bytes(config: EngineConfig, bank: AdapterBank | None) -> int:
@@ -94,11 +107,10 @@ def cuda_budget(
 
     ConfigError with the arithmetic.
     """
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
+    free, total = gpu_memory(device)
     memory = DeviceMemory(
-        total=int(total),
-        free=int(free),
+        total=total,
+        free=free,
         weights=int(torch.cuda.memory_allocated(device)),
         step=step.prompts,
         graphs=graphs,
