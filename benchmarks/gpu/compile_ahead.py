@@ -1,6 +1,6 @@
 """Has kernels compiled by many processes at once, before one process times them.
 
-Compiling takes seconds a kernel and one core; a GPU is lent for minutes and has many cores beside it. Each
+Compiling takes seconds a kernel and one core; a GPU may be there for minutes, with many cores beside it. Each
 helper makes a case's inputs and launches it once, so that what the compiler made lies in Triton's cache on
 disk, from where everyone else loads it. Helpers are idle while anything is timed, and gone in the end.
 """

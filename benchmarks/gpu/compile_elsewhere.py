@@ -4,9 +4,8 @@
         [--what timed checked models engines candidates] [--kernel thin_product ...]
 
 on a machine with the very Python, torch and Triton that the GPU's has: Triton looks for what it compiled by
-all of its own files. Then carry the folder, and name it in TRITON_CACHE_DIR there; `tune` wants `--helpers
-0`.
-`--strip` deletes from it what only people read, nine tenths of it.
+all of its own files. Then carry the folder, and name it in TRITON_CACHE_DIR there; tuning needs no helpers
+then (`--helpers 0`). `--strip` deletes of its kernels what only people read, nine tenths.
 
 Kernels are noted on PyTorch's "meta" device (headway_runtime.compiling); a case that looks at its numbers
 cannot be noted so, and is compiled when it is launched.
@@ -136,11 +135,15 @@ class _Compile:
 
 
 def strip(folder: Path) -> int:
-    """Leaves what a launch reads; returns bytes."""
-    for file in [*folder.rglob("*")]:
-        if file.is_file() and file.suffix not in LAUNCHED:
-            file.unlink()
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Leaves what a launch reads in the folders of Triton's kernels; returns their bytes."""
+    kept = 0
+    for own in {group.parent for group in folder.glob("*/__grp__*.json")}:
+        for file in own.iterdir():
+            if file.suffix in LAUNCHED:
+                kept += file.stat().st_size
+            else:
+                file.unlink()
+    return kept
 
 
 def main() -> None:

@@ -46,6 +46,8 @@ def _conditions(runs: Sequence[Row]) -> str:
     for run in runs:
         own, ceilings = run["conditions"], run.get("ceilings") or {}
         versions = f"torch {own['torch']}, Triton {own['triton']}, CUDA {own['cuda']}"
+        code = (own.get("commit") or "")[:8]
+        told = ", ".join(filter(None, (code, own.get("tree", ""))))
         rates = ", ".join(
             f"{ceilings[name]:,.0f} {unit}"
             for name, unit in (
@@ -56,8 +58,8 @@ def _conditions(runs: Sequence[Row]) -> str:
             )
             if name in ceilings
         )
-        cells.append((str(run["number"]), own["device"], run["date"][:10], versions, rates))
-    return table(("run", "GPU", "date", "with", "copies, products"), cells)
+        cells.append((str(run["number"]), own["device"], run["date"][:10], told, versions, rates))
+    return table(("run", "GPU", "date", "code", "with", "copies, products"), cells)
 
 
 def _goals(rows: Sequence[Row]) -> str:
@@ -76,7 +78,8 @@ def _checks(rows: Sequence[Row]) -> str:
     cells = [
         (
             "kernels",
-            f"{sum(row['num_checks'] for row in kernels)} of {len(kernels)} kernels",
+            f"{sum(row['num_checks'] for row in kernels)} checks of {len(kernels)} kernels, "
+            f"{sum(row.get('num_left', 0) for row in kernels)} of theirs not done",
             f"{sum(not row['is_right'] for row in kernels)} kernels wrong",
         )
     ]

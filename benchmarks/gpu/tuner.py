@@ -31,7 +31,8 @@ CANDIDATE_SECONDS = 10.0
 SPILL_BYTES_OF_MAXNREG = 32
 # The same of any configuration of a kernel; its file says why.
 SPILL_BYTES = {"paged_prefill": 40}
-# What an entry says to layers, not to a launch.
+# What an entry says to layers, not to a launch: up to how many rows codes are read, which is looked for after
+# all else, and how far `thin_product` goes.
 NOT_LAUNCHED = "most_product_rows"
 LIMITS = frozenset({NOT_LAUNCHED, "most_rows", "most_megabytes"})
 

@@ -20,6 +20,7 @@ def test_the_page_has_the_committed_results() -> None:
 def test_rows_are_told_by_what_they_have() -> None:
     run = {"number": 3, "date": "2026-11-26T07:46:37+00:00"}
     run["conditions"] = {"device": "a GPU", "torch": "2.11", "triton": "3.6", "cuda": "13.0"}
+    run["conditions"] |= {"commit": "0123456789abcdef", "tree": "changed"}
     step = {"stage": "engine", "name": "llama none, decode 1 at 512", "run": 3, "step_milliseconds": 4.0}
     step |= {"tokens_per_second": 250.0, "share_of_floor": 0.875}
     failed = {"stage": "engine", "name": "llama fp8, load", "run": 3, "error": "no memory"}
@@ -34,7 +35,8 @@ def test_rows_are_told_by_what_they_have() -> None:
 
     section = measured.page_section({"runs": [run], "rows": [step, failed, kernel]})
 
-    assert "| 3 | a GPU | 2026-11-26 | torch 2.11, Triton 3.6, CUDA 13.0 |  |" in section
+    told = "| 3 | a GPU | 2026-11-26 | 01234567, changed | torch 2.11, Triton 3.6, CUDA 13.0 |  |"
+    assert told in section
     assert "| batch-1 bf16 decode, share of copy bandwidth | at least 0.8 | 0.76 | 0.88 | yes |" in section
     assert "| llama none, decode 1 at 512 | 4.00 | 250 | 88% |" in section
     assert "| a product | 12.5 | 10.0 | 80% | cublas 1.25 | 3 |" in section

@@ -6,7 +6,7 @@ import pytest
 
 from headway_runtime.config import EngineConfig, Envelope, Limits, SpeculativeConfig
 from headway_runtime.graphs.forms import FormPlan, StepForm, draft_forms, model_forms
-from headway_runtime.graphs.opening import BYTES_PER_GRAPH, GraphPlan
+from headway_runtime.graphs.opening import BYTES_OF_POOL, BYTES_PER_GRAPH, GraphPlan
 from headway_runtime.graphs.sizes import doubling
 
 
@@ -86,7 +86,7 @@ def test_a_draft_model_passes_one_token_or_two_of_each_sequence(config: EngineCo
 def test_memory_is_set_aside_for_the_largest_step_each_recording_and_logits() -> None:
     assert GraphPlan().reserved_bytes(10**9, 8, 10**6) == 0
     plain = GraphPlan(FormPlan((StepForm(8),), (StepForm(4), StepForm(4, draws=False))))
-    assert plain.reserved_bytes(10**9, 8, 10**6) == 10**9 + 3 * BYTES_PER_GRAPH + 4 * 10**6
+    assert plain.reserved_bytes(10**9, 8, 10**6) == BYTES_OF_POOL + 10**9 + 3 * BYTES_PER_GRAPH + 4 * 10**6
     # More rows than were measured take more in proportion; a draft's share memory with the model's.
     both = GraphPlan(FormPlan((StepForm(24, has_several=True),)), FormPlan((StepForm(8),)))
-    assert both.reserved_bytes(10**9, 8, 10**6) == 3 * 10**9 + 2 * BYTES_PER_GRAPH
+    assert both.reserved_bytes(10**9, 8, 10**6) == BYTES_OF_POOL + 3 * 10**9 + 2 * BYTES_PER_GRAPH

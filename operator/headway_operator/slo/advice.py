@@ -2,8 +2,9 @@
 
 A lever changes what reading the weights takes (the step model's base), what computing prompts takes, and what
 reading the KV cache takes. So the fitted model with a lever's shares says what one request alone would see.
-The shares of weights are over 16 bits: on GPUs predictions from bytes and operations (docs/gpu.md), on CPUs
-measured (docs/quantization.md). All are to be measured on the service's own model before they are believed.
+The shares of weights are over 16 bits, measured: on GPUs of one sequence on an H200 (docs/gpu.md; a prompt's
+token is predicted there), on CPUs see docs/quantization.md. All are to be measured on the service's own model
+before they are believed.
 """
 
 from dataclasses import dataclass, replace
@@ -17,13 +18,14 @@ from headway_operator.state import Limits
 Latency = Literal["ttft", "tpot"]
 
 # Of a step's base, of a prompt token; the latter stay where weights become plain numbers before products.
-GPU_WEIGHTS = {"none": (1.0, 1.0), "fp8": (0.6, 0.6), "int8": (0.6, 0.6), "int4": (0.39, 1.0)}
+GPU_WEIGHTS = {"none": (1.0, 1.0), "fp8": (0.66, 0.6), "int8": (0.66, 0.6), "int4": (0.54, 1.0)}
 # bfloat16 is kept in 12 bits there.
 CPU_WEIGHTS = {"none": (0.89, 1.0), "fp8": (0.64, 1.0), "int8": (0.63, 1.0), "int4": (0.46, 1.0)}
 # What is offered, the more faithful first.
 GPU_CHOICES, CPU_CHOICES = ("fp8", "int4"), ("int8", "int4")
-# One byte a number and a scale for each token and head, of two bytes a number; what is computed stays.
-KV_SHARE = 0.6
+# One byte a number and a scale for each token and head, of two bytes a number; what is computed stays. On a
+# GPU its conversions take what its bytes leave.
+GPU_KV_SHARE, CPU_KV_SHARE = 0.92, 0.6
 # Half, and what two processes tell each other. Two on one CPU share its memory: nothing is won.
 PARALLEL_SHARE = 0.55
 MOST_PROCESSES = 64
@@ -116,7 +118,7 @@ def _parallel(build: Build) -> list[Lever]:
 def _kv(build: Build) -> list[Lever]:
     if build.kv_cache_dtype not in ("auto", "bfloat16"):
         return []
-    return [Lever("kvCacheDtype fp8", kv=KV_SHARE)]
+    return [Lever("kvCacheDtype fp8", kv=GPU_KV_SHARE if build.has_gpu else CPU_KV_SHARE)]
 
 
 def _list(milliseconds: list[float]) -> str:

@@ -6,7 +6,7 @@ compiler's use, so it is probed before it is relied on, and plain `F.linear` doe
 a CPU has no products of 16-bit numbers (bfloat16 before AVX-512, float16 nearly everywhere), PyTorch
 multiplies them one by one: fast enough for a few rows, which wait for the weights, and some four times
 slower than float32 for a prompt. There many rows meet tiles of the weight that are widened on the way
-(`WideLinear`).
+(`WideLinear`). On a GPU the few rows of a decode step have a kernel of our own (`ThinLinear`).
 """
 
 from functools import cache
@@ -61,7 +61,10 @@ class Linear:
 
 
 class ThinLinear(Linear):
-    """The same on a GPU, where few rows are multiplied by a kernel of our own."""
+    """The same on a GPU, where few rows are multiplied by a kernel of our own.
+
+    weight: contiguous. Rows come as [rows, inputs].
+    """
 
     __slots__ = ("_thin",)
 

@@ -121,9 +121,9 @@ def test_windows_and_soft_caps_hold_for_several_tokens_of_a_sequence(
     attend_and_compare(case, scoring, 3, SMALL_TILES)
 
 
-@pytest.mark.parametrize("least_tiles", [1, 2, 100])
+@pytest.mark.parametrize(("least_tiles", "most_parts"), [(1, 16), (2, 16), (100, 16), (1, 2), (1, 1)])
 def test_a_pair_may_lie_in_one_stretch_or_in_many(
-    least_tiles: int, make_paged_case: Callable[..., Any]
+    least_tiles: int, most_parts: int, make_paged_case: Callable[..., Any]
 ) -> None:
     case = make_paged_case(
         [(1, 300), (2, 7), (1, 64)],
@@ -134,7 +134,8 @@ def test_a_pair_may_lie_in_one_stretch_or_in_many(
         dtype=torch.float32,
     )
 
-    attend_and_compare(case, Scoring(0.3), 2, {**SMALL_TILES, "least_tiles": least_tiles})
+    chosen = {**SMALL_TILES, "least_tiles": least_tiles, "most_parts": most_parts}
+    attend_and_compare(case, Scoring(0.3), 2, chosen)
 
 
 @pytest.mark.parametrize(("num_groups", "head_dim"), [(8, 128), (5, 80), (4, 160)], ids=str)

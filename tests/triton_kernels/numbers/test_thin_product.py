@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from headway_runtime.kernels.triton.thin_product import BLOCK_ROWS, ThinProduct, thin_product_by_torch
+from headway_runtime.kernels.triton.launch import DEFAULT, configuration, gpu_of
+from headway_runtime.kernels.triton.thin_product import (
+    BLOCK_ROWS,
+    KERNEL,
+    ThinProduct,
+    thin_product_by_torch,
+)
 
 TOLERANCES = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
@@ -12,7 +18,8 @@ TOLERANCES = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize(
     ("rows", "shape"),
-    [(0, (32, 64)), (1, (33, 100)), (3, (64, 2048)), (BLOCK_ROWS, (77, 1000))],
+    # The last has more tiles than there are counters for, and the one before nine splits.
+    [(0, (32, 64)), (1, (33, 100)), (BLOCK_ROWS, (77, 1000)), (3, (32, 4700)), (2, (700, 64))],
     ids=str,
 )
 def test_rows_are_multiplied_as_by_torch(
@@ -48,3 +55,13 @@ def test_large_weights_are_left_to_others(device: torch.device) -> None:
 
     assert ThinProduct(small, None).most_rows == BLOCK_ROWS
     assert ThinProduct(large, None).most_rows == 0
+
+
+def test_weights_whose_tiles_do_not_run_at_once_are_left_to_others(device: torch.device) -> None:
+    gpu = gpu_of(device)
+    entry = configuration(KERNEL, DEFAULT, gpu)
+    fitting = entry["programs"] * gpu.num_multiprocessors * entry["BLOCK_OUTPUTS"]
+    both = torch.empty(fitting + 1, 16, dtype=torch.bfloat16, device=device)
+
+    assert ThinProduct(both[:fitting], None).most_rows == BLOCK_ROWS
+    assert ThinProduct(both, None).most_rows == 0

@@ -9,8 +9,9 @@ instructions of one lane a second, and 4.3 TB/s are 8.6e12 weights of 4 bits: 3.
 for each of 8. To shift, mask, subtract, widen to float32 and multiply-add takes 4.5; as pairs of bfloat16 for
 tensor cores it is 1.5 for the codes (see widening.py) and 1/8 for the product. So the weight is the left
 operand, in registers where its codes became numbers, and x the right one, whose columns are padded to 8:
-out.T = weight @ x.T. Expected: 80% of the floor for the larger projections, less for those that take 2 to 3
-us (starting takes 1).
+out.T = weight @ x.T. Measured on an H200, one row of Llama-3.1-8B: int4 22.7 us for gate and up (65% of its
+bytes' time), 13.6 down (54%), 8.3 and 7.0 for the small ones; fp8 31.8 (87%), 19.3 (72%), 11.4 and 8.3. What
+is missing is the start, and the trip that splits' sums take through memory.
 
 Why two warps for few rows: with four or more the compiler takes Hopper's products of warp groups, which want
 a fence before and a wait after each. Its loop is then 254 instructions of a warp for 64 weights a thread, 4.0

@@ -14,10 +14,10 @@ its blocks' numbers (see `vocabulary.py`), in registers; logits are read again o
 Filters and parameters are each row's own and looked up on the device, so that one captured launch serves
 every mixture of requests, greedy ones as well.
 
-Expected on an H200: 4 us for greedy rows and draws without filters, 6 to 12 us with top-k or top-p on
-distributions of language models (a check of all tiles, a few of them read; 1.3 attempts on average), up to 30
-us an attempt where nearly all tokens are equally likely; the same for 1 row as for 132, one to a
-multiprocessor.
+Measured on an H200, vocabularies of 128,256 whose probabilities go as rank to the power of -1.2: 4 us for
+greedy rows and draws without filters, of 1 row and of 32; 26 us with top-p 0.9 of one row and 150 of 32; 215
+us with top-k 50, which is more than the 6 to 12 us expected of a few tiles that are read. Blocks' numbers
+before it take 5 us of one row and 14 of 32.
 """
 
 from dataclasses import dataclass

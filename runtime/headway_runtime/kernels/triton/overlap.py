@@ -4,15 +4,18 @@ On capability 9.0 a kernel may be put on the multiprocessors as soon as all prog
 begun. Its start then costs nothing: the launch, the fetching of its code, what it finds out from lengths. It
 must not touch what kernels before it write until they have ended; that is what `wait_for_last` is for, and
 every kernel that is launched so waits in every program: so whoever has ended has seen the end of all before
-it, and one wait is enough for all of them. An operator of PyTorch's is not launched early, nor is what
-follows it: so what a step is told (lengths, block tables), which lies before the rows of its embedding are
-gathered, is there when a layer's first kernel begins.
+it, and one wait is enough for all of them.
+
+What attention reads before it waits are lengths and where rows begin, which the host's copies bring before a
+step's first kernel. Between them and any attention lie launches that are not early (the gathering of rows of
+the embedding, products), which begin when all before them has ended; and no kernel right before attention
+writes them. Whatever else is read before a wait must be such.
 
 Products of weights are not launched early, though they let the next kernel begin. Launched early, their
 programs go to whatever multiprocessors have room, several to one and none to another, and wait there; and a
 product is as fast as the multiprocessor that has most of it. Measured on an H200, Llama-3.1-8B of int4
-weights, one sequence: 2.45 ms a step without early launches, 2.34 ms as it is, 3.10 ms with those of products
-and with the first of their weights prefetched.
+weights, one sequence: 2.45 ms a step without early launches, 2.34 as it is, 3.10 with those of products and
+with the first of their weights prefetched. Behind exchanges of several GPUs it has not run.
 
 See CUDA's programming guide, "Programmatic Dependent Launch and Synchronization".
 """
@@ -23,11 +26,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from headway_runtime.errors import ConfigError
 from headway_runtime.kernels.triton.launch import INTERPRETED, Gpu
 
 LEAST_CAPABILITY = 90
-# Off: each launch waits for the end of the one before it, to see what this is worth.
-ENABLED = os.environ.get("HEADWAY_OVERLAP_LAUNCHES", "1") != "0"
+VARIABLE = "HEADWAY_OVERLAP_LAUNCHES"
+
+
+def _told() -> bool:
+    """Whether launches may be early. ConfigError for anything but 0 and 1."""
+    told = os.environ.get(VARIABLE) or "1"
+    if told not in ("0", "1"):
+        raise ConfigError(f"{VARIABLE}={told!r} is not known; use 0 or 1")
+    return told == "1"
+
+
+ENABLED = _told()
 
 
 def launched_early(gpu: Gpu) -> dict[str, bool]:

@@ -10,6 +10,8 @@ multiprocessor, all at once, so that none waits for a second wave. Whoever of a 
 adds them up (row_products.py). The rows are padded to 16, for which tensor cores have the time.
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as functional
 import triton
@@ -39,6 +41,8 @@ from headway_runtime.kernels.triton.row_products import (
 
 KERNEL = "thin_product"
 BLOCK_ROWS = 16
+# What an entry of the tables says of when to launch. On other GPUs than the H200 it is not measured.
+LIMITS = ("most_rows", "most_megabytes")
 
 
 def _candidates() -> list[dict[str, int]]:
@@ -146,7 +150,7 @@ class ThinProduct:
         if num_rows == 0:
             return out
         x = x if x.stride(1) == 1 else x.contiguous()
-        values = _launched(self._gpu)
+        values = _launched(configuration(KERNEL, DEFAULT, self._gpu))
         programs = values.pop("programs")
         constants, options = split_options(values)
         block_inputs, block_outputs = constants["BLOCK_INPUTS"], constants["BLOCK_OUTPUTS"]
@@ -184,14 +188,20 @@ class ThinProduct:
 
 
 def most_thin_rows(gpu: Gpu, weight: Tensor) -> int:
-    """Up to how many rows this is faster than cuBLAS; 0 for a weight so large that cuBLAS is at its floor."""
+    """Up to how many rows this is taken instead of cuBLAS: as many as it was measured to be faster for.
+
+    0 for a weight so large that cuBLAS is at its floor, or whose tiles do not all run at once.
+    """
     entry = configuration(KERNEL, DEFAULT, gpu)
-    return entry["most_rows"] if weight.nbytes <= entry["most_megabytes"] * 10**6 else 0
+    num_tiles = triton.cdiv(len(weight), entry["BLOCK_OUTPUTS"])
+    is_large = weight.nbytes > entry["most_megabytes"] * 10**6
+    is_more_than_a_wave = num_tiles > entry["programs"] * gpu.num_multiprocessors
+    return 0 if is_large or is_more_than_a_wave else entry["most_rows"]
 
 
-def _launched(gpu: Gpu) -> dict[str, int]:
-    entry = configuration(KERNEL, DEFAULT, gpu)
-    return {name: value for name, value in entry.items() if not name.startswith("most_")}
+def _launched(values: Mapping[str, int]) -> dict[str, int]:
+    """Of an entry, what a launch is told."""
+    return {name: value for name, value in values.items() if name not in LIMITS}
 
 
 def thin_product_by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -203,16 +213,23 @@ def thin_product_by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Ten
 def _cases() -> list[CompileCase]:
     cases = []
     for one in configurations(KERNEL):
-        values = {name: value for name, value in one.values.items() if not name.startswith("most_")}
+        values = _launched(one.values)
         del values["programs"]
         constants, options = split_options(values)
-        for fits, has_splits in ((True, True), (False, True), (True, False)):
+        for fits, has_splits, has_bias in (
+            (True, True, False),
+            (False, True, False),
+            (True, False, False),
+            (True, True, True),
+        ):
+            bias: dict[str, object] = {} if has_bias else {"bias_pointer": None}
             cases.append(
                 CompileCase(
-                    f"{one.label} fits={fits} has_splits={has_splits}",
+                    f"{one.label} fits={fits} has_splits={has_splits} has_bias={has_bias}",
                     thin_product_kernel,
                     {
                         **dict.fromkeys(("x_pointer", "weight_pointer", "out_pointer"), "*bf16"),
+                        **({"bias_pointer": "*bf16"} if has_bias else {}),
                         "partials": "*fp32",
                         "arrivals": "*i32",
                         "num_rows": "i32",
@@ -220,8 +237,8 @@ def _cases() -> list[CompileCase]:
                         **dict.fromkeys(("num_outputs", "num_inputs", "x_stride"), "i32:16"),
                     },
                     {
-                        "bias_pointer": None,
-                        "HAS_BIAS": False,
+                        **bias,
+                        "HAS_BIAS": has_bias,
                         "HAS_SPLITS": has_splits,
                         "FITS": fits,
                         "ROWS": BLOCK_ROWS,
