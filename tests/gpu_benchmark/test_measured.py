@@ -18,9 +18,9 @@ def test_the_page_has_the_committed_results() -> None:
 
 
 def test_rows_are_told_by_what_they_have() -> None:
-    run = {"number": 3, "date": "2026-11-26T07:46:37+00:00"}
-    run["conditions"] = {"device": "a GPU", "torch": "2.11", "triton": "3.6", "cuda": "13.0"}
-    run["conditions"] |= {"commit": "0123456789abcdef", "tree": "changed"}
+    conditions = {"device": "a GPU", "torch": "2.11", "triton": "3.6", "cuda": "13.0"}
+    conditions |= {"commit": "0123456789abcdef", "tree": "changed"}
+    run = {"number": 3, "date": "2026-11-26T07:46:37+00:00", "conditions": conditions}
     step = {"stage": "engine", "name": "llama none, decode 1 at 512", "run": 3, "step_milliseconds": 4.0}
     step |= {"tokens_per_second": 250.0, "share_of_floor": 0.875}
     failed = {"stage": "engine", "name": "llama fp8, load", "run": 3, "error": "no memory"}
