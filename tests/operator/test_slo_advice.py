@@ -23,22 +23,26 @@ def told(build: Build, target: float, latency: Any = "ttft", **model: float) -> 
 
 def test_the_model_says_what_each_lever_leaves() -> None:
     gpu = Build(quantization="none", has_gpu=True)
-    # fp8: 0.6 * 10 + 0.6 * 500; two GPUs: 0.55 * 510. int4 computes prompts in plain numbers.
-    assert told(gpu, 320.0) == "fp8 weights or tensorParallelSize 2 would be predicted at 306 / 280 ms"
-    # A decode reads weights (10 ms) and KV (10 ms).
-    assert told(gpu, 12.0, "tpot") == (
+    # fp8: 0.66 * 10 + 0.6 * 500; two GPUs: 0.55 * 510. int4 computes prompts in plain numbers.
+    assert told(gpu, 320.0) == "fp8 weights or tensorParallelSize 2 would be predicted at 307 / 280 ms"
+    # A decode reads weights (10 ms) and KV (30 ms).
+    assert told(gpu, 22.0, "tpot", kv=0.03) == (
         "fp8 weights or int4 weights or tensorParallelSize 2 or kvCacheDtype fp8 would be predicted at "
-        "16 / 14 / 11 / 16 ms"
+        "37 / 35 / 22 / 38 ms"
+    )
+    # Of 10 ms of KV, codes leave 9.2, which is not worth a word beside 10 of weights.
+    assert told(gpu, 12.0, "tpot") == (
+        "fp8 weights or int4 weights or tensorParallelSize 2 would be predicted at 17 / 15 / 11 ms"
     )
 
 
 def test_where_none_is_enough_alone_it_says_what_all_are_together() -> None:
     gpu = Build(quantization="none", has_gpu=True)
-    assert told(gpu, 200.0).endswith("; fp8 weights and tensorParallelSize 2 together, 168 ms, is enough")
-    assert told(gpu, 100.0).endswith("together, 168 ms, is not enough either")
-    # 3.9 ms of weights, 6 ms of KV, and half of both.
-    together = "int4 weights and tensorParallelSize 2 and kvCacheDtype fp8 together, 5.4 ms, is enough"
-    assert told(gpu, 6.0, "tpot").endswith(together)
+    assert told(gpu, 200.0).endswith("; fp8 weights and tensorParallelSize 2 together, 169 ms, is enough")
+    assert told(gpu, 100.0).endswith("together, 169 ms, is not enough either")
+    # 5.4 ms of weights, 27.6 ms of KV, and half of both.
+    together = "int4 weights and tensorParallelSize 2 and kvCacheDtype fp8 together, 18 ms, is enough"
+    assert told(gpu, 20.0, "tpot", kv=0.03).endswith(together)
 
 
 def test_only_what_is_not_pulled_yet_is_named() -> None:
@@ -47,7 +51,7 @@ def test_only_what_is_not_pulled_yet_is_named() -> None:
         f"tensorParallelSize 8 would be predicted at {20 * PARALLEL_SHARE:.0f} ms, which is not enough"
     )
     # Of four-bit weights, fp8 ones compute prompts sooner.
-    assert told(pulled, 400.0).startswith("fp8 weights or tensorParallelSize 8 would be predicted at 315 / ")
+    assert told(pulled, 400.0).startswith("fp8 weights or tensorParallelSize 8 would be predicted at 312 / ")
     most = Build(quantization="fp8", kv_cache_dtype="int8", tensor_parallel_size=64, has_gpu=True)
     assert told(most, 1.0).startswith("no lever of the model is known to help")
 
