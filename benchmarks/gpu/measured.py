@@ -75,11 +75,12 @@ def _goals(rows: Sequence[Row]) -> str:
 def _checks(rows: Sequence[Row]) -> str:
     own = [row for row in rows if row["stage"] == "checks" and "is_right" in row]
     kernels = [row for row in own if "num_checks" in row]
+    num_done = sum(row["num_checks"] for row in kernels)
+    num_left = sum(row.get("num_left", 0) for row in kernels)
     cells = [
         (
             "kernels",
-            f"{sum(row['num_checks'] for row in kernels)} checks of {len(kernels)} kernels, "
-            f"{sum(row.get('num_left', 0) for row in kernels)} of theirs not done",
+            f"{num_done} checks of {len(kernels)} kernels, {num_left} of theirs not done",
             f"{sum(not row['is_right'] for row in kernels)} kernels wrong",
         )
     ]
