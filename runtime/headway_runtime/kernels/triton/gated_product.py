@@ -36,6 +36,8 @@ from headway_runtime.kernels.triton.rounding import narrow
 from headway_runtime.model_config import Activation
 
 MOST_ROWS = 64
+# Of a thread, of 64 rows on 8.0: float32 is for comparing.
+FLOAT32_SPILL_BYTES = 16
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -108,8 +110,7 @@ class GatedProduct:
             return out
         gpu = gpu_of(x.device)
         values = configuration("gated_product", str(max(16, triton.next_power_of_2(num_rows))), gpu)
-        # The tables are for 16 bits; of float32, which is for comparing, as many bytes are on their way.
-        values["BLOCK_INPUTS"] = max(16, values["BLOCK_INPUTS"] * 2 // x.element_size())
+        values["BLOCK_INPUTS"] = block_inputs(values["BLOCK_INPUTS"], x.element_size())
         grid = (triton.cdiv(size, values["BLOCK_OUTPUTS"]), triton.cdiv(num_rows, values["BLOCK_ROWS"]))
         gated_product_kernel[grid](
             x,
@@ -128,6 +129,11 @@ class GatedProduct:
         return out
 
 
+def block_inputs(tabled: int, item_bytes: int) -> int:
+    """The tables are for 16 bits; of float32, which is for comparing, as many bytes are on their way."""
+    return max(16, tabled * 2 // item_bytes)
+
+
 def gated_product_by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """The reference, in float32."""
     both = functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
@@ -140,11 +146,9 @@ def _cases() -> list[CompileCase]:
     cases = []
     for one in configurations("gated_product"):
         constants, options = split_options(one.values)
-        for fits in (True, False):
+        for number, fits in (("bf16", True), ("bf16", False), ("fp32", True)):
             signature = {
-                "x_pointer": "*bf16",
-                "weight_pointer": "*bf16",
-                "out_pointer": "*bf16",
+                **dict.fromkeys(("x_pointer", "weight_pointer", "out_pointer"), f"*{number}"),
                 "num_rows": "i32",
                 "size": "i32:16",
                 "num_inputs": "i32:16",
@@ -153,16 +157,19 @@ def _cases() -> list[CompileCase]:
             if fits:
                 flags["bias_pointer"] = None
             else:
-                signature["bias_pointer"] = "*bf16"
-            label = f"{one.label}{'' if fits else ' masked, with bias'}"
+                signature["bias_pointer"] = f"*{number}"
+            label = f"{one.label} {number}{'' if fits else ' masked, with bias'}"
+            item_bytes = 4 if number == "fp32" else 2
+            own = {**constants, "BLOCK_INPUTS": block_inputs(constants["BLOCK_INPUTS"], item_bytes)}
             cases.append(
                 CompileCase(
                     label,
                     gated_product_kernel,
                     signature,
-                    {**flags, **constants},
+                    {**flags, **own},
                     options,
                     one.capabilities,
+                    FLOAT32_SPILL_BYTES if number == "fp32" else 0,
                 )
             )
     return cases
