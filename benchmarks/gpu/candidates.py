@@ -8,6 +8,7 @@ from headway_runtime.kernels.triton import (
     coded_product,
     coded_rows,
     coded_rows_product,
+    decode_candidates,
     expert_inputs,
     expert_order,
     expert_product,
@@ -75,8 +76,8 @@ _EXPERTS = _by_rows("block_rows", expert_product.CANDIDATES["rows_8"], expert_pr
 _EXPERT_ROWS = expert_rows_product.CANDIDATES
 _CODED_ROWS = coded_rows_product.CANDIDATES
 CANDIDATES: dict[str, Classes] = {
-    paged_decode.KERNEL: paged_decode.CANDIDATES,
-    paged_decode.WIDE_KERNEL: paged_decode.WIDE_CANDIDATES,
+    paged_decode.KERNEL: decode_candidates.CANDIDATES,
+    paged_decode.WIDE_KERNEL: decode_candidates.WIDE_CANDIDATES,
     "paged_prefill": paged_prefill.CANDIDATES,
     **dict.fromkeys(coded_product.KERNELS.values(), coded_product.CANDIDATES),
     "coded_rows_product": _by_rows("BLOCK_ROWS", _CODED_ROWS["rows_16"], _CODED_ROWS[MANY_ROWS]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway_runtime.kernels.triton import launch, paged_decode, paged_prefill
+from headway_runtime.kernels.triton import decode_candidates, launch, paged_decode, paged_prefill
 from headway_runtime.kernels.triton.launch import CAPABILITIES, configurations, tabled_kernels
 from headway_runtime.kernels.triton.resources import Resources
 from headway_runtime.parallel import one_shot
@@ -60,8 +60,8 @@ def test_every_kernel_of_the_tables_is_some_files() -> None:
 @pytest.mark.parametrize(
     ("kernel", "classes"),
     [
-        (paged_decode.KERNEL, paged_decode.CANDIDATES),
-        (paged_decode.WIDE_KERNEL, paged_decode.WIDE_CANDIDATES),
+        (paged_decode.KERNEL, decode_candidates.CANDIDATES),
+        (paged_decode.WIDE_KERNEL, decode_candidates.WIDE_CANDIDATES),
         (paged_prefill.KERNEL, paged_prefill.CANDIDATES),
     ],
 )
