@@ -4,6 +4,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Required, TypedDict, Unpack
 
@@ -45,14 +46,13 @@ def make_engine(
 ) -> EngineCore:
     """An engine of the model in `folder`. check_time: raises where there is none left, and ends what is under
     way."""
-    engine = EngineCore(engine_config(folder, device, **options), EngineMetrics())
-    try:
+    with ExitStack() as unless_made:
+        engine = EngineCore(engine_config(folder, device, **options), EngineMetrics())
+        unless_made.callback(engine.close)
         while engine.has_idle_work:
             check_time()
             engine.work_idly()
-    except BaseException:
-        engine.close()
-        raise
+        unless_made.pop_all()
     return engine
 
 
