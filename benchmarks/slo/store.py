@@ -35,7 +35,7 @@ LAW = ("operator/headway_operator/slo",)
 BASELINES = ("operator/headway_simulator/baselines",)
 ORACLE = tuple(
     f"operator/headway_simulator/{name}.py"
-    for name in ("oracle", "courses", "descent", "least_work", "schedules")
+    for name in ("oracle", "courses", "descent", "least_work", "limit_candidates", "schedules")
 )
 # What makes the excerpts, which are fingerprinted themselves; what shows results; what only the oracle reads.
 NOT_OF_THE_PROOF = (

@@ -7,8 +7,8 @@ engine and cold starts and without faults, attains the objective: at least `perc
 both targets. So its cost is one that can really be had; the true least cost is no higher.
 
 Algorithm.
-1. Batch limits, by the busiest interval: the most sequences with the most tokens of a step, halved some
-   times; kept are those with which fewest replicas do, of equals those with fewest misses. Then fewer
+1. Batch limits, by the busiest interval: the most sequences with each budget of `limit_candidates`;
+   kept are those with which fewest replicas do, of equals those with fewest misses. Then fewer
    sequences (a half, a quarter, as many as TPOT seems to allow), kept where still fewer replicas do: they
    have requests wait, which one interval alone shows too little of.
 2. misses[i][n]: simulate the arrivals of interval i, after WARM_UP_SECONDS of those before it, on n replicas
@@ -48,6 +48,7 @@ from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course, missed
 from headway_simulator.descent import Course, Ground, Tried, descend
 from headway_simulator.least_work import least_replica_seconds
+from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, judged_from, measures
 from headway_simulator.records import Flight
 from headway_simulator.schedules import INTERVAL_SECONDS, WarmUp, ahead_seconds, schedule
@@ -59,7 +60,6 @@ __all__ = ["BUDGET", "INTERVAL_SECONDS", "Ends", "Oracle", "find_oracle"]
 WARM_UP_SECONDS = 30.0
 # After an interval its last arrivals are still served beside new ones.
 COOL_DOWN_SECONDS = 60.0
-NUM_TOKEN_CANDIDATES = 4
 # Of sequences: the most, a half and a quarter of them.
 NUM_SEQUENCE_CANDIDATES = 3
 # Whole simulations of steps 4 and 5.
@@ -172,10 +172,9 @@ class _Search:
         busiest = max(range(self.num_intervals), key=lambda i: work_seconds(model, self._part(i)))
         highest, bounded = self._target.highest, self._target.bound_limits
         chosen, best = highest, (self._most() + 1, 0)
-        for halvings in range(NUM_TOKEN_CANDIDATES):
-            tokens = highest.max_num_batched_tokens >> halvings
+        for index, tokens in enumerate(token_candidates(model, self._target)):
             self.limits = bounded(replace(highest, max_num_batched_tokens=tokens))
-            found = self._fewest(busiest, best[0] if halvings else None)
+            found = self._fewest(busiest, best[0] if index else None)
             if found < best:
                 chosen, best = self.limits, found
         fewer = {highest.max_num_seqs >> halvings for halvings in range(1, NUM_SEQUENCE_CANDIDATES)}

@@ -14,6 +14,7 @@ from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course
 from headway_simulator.engine import SimulatedEngine
 from headway_simulator.least_work import least_replica_seconds
+from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, measures
 from headway_simulator.oracle import Ends, Oracle, find_oracle
 from headway_simulator.schedules import asked_seconds, schedule
@@ -82,6 +83,21 @@ def test_fewer_sequences_are_had_where_fewer_replicas_do(build: Any) -> None:
     assert oracle.limits.max_num_seqs <= 8
     assert oracle.replicas == (1,)
     assert oracle.is_attained
+
+
+def test_the_budgets_tried_have_those_of_steps_as_long_as_a_token_may_take(build: Any) -> None:
+    """Beside all sequences that TPOT seems to allow, and half of them."""
+    model = build.setting().engine.model
+    target = target_of(build.service(ttftMilliseconds=8000, tpotMilliseconds=40).spec)
+    candidates = token_candidates(model, target)
+    most = target.highest.max_num_batched_tokens
+    assert candidates[:4] == [most, most // 2, most // 4, most // 8]
+    batch = guessed_batch(model, target)
+    for seqs, tokens in zip((batch, round(0.5 * batch)), candidates[4:], strict=True):
+        longest = 1000 * model.seconds(tokens - seqs, 0, seqs, 0)
+        assert 0.9 * 40 < longest <= 0.95 * 40, (seqs, tokens)
+    unbounded = target_of(build.service(ttftMilliseconds=8000, tpotMilliseconds=None).spec)
+    assert token_candidates(model, unbounded) == candidates[:4]
 
 
 def test_replicas_of_single_intervals_know_the_targets_as_those_of_whole_courses_do(
