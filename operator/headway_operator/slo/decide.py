@@ -356,6 +356,7 @@ def _numbers(situation: Situation, recommendation: replicas.Recommendation) -> d
         "recommended_replicas": recommendation.replicas,
         "requests_per_second": round(situation.forecast.now, 3),
         "expected_per_second": round(situation.forecast.ahead, 3),
+        "rate_persistence": round(situation.forecast.persistence, 3),
         "index_of_dispersion": round(situation.forecast.idc, 2),
         "lead_seconds": round(situation.lead_seconds, 1),
         "ready": counted.ready,

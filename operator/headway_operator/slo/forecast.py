@@ -1,7 +1,9 @@
 """The rate of requests that replicas asked for now will meet: level, trend, the same time yesterday, bursts.
 
 Arrivals come in slices. Level and trend are what `rate_change` makes of the last two minutes: so a step is
-seen within a few passes, a slope is followed, and noise is not. Yesterday is a ring of ten-minute means.
+seen within a few passes, a slope is followed, and noise is not. How they differ from the mean of all that is
+kept (five minutes) is believed as far as such differences have lasted until then (`persistence`). Yesterday
+is a ring of ten-minute means.
 
 How bursty arrivals are is measured: the index of dispersion (IDC), variance over mean of counts in
 BIN_SECONDS, from their second differences, so that a trend is not taken for a burst. Poisson has 1;
@@ -12,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway_operator.slo.rate_change import Span, Trend, trend
+from headway_operator.slo.persistence import Persistence
+from headway_operator.slo.rate_change import Span, Trend, rate_within, trend
 from headway_operator.slo.slices import Slice
 
 LEVEL_SECONDS = 120.0
@@ -25,19 +28,24 @@ DAY_SECONDS = 86_400.0
 DAY_BIN_SECONDS = 600.0
 
 
+NEVER_SEEN = Persistence()
+
+
 @dataclass(frozen=True, slots=True)
 class Course:
     """What is remembered of the load. idc_at: when a bin was last counted in. day: by ten minutes of the day,
-    the day (whole days since the epoch) that it was seen on, the mean rate, and of how many passes."""
+    the day (whole days since the epoch) that it was seen on, the mean rate, and of how many passes.
+    persistence: what came of earlier forecasts."""
 
     idc: float = 1.0
     idc_at: float = 0.0
     day: Mapping[int, tuple[int, float, int]] | None = None
+    persistence: Persistence = NEVER_SEEN
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         day = {str(index): list(seen) for index, seen in (self.day or {}).items()}
-        return {"idc": self.idc, "idc_at": self.idc_at, "day": day}
+        return {"idc": self.idc, "idc_at": self.idc_at, "day": day, "persistence": self.persistence.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Course":
@@ -47,16 +55,21 @@ class Course:
             int(index): (int(seen[0]), float(seen[1]), int(seen[2]) if len(seen) > 2 else 1)
             for index, seen in data["day"].items()
         }
-        return cls(data["idc"], data["idc_at"], day or None)
+        # Nor have they come of forecasts.
+        seen_before = data.get("persistence")
+        persistence = NEVER_SEEN if seen_before is None else Persistence.from_dict(seen_before)
+        return cls(data["idc"], data["idc_at"], day or None, persistence)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Requests per second. now: the level; ahead: expected when replicas asked for now are ready."""
+    """Requests per second. now: the level; ahead: expected when replicas asked for now are ready. persistence:
+    the share of a difference from the mean that is taken to last so long."""
 
     now: float
     ahead: float
     idc: float
+    persistence: float = 1.0
 
 
 def arrivals(slices: Sequence[Slice]) -> list[Span]:
@@ -74,36 +87,51 @@ def arrivals(slices: Sequence[Slice]) -> list[Span]:
 
 def forecast(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> Forecast:
     """What to expect `lead_seconds` from now."""
+    level, ahead = _foretold(course, spans, now, lead_seconds)
+    share, mean = course.persistence.share, _mean(spans)
+    lasting = mean + share * (ahead - mean)
+    return Forecast(level, max(0.0, lasting, _yesterday(course, now + lead_seconds)), course.idc, share)
+
+
+def _foretold(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> tuple[float, float]:
+    """The level, and what it becomes along the trend."""
     seen = _since(spans, now - LEVEL_SECONDS)
     found = trend(seen, course.idc) if seen else Trend(0.0)
     level = max(0.0, found.level)
     most = MOST_TREND * level
-    ahead = level + max(-most, min(most, found.slope * lead_seconds))
-    return Forecast(level, max(0.0, ahead, _yesterday(course, now + lead_seconds)), course.idc)
+    return level, level + max(-most, min(most, found.slope * lead_seconds))
 
 
-def watched(course: Course, spans: Sequence[Span], now: float) -> Course:
+def watched(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> Course:
     """The course after one more pass."""
+    is_bin_over = now - course.idc_at >= BIN_SECONDS
     course = _with_burst(course, spans, now)
     if not spans:
         return course
+    persistence = course.persistence.seeing(spans, now)
+    if is_bin_over:
+        _, ahead = _foretold(course, spans, now, lead_seconds)
+        persistence = persistence.foretelling(now + lead_seconds, _mean(spans), ahead, course.idc)
     index, today = int(now % DAY_SECONDS // DAY_BIN_SECONDS), int(now // DAY_SECONDS)
     day = dict(course.day or {})
-    lately = _since(spans, now - LEVEL_SECONDS)
-    seconds = sum(one.end - one.start for one in lately)
-    rate = sum(one.count for one in lately) / seconds if seconds > 0 else 0.0
+    rate = _mean(_since(spans, now - LEVEL_SECONDS))
     seen = day.get(index)
     if seen is None or seen[0] != today:
         day[index] = (today, rate, 1)
     else:
         day[index] = (today, seen[1] + (rate - seen[1]) / (seen[2] + 1), seen[2] + 1)
-    return replace(course, day=day)
+    return replace(course, day=day, persistence=persistence)
+
+
+def _mean(spans: Sequence[Span]) -> float:
+    seconds = sum(one.end - one.start for one in spans)
+    return sum(one.count for one in spans) / seconds if seconds > 0 else 0.0
 
 
 def _with_burst(course: Course, spans: Sequence[Span], now: float) -> Course:
     if now - course.idc_at < BIN_SECONDS:
         return course
-    rates = [_rate_within(spans, now - k * BIN_SECONDS, now - (k - 1) * BIN_SECONDS) for k in (3, 2, 1)]
+    rates = [rate_within(spans, now - k * BIN_SECONDS, now - (k - 1) * BIN_SECONDS) for k in (3, 2, 1)]
     first, second, third = rates
     if first is None or second is None or third is None:
         return replace(course, idc_at=now)
@@ -119,12 +147,6 @@ def _with_burst(course: Course, spans: Sequence[Span], now: float) -> Course:
 def _since(spans: Sequence[Span], since: float) -> Sequence[Span]:
     """Those that lie after `since` by more than half, the last one if none does."""
     return [one for one in spans if (one.start + one.end) / 2.0 > since] or spans[-1:]
-
-
-def _rate_within(spans: Sequence[Span], start: float, end: float) -> float | None:
-    kept = [one for one in spans if start < (one.start + one.end) / 2.0 <= end]
-    seconds = sum(one.end - one.start for one in kept)
-    return sum(one.count for one in kept) / seconds if seconds >= BIN_SECONDS / 2.0 else None
 
 
 def _yesterday(course: Course, at: float) -> float:

@@ -37,6 +37,14 @@ class Trend:
     slope: float = 0.0
 
 
+def rate_within(spans: Sequence[Span], start: float, end: float) -> float | None:
+    """Requests per second of those spans that lie in (start, end] by more than half; None where they do not
+    cover half of it."""
+    kept = [one for one in spans if start < (one.start + one.end) / 2.0 <= end]
+    seconds = sum(one.end - one.start for one in kept)
+    return sum(one.count for one in kept) / seconds if seconds >= (end - start) / 2.0 else None
+
+
 def trend(spans: Sequence[Span], idc: float) -> Trend:
     """What happened in these spans, of which the last one ends now; at least one, in order."""
     whole = sum(one.end - one.start for one in spans)

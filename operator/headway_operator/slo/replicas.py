@@ -83,6 +83,8 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
         left = max(0.0, left - max(0.0, spare) * window)
     if situation.load.late:
         rate = max(rate, expected.now + left / DRAIN_SECONDS)
+    elif situation.is_violated:
+        rate = max(rate, expected.now)
     need = rate / found.per_second
     number = ceil(need)
     desired = situation.supply.desired

@@ -84,7 +84,7 @@ def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Obse
     return replace(
         memory,
         fit=fit,
-        course=watched(memory.course, spans, now),
+        course=watched(memory.course, spans, now, lead_seconds(memory)),
         starts=_starts(memory, observed, now),
     )
 
