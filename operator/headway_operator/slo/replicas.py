@@ -6,7 +6,8 @@ Recommended is the largest of
     backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
 
 with the rate forecast for when replicas asked for now are ready. Below what there is, a dead band holds:
-fewer are recommended only if they are predicted to keep both latencies and memory within MOST_TARGET_USE.
+fewer are recommended only if they could take DEAD_BAND more. It is a share of the rate and not of a latency:
+under a target close to the latency of an idle replica a tenth of it is a third of what a replica can do.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and
@@ -22,8 +23,7 @@ the number that the load calls for go at once. The last one is not removed this 
 for `sleep` to say.
 """
 
-from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, sqrt
 
 from headway_operator.slo import histogram, patience
@@ -31,16 +31,19 @@ from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
 
 BURST_DEVIATIONS = 1.3
+# Below what there is, the load is taken to be so much higher.
+DEAD_BAND = 0.1
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
 FEW_ADDED = 4
 SHARE_REMOVED = 0.1
-MOST_TARGET_USE = 0.9
 # Without a model: a violation must have lasted this long, where limits can still move and where they cannot.
 PATIENCE_SECONDS = 15.0
 SHORT_PATIENCE_SECONDS = 6.0
-# Without a model: what one replica fewer may be predicted to use of the cap on running sequences.
+# Without a model: what one replica fewer may be predicted to use of the targets and memory, and of the cap on
+# running sequences.
+MOST_TARGET_USE = 0.9
 MOST_CAP_USE = 0.7
 HEADROOM_WINDOW_SECONDS = 20.0
 SICK = "SickReplica"
@@ -89,26 +92,9 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     number = ceil(need)
     desired = situation.supply.desired
     if number < desired:
-        number = _after_dead_band(situation, found, number)
+        number = min(desired, ceil(need * (1.0 + DEAD_BAND)))
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
     return Recommendation(target.bound_replicas(max(1, number)), words, rate)
-
-
-def _after_dead_band(situation: Situation, found: Sizing, number: int) -> int:
-    """The fewest replicas, from `number` up to those that there are, that keep a margin."""
-    limits = found.capacity.limits
-    expected = situation.forecast.ahead
-
-    def keeps(fewer: int) -> bool:
-        if expected > fewer * found.capacity.bound:
-            return False
-        replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        predicted = replica.latencies(expected / fewer / found.kappa, limits, found.factors)
-        return replica.is_kept(predicted, situation.target, MOST_TARGET_USE)
-
-    # More replicas are never slower.
-    wanted = range(max(1, number), situation.supply.desired)
-    return wanted.start + bisect_left(wanted, True, key=keeps)
 
 
 def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:
