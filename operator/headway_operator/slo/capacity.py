@@ -298,11 +298,16 @@ class Replica:
         tpot, highest = target.targets.tpot_milliseconds, target.highest.max_num_seqs
         if self.workload.kv_share > 0.0:
             highest = max(1, min(highest, int(MOST_KV_USE / self.workload.kv_share)))
-        token = self.model.sequence + self.model.kv * self.workload.context
-        if tpot is None or max(self._longest_step(taken, token, limits) for taken in (1, highest)) <= tpot:
+        if tpot is None:
             return highest
+        token = self.model.sequence + self.model.kv * self.workload.context
         taken = range(1, highest + 1)
-        return max(1, bisect_right(taken, tpot, key=lambda number: self._full_tpot(number, token, factors)))
+        # Whatever is guessed of prompts, no token comes later than the longest step.
+        bounded = bisect_right(taken, tpot, key=lambda number: self._longest_step(number, token, limits))
+        if bounded == highest:
+            return highest
+        guessed = bisect_right(taken, tpot, key=lambda number: self._full_tpot(number, token, factors))
+        return max(1, bounded, guessed)
 
     def _full_tpot(self, taken: int, token: float, factors: Factors) -> float:
         """At the percentile, with so many places taken all the time. Each sequence that ends makes room for a
