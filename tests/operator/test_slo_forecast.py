@@ -71,7 +71,7 @@ def test_the_same_time_yesterday_counts_where_it_was_seen() -> None:
     for minute in range(20):
         at = NOW - DAY_SECONDS + 60 * minute
         seen = [Span(at - 60, at, 60 * (50.0 if minute > 10 else 5.0))]
-        course = watched(course, seen, at)
+        course = watched(course, seen, at, 60.0)
     found = forecast(course, spans([5.0] * 60), NOW, 900.0)
     assert found.ahead == pytest.approx(50.0, rel=0.2)
     assert forecast(Course(), spans([5.0] * 60), NOW, 900.0).ahead == pytest.approx(5.0)
@@ -84,7 +84,7 @@ def test_of_ten_minutes_yesterday_the_mean_counts() -> None:
     for second in range(0, 600, 5):
         at = start - DAY_SECONDS + second
         rate = 5.0 if 300 <= second < 420 else 1.0
-        course = watched(course, [Span(at - 5, at, 5 * rate)], at)
+        course = watched(course, [Span(at - 5, at, 5 * rate)], at, 60.0)
     found = forecast(course, spans([0.5] * 60), start, 60.0)
     assert found.ahead == pytest.approx(1.8)
     assert Course.from_dict(json.loads(json.dumps(course.to_dict()))) == course
@@ -101,7 +101,7 @@ def test_bursts_show_in_the_index_of_dispersion(size: int, low: float, high: flo
         groups = sum(chance.random() < 0.02 for _ in range(500))
         end = NOW + 5.0 * (k + 1)
         history = [*history[-8:], Span(end - 5.0, end, float(groups * size))]
-        course = watched(course, history, end)
+        course = watched(course, history, end, 60.0)
     assert low < course.idc < high
 
 
@@ -115,5 +115,56 @@ def test_what_nobody_told_is_spread_over_the_time_until_somebody_did() -> None:
 
 
 def test_the_course_survives_a_checkpoint() -> None:
-    course = watched(Course(), spans([7.0] * 60), NOW)
+    course = watched(Course(), spans([7.0] * 60), NOW, 60.0)
     assert Course.from_dict(course.to_dict()) == course
+
+
+def learnt(rates: list[float], lead_seconds: float = 60.0) -> tuple[Course, list[Span]]:
+    """The course, pass by pass, and what is kept of the load at its end."""
+    course, history = Course(), spans(rates)
+    for k in range(60, len(history)):
+        course = watched(course, history[k - 60 : k], history[k - 1].end, lead_seconds)
+    return course, history[-60:]
+
+
+QUIET, BURST = [20.0] * 60, [40.0] * 6
+
+
+def test_bursts_that_are_over_before_a_replica_is_ready_are_followed_less_each_time() -> None:
+    """Half a minute of twice as much, every five minutes; a replica takes one minute."""
+    aheads = [
+        forecast(*learnt(QUIET + (BURST + QUIET[:54]) * before + BURST), NOW, 60.0).ahead
+        for before in (0, 1, 4)
+    ]
+    assert aheads[0] > 38.0
+    assert aheads[1] < 30.0
+    assert aheads[2] < aheads[1]
+    assert forecast(*learnt(QUIET + BURST), NOW, 60.0).now > 38.0
+
+
+def test_steps_that_stay_are_followed_whole() -> None:
+    rates = [rate for rate in (10.0, 20.0, 40.0, 80.0) for _ in range(90)]
+    course, kept = learnt(rates + [120.0] * 6)
+    assert course.persistence.share > 0.9
+    assert forecast(course, kept, NOW, 60.0).ahead > 110.0
+
+
+@pytest.mark.parametrize("per_second", [2.0, 40.0])
+def test_noise_keeps_nobody_from_seeing_a_step(per_second: float) -> None:
+    """Two hours of Poisson arrivals, then three times as many for half a minute."""
+    chance = random.Random(3)
+    rates = [sum(chance.random() < per_second / 100.0 for _ in range(500)) / 5.0 for _ in range(1440)]
+    course, kept = learnt(rates + [3.0 * per_second] * 6)
+    assert forecast(course, kept, NOW, 60.0).ahead > 2.3 * per_second
+
+
+def test_what_was_learnt_of_bursts_is_forgotten() -> None:
+    course, _ = learnt(QUIET + (BURST + QUIET[:54]) * 3)
+    later, _ = learnt(QUIET + (BURST + QUIET[:54]) * 3 + QUIET * 3 + [30.0] * 60)
+    assert later.persistence.share > course.persistence.share
+
+
+def test_what_came_of_forecasts_survives_a_checkpoint() -> None:
+    course, _ = learnt(QUIET + BURST)
+    assert course.persistence.foretold
+    assert Course.from_dict(json.loads(json.dumps(course.to_dict()))) == course

@@ -239,11 +239,26 @@ def test_without_most_samples_everything_holds_but_the_minimum(build: Any) -> No
     assert fleet.decide()[0].replicas == 8
 
 
-def test_fewer_are_not_recommended_where_they_would_come_close_to_a_target(build: Any) -> None:
-    """Three could keep the promise; the dead band wants them to keep nine tenths of it."""
+def test_fewer_are_not_recommended_where_a_tenth_more_load_would_need_those_there_are(build: Any) -> None:
+    """Three could take the load; the dead band wants them to be able to take a tenth more."""
     recommended = {
         share: Fleet(build, 4, 3 * CAPACITY * share).decide()[0].evidence["recommended_replicas"]
-        for share in (0.80, 0.945)
+        for share in (0.80, 0.91)
     }
-    assert recommended == {0.80: 3, 0.945: 4}
-    assert Fleet(build, 3, 3 * CAPACITY * 0.945).decide()[0].replicas == 3
+    assert recommended == {0.80: 3, 0.91: 4}
+    assert Fleet(build, 3, 3 * CAPACITY * 0.91).decide()[0].replicas == 3
+
+
+def test_the_dead_band_is_no_wider_where_a_target_is_close_to_what_an_idle_replica_takes(build: Any) -> None:
+    """11 ms for tokens that take 8.55 at least, of which a tenth is a third of what is left."""
+
+    def recommended(ready: int, per_second: float) -> float:
+        fleet = Fleet(build, ready, per_second)
+        fleet.promise(Targets(700.0, 11.0))
+        return fleet.decide()[0].evidence["recommended_replicas"]
+
+    fleet = Fleet(build, 4, 4.0)
+    fleet.promise(Targets(700.0, 11.0))
+    one = fleet.decide()[0].evidence["capacity_per_second"]
+    assert recommended(4, 3 * 0.75 * one) == 3
+    assert recommended(4, 3 * 0.93 * one) == 4

@@ -238,7 +238,7 @@ def _act(situation: Situation, recommendation: replicas.Recommendation) -> Choic
     moved = knobs.move(situation)
     raised = replicas.Raise(desired, "")
     if recommendation.replicas > desired or situation.is_violated or situation.supply.overdue:
-        raised = replicas.more(situation, recommendation.replicas)
+        raised = replicas.more(situation, recommendation.needed)
     after = raised.replicas
     lowered = replicas.fewer(situation) if after == desired and not situation.is_violated else desired
     if lowered < desired:

@@ -20,7 +20,7 @@ from headway_operator.slo.slices import Slice
 
 LEVEL_SECONDS = 120.0
 # A trend is believed to go on for so much of the level, up or down: a flash crowd ends.
-MOST_TREND = 0.25
+MOST_TREND = 0.5
 BIN_SECONDS = 15.0
 IDC_WEIGHT = 0.05
 LEAST_IDC, MOST_IDC = 1.0, 100.0
@@ -63,8 +63,8 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Requests per second. now: the level; ahead: expected when replicas asked for now are ready. persistence:
-    the share of a difference from the mean that is taken to last so long."""
+    """Requests per second. now: the level; ahead: expected when replicas asked for now are ready.
+    persistence: the share of a difference from the mean that is taken to last so long."""
 
     now: float
     ahead: float
@@ -88,9 +88,9 @@ def arrivals(slices: Sequence[Slice]) -> list[Span]:
 def forecast(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> Forecast:
     """What to expect `lead_seconds` from now."""
     level, ahead = _foretold(course, spans, now, lead_seconds)
-    share, mean = course.persistence.share, _mean(spans)
-    lasting = mean + share * (ahead - mean)
-    return Forecast(level, max(0.0, lasting, _yesterday(course, now + lead_seconds)), course.idc, share)
+    lasting = course.persistence.lasting(_mean(spans), ahead)
+    expected = max(0.0, lasting, _yesterday(course, now + lead_seconds))
+    return Forecast(level, expected, course.idc, course.persistence.share)
 
 
 def _foretold(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> tuple[float, float]:

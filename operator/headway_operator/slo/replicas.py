@@ -5,7 +5,8 @@ Recommended is the largest of
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
     backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
 
-with the rate forecast for when replicas asked for now are ready. Below what there is, a dead band holds:
+with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
+is broken. Below what there is, a dead band holds:
 fewer are recommended only if they could take DEAD_BAND more. It is a share of the rate and not of a latency:
 under a target close to the latency of an idle replica a tenth of it is a third of what a replica can do.
 
@@ -53,11 +54,12 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """How many replicas the load calls for, in numbers and words; `rate` is what they are sized for."""
+    """How many replicas the load calls for, in numbers and words. needed: without the dead band, for which
+    none is added."""
 
     replicas: int
+    needed: int
     words: str
-    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,13 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     elif situation.is_violated:
         rate = max(rate, expected.now)
     need = rate / found.per_second
-    number = ceil(need)
+    needed = number = ceil(need)
     desired = situation.supply.desired
     if number < desired:
         number = min(desired, ceil(need * (1.0 + DEAD_BAND)))
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
-    return Recommendation(target.bound_replicas(max(1, number)), words, rate)
+    number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
+    return Recommendation(number, needed, words)
 
 
 def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:
@@ -103,12 +106,16 @@ def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendati
         least = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
         since = situation.memory.violated_since
         if situation.supply.pending or since is None or now - since < least:
-            return Recommendation(desired, "")
+            return _plainly(desired)
         more = max(1, min(FEW_ADDED, desired // 2))
-        return Recommendation(situation.target.bound_replicas(desired + more), "")
+        return _plainly(situation.target.bound_replicas(desired + more))
     if _is_one_fewer_enough(situation):
-        return Recommendation(max(1, desired - 1), "")
-    return Recommendation(desired, "")
+        return _plainly(max(1, desired - 1))
+    return _plainly(desired)
+
+
+def _plainly(number: int) -> Recommendation:
+    return Recommendation(number, number, "")
 
 
 def bar(situation: Situation) -> str:
