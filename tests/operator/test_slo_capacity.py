@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from math import inf, log
 from typing import Any
 
@@ -43,6 +44,26 @@ def test_latencies_grow_with_the_rate_up_to_overload() -> None:
         assert values == sorted(values)
         assert values[-1] <= inf
     assert REPLICA.latencies(REPLICA.most_per_second, LIMITS, PLAIN).tpot == inf
+
+
+def test_places_for_a_crowd_hang_on_no_percent_of_a_step(build: Any) -> None:
+    """Long prompts in steps that take just as long as a token may: what a sequence costs is known to a few
+    hundredths of a millisecond, and whether all places fit the longest step hangs on these."""
+    target = build.target(targets=Targets(64_000.0, 26.0), initial=LIMITS)
+    work = Workload(prompt=10_400.0, prompt_square=2.5e8, answer=360.0, context=12_000.0, kv_share=0.013)
+    places = []
+    for hundredth in range(5, 21):
+        model = StepModel(base=8.6, prefill=0.1, sequence=hundredth / 100.0, kv=0.0)
+        found = Replica(model, work, 99.0, 13).capacity(target, PLAIN)
+        places.append(found.full_num_seqs)
+        budget = found.limits.max_num_batched_tokens
+        longest = [
+            model.base + model.sequence * taken + model.prefill * max(0, budget - taken)
+            for taken in range(1, found.full_num_seqs + 1)
+        ]
+        assert max(longest) <= 26.0, (hundredth, found)
+    assert places == sorted(places, reverse=True)
+    assert all(later >= 0.5 * earlier for earlier, later in pairwise(places)), places
 
 
 def test_the_mean_of_tpot_is_what_processor_sharing_says() -> None:
