@@ -1,8 +1,8 @@
 """The rate of requests that replicas asked for now will meet: level, trend, the same time yesterday, bursts.
 
 Arrivals come in slices. Level and trend are what `rate_change` makes of the last two minutes: so a step is
-seen within a few passes, a slope is followed, and noise is not. How they differ from the mean of all that is
-kept (five minutes) is believed as far as such differences have lasted until then (`persistence`). Yesterday
+seen within a few passes, a slope is followed, and noise is not. By how much they are above the mean of all
+that is kept (five minutes) is believed as far as that has lasted until then before (`persistence`). Yesterday
 is a ring of ten-minute means.
 
 How bursty arrivals are is measured: the index of dispersion (IDC), variance over mean of counts in
@@ -64,7 +64,7 @@ class Course:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Requests per second. now: the level; ahead: expected when replicas asked for now are ready.
-    persistence: the share of a difference from the mean that is taken to last so long."""
+    persistence: the share of what is above the mean that is taken to last so long."""
 
     now: float
     ahead: float

@@ -1,4 +1,4 @@
-"""How far what the rate does lately is still so when replicas asked for because of it are ready.
+"""How far a rate above the mean is still above it when replicas asked for because of it are ready.
 
 A burst that is over before a replica can start is none that replicas help against; they would come when it
 has gone, and be held for as long as removal looks back. Whether a service's load has such bursts shows in
@@ -8,9 +8,10 @@ over all such times, with PRIOR in which all of it was, is the share that a diff
 
     share = (PRIOR + sum of (came - mean) / (foretold - mean)) / (PRIOR + number)
 
-What noise makes of a level is not counted, and what is not believed is no more than SIZES times as large as
-differences were that this was learnt from: small bursts say nothing of a step. Half of what was learnt is
-forgotten in HALF_LIFE_SECONDS.
+Rates below the mean are believed: how long a replica is kept is for removal to say. What noise makes of a
+level is not counted, and what is not believed is no more than SIZES times as large as differences were that
+this was learnt from: small bursts say nothing of a step. Half of what was learnt is forgotten in
+HALF_LIFE_SECONDS.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,16 +48,16 @@ class Persistence:
 
     def lasting(self, mean: float, rate: float) -> float:
         """Of a rate that is foretold, what is believed."""
-        if not self.number:
+        if not self.number or rate <= mean:
             return rate
         most = SIZES * sqrt(self.squares / self.number) * mean
-        return rate - (1.0 - self.share) * max(-most, min(most, rate - mean))
+        return rate - (1.0 - self.share) * min(most, rate - mean)
 
     def foretelling(self, due: float, mean: float, rate: float, idc: float) -> "Persistence":
-        """With one more forecast. Of a time that was spoken of before, the first word holds."""
+        """With one more forecast, if it is above the mean; of times closer together the first alone."""
         latest = self.foretold[-1][0] if self.foretold else 0.0
         noise = LEAST_DEVIATIONS**2 * idc / NOISE_SECONDS * mean
-        if due - latest < BIN_SECONDS or mean <= 0.0 or (rate - mean) ** 2 < noise:
+        if due - latest < BIN_SECONDS or mean <= 0.0 or rate <= mean or (rate - mean) ** 2 < noise:
             return self
         return replace(self, foretold=(*self.foretold, (due, mean, rate)))
 
