@@ -2,13 +2,14 @@
 
     make bench-slo-validate, or python -m benchmarks.slo.validate [--quick] [--out FOLDER]
 
-One real server, a random model of 349 million parameters on this machine's CPU. From what it tells of its
-steps under one load the step model is fitted. Then three other loads are sent, three times each, and
-simulated once; P50 and P95 of TTFT and TPOT must agree within 10%, or within twice the spread (largest less
-smallest, over their mean) of the three real runs, where that is larger. Wants an idle machine: it refuses one
-whose load is above MOST_LOAD of its cores. Writes validation.md and validation.json, and, where all
-predictions hold, fitted.json: the step model that the proof's rows with our own step times read. A quick run
-writes nothing into the folder that the page is kept in.
+One real server, a random model of 349 million parameters on this machine's CPU. A few requests, alone and
+together, say how fast the machine is, so that each load takes the same share of its time on any. From what
+the server tells of its steps under one load the step model is fitted. Then three other loads are sent, three
+times each, and simulated once; P50 and P95 of TTFT and TPOT must agree within 10%, or within twice the spread
+(largest less smallest, over their mean) of the three real runs, where that is larger. Wants an idle machine:
+it refuses one whose load is above MOST_LOAD of its cores. Writes validation.md and validation.json, and,
+where all predictions hold, fitted.json: the step model that the proof's rows with our own step times read. A
+quick run writes nothing into the folder that the page is kept in.
 """
 
 import argparse
@@ -44,6 +45,7 @@ from headway_simulator.engine import EngineSettings
 from headway_simulator.rates import Lengths, RateWindow, arrivals_of
 from headway_simulator.step_model import StepModel, idle_ttft_milliseconds
 from headway_simulator.trace import Arrival, Trace
+from headway_simulator.work import work_seconds
 
 KEY = ServiceKey("default", "validate")
 NUM_REPEATS = 3
@@ -56,21 +58,23 @@ IDLE_PROMPTS = (64, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """shape: pairs of lengths, of prompt and answer, each as likely. variation: of the gaps."""
+    """shape: pairs of lengths, of prompt and answer, each as likely. use: the share of the machine's time
+    that they take in steps of BATCH. variation: of the gaps."""
 
     name: str
-    requests_per_second: float
+    use: float
     variation: float
     shape: tuple[tuple[int, int], ...]
 
 
 # The one that is fitted on comes first: it has long and short, alone and together.
-FITTED = Load("fitted", 1.2, 2.0, OWN_LENGTHS)
+FITTED = Load("fitted", 0.6, 2.0, OWN_LENGTHS)
 OTHERS = (
-    Load("quiet", 0.5, 1.0, ((100, 64), (300, 64))),
-    Load("long prompts", 0.6, 1.0, ((600, 32), (1200, 32))),
-    Load("bursts", 1.0, 3.0, ((128, 48), (256, 48))),
+    Load("quiet", 0.3, 1.0, ((100, 64), (300, 64))),
+    Load("long prompts", 0.4, 1.0, ((600, 32), (1200, 32))),
+    Load("bursts", 0.4, 3.0, ((128, 48), (256, 48))),
 )
+BATCH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +174,10 @@ def _measured(seconds: float, *, is_quick: bool) -> tuple[Fitted, list[Compared]
         command += ["--admin-public-key-file", str(key_file), "--admin-audience", str(KEY)]
         with running_command(command, environment, port, Path(name) / "log") as server:
             real = _Real(server.url, keys, vocabulary)
-            real.run(trace_of(FITTED, max(20.0, seconds / 4), 0))  # first steps are slower
-            fitted = _fitted(real, seconds)
-            compared = [one for load in OTHERS for one in _compare(real, fitted.model, load, seconds)]
+            speed = _speed(real)
+            real.run(trace_of(FITTED, speed, max(20.0, seconds / 4), 0))  # first steps are slower
+            fitted = _fitted(real, speed, seconds)
+            compared = [one for load in OTHERS for one in _compare(real, fitted.model, speed, load, seconds)]
     return fitted, compared
 
 
@@ -218,17 +223,31 @@ class _Real:
             )
 
 
-def trace_of(load: Load, seconds: float, seed: int) -> Trace:
-    """The requests of a load; the same in each repeat, for the simulation too."""
+def _speed(real: _Real) -> StepModel:
+    """About what this machine's steps take: of requests of all lengths, one after another and at once. Once
+    before it counts, since first steps are slower."""
+    arrivals = [Arrival(0.0, *lengths) for lengths in OWN_LENGTHS]
+    for _ in range(2):
+        before = real.sample()
+        for one in arrivals:
+            real.run(Trace("alone", (one,), 1.0))
+        real.run(Trace("at once", tuple(arrivals), 1.0))
+    return fit("this machine, roughly", before, real.sample(), 0.0).model
+
+
+def trace_of(load: Load, speed: StepModel, seconds: float, seed: int) -> Trace:
+    """The requests of a load on a machine of such a speed; the same in each repeat and in the simulation."""
     shape = Trace("shape", tuple(Arrival(0.0, *pair) for pair in load.shape), 1.0)
-    windows = (RateWindow(0.0, seconds, load.requests_per_second),)
-    return arrivals_of(load.name, windows, Lengths(shape), seed, variation=load.variation)
+    rate = load.use * len(load.shape) / work_seconds(speed, shape, BATCH)
+    return arrivals_of(
+        load.name, (RateWindow(0.0, seconds, rate),), Lengths(shape), seed, variation=load.variation
+    )
 
 
-def _fitted(real: _Real, seconds: float) -> Fitted:
+def _fitted(real: _Real, speed: StepModel, seconds: float) -> Fitted:
     """Of one run. What a byte takes to be written is seen by requests that come alone."""
     before = real.sample()
-    real.run(trace_of(FITTED, seconds, 1))
+    real.run(trace_of(FITTED, speed, seconds, 1))
     fitted = fit("this machine", before, real.sample(), 0.0)
     beyond = []
     for count in IDLE_PROMPTS:
@@ -239,8 +258,8 @@ def _fitted(real: _Real, seconds: float) -> Fitted:
     return replace(fitted, model=replace(fitted.model, delivery_milliseconds=delivery))
 
 
-def _compare(real: _Real, model: StepModel, load: Load, seconds: float) -> list[Compared]:
-    trace = trace_of(load, seconds, 2)
+def _compare(real: _Real, model: StepModel, speed: StepModel, load: Load, seconds: float) -> list[Compared]:
+    trace = trace_of(load, speed, seconds, 2)
     measured = [_of_answers(real.run(trace)) for _ in range(NUM_REPEATS)]
     predicted = simulated(trace, model, real.sample())
     return [
