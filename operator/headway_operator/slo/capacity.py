@@ -189,13 +189,13 @@ class Replica:
             spread += queued**2 * (2.0 / busy - 1.0)
         return _lognormal(ahead + queued + own, spread, self._deviations)
 
-    def is_kept(self, found: Latencies, target: Target, share: float = 1.0) -> bool:
-        """Whether latencies stay within a share of both targets, and memory within its bound."""
+    def is_kept(self, found: Latencies, target: Target) -> bool:
+        """Whether latencies stay within both targets, and memory within its bound."""
         ttft, tpot = target.targets.ttft_milliseconds, target.targets.tpot_milliseconds
         return (
-            (ttft is None or found.ttft <= share * ttft)
-            and (tpot is None or found.tpot <= share * tpot)
-            and found.kv_use <= MOST_KV_USE * share
+            (ttft is None or found.ttft <= ttft)
+            and (tpot is None or found.tpot <= tpot)
+            and found.kv_use <= MOST_KV_USE
         )
 
     def capacity(self, target: Target, factors: Factors) -> Capacity:
@@ -302,8 +302,11 @@ class Replica:
             return highest
         token = self.model.sequence + self.model.kv * self.workload.context
         taken = range(1, highest + 1)
-        # Whatever is guessed of prompts, no token comes later than the longest step.
-        bounded = bisect_right(taken, tpot, key=lambda number: self._longest_step(number, token, limits))
+        # Whatever is guessed of prompts, no token comes later than the longest step: beside one sequence, or
+        # beside the most.
+        bounded = 0
+        if self._longest_step(1, token, limits) <= tpot:
+            bounded = bisect_right(taken, tpot, key=lambda number: self._longest_step(number, token, limits))
         if bounded == highest:
             return highest
         guessed = bisect_right(taken, tpot, key=lambda number: self._full_tpot(number, token, factors))

@@ -28,7 +28,11 @@ def with_clock(memory: Memory, now: float) -> Memory:
     return replace(
         memory,
         began_at=min(memory.began_at, now),
-        course=replace(memory.course, idc_at=min(memory.course.idc_at, now)),
+        course=replace(
+            memory.course,
+            idc_at=min(memory.course.idc_at, now),
+            persistence=memory.course.persistence.set_back(now),
+        ),
         starts=tuple((min(at, now), seconds) for at, seconds in memory.starts),
         **changed,
     )

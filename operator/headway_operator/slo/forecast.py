@@ -1,9 +1,9 @@
 """The rate of requests that replicas asked for now will meet: level, trend, the same time yesterday, bursts.
 
 Arrivals come in slices. Level and trend are what `rate_change` makes of the last two minutes: so a step is
-seen within a few passes, a slope is followed, and noise is not. By how much they are above the mean of all
-that is kept (five minutes) is believed as far as that has lasted until then before (`persistence`). Yesterday
-is a ring of ten-minute means.
+seen within a few passes, a slope is followed, and noise is not. What rises above the mean of all that is
+kept (five minutes) is believed as far as earlier rises have lasted (`persistence`). Yesterday is a ring of
+ten-minute means.
 
 How bursty arrivals are is measured: the index of dispersion (IDC), variance over mean of counts in
 BIN_SECONDS, from their second differences, so that a trend is not taken for a burst. Poisson has 1;
@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway_operator.slo.persistence import Persistence
+from headway_operator.slo.persistence import BIN_SECONDS, Persistence
 from headway_operator.slo.rate_change import Span, Trend, rate_within, trend
 from headway_operator.slo.slices import Slice
 
 LEVEL_SECONDS = 120.0
 # A trend is believed to go on for so much of the level, up or down: a flash crowd ends.
 MOST_TREND = 0.5
-BIN_SECONDS = 15.0
 IDC_WEIGHT = 0.05
 LEAST_IDC, MOST_IDC = 1.0, 100.0
 DAY_SECONDS = 86_400.0
@@ -55,7 +54,7 @@ class Course:
             int(index): (int(seen[0]), float(seen[1]), int(seen[2]) if len(seen) > 2 else 1)
             for index, seen in data["day"].items()
         }
-        # Nor have they come of forecasts.
+        # Nor do they say what came of forecasts.
         seen_before = data.get("persistence")
         persistence = NEVER_SEEN if seen_before is None else Persistence.from_dict(seen_before)
         return cls(data["idc"], data["idc_at"], day or None, persistence)
@@ -64,7 +63,7 @@ class Course:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Requests per second. now: the level; ahead: expected when replicas asked for now are ready.
-    persistence: the share of what is above the mean that is taken to last so long."""
+    persistence: the share of a rise, of no more than usual size, that is taken to last so long."""
 
     now: float
     ahead: float
@@ -111,7 +110,7 @@ def watched(course: Course, spans: Sequence[Span], now: float, lead_seconds: flo
     persistence = course.persistence.seeing(spans, now)
     if is_bin_over:
         _, ahead = _foretold(course, spans, now, lead_seconds)
-        persistence = persistence.foretelling(now + lead_seconds, _mean(spans), ahead, course.idc)
+        persistence = persistence.foretelling(now, now + lead_seconds, _mean(spans), ahead, course.idc)
     index, today = int(now % DAY_SECONDS // DAY_BIN_SECONDS), int(now // DAY_SECONDS)
     day = dict(course.day or {})
     rate = _mean(_since(spans, now - LEVEL_SECONDS))

@@ -38,8 +38,8 @@ class Trend:
 
 
 def rate_within(spans: Sequence[Span], start: float, end: float) -> float | None:
-    """Requests per second of those spans that lie in (start, end] by more than half; None where they do not
-    cover half of it."""
+    """Requests per second of those spans whose middle lies in (start, end]; None where they are shorter than
+    half of it."""
     kept = [one for one in spans if start < (one.start + one.end) / 2.0 <= end]
     seconds = sum(one.end - one.start for one in kept)
     return sum(one.count for one in kept) / seconds if seconds >= (end - start) / 2.0 else None

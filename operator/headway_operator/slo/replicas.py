@@ -6,9 +6,9 @@ Recommended is the largest of
     backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
-is broken. Below what there is, a dead band holds:
-fewer are recommended only if they could take DEAD_BAND more. It is a share of the rate and not of a latency:
-under a target close to the latency of an idle replica a tenth of it is a third of what a replica can do.
+is broken. Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND
+more. It is a share of the rate and not of a latency: under a target close to the latency of an idle replica a
+tenth of it is a third of what a replica can do.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and
@@ -24,7 +24,8 @@ the number that the load calls for go at once. The last one is not removed this 
 for `sleep` to say.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from headway_operator.slo import histogram, patience
@@ -94,10 +95,28 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     needed = number = ceil(need)
     desired = situation.supply.desired
     if number < desired:
-        number = min(desired, ceil(need * (1.0 + DEAD_BAND)))
+        number = _after_dead_band(situation, found, rate * (1.0 + DEAD_BAND), number)
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
     return Recommendation(number, needed, words)
+
+
+def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
+    """The fewest replicas, from `number` up to those that there are, that could take this rate as well. With
+    fewer to choose from, a gateway gives each of them more that come at once."""
+
+    def takes(fewer: int) -> bool:
+        if rate > fewer * found.capacity.bound:
+            return False
+        if rate <= fewer * found.kappa * found.least_per_second:
+            return True
+        replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
+        predicted = replica.latencies(rate / fewer / found.kappa, found.capacity.limits, found.factors)
+        return replica.is_kept(predicted, situation.target)
+
+    # More replicas are never slower.
+    wanted = range(max(1, number), situation.supply.desired)
+    return wanted.start + bisect_left(wanted, True, key=takes)
 
 
 def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:
@@ -243,7 +262,7 @@ def _is_one_fewer_enough(situation: Situation) -> bool:
 
 
 def _has_headroom(situation: Situation, name: str, growth: float) -> bool:
-    """The latency, grown, stays below 0.8 of its target. No traffic is no load."""
+    """The latency, grown, stays within MOST_TARGET_USE. No traffic is no load."""
     milliseconds = getattr(situation.target.targets, f"{name}_milliseconds")
     counts = situation.recent.counts(name, situation.now - HEADROOM_WINDOW_SECONDS)
     measured = histogram.percentile(counts, situation.target.percentile)

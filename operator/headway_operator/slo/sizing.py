@@ -55,13 +55,15 @@ LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What is known of a replica and of the load to come. pace: of steps, over what they are told to be."""
+    """What is known of a replica and of the load to come. pace: of steps, over what they are told to be.
+    least_per_second: what a replica is taken to do, whatever is predicted of latencies."""
 
     replica: Replica
     capacity: Capacity
     factors: Factors
     kappa: float
     pace: float = 1.0
+    least_per_second: float = 0.0
 
     @property
     def per_second(self) -> float:
@@ -145,9 +147,10 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     slower = pace(happened, now)
     replica = Replica(memory.fit.model.slower(slower), work, aimed_percent(target, happened, now), fleet)
     capacity = replica.capacity(target, memory.factors)
-    per_second = max(capacity.per_second, _least_per_second(target, replica, capacity, memory.factors))
+    least = _least_per_second(target, replica, capacity, memory.factors)
+    per_second = max(capacity.per_second, least)
     capacity = replace(capacity, per_second=per_second, bound=max(per_second, capacity.bound))
-    return Sizing(replica, capacity, memory.factors, memory.kappa, slower)
+    return Sizing(replica, capacity, memory.factors, memory.kappa, slower, least)
 
 
 def _least_per_second(target: Target, replica: Replica, found: Capacity, factors: Factors) -> float:
