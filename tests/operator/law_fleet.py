@@ -36,6 +36,8 @@ class Fleet:
             targets=Targets(700.0, 26.0), max_replicas=64, initial=BEST, stabilization_seconds=300.0
         )
         self.per_second = per_second
+        # Tokens of a request: of its prompt and their square on average, of its answer.
+        self.tokens = (1000.0, 2e6, 200.0)
         self.totals: dict[str, float] = {"ttft_met": 4000, "tpot_met": 4000}
         self.now_totals: dict[str, float] = {}
         self.ttft_bucket = 50
@@ -79,15 +81,16 @@ class Fleet:
     def slices(self) -> tuple[Slice, ...]:
         """Five minutes in slices of 5 s; the last one holds what happens now as well."""
         count = self.per_second * 5
+        prompt, square, answer = self.tokens
         requests = {
             "arrived": count,
             "prompts": count,
-            "prompt_sum": 1000.0 * count,
-            "prompt_squares": 2e6 * count,
+            "prompt_sum": prompt * count,
+            "prompt_squares": square * count,
             "answers": count,
-            "answer_sum": 200.0 * count,
-            "decoded": 200.0 * count,
-            "attended": 240_000.0 * count,
+            "answer_sum": answer * count,
+            "decoded": answer * count,
+            "attended": 1.2 * prompt * answer * count,
         }
         judged = {name: value / 60 for name, value in self.totals.items()}
         made = [

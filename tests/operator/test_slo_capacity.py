@@ -66,6 +66,20 @@ def test_places_for_a_crowd_hang_on_no_percent_of_a_step(build: Any) -> None:
     assert all(later >= 0.5 * earlier for earlier, later in pairwise(places)), places
 
 
+@pytest.mark.parametrize("prefill", [0.0342, 0.0345])
+def test_places_fit_the_longest_step_only_where_one_sequence_does(build: Any, prefill: float) -> None:
+    """A sequence costs less than a prompt token, so that the longest step is that beside one."""
+    highest = Limits(256, 256)
+    target = build.target(
+        targets=Targets(5000.0, 20.0), initial=highest, highest=highest, lowest=Limits(1, 256)
+    )
+    model = StepModel(base=15.0, prefill=prefill, sequence=0.005, kv=0.0)
+    work = Workload(prompt=300.0, prompt_square=1.8e5, answer=150.0, context=400.0, kv_share=0.0)
+    places = Replica(model, work, 95.0).capacity(target, PLAIN).full_num_seqs
+    assert model.base + prefill * 255 > 20.0
+    assert places < 64
+
+
 def test_the_mean_of_tpot_is_what_processor_sharing_says() -> None:
     """Without variance the quantile is the mean: (base + sequence) / (1 - rate * work)."""
     steady = Replica(MODEL, replace(WORK, prompt_square=0.0), 50.0)

@@ -2,10 +2,12 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 
 from headway_operator.slo.forecast import DAY_SECONDS, Course, arrivals, forecast, watched
+from headway_operator.slo.persistence import Persistence
 from headway_operator.slo.rate_change import Span
 from headway_operator.slo.slices import Slice
 
@@ -128,6 +130,7 @@ def learnt(rates: list[float], lead_seconds: float = 60.0) -> tuple[Course, list
 
 
 QUIET, BURST = [20.0] * 60, [40.0] * 6
+BURSTS = (BURST + QUIET[:54]) * 3
 
 
 def test_bursts_that_are_over_before_a_replica_is_ready_are_followed_less_each_time() -> None:
@@ -142,11 +145,27 @@ def test_bursts_that_are_over_before_a_replica_is_ready_are_followed_less_each_t
     assert forecast(*learnt(QUIET + BURST), NOW, 60.0).now > 38.0
 
 
+def test_a_step_is_seen_after_bursts_that_were_smaller() -> None:
+    """The share of a difference that is doubted is of one no larger than half as much again as they were."""
+    course, kept = learnt(QUIET + BURSTS + [100.0] * 6)
+    assert course.persistence.share < 0.2
+    assert 50.0 < forecast(course, kept, NOW, 60.0).ahead < 90.0
+
+
 def test_steps_that_stay_are_followed_whole() -> None:
     rates = [rate for rate in (10.0, 20.0, 40.0, 80.0) for _ in range(90)]
     course, kept = learnt(rates + [120.0] * 6)
     assert course.persistence.share > 0.9
     assert forecast(course, kept, NOW, 60.0).ahead > 110.0
+
+
+def test_how_long_a_rise_lasts_is_judged_by_what_a_replica_takes_to_be_ready() -> None:
+    """Of three minutes of twice as much most is left for a replica that takes 20 s, and none after four."""
+    waves = ([40.0] * 36 + QUIET[:48]) * 4
+    quick, slow = (learnt(QUIET + waves, lead)[0].persistence for lead in (20.0, 240.0))
+    assert quick.number > 4
+    assert slow.number > 4
+    assert quick.share > slow.share + 0.3
 
 
 @pytest.mark.parametrize("per_second", [2.0, 40.0])
@@ -158,13 +177,59 @@ def test_noise_keeps_nobody_from_seeing_a_step(per_second: float) -> None:
     assert forecast(course, kept, NOW, 60.0).ahead > 2.3 * per_second
 
 
-def test_what_was_learnt_of_bursts_is_forgotten() -> None:
-    course, _ = learnt(QUIET + (BURST + QUIET[:54]) * 3)
-    later, _ = learnt(QUIET + (BURST + QUIET[:54]) * 3 + QUIET * 3 + [30.0] * 60)
-    assert later.persistence.share > course.persistence.share
+def test_a_trend_goes_on_for_half_of_the_level_at_most() -> None:
+    """A rise of a tenth a slice is three times as high within a minute."""
+    found = forecast(Course(), spans([10.0] * 48 + [10.0 + 3.0 * k for k in range(12)]), NOW, 60.0)
+    assert found.ahead == pytest.approx(1.5 * found.now)
+
+
+def test_half_of_what_was_learnt_of_bursts_is_forgotten_in_half_an_hour() -> None:
+    before, after = (learnt(QUIET + BURSTS + QUIET * hours)[0].persistence for hours in (1, 7))
+    assert before.number > 4
+    for name in ("number", "kept", "squares"):
+        assert getattr(after, name) == pytest.approx(0.5 * getattr(before, name), rel=0.02)
+    assert after.share > before.share
+
+
+def test_a_lead_that_falls_is_learnt_of_at_once() -> None:
+    """What was foretold for in half an hour says nothing of a minute."""
+    course = Course()
+    history = spans(QUIET + BURST)
+    for k in range(60, len(history)):
+        course = watched(course, history[k - 60 : k], history[k - 1].end, 1800.0)
+    assert course.persistence.foretold[-1][0] > NOW + 1000
+    later = Span(NOW, NOW + 15.0, 15 * 45.0)
+    course = watched(course, [*history[-57:], later], NOW + 15.0, 60.0)
+    assert [due for due, _, _ in course.persistence.foretold] == [NOW + 75.0]
+
+
+def test_nothing_is_foretold_for_tomorrow() -> None:
+    """A replica that waited a day for its node."""
+    assert learnt(QUIET + BURST * 20, 86_400.0)[0].persistence.foretold == ()
 
 
 def test_what_came_of_forecasts_survives_a_checkpoint() -> None:
-    course, _ = learnt(QUIET + BURST)
-    assert course.persistence.foretold
+    course, _ = learnt(QUIET + BURSTS + BURST)
+    found = course.persistence
+    assert found.foretold
+    assert len({found.number, found.kept, found.squares, found.faded_at}) == 4
     assert Course.from_dict(json.loads(json.dumps(course.to_dict()))) == course
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"number": -1.0},
+        {"squares": -0.1},
+        {"kept": float("nan")},
+        {"faded_at": float("inf")},
+        {"number": "many"},
+        {"foretold": [[NOW, 20.0, 20.0]]},
+        {"foretold": [[NOW, 0.0, 20.0]]},
+        {"foretold": [[NOW, 20.0]]},
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_when_it_is_read(damage: dict[str, Any]) -> None:
+    data = {**Course().persistence.to_dict(), **damage}
+    with pytest.raises((TypeError, ValueError)):
+        Persistence.from_dict(data)

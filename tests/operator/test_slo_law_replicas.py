@@ -7,6 +7,8 @@ import pytest
 from tests.operator.law_fleet import CAPACITY, NOW, Fleet, quiet
 
 from headway_operator.slo import Memory
+from headway_operator.slo.forecast import Course
+from headway_operator.slo.persistence import Persistence
 from headway_operator.state import Targets
 
 
@@ -262,3 +264,61 @@ def test_the_dead_band_is_no_wider_where_a_target_is_close_to_what_an_idle_repli
     one = fleet.decide()[0].evidence["capacity_per_second"]
     assert recommended(4, 3 * 0.75 * one) == 3
     assert recommended(4, 3 * 0.93 * one) == 4
+
+
+def risen(build: Any, *broken: str) -> Fleet:
+    """Four replicas, and for half a minute three times the load; of earlier bursts nothing was left then."""
+    fleet = Fleet(build, 4, 2.0 * CAPACITY)
+    learnt = Persistence(number=20.0, kept=0.0, squares=20.0, faded_at=NOW)
+    fleet.memory = replace(fleet.memory, course=Course(persistence=learnt))
+    later = Fleet(build, 4, 6.0 * CAPACITY)
+    later.violated(*broken)
+    slices = (*fleet.slices()[:-6], *later.slices()[-6:])
+    fleet.slices = lambda: slices  # type: ignore[method-assign]
+    return fleet
+
+
+def test_what_is_known_of_bursts_decides_how_many_are_added(build: Any) -> None:
+    fleet = risen(build)
+    decision, _ = fleet.decide()
+    assert decision.replicas == 4
+    assert decision.evidence["rate_persistence"] < 0.1
+    assert decision.evidence["requests_per_second"] > 5.0 * CAPACITY
+    fleet.memory = replace(fleet.memory, course=Course())
+    assert fleet.decide()[0].replicas > 6
+
+
+def test_a_burst_that_breaks_the_promise_counts_whole(build: Any) -> None:
+    decision, _ = risen(build, "ttft").decide()
+    numbers = decision.evidence
+    assert numbers["late"] == 0
+    assert numbers["expected_per_second"] < 4.0 * CAPACITY
+    assert decision.replicas >= numbers["requests_per_second"] / CAPACITY
+
+
+def test_none_is_added_for_the_dead_band_beside_replicas_past_their_deadline(fleet: Fleet) -> None:
+    """Six would do and the band keeps seven; two that are overdue are asked for anew, for six."""
+    fleet.per_second = 5.5 * CAPACITY
+    for age in (1400.0, 1400.0, 700.0, 700.0):
+        fleet.pending(1, age=age, reason="ImagePullBackOff")
+    decision, _ = fleet.decide()
+    assert decision.evidence["recommended_replicas"] == 7
+    assert decision.replicas == 8
+
+
+@pytest.mark.parametrize("milliseconds", [1500.0, 60.0], ids=["as latencies allow", "with none that do"])
+def test_fewer_are_asked_what_fewer_do(build: Any, milliseconds: float) -> None:
+    """Of two a gateway gives a long prompt to the one that is free; one alone has none to choose from. Where
+    a target is missed at any rate, what a replica is taken to do all the same says when one goes."""
+
+    def numbers(ready: int, per_second: float) -> dict[str, float]:
+        fleet = Fleet(build, ready, per_second)
+        fleet.promise(Targets(milliseconds, 200.0))
+        fleet.tokens = (7000.0, 1e8, 50.0)
+        return dict(fleet.decide()[0].evidence)
+
+    alone, of_two = (numbers(ready, 0.3)["capacity_per_second"] for ready in (1, 2))
+    assert alone < 0.9 * of_two if milliseconds == 1500.0 else alone == of_two
+    rates = [0.01 * k for k in range(10, 120)]
+    enough = [rate for rate in rates if numbers(2, rate)["recommended_replicas"] == 1]
+    assert 0.5 * alone < max(enough) < alone / 1.1
