@@ -75,6 +75,8 @@ OTHERS = (
     Load("bursts", 0.4, 3.0, ((128, 48), (256, 48))),
 )
 BATCH = 4
+# A load lasts for at least so many requests: of fewer nobody can tell a P95.
+LEAST_REQUESTS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +131,20 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    fitted, compared = _measured(20.0 if options.quick else 60.0, is_quick=options.quick)
-    print(_text(fitted, compared))
+    speed, fitted, compared = _measured(20.0 if options.quick else 60.0, is_quick=options.quick)
+    print(_text(speed, fitted, compared))
     is_met = all(one.deviation <= one.allowed for one in compared)
     if folder is not None:
-        write(folder, fitted, compared, load_before)
+        write(folder, speed, fitted, compared, load_before)
         if is_met and not options.quick:
             model = json.dumps(asdict(fitted.model), indent=1)
             (folder / FITTED_FILE.name).write_text(model + "\n", encoding="utf-8")
     return 0 if is_met else 1
 
 
-def write(folder: Path, fitted: Fitted, compared: Sequence[Compared], load_before: float) -> None:
+def write(
+    folder: Path, speed: StepModel, fitted: Fitted, compared: Sequence[Compared], load_before: float
+) -> None:
     """The page and its data."""
     conditions = {
         "machine": machine_words(),
@@ -148,7 +152,10 @@ def write(folder: Path, fitted: Fitted, compared: Sequence[Compared], load_befor
         "load_average_before": load_before,
     }
     rows = [{**asdict(one), "deviation": one.deviation, "allowed": one.allowed} for one in compared]
-    found = {"conditions": conditions, "fitted": asdict(fitted), "rows": rows}
+    loads = {
+        one.name: {**asdict(one), "requests_per_second": rate_of(one, speed)} for one in (FITTED, *OTHERS)
+    }
+    found = {"conditions": conditions, "loads": loads, "fitted": asdict(fitted), "rows": rows}
     (folder / "validation.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     num_met = sum(one.deviation <= one.allowed for one in compared)
     preface = (
@@ -158,11 +165,11 @@ def write(folder: Path, fitted: Fitted, compared: Sequence[Compared], load_befor
         f"{MOST_DEVIATION:.0%} of the mean of {NUM_REPEATS} real runs, or within twice their spread. "
         f"Met: {num_met} of {len(compared)}."
     )
-    page = ("# How well a simulated replica is a real one", "", preface, "", _text(fitted, compared))
+    page = ("# How well a simulated replica is a real one", "", preface, "", _text(speed, fitted, compared))
     (folder / "validation.md").write_text("\n".join(page) + "\n", encoding="utf-8")
 
 
-def _measured(seconds: float, *, is_quick: bool) -> tuple[Fitted, list[Compared]]:
+def _measured(seconds: float, *, is_quick: bool) -> tuple[StepModel, Fitted, list[Compared]]:
     folder = cache_folder() / ("model-quick" if is_quick else "model")
     vocabulary = make_model_folder(folder, is_quick=is_quick)["vocab_size"]
     keys = AdminKeys.generate()
@@ -178,7 +185,7 @@ def _measured(seconds: float, *, is_quick: bool) -> tuple[Fitted, list[Compared]
             real.run(trace_of(FITTED, speed, max(20.0, seconds / 4), 0))  # first steps are slower
             fitted = _fitted(real, speed, seconds)
             compared = [one for load in OTHERS for one in _compare(real, fitted.model, speed, load, seconds)]
-    return fitted, compared
+    return speed, fitted, compared
 
 
 class _Real:
@@ -235,13 +242,18 @@ def _speed(real: _Real) -> StepModel:
     return fit("this machine, roughly", before, real.sample(), 0.0).model
 
 
+def rate_of(load: Load, speed: StepModel) -> float:
+    """Requests per second that take the load's share of a machine of such a speed."""
+    shape = Trace("shape", tuple(Arrival(0.0, *pair) for pair in load.shape), 1.0)
+    return load.use * len(load.shape) / work_seconds(speed, shape, BATCH)
+
+
 def trace_of(load: Load, speed: StepModel, seconds: float, seed: int) -> Trace:
     """The requests of a load on a machine of such a speed; the same in each repeat and in the simulation."""
     shape = Trace("shape", tuple(Arrival(0.0, *pair) for pair in load.shape), 1.0)
-    rate = load.use * len(load.shape) / work_seconds(speed, shape, BATCH)
-    return arrivals_of(
-        load.name, (RateWindow(0.0, seconds, rate),), Lengths(shape), seed, variation=load.variation
-    )
+    rate = rate_of(load, speed)
+    window = RateWindow(0.0, max(seconds, LEAST_REQUESTS / rate), rate)
+    return arrivals_of(load.name, (window,), Lengths(shape), seed, variation=load.variation)
 
 
 def _fitted(real: _Real, speed: StepModel, seconds: float) -> Fitted:
@@ -297,14 +309,17 @@ def _latencies(ttft: list[float], tpot: list[float]) -> Latencies:
     return Latencies(percentile(ttft, 50), percentile(ttft, 95), percentile(tpot, 50), percentile(tpot, 95))
 
 
-def _text(fitted: Fitted, compared: Sequence[Compared]) -> str:
+def _text(speed: StepModel, fitted: Fitted, compared: Sequence[Compared]) -> str:
     model = fitted.model
     formula = (
         f"{model.base_milliseconds:.2f} ms + {model.prefill_token_milliseconds:.4f} a prompt token + "
         f"{model.decode_milliseconds:.3f} a sequence + {model.decode_context_milliseconds:.2e} a token of "
         f"context; {model.delivery_milliseconds:.1f} ms to deliver"
     )
+    rates = ", ".join(f"{one.name} {rate_of(one, speed):.2f}" for one in (FITTED, *OTHERS))
     lines = [
+        f"requests per second: {rates}",
+        "",
         f"fitted from {fitted.num_steps} steps, relative error {fitted.relative_error:.1%}: {formula}",
         "",
         "| load | | real, ms | predicted, ms | off by | allowed | |",

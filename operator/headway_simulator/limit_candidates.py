@@ -1,7 +1,8 @@
 """Token budgets of a step that the oracle tries: the most and some halvings, then those of even steps.
 
-A step of even length takes no longer than TPOT may, whatever comes: its budget leaves to prompts what
-sequences leave of the target.
+A step of even length takes no longer than TPOT may, beside so many sequences and but for what its tokens
+attend to: its budget leaves to prompts what sequences leave of the target. The spec's bounds are the caller's
+to keep.
 """
 
 from math import floor
@@ -17,7 +18,7 @@ EVEN_STEPS_CROWDS = (1.0, 0.5)
 
 
 def token_candidates(model: StepModel, target: Target) -> list[int]:
-    """Without repetition, those that are tried first in front."""
+    """In the order that they are tried in."""
     most = target.highest.max_num_batched_tokens
     found = [most >> halvings for halvings in range(NUM_HALVINGS)]
     wanted = target.targets.tpot_milliseconds
