@@ -187,7 +187,7 @@ def test_a_removal_that_is_regretted_makes_the_next_one_wait(build: Any) -> None
     patience = [one.patience for one in course.memories]
     assert patience[0] == 1.0
     assert patience[-1] >= 3.0
-    # A third one, that a wave's queue calls for, goes before that.
+    # Down to one; a third replica that a wave's queue called for goes sooner, and nobody regrets it.
     removals = [at for at, before, after in course.moves() if after == 1 < before]
     assert len(removals) <= 3, course.moves()
 
