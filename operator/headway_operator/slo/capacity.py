@@ -189,13 +189,13 @@ class Replica:
             spread += queued**2 * (2.0 / busy - 1.0)
         return _lognormal(ahead + queued + own, spread, self._deviations)
 
-    def is_kept(self, found: Latencies, target: Target) -> bool:
-        """Whether latencies stay within both targets, and memory within its bound."""
+    def is_kept(self, found: Latencies, target: Target, share: float = 1.0) -> bool:
+        """Whether latencies stay within a share of both targets, and memory of its bound."""
         ttft, tpot = target.targets.ttft_milliseconds, target.targets.tpot_milliseconds
         return (
-            (ttft is None or found.ttft <= ttft)
-            and (tpot is None or found.tpot <= tpot)
-            and found.kv_use <= MOST_KV_USE
+            (ttft is None or found.ttft <= share * ttft)
+            and (tpot is None or found.tpot <= share * tpot)
+            and found.kv_use <= share * MOST_KV_USE
         )
 
     def capacity(self, target: Target, factors: Factors) -> Capacity:

@@ -7,8 +7,9 @@ Recommended is the largest of
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND
-more. It is a share of the rate and not of a latency: under a target close to the latency of an idle replica a
-tenth of it is a third of what a replica can do.
+more, and the load as it is within MOST_USE of the targets, which are not known better than that. It is a
+share of the rate above all: under a target close to the latency of an idle replica, a tenth of that is a
+third of what a replica can do.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and
@@ -33,8 +34,9 @@ from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
 
 BURST_DEVIATIONS = 1.3
-# Below what there is, the load is taken to be so much higher.
+# Below what there is, the load is taken to be so much higher; and, as it is, to leave so much of the targets.
 DEAD_BAND = 0.1
+MOST_USE = 0.95
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
@@ -95,24 +97,27 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     needed = number = ceil(need)
     desired = situation.supply.desired
     if number < desired:
-        number = _after_dead_band(situation, found, rate * (1.0 + DEAD_BAND), number)
+        number = _after_dead_band(situation, found, rate, number)
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
     return Recommendation(number, needed, words)
 
 
 def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
-    """The fewest replicas, from `number` up to those that there are, that could take this rate as well. With
-    fewer to choose from, a gateway gives each of them more that come at once."""
+    """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
+    With fewer to choose from, a gateway gives each of them more that come at once."""
 
-    def takes(fewer: int) -> bool:
-        if rate > fewer * found.capacity.bound:
+    def keeps(fewer: int, share: float, more: float) -> bool:
+        if more > fewer * found.capacity.bound:
             return False
-        if rate <= fewer * found.kappa * found.least_per_second:
+        if more <= fewer * found.kappa * found.least_per_second:
             return True
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        predicted = replica.latencies(rate / fewer / found.kappa, found.capacity.limits, found.factors)
-        return replica.is_kept(predicted, situation.target)
+        predicted = replica.latencies(more / fewer / found.kappa, found.capacity.limits, found.factors)
+        return replica.is_kept(predicted, situation.target, share)
+
+    def takes(fewer: int) -> bool:
+        return keeps(fewer, 1.0, rate * (1.0 + DEAD_BAND)) and keeps(fewer, MOST_USE, rate)
 
     # More replicas are never slower.
     wanted = range(max(1, number), situation.supply.desired)
