@@ -75,6 +75,8 @@ OTHERS = (
     Load("bursts", 0.4, 3.0, ((128, 48), (256, 48))),
 )
 BATCH = 4
+# Between samples under the load that is fitted on: about as long as a prompt takes.
+SAMPLE_SECONDS = 0.5
 # A load lasts for at least so many requests: of fewer nobody can tell a P95.
 LEAST_REQUESTS = 40
 
@@ -207,12 +209,27 @@ class _Real:
 
     def run(self, trace: Trace) -> list[Answer]:
         """Send each request at its time; returns when all have ended."""
+        return asyncio.run(self._send(trace, self._texts(trace)))
+
+    def watched(self, trace: Trace) -> list[ReplicaSample]:
+        """What the server told of itself meanwhile, before the first request and after the last one too."""
+        return asyncio.run(self._watched(trace, self._texts(trace)))
+
+    def _texts(self, trace: Trace) -> list[list[int]]:
         self._num_runs += 1
-        texts = [
+        return [
             prompts(1000 * self._num_runs + index, 1, one.prompt_tokens, self._vocabulary)[0]
             for index, one in enumerate(trace.arrivals)
         ]
-        return asyncio.run(self._send(trace, texts))
+
+    async def _watched(self, trace: Trace, texts: Sequence[list[int]]) -> list[ReplicaSample]:
+        samples = [self.sample()]
+        sending = asyncio.create_task(self._send(trace, texts))
+        while not sending.done():
+            await asyncio.wait((sending,), timeout=SAMPLE_SECONDS)
+            samples.append(await asyncio.to_thread(self.sample))
+        await sending
+        return samples
 
     async def _send(self, trace: Trace, texts: Sequence[list[int]]) -> list[Answer]:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
@@ -235,11 +252,13 @@ def _speed(real: _Real) -> StepModel:
     before it counts, since first steps are slower."""
     arrivals = [Arrival(0.0, *lengths) for lengths in OWN_LENGTHS]
     for _ in range(2):
-        before = real.sample()
+        samples = [real.sample()]
         for one in arrivals:
             real.run(Trace("alone", (one,), 1.0))
+            samples.append(real.sample())
         real.run(Trace("at once", tuple(arrivals), 1.0))
-    return fit("this machine, roughly", before, real.sample(), 0.0).model
+        samples.append(real.sample())
+    return fit("this machine, roughly", samples, 0.0).model
 
 
 def rate_of(load: Load, speed: StepModel) -> float:
@@ -258,13 +277,12 @@ def trace_of(load: Load, speed: StepModel, seconds: float, seed: int) -> Trace:
 
 def _fitted(real: _Real, speed: StepModel, seconds: float) -> Fitted:
     """Of one run. What a byte takes to be written is seen by requests that come alone."""
-    before = real.sample()
-    real.run(trace_of(FITTED, speed, seconds, 1))
-    fitted = fit("this machine", before, real.sample(), 0.0)
+    samples = real.watched(trace_of(FITTED, speed, seconds, 1))
+    fitted = fit("this machine", samples, 0.0)
     beyond = []
     for count in IDLE_PROMPTS:
         [answer] = real.run(Trace("alone", (Arrival(0.0, count, 2),), 1.0))
-        idle = idle_ttft_milliseconds(fitted.model, count, before.limits.max_num_batched_tokens)
+        idle = idle_ttft_milliseconds(fitted.model, count, samples[0].limits.max_num_batched_tokens)
         beyond.append(1000 * answer.ttft_seconds - idle)
     delivery = max(0.0, statistics.median(beyond))
     return replace(fitted, model=replace(fitted.model, delivery_milliseconds=delivery))

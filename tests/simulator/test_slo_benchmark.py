@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,16 @@ from benchmarks.slo.plan import FAULTS, Plan, Task, quick, simulated_seconds, ta
 from benchmarks.slo.run import main, run
 
 from headway_operator.slo import Target
-from headway_operator.state import Attainment, Decision, Observed, Sample
+from headway_operator.state import (
+    Attainment,
+    Decision,
+    Limits,
+    Moments,
+    Observed,
+    ReplicaSample,
+    Sample,
+    Targets,
+)
 from headway_runtime.step_moments import StepMoments
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Setting, Simulation
@@ -333,10 +342,8 @@ def test_a_step_model_is_found_again_in_what_an_engine_tells_of_its_steps(build:
     model = StepModel("m", 10.0, 0.1, 1.0, 64_000, decode_context_milliseconds=0.002)
     setting = build.setting(engine={"model": model, "overlaps": False})
     Simulation(build.load(seconds=120.0), setting, Controller("c", lambda sample, now: None, decide)).result()
-    first, last = (sample.replicas["pod-1"] for sample in (seen[1], seen[-1]))
-    assert first is not None
-    assert last is not None
-    found = fit("m", first, last, 3.0)
+    samples = [one for sample in seen[1:] if (one := sample.replicas["pod-1"]) is not None]
+    found = fit("m", samples, 3.0)
     assert found.relative_error < 1e-3
     assert found.num_steps > 100
     assert found.model.base_milliseconds == pytest.approx(10.0, rel=0.001)
@@ -345,6 +352,28 @@ def test_a_step_model_is_found_again_in_what_an_engine_tells_of_its_steps(build:
     assert found.model.decode_context_milliseconds == pytest.approx(0.002, rel=0.01)
     assert found.model.delivery_milliseconds == 3.0
     assert found.model.kv_cache_tokens == 64_000
+
+
+def test_a_line_through_prompts_that_lie_on_none_is_fair_to_short_ones() -> None:
+    """A token of a long prompt takes longer than one of a short one; steps are sampled one by one."""
+
+    def taken(tokens: int) -> float:
+        return 17.0 + 1.42 * tokens + 0.00027 * tokens**2
+
+    moments, samples = StepMoments(), []
+    empty = ReplicaSample("m", 0.0, *(Limits(64, 2048),) * 2, Targets(), 0, 0, 0.0, 0, 64, False, {}, {})
+    for tokens in (0, *(64, 200, 500, 1000) * 5):
+        if tokens:
+            moments.step(taken(tokens), tokens, 0, 0)
+        for decodes in (1, 2, 4):
+            moments.step(17.0 + 1.5 * decodes, 0, decodes, 300 * decodes)
+        samples.append(replace(empty, moments=Moments(*astuple(moments.snapshot()))))
+    model = fit("m", samples, 0.0).model
+    for tokens in (300, 600, 1200):
+        found = model.base_milliseconds + model.prefill_token_milliseconds * tokens
+        assert found == pytest.approx(taken(tokens), rel=0.1)
+    with pytest.raises(ValueError, match="send more requests"):
+        fit("m", [samples[0], samples[0]], 0.0)
 
 
 def test_no_coefficient_of_a_fit_is_negative() -> None:
