@@ -41,6 +41,8 @@ class Fleet:
         self.totals: dict[str, float] = {"ttft_met": 4000, "tpot_met": 4000}
         self.now_totals: dict[str, float] = {}
         self.ttft_bucket = 50
+        # Requests that are counted by TTFT and by TPOT in each slice.
+        self.counted = 10
         self.gauges: dict[str, Any] = {"limits": BEST, "running": 10}
         self.waiting = 0
         self.replicas = {f"r{number}": build.replica(f"r{number}") for number in range(ready)}
@@ -98,7 +100,7 @@ class Fleet:
                 NOW - 5 * k,
                 NOW - 5 * (k - 1),
                 {**requests, **judged},
-                {"tpot": {24: 10}, "ttft": {self.ttft_bucket: 10}},
+                {"tpot": {24: self.counted}, "ttft": {self.ttft_bucket: self.counted}},
             )
             for k in range(60, 0, -1)
         ]

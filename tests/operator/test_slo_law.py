@@ -1,6 +1,7 @@
 """The law with a model of steps: every row of the table of symptoms, and what it learns and advises."""
 
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import pytest
@@ -286,18 +287,48 @@ def test_each_promise_has_what_the_other_leaves_of_the_misses(fleet: Fleet) -> N
     assert capacity(0, 120) == neither, "nothing is missed of TTFT, so TPOT may be missed by all that may be"
 
 
-@pytest.mark.parametrize(("load", "how"), [(1.0, "at once"), (0.3, "slowly")])
-def test_the_first_measurement_counts_whole_near_what_a_replica_can_do(
-    build: Any, load: float, how: str
-) -> None:
-    fleet = Fleet(build, 4, 4 * CAPACITY * load)
-    factors = []
+def learnt(build: Any, *, counted: int = 10, passed: float | None = None, known: float = 0.0) -> float:
+    """How far one pass moves the factor of TPOT towards what is measured, as a share of the way."""
+
+    def moved(counted: int, passed: float | None, known: float) -> float:
+        fleet = Fleet(build, 4, 4 * CAPACITY)
+        fleet.counted = counted
+        kappa_at = None if passed is None else NOW - passed
+        fleet.memory = replace(fleet.memory, factors=Factors(num_tpot=known), kappa_at=kappa_at)
+        return log(fleet.decide()[1].factors.tpot)
+
+    return moved(counted, passed, known) / moved(100_000, None, 0.0)
+
+
+def test_the_first_measurement_counts_nearly_whole(build: Any) -> None:
+    assert learnt(build) > 0.9
+    assert 0.2 < learnt(build, passed=5.0) < 0.9, "of the little that has come since the last pass"
+
+
+def test_later_ones_count_by_the_requests_beyond_the_percentile(build: Any) -> None:
+    few, many = (learnt(build, counted=number, passed=5.0, known=20.0) for number in (10, 20))
+    assert many == pytest.approx(2.0 * few, rel=0.1)
+    assert few < 0.05
+
+
+def test_a_pass_counts_by_the_time_since_the_last_one(build: Any) -> None:
+    short, whole = (learnt(build, passed=passed, known=20.0) for passed in (2.5, 5.0))
+    assert whole == pytest.approx(2.0 * short, rel=0.1)
+
+
+def test_what_twenty_passes_said_is_not_forgotten_for_one(build: Any) -> None:
+    assert learnt(build, counted=100_000, passed=5.0, known=1e9) == pytest.approx(0.05, rel=0.01)
+
+
+def test_what_was_measured_far_from_what_a_replica_can_do_is_learnt_slowly(build: Any) -> None:
+    fleet = Fleet(build, 4, 0.3 * 4 * CAPACITY)
+    seen = []
     for _ in range(2):
         _, memory = fleet.decide()
         fleet.memory = replace(fleet.memory, factors=memory.factors)
-        factors.append(memory.factors.tpot)
-    assert factors[0] != 1.0
-    assert (factors[1] == pytest.approx(factors[0], rel=1e-3)) is (how == "at once")
+        seen.append(abs(log(memory.factors.tpot)))
+    assert seen[1] > 1.9 * seen[0] > 0.0
+    assert memory.factors.num_tpot == 0.0
 
 
 def test_a_decision_does_not_depend_on_what_the_clock_says_besides_its_argument(fleet: Fleet) -> None:

@@ -66,12 +66,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Measured over predicted, of latencies at the percentile; and from how many passes each was learnt."""
+    """Measured over predicted, of latencies at the percentile; and from how many requests beyond it each was
+    learnt."""
 
     ttft: float = 1.0
     tpot: float = 1.0
-    num_ttft: int = 0
-    num_tpot: int = 0
+    num_ttft: float = 0.0
+    num_tpot: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +191,12 @@ class Replica:
         return _lognormal(ahead + queued + own, spread, self._deviations)
 
     def is_kept(self, found: Latencies, target: Target, share: float = 1.0) -> bool:
-        """Whether latencies stay within a share of both targets, and memory of its bound."""
+        """Whether latencies stay within a share of both targets, and memory of its bound; within the whole of
+        TPOT's where it is the longest step's, which hangs on no guess."""
         ttft, tpot = target.targets.ttft_milliseconds, target.targets.tpot_milliseconds
         return (
             (ttft is None or found.ttft <= share * ttft)
-            and (tpot is None or found.tpot <= share * tpot)
+            and (tpot is None or found.tpot <= (1.0 if found.is_bounded else share) * tpot)
             and found.kv_use <= share * MOST_KV_USE
         )
 

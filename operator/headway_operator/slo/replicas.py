@@ -7,9 +7,9 @@ Recommended is the largest of
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND
-more, and the load as it is within MOST_USE of the targets, which are not known better than that. It is a
-share of the rate above all: under a target close to the latency of an idle replica, a tenth of that is a
-third of what a replica can do.
+more, and the load as it is within MOST_USE of the targets where latencies are guessed, which are not known
+better than that. It is a share of the rate above all: under a target close to the latency of an idle
+replica, a tenth of that is a third of what a replica can do.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and

@@ -32,10 +32,13 @@ LEAST_REQUESTS, ENOUGH_REQUESTS = 20, 1000
 CALIBRATION_SECONDS = 120.0
 LEAST_CALIBRATION_SECONDS = 30.0
 LEAST_JUDGED = 60
-# The first passes count as much as one another, where so many requests lay beyond the percentile that it is
-# known well, and the rate was within this factor of what a replica can do; then newer ones count for more.
-LEAST_BEYOND, NEAR = 5.0, 1.5
-FACTOR_WEIGHT = 0.05
+# A percentile is known by the requests beyond it. What a pass tells of it counts by those that came since the
+# last one, where the rate was within NEAR of what a replica can do. All passes before count as MOST_BEYOND of
+# them, or MOST_PASSES like this one, if they were no fewer; the guess that nothing is wrong as FIRST_BEYOND.
+FIRST_BEYOND, MOST_BEYOND, MOST_PASSES = 0.2, 20.0, 20.0
+NEAR = 1.5
+# Of requests that are judged there must be so many beyond the percentile, where misses are to be shared out.
+LEAST_BEYOND = 5.0
 LEAST_FACTOR, MOST_FACTOR = 0.4, 3.0
 FIRST_LEAD_SECONDS = 60.0
 LEAST_LEAD_SECONDS = 10.0
@@ -227,6 +230,8 @@ def calibrated(
     served = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=ready)
     plain = served.latencies(rate, limits, Factors())
     is_near = 1.0 / NEAR <= rate / found.per_second <= NEAR
+    # Windows of two passes share most of what they saw.
+    passed = seconds if memory.kappa_at is None else max(0.0, now - memory.kappa_at)
     changes: dict[str, Any] = {}
     for name in ("ttft", "tpot"):
         counts, predicted = happened.counts(name, since), getattr(plain, name)
@@ -236,11 +241,13 @@ def calibrated(
         if name == "tpot" and plain.is_bounded:
             continue  # how wrong the longest step is told is for `pace` to say
         ratio = min(MOST_FACTOR, max(LEAST_FACTOR, measured / predicted))
-        before, num = getattr(memory.factors, name), getattr(memory.factors, f"num_{name}")
+        before, known = getattr(memory.factors, name), getattr(memory.factors, f"num_{name}")
         beyond = sum(counts.values()) * (100.0 - found.replica.percent) / 100.0
-        weight = FACTOR_WEIGHT
-        if is_near and beyond >= LEAST_BEYOND:
-            weight = max(weight, 1.0 / (1 + num))
-            changes[f"num_{name}"] = min(num + 1, round(1.0 / FACTOR_WEIGHT))
+        new = beyond * min(1.0, passed / seconds)
+        most = max(MOST_BEYOND, MOST_PASSES * new)
+        weight = new / most
+        if is_near:
+            weight = max(weight, new / (FIRST_BEYOND + known + new))
+            changes[f"num_{name}"] = min(known + new, most)
         changes[name] = exp(log(before) + weight * (log(ratio) - log(before)))
     return replace(memory.factors, **changes)
