@@ -27,7 +27,7 @@ Sums = numpy.typing.NDArray[numpy.float64]
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """relative_error: root of the mean squared error of a step's time, over its mean, both kinds together."""
+    """relative_error: root of the mean squared error of a step's time, over its mean, weighed by the fit."""
 
     model: StepModel
     relative_error: float
@@ -64,8 +64,8 @@ def fit(name: str, samples: Sequence[ReplicaSample], delivery_milliseconds: floa
 
 
 def _weighted(kind: Sequence[Sums]) -> Sums:
-    """The sums of one kind's rows, each weighed by one over its mean time; in all such that the squared times
-    add up to 1."""
+    """The sum of one kind's rows, each weighed by one over its mean time, over the time of all: the kinds
+    count the same."""
     whole = sum(sums[_TIME] for sums in kind)
     weighted = [sums * (sums[_COUNT] / sums[_TIME]) for sums in kind]
     return numpy.asarray(numpy.sum(weighted, axis=0) / whole)

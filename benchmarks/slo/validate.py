@@ -67,12 +67,13 @@ class Load:
     shape: tuple[tuple[int, int], ...]
 
 
-# The one that is fitted on comes first: it has long and short, alone and together.
+# The one that is fitted on comes first: it has long and short, alone and together. Of the others each has
+# three sizes, so that the median lies within those of one size: between two, one request decides it.
 FITTED = Load("fitted", 0.6, 2.0, OWN_LENGTHS)
 OTHERS = (
-    Load("quiet", 0.3, 1.0, ((100, 64), (300, 64))),
-    Load("long prompts", 0.4, 1.0, ((600, 32), (1200, 32))),
-    Load("bursts", 0.4, 3.0, ((128, 48), (256, 48))),
+    Load("quiet", 0.3, 1.0, ((100, 64), (200, 64), (300, 64))),
+    Load("long prompts", 0.4, 1.0, ((600, 32), (900, 32), (1200, 32))),
+    Load("bursts", 0.4, 3.0, ((128, 48), (192, 48), (256, 48))),
 )
 BATCH = 4
 # Between samples under the load that is fitted on: about as long as a prompt takes.
@@ -229,7 +230,7 @@ class _Real:
             await asyncio.wait((sending,), timeout=SAMPLE_SECONDS)
             samples.append(await asyncio.to_thread(self.sample))
         await sending
-        return samples
+        return [*samples, self.sample()]
 
     async def _send(self, trace: Trace, texts: Sequence[list[int]]) -> list[Answer]:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
