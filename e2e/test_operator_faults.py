@@ -23,7 +23,7 @@ from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.commands.operator import MIN_LIVENESS_SECONDS
 from headway_operator.errors import ThrottledError, UnavailableError
-from headway_operator.names import OPTIONAL_KINDS
+from headway_operator.names import OPTIONAL_KINDS, memory_config_map
 from headway_operator.resync import DOUBT_SECONDS, PERIOD_SECONDS
 from headway_operator.state import ServiceKey
 
@@ -227,7 +227,7 @@ async def versions(api: KubernetesApi, key: ServiceKey) -> dict[str, str]:
     return {
         name: item["metadata"]["resourceVersion"]
         for name, item in made.items()
-        if not name.startswith("ConfigMap ")
+        if name != f"ConfigMap {memory_config_map(key.name)}"
     }
 
 
