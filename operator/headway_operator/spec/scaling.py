@@ -44,8 +44,8 @@ class Scaling(SpecModel):
     """Most replicas (1 to 1000). Default 4."""
     stabilization_seconds: Annotated[int, Field(ge=10, le=3600)] = 120
     """How long, in seconds, fewer replicas must have been enough before one is removed (10 to 3600), and no
-    less than three times what a replica takes to start, as measured. A removal that has to be taken back
-    makes it three times as long for the next ones, up to half an hour. Default 180."""
+    less than twice what a replica takes to start, as measured. A removal that has to be taken back makes it
+    three times as long for the next ones, up to half an hour. Default 120."""
     idle_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = None
     """How long, in seconds, no request must have come before the last replicas are removed (10 to 86400);
     used while minReplicas is 0. Default: ten minutes, or five times what a replica takes to start where that
