@@ -1,6 +1,7 @@
 """How many replicas the law asks for: up, down, and when it asks for none."""
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
@@ -81,12 +82,21 @@ def test_replicas_that_only_start_hold_removals_back(fleet: Fleet) -> None:
     assert fleet.decide()[0].replicas == 7
 
 
-def test_a_backlog_asks_for_what_drains_it(fleet: Fleet) -> None:
-    fleet.waiting = 900
+@pytest.mark.parametrize(
+    ("oldest", "in_time"),
+    [pytest.param(20.0, 0.0, id="all are late"), pytest.param(1.0, 360.0, id="few are")],
+)
+def test_a_backlog_asks_for_what_drains_it(fleet: Fleet, oldest: float, in_time: float) -> None:
+    fleet.waiting, fleet.oldest_seconds = 900, oldest
     decision, _ = fleet.decide()
-    # 900 less what is spare while replicas start, within 45 s.
-    assert 5 <= decision.replicas <= 8
-    assert fleet.decide()[0].replicas > Fleet(fleet.build).decide()[0].replicas
+    numbers = decision.evidence
+    # What is spare while replicas start takes its part. Who can still be in time is served within 45 s.
+    spare = 4 * numbers["capacity_per_second"] - numbers["requests_per_second"]
+    left = 900 - spare * numbers["lead_seconds"]
+    late = min(left, numbers["late"])
+    assert left - late == pytest.approx(in_time, abs=1.0)
+    rate = numbers["requests_per_second"] + (left - late) / 45.0 + late / 120.0
+    assert decision.replicas == ceil(rate / numbers["capacity_per_second"]) > 4
 
 
 def test_bounds_of_the_spec_hold(fleet: Fleet) -> None:

@@ -30,20 +30,42 @@ def test_what_is_looked_back(stabilization: float, lead: float, patience: float,
 
 
 def test_a_removal_that_is_taken_back_triples_it_once() -> None:
-    memory = with_raise(with_removal(Memory(), NOW - 60), 180.0, NOW)
+    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 13, 180.0, NOW)
     assert (memory.patience, memory.patience_at) == (3.0, NOW)
-    assert with_raise(memory, 540.0, NOW + 5).patience == 3.0
+    assert with_raise(memory, 13, 540.0, NOW + 5).patience == 3.0
+
+
+def test_a_rate_that_was_too_high_for_those_there_were_regrets_no_removal() -> None:
+    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 34, 180.0, NOW)
+    assert (memory.patience, memory.removed_at, memory.removed_from) == (1.0, None, None)
+
+
+@pytest.mark.parametrize(("wanted", "patience"), [(15, 3.0), (16, 1.0)])
+def test_of_removals_one_after_another_all_are_taken_back(wanted: int, patience: float) -> None:
+    memory = Memory()
+    for before in (15, 14, 13):
+        memory = with_removal(memory, before, 180.0, NOW - 10 * before)
+    assert with_raise(memory, wanted, 180.0, NOW).patience == patience
+
+
+def test_from_how_many_the_last_ones_went_does_not_count_for_ever() -> None:
+    memory = with_removal(with_removal(Memory(), 40, 180.0, NOW - 3000), 13, 180.0, NOW - 10)
+    assert with_raise(memory, 20, 180.0, NOW).patience == 1.0
+
+
+def test_a_removal_of_an_earlier_version_is_regretted_as_it_was() -> None:
+    assert with_raise(Memory(removed_at=NOW - 60), 34, 180.0, NOW).patience == 3.0
 
 
 def test_an_hour_that_ends_between_hides_nothing() -> None:
-    memory = with_removal(Memory(patience=3.0, patience_at=NOW - CALM_SECONDS), NOW - 10)
-    memory = with_raise(with_calm(memory, NOW), 270.0, NOW + 60)
+    memory = with_removal(Memory(patience=3.0, patience_at=NOW - CALM_SECONDS), 5, 270.0, NOW - 10)
+    memory = with_raise(with_calm(memory, NOW), 5, 270.0, NOW + 60)
     assert memory.patience == 4.5
 
 
 @pytest.mark.parametrize("removed_at", [None, NOW - 800])
 def test_a_rise_long_after_a_removal_regrets_nothing(removed_at: float | None) -> None:
-    memory = with_raise(Memory(removed_at=removed_at), 180.0, NOW)
+    memory = with_raise(Memory(removed_at=removed_at), 5, 180.0, NOW)
     assert (memory.patience, memory.removed_at) == (1.0, None)
 
 
@@ -52,7 +74,7 @@ def test_it_never_grows_beyond_what_half_an_hour_takes() -> None:
     for number in range(20):
         at = NOW + 3000 * number
         looked_back = looked_back_seconds(memory, 180.0, 60.0)
-        memory = with_raise(with_removal(memory, at), looked_back, at + 60)
+        memory = with_raise(with_removal(memory, 5, looked_back, at), 5, looked_back, at + 60)
     assert memory.patience == pytest.approx(MOST_SECONDS / 180.0)
 
 

@@ -20,7 +20,7 @@ TTFT      the rest of the step under way and the one launched behind it, then a 
 
 Latencies at a percentile are those of the lognormal distribution with the mean and variance above. What
 they leave out (routing, bursts, the scheduler's order) is put right by two factors, measured over predicted,
-which are learnt (`calibration`).
+which are learnt (`sizing.calibrated`).
 
 Prior art sizes on means: llm-inferno's queue analysis, Dynamo's planner, WVA's queueing model. This sizes on
 the percentile that was promised.
@@ -79,13 +79,14 @@ class Factors:
 class Latencies:
     """What is predicted of one replica at some rate. running: sequences that decode, on average.
 
-    is_bounded: TPOT is that of the longest step there is, which hangs on no guess.
+    longest: the longest step that there is, which hangs on no guess. is_bounded: it is what bounds TPOT.
     """
 
     ttft: float
     tpot: float
     running: float
     kv_use: float
+    longest: float = inf
     is_bounded: bool = False
 
 
@@ -145,8 +146,14 @@ class Replica:
         guessed = factors.tpot * _lognormal(tpot, noise, self._deviations)
         crowd = self._crowd(running)
         longest = self._longest_step(crowd, token, limits)
-        kv_use = work.kv_share * crowd
-        return Latencies(factors.ttft * ttft, min(guessed, longest), running, kv_use, longest < guessed)
+        return Latencies(
+            ttft=factors.ttft * ttft,
+            tpot=min(guessed, longest),
+            running=running,
+            kv_use=work.kv_share * crowd,
+            longest=longest,
+            is_bounded=longest < guessed,
+        )
 
     def _longest_step(self, crowd: float, token: float, limits: Limits) -> float:
         """One that has its whole token budget, beside so many sequences."""
@@ -191,12 +198,12 @@ class Replica:
         return _lognormal(ahead + queued + own, spread, self._deviations)
 
     def is_kept(self, found: Latencies, target: Target, share: float = 1.0) -> bool:
-        """Whether latencies stay within a share of both targets, and memory of its bound; within the whole of
-        TPOT's where it is the longest step's, which hangs on no guess."""
+        """Whether latencies stay within a share of both targets, and memory of its bound; of the longest step
+        no share is asked, since it hangs on no guess."""
         ttft, tpot = target.targets.ttft_milliseconds, target.targets.tpot_milliseconds
         return (
             (ttft is None or found.ttft <= share * ttft)
-            and (tpot is None or found.tpot <= (1.0 if found.is_bounded else share) * tpot)
+            and (tpot is None or found.tpot <= share * tpot or found.longest <= tpot)
             and found.kv_use <= share * MOST_KV_USE
         )
 

@@ -81,7 +81,7 @@ def decide(
         advice=situation.infeasible if situation.sizing is not None else "",
         sick=situation.sick,
     )
-    return decision, with_decision(_remembered(situation, choice, recommendation.replicas), decision)
+    return decision, with_decision(_remembered(situation, choice, recommendation), decision)
 
 
 def _situation(
@@ -120,8 +120,7 @@ def _situation(
             settled_at = max(settled_at, memory.late_at + found.replica.answer_seconds(target))
         is_quiet = not now_load.late and not counted.unsampled and not ill
         if is_quiet:
-            factors = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)
-            memory = replace(memory, factors=factors)
+            memory = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)
         memory = replace(memory, workload=found.replica.workload)
     situation = Situation(
         target=target,
@@ -303,7 +302,7 @@ def _standing_blocker(situation: Situation) -> str:
     return (situation.supply.overdue_reason or "PendingPastDeadline") if situation.supply.overdue else ""
 
 
-def _remembered(situation: Situation, choice: Choice, recommended: int) -> Memory:
+def _remembered(situation: Situation, choice: Choice, recommendation: replicas.Recommendation) -> Memory:
     memory, now, desired = situation.memory, situation.now, situation.supply.desired
     memory = replace(memory, replicas=choice.replicas, limits=choice.limits)
     memory = with_parked(situation, memory)
@@ -311,11 +310,12 @@ def _remembered(situation: Situation, choice: Choice, recommended: int) -> Memor
         memory = replace(memory, limits_changed_at=now)
     if choice.trims is not None:
         memory = replace(memory, trims=choice.trims)
+    looked_back = replicas.looked_back_seconds(situation)
     if choice.cause == "RemovedReplica":
-        memory = with_removal(memory, now)
+        memory = with_removal(memory, desired, looked_back, now)
     # What stands in for a replica past its deadline, or wakes a service, takes nothing back.
-    if choice.replicas > desired and recommended > desired > 0:
-        memory = with_raise(memory, replicas.looked_back_seconds(situation), now)
+    if choice.replicas > desired and recommendation.replicas > desired > 0:
+        memory = with_raise(memory, recommendation.by_rate, looked_back, now)
     memory = with_calm(memory, now)
     if choice.replicas > desired or memory.replicas_raised_at is None:
         memory = replace(memory, replicas_raised_at=now)

@@ -33,9 +33,11 @@ class Memory:
     late_at: when requests last waited for too long.
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
-    fit, workload, factors, course, starts: what was learnt (`sizing`). kappa: the trust in it, last moved at
-    kappa_at, last cut at kappa_cut_at. patience: how many times as long as at first is looked back before a
-    removal, last moved at patience_at. removed_at: of the last removal that was not taken back.
+    fit, workload, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa: the trust
+    in it, last moved at kappa_at, last cut at kappa_cut_at. patience: how many times as long as at first is
+    looked back before a removal, last moved at patience_at. removed_at: of the last removal that was not
+    taken back. removed_from: how many there were before it, or before the first of those that went one after
+    another.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
     """
@@ -62,6 +64,7 @@ class Memory:
     fit: StepFit = NO_FIT
     workload: Workload | None = None
     factors: Factors = PLAIN
+    factors_at: float | None = None
     course: Course = NO_COURSE
     starts: tuple[tuple[float, float], ...] = ()
     kappa: float = 1.0
@@ -70,6 +73,7 @@ class Memory:
     patience: float = 1.0
     patience_at: float | None = None
     removed_at: float | None = None
+    removed_from: int | None = None
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
     marks: tuple[Mark, ...] = ()
@@ -121,6 +125,7 @@ class Memory:
             recommended=tuple((*one, 0.0)[:3] for one in data["recommended"]),
             fit=StepFit.from_dict(data["fit"]),
             workload=None if work is None else Workload(*work),
+            # In those of earlier versions the numbers are of passes, 20 at most: soon made up for.
             factors=Factors(*data["factors"]),
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
@@ -134,7 +139,7 @@ _PLAIN_FIELDS = (
     *("violated_since", "violated_at", "backlog", "backlog_at", "parked_replicas"),
     *("kappa", "kappa_at", "kappa_cut_at"),
 )
-_LATER_FIELDS = ("late_at", "patience", "patience_at", "removed_at")
+_LATER_FIELDS = ("late_at", "factors_at", "patience", "patience_at", "removed_at", "removed_from")
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 
 

@@ -4,7 +4,7 @@ A load that comes and goes, or a capacity that was thought higher than it is, wo
 removed and started again every few minutes. So a removal that is taken back within REGRET times as long as
 was looked back before it makes that time GROWTH times as long, MOST_SECONDS at most; an hour without one
 halves it again. In a steady load the first removal alone is paid for; a load that rises once a day regrets
-nothing.
+nothing. Nor does a rate for which those before the removal would have been too few as well.
 """
 
 from dataclasses import replace
@@ -25,16 +25,21 @@ def looked_back_seconds(memory: Memory, stabilization_seconds: float, lead_secon
     return max(least, min(MOST_SECONDS, memory.patience * least))
 
 
-def with_removal(memory: Memory, now: float) -> Memory:
-    """The memory after a replica was removed because fewer are enough."""
-    return replace(memory, removed_at=now)
+def with_removal(memory: Memory, before: int, looked_back: float, now: float) -> Memory:
+    """The memory after one of so many replicas was removed because fewer are enough. Of removals that go one
+    after another those before the first count."""
+    if _is_recent(memory, looked_back, now):
+        before = max(before, memory.removed_from or 0)
+    return replace(memory, removed_at=now, removed_from=before)
 
 
-def with_raise(memory: Memory, looked_back: float, now: float) -> Memory:
-    """The memory after the load called for more replicas: whether that takes the last removal back."""
-    removed_at = memory.removed_at
-    memory = replace(memory, removed_at=None)
-    if removed_at is None or now - removed_at > REGRET * looked_back:
+def with_raise(memory: Memory, by_rate: int, looked_back: float, now: float) -> Memory:
+    """The memory after the load called for more replicas: whether that takes the last removal back. by_rate:
+    how many the rate alone calls for, without what waits, since a queue is what a wrong removal leaves."""
+    is_recent, removed_from = _is_recent(memory, looked_back, now), memory.removed_from
+    memory = replace(memory, removed_at=None, removed_from=None)
+    # A checkpoint of an earlier version does not say from how many.
+    if not is_recent or (removed_from is not None and by_rate > removed_from):
         return memory
     longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
     return replace(memory, patience=min(longest, GROWTH * memory.patience), patience_at=now)
@@ -45,3 +50,8 @@ def with_calm(memory: Memory, now: float) -> Memory:
     if memory.patience <= 1.0 or memory.patience_at is None or now - memory.patience_at < CALM_SECONDS:
         return memory
     return replace(memory, patience=max(1.0, memory.patience / 2.0), patience_at=now)
+
+
+def _is_recent(memory: Memory, looked_back: float, now: float) -> bool:
+    """Whether the last removal can still be regretted."""
+    return memory.removed_at is not None and now - memory.removed_at <= REGRET * looked_back

@@ -3,7 +3,8 @@
 Recommended is the largest of
 
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
-    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
+    backlog       (rate + queue that will be left / DRAIN_SECONDS, of which what is late already
+                  / LATE_DRAIN_SECONDS) / (kappa * capacity)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND
@@ -39,6 +40,8 @@ DEAD_BAND = 0.1
 MOST_USE = 0.95
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
+# Who is late already is put back by so long by each replica, and promised nothing any more.
+LATE_DRAIN_SECONDS = 120.0
 MOST_ADDED = 8
 FEW_ADDED = 4
 SHARE_REMOVED = 0.1
@@ -58,11 +61,13 @@ ROUNDING = 1e-6
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """How many replicas the load calls for, in numbers and words. needed: without the dead band, for which
-    none is added."""
+    none is added. by_rate: what the rate ahead alone calls for, whatever waits and whatever the spec allows;
+    0 where that is not known."""
 
     replicas: int
     needed: int
     words: str
+    by_rate: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,15 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     rate = expected.ahead + burst
+    by_rate = ceil(rate / found.per_second)
     left = float(situation.load.waiting)
     if situation.supply.ready:
         spare = situation.supply.ready * found.per_second - expected.now
         left = max(0.0, left - max(0.0, spare) * window)
     if situation.load.late:
-        rate = max(rate, expected.now + left / DRAIN_SECONDS)
+        late = min(left, float(situation.load.late))
+        drained = (left - late) / DRAIN_SECONDS + late / LATE_DRAIN_SECONDS
+        rate = max(rate, expected.now + drained)
     elif situation.is_violated:
         rate = max(rate, expected.now)
     need = rate / found.per_second
@@ -100,7 +108,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
         number = _after_dead_band(situation, found, rate, number)
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
-    return Recommendation(number, needed, words)
+    return Recommendation(number, needed, words, by_rate)
 
 
 def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:

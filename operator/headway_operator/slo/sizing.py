@@ -33,9 +33,10 @@ CALIBRATION_SECONDS = 120.0
 LEAST_CALIBRATION_SECONDS = 30.0
 LEAST_JUDGED = 60
 # A percentile is known by the requests beyond it. What a pass tells of it counts by those that came since the
-# last one, where the rate was within NEAR of what a replica can do. All passes before count as MOST_BEYOND of
-# them, or MOST_PASSES like this one, if they were no fewer; the guess that nothing is wrong as FIRST_BEYOND.
-FIRST_BEYOND, MOST_BEYOND, MOST_PASSES = 0.2, 20.0, 20.0
+# last one that learnt, where the rate was within NEAR of what a replica can do. What was known before counts
+# as at most MOST_BEYOND of them, or those of LONGEST_KNOWN_SECONDS if they are more; that nothing is wrong,
+# the first guess, as FIRST_BEYOND.
+FIRST_BEYOND, MOST_BEYOND, LONGEST_KNOWN_SECONDS = 0.2, 20.0, 100.0
 NEAR = 1.5
 # Of requests that are judged there must be so many beyond the percentile, where misses are to be shared out.
 LEAST_BEYOND = 5.0
@@ -218,20 +219,20 @@ def workload(happened: Recent, now: float) -> Workload | None:
 
 def calibrated(
     memory: Memory, happened: Recent, found: Sizing, limits: Limits, ready: int, settled_at: float, now: float
-) -> Factors:
-    """The factors after one more pass: measured over predicted, where both say something."""
+) -> Memory:
+    """The memory with the factors after one more pass: measured over predicted, where both say something."""
     since = max(settled_at, now - CALIBRATION_SECONDS)
     if now - since < LEAST_CALIBRATION_SECONDS or not ready:
-        return memory.factors
+        return memory
     seconds = happened.seconds(since)
     if seconds < LEAST_CALIBRATION_SECONDS / 2.0:
-        return memory.factors
+        return memory
     rate = happened.totals(since).get("arrived", 0.0) / seconds / ready
     served = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=ready)
     plain = served.latencies(rate, limits, Factors())
     is_near = 1.0 / NEAR <= rate / found.per_second <= NEAR
     # Windows of two passes share most of what they saw.
-    passed = seconds if memory.kappa_at is None else max(0.0, now - memory.kappa_at)
+    passed = seconds if memory.factors_at is None else max(0.0, min(seconds, now - memory.factors_at))
     changes: dict[str, Any] = {}
     for name in ("ttft", "tpot"):
         counts, predicted = happened.counts(name, since), getattr(plain, name)
@@ -243,11 +244,13 @@ def calibrated(
         ratio = min(MOST_FACTOR, max(LEAST_FACTOR, measured / predicted))
         before, known = getattr(memory.factors, name), getattr(memory.factors, f"num_{name}")
         beyond = sum(counts.values()) * (100.0 - found.replica.percent) / 100.0
-        new = beyond * min(1.0, passed / seconds)
-        most = max(MOST_BEYOND, MOST_PASSES * new)
-        weight = new / most
+        per_second = beyond / seconds
+        new, most = passed * per_second, max(MOST_BEYOND, LONGEST_KNOWN_SECONDS * per_second)
+        weight = min(1.0, new / most)
         if is_near:
             weight = max(weight, new / (FIRST_BEYOND + known + new))
             changes[f"num_{name}"] = min(known + new, most)
         changes[name] = exp(log(before) + weight * (log(ratio) - log(before)))
-    return replace(memory.factors, **changes)
+    if not changes:
+        return memory
+    return replace(memory, factors=replace(memory.factors, **changes), factors_at=now)
