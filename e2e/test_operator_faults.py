@@ -23,7 +23,7 @@ from headway_operator.cluster.kubernetes_cache import KubernetesCache
 from headway_operator.cluster.kubernetes_lease import Lease
 from headway_operator.commands.operator import MIN_LIVENESS_SECONDS
 from headway_operator.errors import ThrottledError, UnavailableError
-from headway_operator.names import OPTIONAL_KINDS, memory_config_map
+from headway_operator.names import OPTIONAL_KINDS
 from headway_operator.resync import DOUBT_SECONDS, PERIOD_SECONDS
 from headway_operator.state import ServiceKey
 
@@ -222,12 +222,12 @@ def make_pod(api: KubernetesApi, key: ServiceKey) -> Callable[[str, str, Json], 
 
 
 async def versions(api: KubernetesApi, key: ServiceKey) -> dict[str, str]:
-    """Of what the operator made, but for the checkpoint, which is written as time goes by."""
+    """Of what the operator made, but for ConfigMaps: a checkpoint is written as time goes by."""
     made = await children(api, key)
     return {
         name: item["metadata"]["resourceVersion"]
         for name, item in made.items()
-        if name != f"ConfigMap {memory_config_map(key.name)}"
+        if not name.startswith("ConfigMap ")
     }
 
 
