@@ -279,7 +279,7 @@ def test_of_the_longest_step_no_share_is_asked_for_what_is_guessed(target: Targe
     # With less load the guess is below the longest step: kept all the same.
     shares = [share / 20 for share in range(1, 19)]
     less = [LONG.latencies(share * found.per_second, found.limits, PLAIN) for share in shares]
-    assert not all(one.is_bounded for one in less)
+    assert any(not one.is_bounded and one.tpot > 0.9 * 26.0 for one in less)
     assert all(LONG.is_kept(one, patient, 0.9) for one in less)
     assert not LONG.is_kept(replace(even, tpot=26.1, longest=26.1), patient, 0.9)
     assert not LONG.is_kept(replace(even, tpot=25.0, longest=27.0), patient, 0.9)

@@ -21,6 +21,8 @@ def test_two_hours_back_cost_neither_trust_nor_what_was_learnt(fleet: Fleet) -> 
     assert [at for at, _, _ in after.recommended] == [NOW - 7200.0]
     assert after.watched_since == NOW - 7200.0
     times = [after.limits_changed_at, after.replicas_raised_at, after.kappa_at, after.slices[-1].end]
+    times += [after.factors_at, after.removed_at]
+    assert memory.factors_at is not None
     assert all(at is None or at <= NOW - 7200.0 for at in times)
 
 

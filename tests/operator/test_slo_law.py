@@ -332,11 +332,14 @@ def test_what_many_passes_said_is_not_forgotten_for_one(build: Any) -> None:
 def test_what_was_measured_far_from_what_a_replica_can_do_is_learnt_slowly(build: Any) -> None:
     fleet = Fleet(build, 4, 0.3 * 4 * CAPACITY)
     seen = []
-    for _ in range(2):
+    for passed in (5.0, 5.0, None):
+        fleet.memory = replace(fleet.memory, factors_at=None if passed is None else NOW - passed)
         _, memory = fleet.decide()
-        fleet.memory = replace(fleet.memory, factors=memory.factors, factors_at=NOW - 5.0)
+        fleet.memory = replace(fleet.memory, factors=memory.factors)
         seen.append(abs(log(memory.factors.tpot)))
-    assert seen[1] > 1.01 * seen[0] > 0.0
+    first, second, whole = seen
+    assert 0.0 < first < 0.1 * whole
+    assert second == pytest.approx(2.0 * first, rel=0.1)
     assert memory.factors.num_tpot == 0.0
 
 

@@ -84,19 +84,39 @@ def test_replicas_that_only_start_hold_removals_back(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize(
     ("oldest", "in_time"),
-    [pytest.param(20.0, 0.0, id="all are late"), pytest.param(1.0, 360.0, id="few are")],
+    [pytest.param(20.0, 0.0, id="all are late"), pytest.param(1.0, 710.0, id="few are")],
 )
 def test_a_backlog_asks_for_what_drains_it(fleet: Fleet, oldest: float, in_time: float) -> None:
-    fleet.waiting, fleet.oldest_seconds = 900, oldest
+    fleet.waiting, fleet.oldest_seconds = 1400, oldest
     decision, _ = fleet.decide()
     numbers = decision.evidence
     # What is spare while replicas start takes its part. Who can still be in time is served within 45 s.
     spare = 4 * numbers["capacity_per_second"] - numbers["requests_per_second"]
-    left = 900 - spare * numbers["lead_seconds"]
+    left = 1400 - spare * numbers["lead_seconds"]
     late = min(left, numbers["late"])
     assert left - late == pytest.approx(in_time, abs=1.0)
     rate = numbers["requests_per_second"] + (left - late) / 45.0 + late / 120.0
     assert decision.replicas == ceil(rate / numbers["capacity_per_second"]) > 4
+
+
+@pytest.mark.parametrize(
+    ("load", "waiting", "most", "patience"),
+    [
+        pytest.param(3.9, 1400, 64, 3.0, id="a queue alone: they were too few"),
+        pytest.param(8.5, 0, 64, 1.0, id="a rate that was too high for those before as well"),
+        pytest.param(8.5, 0, 5, 1.0, id="the same where no more are allowed"),
+    ],
+)
+def test_a_removal_is_regretted_where_those_before_would_have_been_enough(
+    build: Any, load: float, waiting: int, most: int, patience: float
+) -> None:
+    fleet = Fleet(build, 4, load * CAPACITY)
+    fleet.waiting = waiting
+    fleet.target = replace(fleet.target, max_replicas=most)
+    fleet.memory = replace(fleet.memory, removed_at=NOW - 60.0, removed_from=5)
+    decision, memory = fleet.decide()
+    assert decision.replicas > 4
+    assert (memory.patience, memory.removed_at, memory.removed_from) == (patience, None, None)
 
 
 def test_bounds_of_the_spec_hold(fleet: Fleet) -> None:
@@ -187,6 +207,7 @@ def test_down_is_one_at_a_time_after_the_whole_time_looked_back(build: Any) -> N
     decision, memory = quiet(build).decide()
     assert (decision.replicas, decision.cause) == (5, "RemovedReplica")
     assert memory.replicas_lowered_at == NOW
+    assert (memory.removed_at, memory.removed_from) == (NOW, 6)
 
 
 def test_a_large_fleet_goes_down_by_a_tenth(build: Any) -> None:

@@ -83,6 +83,7 @@ def test_a_restart_forgets_that_fewer_would_do_and_nothing_else(scene: Scene) ->
     scene.slow_ttft()
     _, memory = scene.decide()
     assert memory.watched_since == NOW
+    memory = replace(memory, removed_at=NOW - 5.0, removed_from=3, factors_at=NOW - 1.0)
     restored = Memory.from_dict(memory.to_dict(), NOW)
     assert restored == replace(memory, watched_since=None, marks=())
 
