@@ -45,7 +45,6 @@ class Fleet:
         self.counted = 10
         self.gauges: dict[str, Any] = {"limits": BEST, "running": 10}
         self.waiting = 0
-        self.oldest_seconds = 20.0
         self.replicas = {f"r{number}": build.replica(f"r{number}") for number in range(ready)}
         self.lost: set[str] = set()
         self.own: dict[str, dict[str, Any]] = {}
@@ -123,7 +122,7 @@ class Fleet:
             else self.build.sample(now, targets=self.target.targets, **self.gauges, **self.own.get(name, {}))
             for name in ready
         }
-        gateway = GatewaySample("g", now, self.waiting, self.oldest_seconds if self.waiting else 0.0, 0, {})
+        gateway = GatewaySample("g", now, self.waiting, 20.0 if self.waiting else 0.0, 0, {})
         sample = Sample(now, samples, {"g": None if self.gateway_lost else gateway})
         observed = Observed(
             revisions=(Revision("demo-1a2b3c4d", "1a2b3c4d", len(self.replicas), 0.0),),

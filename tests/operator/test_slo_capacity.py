@@ -269,22 +269,6 @@ def test_no_token_comes_later_than_the_longest_step() -> None:
     assert LONG.latencies(0.28, Limits(64, 2048), PLAIN).tpot > found.tpot
 
 
-def test_of_the_longest_step_no_share_is_asked_for_what_is_guessed(target: Target) -> None:
-    """Even steps take 0.95 of the target by themselves."""
-    patient = replace(target, targets=Targets(60_000.0, 26.0))
-    found = LONG.capacity(patient, PLAIN)
-    even = LONG.latencies(0.9 * found.per_second, found.limits, PLAIN)
-    assert even.is_bounded
-    assert 0.9 * 26.0 < even.tpot <= 26.0
-    # With less load the guess is below the longest step: kept all the same.
-    shares = [share / 20 for share in range(1, 19)]
-    less = [LONG.latencies(share * found.per_second, found.limits, PLAIN) for share in shares]
-    assert any(not one.is_bounded and one.tpot > 0.9 * 26.0 for one in less)
-    assert all(LONG.is_kept(one, patient, 0.9) for one in less)
-    assert not LONG.is_kept(replace(even, tpot=26.1, longest=26.1), patient, 0.9)
-    assert not LONG.is_kept(replace(even, tpot=25.0, longest=27.0), patient, 0.9)
-
-
 def test_a_budget_of_even_steps_serves_more_where_ttft_has_time(target: Target) -> None:
     """TPOT of 26 ms is kept by any number of prompts that come in pieces of 26 ms."""
     patient = replace(target, targets=Targets(60_000.0, 26.0))

@@ -82,20 +82,14 @@ def test_replicas_that_only_start_hold_removals_back(fleet: Fleet) -> None:
     assert fleet.decide()[0].replicas == 7
 
 
-@pytest.mark.parametrize(
-    ("oldest", "in_time"),
-    [pytest.param(20.0, 0.0, id="all are late"), pytest.param(1.0, 710.0, id="few are")],
-)
-def test_a_backlog_asks_for_what_drains_it(fleet: Fleet, oldest: float, in_time: float) -> None:
-    fleet.waiting, fleet.oldest_seconds = 1400, oldest
+def test_a_backlog_asks_for_what_drains_it(fleet: Fleet) -> None:
+    fleet.waiting = 1400
     decision, _ = fleet.decide()
     numbers = decision.evidence
-    # What is spare while replicas start takes its part. Who can still be in time is served within 45 s.
+    # What is spare while replicas start takes its part; the rest is served within 45 s.
     spare = 4 * numbers["capacity_per_second"] - numbers["requests_per_second"]
     left = 1400 - spare * numbers["lead_seconds"]
-    late = min(left, numbers["late"])
-    assert left - late == pytest.approx(in_time, abs=1.0)
-    rate = numbers["requests_per_second"] + (left - late) / 45.0 + late / 120.0
+    rate = numbers["requests_per_second"] + left / 45.0
     assert decision.replicas == ceil(rate / numbers["capacity_per_second"]) > 4
 
 

@@ -77,12 +77,12 @@ def test_a_queue_adds_more_than_the_rate_alone_calls_for(build: Any) -> None:
     """Three times what the one replica allowed can do; then the load is gone, and more are allowed."""
 
     def edited(shown: Any) -> Any:
-        return shown if shown.at < 250 else shown._replace(target=replace(shown.target, max_replicas=8))
+        return shown if shown.at < 180 else shown._replace(target=replace(shown.target, max_replicas=8))
 
-    load = build.steps((60, 0.8), (140, 6.5), (70, 0.3))
+    load = build.steps((60, 0.8), (70, 6.5), (70, 0.3))
     course = build.course(load, build.slow(scaling={"maxReplicas": 1}), edited)
     course.run()
-    numbers = course.between(250, 256)[0].evidence
+    numbers = course.between(180, 186)[0].evidence
     assert numbers["late"] > 0
     ahead = numbers["expected_per_second"]
     rate = ahead + 1.3 * math.sqrt(numbers["index_of_dispersion"] * ahead / numbers["lead_seconds"])

@@ -79,14 +79,13 @@ class Factors:
 class Latencies:
     """What is predicted of one replica at some rate. running: sequences that decode, on average.
 
-    longest: the longest step that there is, which hangs on no guess. is_bounded: it is what bounds TPOT.
+    is_bounded: TPOT is that of the longest step there is, which hangs on no guess.
     """
 
     ttft: float
     tpot: float
     running: float
     kv_use: float
-    longest: float = inf
     is_bounded: bool = False
 
 
@@ -146,14 +145,8 @@ class Replica:
         guessed = factors.tpot * _lognormal(tpot, noise, self._deviations)
         crowd = self._crowd(running)
         longest = self._longest_step(crowd, token, limits)
-        return Latencies(
-            ttft=factors.ttft * ttft,
-            tpot=min(guessed, longest),
-            running=running,
-            kv_use=work.kv_share * crowd,
-            longest=longest,
-            is_bounded=longest < guessed,
-        )
+        kv_use = work.kv_share * crowd
+        return Latencies(factors.ttft * ttft, min(guessed, longest), running, kv_use, longest < guessed)
 
     def _longest_step(self, crowd: float, token: float, limits: Limits) -> float:
         """One that has its whole token budget, beside so many sequences."""
@@ -198,12 +191,11 @@ class Replica:
         return _lognormal(ahead + queued + own, spread, self._deviations)
 
     def is_kept(self, found: Latencies, target: Target, share: float = 1.0) -> bool:
-        """Whether latencies stay within a share of both targets, and memory of its bound; of the longest step
-        no share is asked, since it hangs on no guess."""
+        """Whether latencies stay within a share of both targets, and memory of its bound."""
         ttft, tpot = target.targets.ttft_milliseconds, target.targets.tpot_milliseconds
         return (
             (ttft is None or found.ttft <= share * ttft)
-            and (tpot is None or found.tpot <= share * tpot or found.longest <= tpot)
+            and (tpot is None or found.tpot <= share * tpot)
             and found.kv_use <= share * MOST_KV_USE
         )
 

@@ -4,7 +4,8 @@ A load that comes and goes, or a capacity that was thought higher than it is, wo
 removed and started again every few minutes. So a removal that is taken back within REGRET times as long as
 was looked back before it makes that time GROWTH times as long, MOST_SECONDS at most; an hour without one
 halves it again. In a steady load the first removal alone is paid for; a load that rises once a day regrets
-nothing. Nor does a rate for which those before the removal would have been too few as well.
+nothing. Nor does a rate for which those before the removal would have been too few as well, by what a
+replica is known to do now.
 """
 
 from dataclasses import replace

@@ -3,14 +3,13 @@
 Recommended is the largest of
 
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
-    backlog       (rate + queue that will be left / DRAIN_SECONDS, of which what is late already
-                  / LATE_DRAIN_SECONDS) / (kappa * capacity)
+    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND
-more, and the load as it is within MOST_USE of the targets where latencies are guessed, which are not known
-better than that. It is a share of the rate above all: under a target close to the latency of an idle
-replica, a tenth of that is a third of what a replica can do.
+more, and the load as it is within MOST_USE of the targets, which are not known better than that. It is a
+share of the rate above all: under a target close to the latency of an idle replica, a tenth of that is a
+third of what a replica can do.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and
@@ -40,8 +39,6 @@ DEAD_BAND = 0.1
 MOST_USE = 0.95
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
-# Who is late already is put back by so long by each replica, and promised nothing any more.
-LATE_DRAIN_SECONDS = 120.0
 MOST_ADDED = 8
 FEW_ADDED = 4
 SHARE_REMOVED = 0.1
@@ -96,9 +93,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
         spare = situation.supply.ready * found.per_second - expected.now
         left = max(0.0, left - max(0.0, spare) * window)
     if situation.load.late:
-        late = min(left, float(situation.load.late))
-        drained = (left - late) / DRAIN_SECONDS + late / LATE_DRAIN_SECONDS
-        rate = max(rate, expected.now + drained)
+        rate = max(rate, expected.now + left / DRAIN_SECONDS)
     elif situation.is_violated:
         rate = max(rate, expected.now)
     need = rate / found.per_second

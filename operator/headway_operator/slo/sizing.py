@@ -246,7 +246,7 @@ def calibrated(
         beyond = sum(counts.values()) * (100.0 - found.replica.percent) / 100.0
         per_second = beyond / seconds
         new, most = passed * per_second, max(MOST_BEYOND, LONGEST_KNOWN_SECONDS * per_second)
-        weight = min(1.0, new / most)
+        weight = new / (most + new)
         if is_near:
             weight = max(weight, new / (FIRST_BEYOND + known + new))
             changes[f"num_{name}"] = min(known + new, most)
