@@ -9,20 +9,10 @@ import argparse
 import time
 from statistics import median, quantiles
 
+from headway_operator.samples import GatewaySample, Histogram, Limits, Moments, ReplicaSample, Sample, Targets
 from headway_operator.slo import Memory, Target, decide
 from headway_operator.slo.histogram import EDGES
-from headway_operator.state import (
-    GatewaySample,
-    Histogram,
-    Limits,
-    Moments,
-    Observed,
-    Replica,
-    ReplicaSample,
-    Revision,
-    Sample,
-    Targets,
-)
+from headway_operator.state import Observed, Replica, Revision
 
 TARGETS = Targets(700.0, 26.0)
 BEST = Limits(64, 2048)

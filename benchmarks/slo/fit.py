@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 import numpy
 import numpy.typing
 
-from headway_operator.state import Moments, ReplicaSample
+from headway_operator.samples import Moments, ReplicaSample
 from headway_simulator.step_model import StepModel
 
 # In a row of sums: of products with each other, and with the time.

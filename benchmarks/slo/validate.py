@@ -37,8 +37,9 @@ from benchmarks.slo.page import commit_words, machine_words
 
 from headway_operator.keys import AdminKeys
 from headway_operator.sample_wire import parse_replica_sample
+from headway_operator.samples import ReplicaSample
 from headway_operator.spec import parse
-from headway_operator.state import ReplicaSample, ServiceKey
+from headway_operator.state import ServiceKey
 from headway_runtime.config import Limits
 from headway_simulator.cluster import Conditions, Setting, Simulation
 from headway_simulator.engine import EngineSettings

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.slo.loads import LOADS, Halves
 from benchmarks.slo.plan import Plan, Promise, Task
 
+from headway_operator.samples import Limits
 from headway_operator.slo import Target, target_of
-from headway_operator.state import Limits
 from headway_runtime.config import Limits as EngineLimits
 from headway_simulator.baselines import BASELINES, Baseline, Known
 from headway_simulator.cluster import Setting, Simulation

@@ -13,9 +13,10 @@ from headway_operator.in_force import Accepted
 from headway_operator.keys import Signer
 from headway_operator.quality import Gate
 from headway_operator.rollout import CanaryEvidence, Rollout
+from headway_operator.samples import Sample
 from headway_operator.scrape import Scraper
 from headway_operator.slo import Memory
-from headway_operator.state import Decision, Observed, Sample, ServiceKey
+from headway_operator.state import Decision, Observed, ServiceKey
 
 logger = logging.getLogger(__name__)
 

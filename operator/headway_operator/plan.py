@@ -37,21 +37,10 @@ from typing import Any
 from headway_operator import names
 from headway_operator.rollout import Rollout
 from headway_operator.rollout.trouble import lacks_room
+from headway_operator.samples import Limits, ReplicaSample, Routing, Sample
 from headway_operator.spec import Service
 from headway_operator.spec.waiting import TIMEOUT_SECONDS, WAKING_TIMEOUT_SECONDS
-from headway_operator.state import (
-    ChildKey,
-    Decision,
-    Limits,
-    Observed,
-    Plan,
-    Rendered,
-    Replica,
-    ReplicaSample,
-    Revision,
-    Routing,
-    Sample,
-)
+from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered, Replica, Revision
 
 # A replica without room may get some by itself in its first moments: another pod is just leaving.
 ROOM_PATIENCE_SECONDS = 10.0

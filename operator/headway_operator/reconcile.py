@@ -39,10 +39,11 @@ from headway_operator.passes import DECIDE_STEP, READ_STEP, RENDER_STEP, STATUS_
 from headway_operator.plan import plan, wanted_replicas
 from headway_operator.quality import Gate, awaiting_model, gated, materials, open_or_shut, withheld
 from headway_operator.rollout import Rollout, follow
+from headway_operator.samples import Sample
 from headway_operator.scrape import Scraper
 from headway_operator.slo import Memory, decide, resume, target_of, with_end_to_end
 from headway_operator.spec import Manifest, Service, key_of, parse
-from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered, Sample, ServiceKey
+from headway_operator.state import ChildKey, Decision, Observed, Plan, Rendered, ServiceKey
 from headway_operator.times import drawn_share
 
 logger = logging.getLogger(__name__)

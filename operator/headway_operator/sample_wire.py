@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from headway_operator.errors import ScrapeError
-from headway_operator.state import (
+from headway_operator.samples import (
     LATENCY_EDGES,
     GatewaySample,
     Histogram,

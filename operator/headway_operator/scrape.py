@@ -23,7 +23,8 @@ from headway_operator.sample_wire import (
     parse_replica_sample,
     routing_body,
 )
-from headway_operator.state import GatewaySample, Observed, ReplicaSample, Routing, Sample, ServiceKey
+from headway_operator.samples import GatewaySample, ReplicaSample, Routing, Sample
+from headway_operator.state import Observed, ServiceKey
 
 START_METRIC = "headway_start_seconds"
 

@@ -21,9 +21,10 @@ from typing import Any, Generic
 
 from headway_operator.errors import ScrapeError
 from headway_operator.plan import plan
+from headway_operator.samples import ReplicaSample, Sample
 from headway_operator.slo import Target, target_of
 from headway_operator.spec import Service
-from headway_operator.state import Observed, Plan, ReplicaSample, Sample
+from headway_operator.state import Observed, Plan
 from headway_runtime.config import Limits, Targets
 from headway_simulator.control import (
     GATEWAY_ADDRESS,

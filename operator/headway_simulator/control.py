@@ -8,24 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from headway_operator.samples import LATENCY_EDGES, Histogram, Limits, Moments, ReplicaSample, Sample, Targets
 from headway_operator.slo import Memory, Target, decide, resume
 from headway_operator.spec import Service
-from headway_operator.state import (
-    LATENCY_EDGES,
-    Decision,
-    Gateway,
-    Histogram,
-    Limits,
-    Moments,
-    Observed,
-    Plan,
-    Rendered,
-    ReplicaSample,
-    Revision,
-    RevisionPin,
-    Sample,
-    Targets,
-)
+from headway_operator.state import Decision, Gateway, Observed, Plan, Rendered, Revision, RevisionPin
 from headway_runtime.histograms import EDGES_MILLISECONDS, HistogramSnapshot
 from headway_simulator.engine import SimulatedEngine
 from headway_simulator.pods import Pod

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Literal
 
-from headway_operator.state import GatewaySample, Routing
+from headway_operator.samples import GatewaySample, Routing
 from headway_simulator.pods import Pod
 from headway_simulator.records import Fate, Flight
 from headway_simulator.trace import Arrival

@@ -40,8 +40,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
+from headway_operator.samples import Limits
 from headway_operator.slo import Target, target_of
-from headway_operator.state import Limits
 from headway_runtime.config import Limits as EngineLimits
 from headway_runtime.config import Targets as EngineTargets
 from headway_simulator.cluster import Setting, Simulation

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headway_operator.state import Attainment, Decision, Limits
+from headway_operator.samples import Limits
+from headway_operator.state import Attainment, Decision
 from headway_simulator.trace import Arrival
 
 # rejected: answered 503. lost: a replica died, or was stopped, with it in hand. unfinished: still under way

@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway_operator.samples import Limits, Sample
 from headway_operator.slo import Target
-from headway_operator.state import Attainment, Decision, Limits, Observed, Sample
+from headway_operator.state import Attainment, Decision, Observed
 from headway_simulator.cluster import BEGIN_SECONDS, Conditions
 from headway_simulator.control import Controller
 

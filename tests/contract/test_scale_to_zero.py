@@ -18,8 +18,9 @@ from headway_operator.loop import ServiceLoop
 from headway_operator.names import ServiceKey
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.passes import Outcome, World
+from headway_operator.samples import Limits
 from headway_operator.scrape import Scraper
-from headway_operator.state import Attainment, Decision, Gateway, Limits, Observed
+from headway_operator.state import Attainment, Decision, Gateway, Observed
 
 START_SECONDS = 120.0
 HOUR = 3600.0

@@ -20,9 +20,10 @@ from headway_bench.record import Record
 from headway_bench.traces import read_trace
 from headway_operator.errors import UnavailableError
 from headway_operator.plan import plan
+from headway_operator.samples import Limits, Sample, Targets
 from headway_operator.slo import Memory, Target, decide, resume, target_of
 from headway_operator.spec import parse
-from headway_operator.state import Decision, Limits, Observed, Sample, Targets
+from headway_operator.state import Decision, Observed
 from headway_runtime.config import Limits as EngineLimits
 from headway_simulator.baselines.horizontal import SYNC_SECONDS
 from headway_simulator.cluster import BEGIN_SECONDS, Conditions, Setting, Simulation

@@ -11,23 +11,10 @@ import pytest
 from tests.operator.law_fleet import Fleet as LawFleet
 from tests.operator.slo_scene import Scene
 
+from headway_operator.samples import GatewaySample, Histogram, Limits, ReplicaSample, Sample, Targets
 from headway_operator.slo import Memory, Target, decide
 from headway_operator.spec import Manifest
-from headway_operator.state import (
-    Decision,
-    Gateway,
-    GatewaySample,
-    Histogram,
-    Limits,
-    Observed,
-    Replica,
-    ReplicaSample,
-    Revision,
-    Sample,
-    Site,
-    Start,
-    Targets,
-)
+from headway_operator.state import Decision, Gateway, Observed, Replica, Revision, Site, Start
 
 EDGES = tuple(1.12**i for i in range(105))
 

@@ -3,21 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from headway_operator.samples import GatewaySample, Limits, Sample, Targets
 from headway_operator.slo import Memory, decide
 from headway_operator.slo.capacity import Workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit, StepModel
-from headway_operator.state import (
-    Decision,
-    GatewaySample,
-    Limits,
-    Observed,
-    Replica,
-    ReplicaPhase,
-    Revision,
-    Sample,
-    Targets,
-)
+from headway_operator.state import Decision, Observed, Replica, ReplicaPhase, Revision
 
 NOW = 100_000.0
 MODEL = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=0.0)

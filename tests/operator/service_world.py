@@ -5,18 +5,9 @@ from typing import Any
 from headway_operator import conditions
 from headway_operator.manifests import render
 from headway_operator.names import ServiceKey
+from headway_operator.samples import Limits, Sample
 from headway_operator.spec import InferenceServiceStatus, parse
-from headway_operator.state import (
-    Attainment,
-    Decision,
-    Gateway,
-    Limits,
-    Loss,
-    Observed,
-    Rendered,
-    Replica,
-    Sample,
-)
+from headway_operator.state import Attainment, Decision, Gateway, Loss, Observed, Rendered, Replica
 
 KEY = ServiceKey("team", "demo")
 NOW = 1_800_000_000.0

@@ -3,17 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from headway_operator.samples import GatewaySample, Limits, ReplicaSample, Sample
 from headway_operator.slo import Memory, decide
 from headway_operator.slo.slices import Slice
-from headway_operator.state import (
-    Decision,
-    GatewaySample,
-    Limits,
-    Observed,
-    ReplicaSample,
-    Revision,
-    Sample,
-)
+from headway_operator.state import Decision, Observed, Revision
 
 NOW = 10_000.0
 

@@ -8,13 +8,9 @@ from tests.operator.service_world import KEY, MET, NO_TARGET, NOW, STEADY, UNKNO
 
 from headway_operator import conditions
 from headway_operator.errors import SpecError
+from headway_operator.samples import Limits
 from headway_operator.spec import InferenceServiceStatus
-from headway_operator.state import (
-    Attainment,
-    Gateway,
-    Limits,
-    Loss,
-)
+from headway_operator.state import Attainment, Gateway, Loss
 
 
 @pytest.fixture

@@ -8,23 +8,19 @@ import pytest
 
 from headway_operator.manifests import render
 from headway_operator.plan import plan
+from headway_operator.samples import GatewaySample, Limits, Routing, Sample, Targets
 from headway_operator.spec import Service, parse
 from headway_operator.state import (
     Attainment,
     ChildKey,
     Decision,
     Gateway,
-    GatewaySample,
-    Limits,
     Observed,
     Plan,
     Rendered,
     Replica,
     ReplicaPhase,
     Revision,
-    Routing,
-    Sample,
-    Targets,
 )
 
 NOTHING = Attainment(None, None, 0, 0, "unknown")

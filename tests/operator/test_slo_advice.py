@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Limits
 from headway_operator.slo.advice import PARALLEL_SHARE, advice
 from headway_operator.slo.build import Build, build_of
 from headway_operator.slo.capacity import Replica, Workload
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.spec import parse
-from headway_operator.state import Limits
 
 LIMITS = Limits(64, 2048)
 # All prompts have 1,000 tokens, so a lone one takes base + 1000 * prefill; a lone decode base + 1000 * kv.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Limits, Targets
 from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing, lead_seconds, with_learning, workload
@@ -15,7 +16,7 @@ from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
 from headway_operator.slo.window import Recent
-from headway_operator.state import Limits, Observed, Start, Targets
+from headway_operator.state import Observed, Start
 
 MODEL = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=0.0)
 WORK = Workload(prompt=1000.0, prompt_square=2e6, answer=200.0, context=1200.0, kv_share=0.002)

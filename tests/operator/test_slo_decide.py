@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.operator.slo_scene import NOW, Scene
 
+from headway_operator.samples import Limits, Targets
 from headway_operator.slo.slices import Slice
-from headway_operator.state import Limits, Targets
 
 
 def test_a_queue_at_the_cap_with_slack_raises_the_batch_limit(scene: Scene) -> None:

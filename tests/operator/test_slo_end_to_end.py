@@ -11,10 +11,11 @@ from headway_operator import conditions
 from headway_operator.errors import SpecError
 from headway_operator.manifests import render
 from headway_operator.plan import plan
+from headway_operator.samples import GatewaySample, Sample, Targets
 from headway_operator.slo import Memory, decide, target_of, with_end_to_end
 from headway_operator.slo.target import Target
 from headway_operator.spec import InferenceServiceStatus, parse
-from headway_operator.state import Attainment, Decision, GatewaySample, Observed, Revision, Sample, Targets
+from headway_operator.state import Attainment, Decision, Observed, Revision
 
 START = 10_000.0
 WHOLE = {"slo": {"ttftMilliseconds": 300, "endToEndMilliseconds": 9000}}

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import GatewaySample, Sample
 from headway_operator.slo import evidence
 from headway_operator.slo.evidence import Load
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.window import Recent
-from headway_operator.state import GatewaySample, Sample
 
 NOW = 1000.0
 

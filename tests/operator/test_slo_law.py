@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 from tests.operator.law_fleet import BEST, CAPACITY, MODEL, NOW, Fleet
 
+from headway_operator.samples import Limits, Targets
 from headway_operator.slo import Memory
 from headway_operator.slo.baselines import of_replica
 from headway_operator.slo.build import Build
 from headway_operator.slo.capacity import Factors
 from headway_operator.slo.marks import with_mark
 from headway_operator.slo.step_fit import StepFit, StepModel
-from headway_operator.state import (
-    Limits,
-    Targets,
-)
 
 
 def test_a_load_that_is_served_changes_nothing_and_says_its_numbers(fleet: Fleet) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.operator.law_fleet import CAPACITY, NOW, Fleet, quiet
 
+from headway_operator.samples import Targets
 from headway_operator.slo import Memory
 from headway_operator.slo.forecast import Course
 from headway_operator.slo.persistence import Persistence
-from headway_operator.state import Targets
 
 
 @pytest.mark.parametrize(

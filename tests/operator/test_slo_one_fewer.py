@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.operator.slo_scene import NOW, Scene
 
-from headway_operator.state import GatewaySample, Limits
+from headway_operator.samples import GatewaySample, Limits
 
 
 def watching(scene: Scene, build: Any, seconds: float, *recommended: tuple[float, int, float]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.operator.slo_scene import NOW, Scene
 
+from headway_operator.samples import Limits
 from headway_operator.slo import Memory
-from headway_operator.state import Limits
 
 
 @pytest.mark.parametrize(

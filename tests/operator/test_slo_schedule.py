@@ -7,12 +7,13 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from headway_operator.errors import SpecError
+from headway_operator.samples import Sample
 from headway_operator.slo import Memory, decide, target_of
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.target import Target
 from headway_operator.spec import parse
 from headway_operator.spec.schedule import ScheduleEntry
-from headway_operator.state import Observed, Revision, Sample
+from headway_operator.state import Observed, Revision
 
 OFFICE = {"start": "0 8 * * MON-FRI", "end": "0 18 * * MON-FRI", "timeZone": "Europe/Berlin"}
 

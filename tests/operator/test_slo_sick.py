@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Limits, Sample, Targets
 from headway_operator.slo import marks
 from headway_operator.slo.baselines import Baseline, of_replica
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.sick import sick
-from headway_operator.state import Limits, Sample, Targets
 
 NOW = 1000.0
 EXPECTED = Forecast(1.0, 1.0, 1.0)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import GatewaySample, Routing, Sample
 from headway_operator.slo import Memory, decide, resume, target_of
 from headway_operator.spec import parse
-from headway_operator.state import Decision, GatewaySample, Observed, ReplicaPhase, Revision, Routing, Sample
+from headway_operator.state import Decision, Observed, ReplicaPhase, Revision
 
 START = 10_000.0
 INTERVAL_SECONDS = 5.0

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Limits, Targets
 from headway_operator.slo import Memory
-from headway_operator.state import Decision, Limits, Targets
+from headway_operator.state import Decision
 
 
 def reversals(decisions: list[Decision]) -> int:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import GatewaySample, ReplicaSample, Sample, Targets
 from headway_operator.slo.baselines import Baseline, of_gateway, of_replica
 from headway_operator.slo.slices import Slice, joined
 from headway_operator.slo.window import Recent, advance
-from headway_operator.state import GatewaySample, Observed, ReplicaSample, Sample, Targets
+from headway_operator.state import Observed
 
 TARGETS = Targets(300.0, 40.0)
 State = tuple[tuple[Slice, ...], dict[str, Baseline]]

@@ -3,8 +3,9 @@
 from typing import Any
 
 from headway_operator.conditions.startup import MAX_RECENT, STAGES_PATIENCE_SECONDS, startup
+from headway_operator.samples import Sample
 from headway_operator.spec import parse
-from headway_operator.state import Observed, Replica, Sample, Start
+from headway_operator.state import Observed, Replica, Start
 
 NOW = 1_800_000_000.0
 STAGES = {

@@ -8,7 +8,7 @@ from tests.operator.service_world import KEY, MET, NOW, STEADY, VIOLATED, World
 
 from headway_operator import conditions
 from headway_operator.names import ServiceKey
-from headway_operator.state import Limits
+from headway_operator.samples import Limits
 
 
 @pytest.fixture

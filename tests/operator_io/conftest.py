@@ -19,21 +19,9 @@ from headway_operator.keys import AdminKeys
 from headway_operator.names import COMPONENT_LABEL, REVISION_LABEL, ServiceKey, component_labels
 from headway_operator.passes import Carried, Outcome, World
 from headway_operator.reconcile import reconcile
+from headway_operator.samples import Histogram, Limits, ReplicaSample, Sample, Targets
 from headway_operator.scrape import Scraper
-from headway_operator.state import (
-    ChildKey,
-    Evaluation,
-    Gateway,
-    Histogram,
-    Limits,
-    Observed,
-    Replica,
-    ReplicaSample,
-    Revision,
-    Sample,
-    Site,
-    Targets,
-)
+from headway_operator.state import ChildKey, Evaluation, Gateway, Observed, Replica, Revision, Site
 
 KEY = ServiceKey("default", "demo")
 STANDIN = Path(__file__).with_name("standin_server.py")

@@ -21,16 +21,15 @@ from headway_operator.quality import Gate, awaiting_model
 from headway_operator.rollout import Record, Rollout
 from headway_operator.rollout.record import Failure, Pin
 from headway_operator.rollout.trouble import is_failing
+from headway_operator.samples import Limits, Sample
 from headway_operator.spec import Service, parse
 from headway_operator.state import (
     Attainment,
     Decision,
     Gateway,
-    Limits,
     Observed,
     Rendered,
     Replica,
-    Sample,
     ServiceKey,
     Site,
 )

@@ -11,8 +11,9 @@ from aiohttp import web
 from headway_operator.errors import NotLeadingError, ScrapeError
 from headway_operator.keys import AdminKeys
 from headway_operator.sample_wire import parse_gateway_sample, parse_replica_sample
+from headway_operator.samples import Limits, Targets
 from headway_operator.scrape import MAX_START_QUESTIONS, Scraper, parse_start_stages
-from headway_operator.state import Gateway, Limits, Observed, Replica, ReplicaPhase, Start, Targets
+from headway_operator.state import Gateway, Observed, Replica, ReplicaPhase, Start
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 COUNTERS = [

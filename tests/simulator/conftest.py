@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from headway_operator.samples import Sample
 from headway_operator.slo import Memory, Target, decide, resume
 from headway_operator.spec import Service, parse
-from headway_operator.state import Decision, Observed, Sample
+from headway_operator.state import Decision, Observed
 from headway_runtime.config import Limits
 from headway_runtime.fit.plan_command import main as plan_main
 from headway_simulator import generators

@@ -5,17 +5,9 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Limits, ReplicaSample, Sample, Targets
 from headway_operator.slo import target_of
-from headway_operator.state import (
-    Gateway,
-    Limits,
-    Observed,
-    Replica,
-    ReplicaSample,
-    Revision,
-    Sample,
-    Targets,
-)
+from headway_operator.state import Gateway, Observed, Replica, Revision
 from headway_simulator.baselines import (
     BASELINES,
     MOST_CANDIDATES,

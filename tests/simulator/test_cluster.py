@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Limits, Sample
 from headway_operator.slo import Target, target_of
 from headway_operator.spec.scaling import Scaling
 from headway_operator.spec.waiting import Waiting
-from headway_operator.state import Attainment, Decision, Limits, Observed, Sample, Start
+from headway_operator.state import Attainment, Decision, Observed, Start
 from headway_simulator.cluster import BEGIN_SECONDS, Simulation
 from headway_simulator.control import Controller, headway
 from headway_simulator.measures import measures

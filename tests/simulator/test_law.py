@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Sample
 from headway_operator.slo import Memory, Target, decide, resume, target_of
-from headway_operator.state import Decision, Observed, Sample
+from headway_operator.state import Decision, Observed
 from headway_simulator.cluster import Simulation
 from headway_simulator.control import Controller, headway
 from headway_simulator.measures import measures, reversals

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway_operator.state import Decision, Limits
+from headway_operator.samples import Limits
+from headway_operator.state import Decision
 from headway_simulator.cluster import BEGIN_SECONDS
 from headway_simulator.engine import SimulatedEngine
 from headway_simulator.step_model import slower

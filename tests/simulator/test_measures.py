@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Limits
 from headway_operator.slo import target_of
-from headway_operator.state import Attainment, Limits
+from headway_operator.state import Attainment
 from headway_simulator.measures import judged_from, measures, reversals
 from headway_simulator.records import Fate, Flight, Pass, PodLife, Run
 from headway_simulator.timeline import timeline

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from headway_operator.samples import Targets
 from headway_operator.slo import target_of
-from headway_operator.state import Targets
 from headway_runtime.config import Targets as EngineTargets
 from headway_simulator import oracle as oracle_module
 from headway_simulator.cluster import Setting, Simulation

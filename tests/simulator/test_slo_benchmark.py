@@ -13,17 +13,9 @@ from benchmarks.slo.loads import LOADS
 from benchmarks.slo.plan import FAULTS, Plan, Task, quick, simulated_seconds, tasks
 from benchmarks.slo.run import main, run
 
+from headway_operator.samples import Limits, Moments, ReplicaSample, Sample, Targets
 from headway_operator.slo import Target
-from headway_operator.state import (
-    Attainment,
-    Decision,
-    Limits,
-    Moments,
-    Observed,
-    ReplicaSample,
-    Sample,
-    Targets,
-)
+from headway_operator.state import Attainment, Decision, Observed
 from headway_runtime.step_moments import StepMoments
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Setting, Simulation

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway_operator.manifests.model_source import has_to_be_fetched
+from headway_operator.samples import Sample
 from headway_operator.spec import Service
-from headway_operator.state import Observed, Replica, Sample
+from headway_operator.state import Observed, Replica
 from headway_operator.times import timestamp
 
 MAX_RECENT = 8

@@ -17,17 +17,9 @@ from headway_operator.quality import Gate
 from headway_operator.quality.judgement import as_status
 from headway_operator.rollout import Rollout
 from headway_operator.rollout import as_status as rollout_status
+from headway_operator.samples import Limits, Sample
 from headway_operator.spec import Manifest, Service, generation_of
-from headway_operator.state import (
-    Attainment,
-    Decision,
-    Limits,
-    Observed,
-    Rendered,
-    RevisionPin,
-    Sample,
-    ServiceKey,
-)
+from headway_operator.state import Attainment, Decision, Observed, Rendered, RevisionPin, ServiceKey
 from headway_operator.times import drawn_share, seconds, timestamp
 
 # Numbers that move with every request are written at least this often, and no more than twice as often;

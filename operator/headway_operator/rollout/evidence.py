@@ -7,10 +7,11 @@ died. An operator that starts again gathers anew; how long a step has lasted sta
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headway_operator.samples import GatewaySample, RevisionTotals, Sample, Targets
 from headway_operator.slo.baselines import Baseline
 from headway_operator.slo.slices import Slice, joined
 from headway_operator.slo.window import advance
-from headway_operator.state import GatewaySample, Observed, RevisionTotals, Sample, Targets
+from headway_operator.state import Observed
 
 NOTHING = RevisionTotals(0, 0)
 NO_SLICE = Slice(0.0, 0.0)

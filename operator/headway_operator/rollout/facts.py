@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from headway_operator.rollout.evidence import CanaryEvidence
 from headway_operator.rollout.record import Failure, Record
 from headway_operator.rollout.trouble import is_failing
+from headway_operator.samples import Sample
 from headway_operator.spec import Service
-from headway_operator.state import Observed, Replica, RevisionPin, Sample
+from headway_operator.state import Observed, Replica, RevisionPin
 from headway_operator.times import timestamp
 
 NO_RECORD = Record()

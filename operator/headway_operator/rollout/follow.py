@@ -29,8 +29,9 @@ from headway_operator.rollout.evidence import CanaryEvidence
 from headway_operator.rollout.facts import Facts, Rollout
 from headway_operator.rollout.record import Failure, Pin, Record, recorded
 from headway_operator.rollout.steps import WHOLE_WEIGHT, with_canary
+from headway_operator.samples import Sample
 from headway_operator.spec import Service
-from headway_operator.state import ChildKey, Observed, Rendered, Sample
+from headway_operator.state import ChildKey, Observed, Rendered
 from headway_operator.times import seconds, timestamp
 
 # Of reasons that say that the candidate served badly; others say that it does not come up.

@@ -10,10 +10,10 @@ before they are believed.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from headway_operator.samples import Limits
 from headway_operator.slo.build import Build
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.step_fit import StepModel
-from headway_operator.state import Limits
 
 Latency = Literal["ttft", "tpot"]
 

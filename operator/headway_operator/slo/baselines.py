@@ -9,8 +9,8 @@ from dataclasses import astuple, dataclass
 from operator import sub
 from typing import Any
 
+from headway_operator.samples import GatewaySample, Histogram, ReplicaSample, Targets
 from headway_operator.slo import histogram
-from headway_operator.state import GatewaySample, Histogram, ReplicaSample, Targets
 
 LATENCIES = ("ttft", "tpot", "e2e")
 # Requests that met the target of each, and that missed it.

@@ -32,9 +32,9 @@ from functools import cache
 from math import exp, inf, log, sqrt
 from statistics import NormalDist
 
+from headway_operator.samples import Limits, Targets
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
-from headway_operator.state import Limits, Targets
 
 MOST_KV_USE = 0.85
 MOST_UTILIZATION = 0.97

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from headway_operator.samples import Limits
 from headway_operator.slo.situation import Situation
-from headway_operator.state import Limits
 
 
 @dataclass(frozen=True, slots=True)

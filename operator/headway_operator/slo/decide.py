@@ -20,6 +20,7 @@ Pure: the clock and the memory are arguments, the new memory is returned.
 
 from dataclasses import replace
 
+from headway_operator.samples import Sample
 from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.clock import with_clock
@@ -44,7 +45,7 @@ from headway_operator.slo.slices import without_exact
 from headway_operator.slo.target import Target
 from headway_operator.slo.trust import with_trust
 from headway_operator.slo.window import Recent, advance
-from headway_operator.state import Attainment, Decision, Observed, Sample
+from headway_operator.state import Attainment, Decision, Observed
 
 # A pause of this length ends a violation.
 VIOLATION_GAP_SECONDS = 10.0

@@ -12,12 +12,13 @@ from collections import Counter
 from dataclasses import dataclass
 from math import ceil
 
+from headway_operator.samples import GatewaySample, Limits, ReplicaSample, Sample
 from headway_operator.slo import histogram
 from headway_operator.slo.slices import Numbers
 from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import verdict
 from headway_operator.slo.window import Recent
-from headway_operator.state import Attainment, GatewaySample, Limits, ReplicaSample, Sample
+from headway_operator.state import Attainment
 
 WINDOWS_SECONDS = (30.0, 60.0, 120.0, 300.0)
 # What counts as happening now.

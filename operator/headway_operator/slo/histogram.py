@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import inf
 from operator import sub
 
-from headway_operator.state import LATENCY_EDGES
+from headway_operator.samples import LATENCY_EDGES
 
 EDGES = LATENCY_EDGES
 # Edges travel as a formula over floats: the same edge may differ in its last digits.

@@ -23,9 +23,9 @@ Without a model the table moves them by symptoms alone.
 from dataclasses import dataclass, replace
 from math import ceil, floor, sqrt
 
+from headway_operator.samples import Limits
 from headway_operator.slo.situation import Situation
 from headway_operator.slo.sizing import Sizing
-from headway_operator.state import Limits
 
 LEAST_SLACK = 0.15
 MOST_KV_USE = 0.85

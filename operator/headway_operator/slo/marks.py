@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter, sub
 
+from headway_operator.samples import Targets
 from headway_operator.slo.baselines import REPLICA_TOTALS, Baseline, Sums
-from headway_operator.state import Targets
 
 MARK_SECONDS = 60.0
 NUM_MARKS = 2

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
+from headway_operator.samples import Limits, Targets
 from headway_operator.slo.baselines import NO_TARGETS, Baseline
 from headway_operator.slo.capacity import Factors, Workload
 from headway_operator.slo.forecast import Course
 from headway_operator.slo.marks import Mark
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit
-from headway_operator.state import Limits, Targets
 
 VERSION = 2
 LEAST_KAPPA, MOST_KAPPA = 0.5, 1.2

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from headway_operator.samples import Sample
 from headway_operator.slo.evidence import applied_limits
 from headway_operator.slo.memory import Memory
-from headway_operator.state import Sample
 
 
 def resume(checkpoint: Mapping[str, Any] | None, sample: Sample, now: float) -> Memory:

@@ -11,6 +11,7 @@ objective, on LEAST_OTHERS requests or more, and could take the whole load.
 
 from collections.abc import Mapping, Sequence
 
+from headway_operator.samples import ReplicaSample, Sample
 from headway_operator.slo import marks
 from headway_operator.slo.evidence import fresh_replicas, num_late
 from headway_operator.slo.forecast import Forecast
@@ -18,7 +19,6 @@ from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import verdict
-from headway_operator.state import ReplicaSample, Sample
 
 MOST_SHARE = 0.25
 LEAST_OTHERS = 20

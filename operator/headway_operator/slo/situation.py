@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway_operator.samples import Limits, Sample
 from headway_operator.slo.evidence import Load, fresh_replicas
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.target import Target
 from headway_operator.slo.window import Recent
-from headway_operator.state import Attainment, Limits, Observed, Replica, Sample, is_unplaced
+from headway_operator.state import Attainment, Observed, Replica, is_unplaced
 
 # A replica asked for longer ago than this and still not ready counts as absent: more may be asked for.
 PENDING_DEADLINE_SECONDS = 600.0

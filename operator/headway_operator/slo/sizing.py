@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 from typing import Any
 
+from headway_operator.samples import Limits
 from headway_operator.slo import histogram
 from headway_operator.slo.baselines import Baseline
 from headway_operator.slo.capacity import Capacity, Factors, Latencies, Replica, Workload, with_work
@@ -22,7 +23,7 @@ from headway_operator.slo.memory import Memory
 from headway_operator.slo.step_fit import learnt
 from headway_operator.slo.target import Target
 from headway_operator.slo.window import Recent, step_increments
-from headway_operator.state import Limits, Observed
+from headway_operator.state import Observed
 
 SHARE_OF_MISSES, LEAST_SHARE_OF_MISSES = 0.7, 0.5
 WORKLOAD_SECONDS = 300.0

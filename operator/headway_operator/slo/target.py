@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from headway_operator.samples import Limits, Targets
 from headway_operator.slo.build import UNKNOWN, Build, build_of
 from headway_operator.slo.window import LONGEST_SECONDS
 from headway_operator.spec import InferenceServiceSpec
 from headway_operator.spec.schedule import ScheduleEntry
-from headway_operator.state import Limits, Targets
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import sub
 from typing import TypeVar
 
+from headway_operator.samples import Sample, Targets
 from headway_operator.slo import histogram
 from headway_operator.slo.baselines import (
     LATENCIES,
@@ -31,7 +32,7 @@ from headway_operator.slo.baselines import (
     summed,
 )
 from headway_operator.slo.slices import Numbers, Slice, joined, summed_totals
-from headway_operator.state import Observed, Sample, Targets
+from headway_operator.state import Observed
 
 LONGEST_SECONDS = 300.0
 # Passes closer together than this share a slice, which bounds the memory's size.

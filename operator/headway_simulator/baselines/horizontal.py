@@ -20,8 +20,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from headway_operator.samples import ReplicaSample, Sample
 from headway_operator.slo import Target
-from headway_operator.state import Decision, Observed, ReplicaSample, Sample
+from headway_operator.state import Decision, Observed
 from headway_simulator.baselines.knowledge import Known, decision, scaled_to
 from headway_simulator.baselines.signals import Seen, busy_share, num_waiting, see
 from headway_simulator.control import Controller

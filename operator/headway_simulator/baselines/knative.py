@@ -18,8 +18,9 @@ default; the share is what there is to tune.
 import math
 from dataclasses import dataclass, field, replace
 
+from headway_operator.samples import Sample
 from headway_operator.slo import Target
-from headway_operator.state import Decision, Observed, Sample
+from headway_operator.state import Decision, Observed
 from headway_simulator.baselines.knowledge import Known, decision
 from headway_simulator.baselines.signals import Seen, num_in_flight, see
 from headway_simulator.control import Controller

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from headway_operator.samples import Limits
 from headway_operator.slo import Target
-from headway_operator.state import Attainment, Decision, Limits, Observed
+from headway_operator.state import Attainment, Decision, Observed
 from headway_simulator.step_model import StepModel
 
 UNKNOWN = Attainment(None, None, 0, 0, "unknown")

@@ -18,8 +18,9 @@ What there is to tune: the interval, and a share of the ITL target that is aimed
 import math
 from dataclasses import dataclass, field, replace
 
+from headway_operator.samples import Sample
 from headway_operator.slo import Target
-from headway_operator.state import Decision, Observed, Sample
+from headway_operator.state import Decision, Observed
 from headway_simulator.baselines.knowledge import Known, decision, scaled_to
 from headway_simulator.baselines.signals import Seen, gained, see
 from headway_simulator.control import Controller

@@ -14,8 +14,9 @@ before scaling down, as its guide sets it up.
 import math
 from dataclasses import dataclass, field, replace
 
+from headway_operator.samples import Sample
 from headway_operator.slo import Target
-from headway_operator.state import Decision, Observed, Sample
+from headway_operator.state import Decision, Observed
 from headway_simulator.baselines import horizontal
 from headway_simulator.baselines.knowledge import Known, decision, scaled_to
 from headway_simulator.baselines.signals import Seen, kv_use, see

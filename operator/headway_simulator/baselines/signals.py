@@ -7,7 +7,8 @@ autoscalers get their numbers. Decides nothing.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from headway_operator.state import Observed, ReplicaSample, Sample
+from headway_operator.samples import ReplicaSample, Sample
+from headway_operator.state import Observed
 
 LOOKBACK_SECONDS = 300.0
 

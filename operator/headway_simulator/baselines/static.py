@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headway_operator.samples import Sample
 from headway_operator.slo import Target
-from headway_operator.state import Decision, Observed, Sample
+from headway_operator.state import Decision, Observed
 from headway_simulator.baselines.knowledge import Known, decision
 from headway_simulator.control import Controller
 

@@ -10,23 +10,18 @@ from headway_operator import conditions
 from headway_operator.manifests import render
 from headway_operator.plan import plan, wanted_replicas
 from headway_operator.rollout import CanaryEvidence, Rollout, follow
+from headway_operator.samples import GatewaySample, Limits, ReplicaSample, RevisionTotals, Routing, Sample
 from headway_operator.spec import InferenceServiceStatus, parse
 from headway_operator.state import (
     Attainment,
     ChildKey,
     Decision,
     Gateway,
-    GatewaySample,
-    Limits,
     Observed,
     Rendered,
     Replica,
     ReplicaPhase,
-    ReplicaSample,
     Revision,
-    RevisionTotals,
-    Routing,
-    Sample,
 )
 
 INTERVAL_SECONDS = 5.0

@@ -9,9 +9,9 @@ from headway_operator.quality import Gate
 from headway_operator.rollout import follow
 from headway_operator.rollout.canary import chance_of, judge
 from headway_operator.rollout.evidence import CanaryEvidence, Side
+from headway_operator.samples import RevisionTotals
 from headway_operator.slo.histogram import bucket_of
 from headway_operator.slo.slices import Slice
-from headway_operator.state import RevisionTotals
 
 Toy = Any  # of conftest.py
 

@@ -9,10 +9,10 @@ import pytest
 
 from headway_operator.rollout.canary import Finding, judge
 from headway_operator.rollout.evidence import CanaryEvidence, Side
+from headway_operator.samples import RevisionTotals
 from headway_operator.slo.histogram import bucket_of
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.target import Target
-from headway_operator.state import RevisionTotals
 
 STEPS = 100
 # Latencies of requests spread as far as this, being exp of a normal variable with this deviation: prompts of
