@@ -110,7 +110,9 @@ class Fleet:
         samples = {
             name: None
             if name in self.lost
-            else self.build.sample(now, targets=self.target.targets, **self.gauges, **self.own.get(name, {}))
+            else self.build.sample(
+                now, targets=self.target.targets, **{**self.gauges, **self.own.get(name, {})}
+            )
             for name in ready
         }
         gateway = GatewaySample("g", now, self.waiting, 20.0 if self.waiting else 0.0, 0, {})

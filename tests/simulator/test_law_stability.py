@@ -117,6 +117,30 @@ def test_a_promise_that_the_model_thinks_kept_costs_trust_which_adds_replicas(bu
     assert course.moves()[-1][2] > 1
 
 
+def test_a_queue_at_a_replica_that_does_less_than_its_steps_tell_adds_another(build: Any) -> None:
+    """What a server does beside its steps is in none of them; lateness explains all that is missed, and the
+    rate, which rises slowly, stays below what one is thought to do."""
+    slope = [(30, 6.0 + 0.32 * i) for i in range(1, 11)]
+    course = build.course(
+        build.steps((90, 6.0), *slope, (120, 9.2), prompt=100, output=60),
+        build.slow(
+            slo={"ttftMilliseconds": 1000},
+            batching={"maxNumSeqs": {"max": 16}},
+            model=build.model,
+            step_time_error=0.7,
+        ),
+        build.without_gaps,
+    )
+    course.run()
+    at, before, after = course.moves()[-1]
+    assert (before, after) == (1, 2)
+    assert at > 90
+    stood = [one.evidence for one in course.between(at - 60.0, at)]
+    assert all(one["requests_per_second"] < one["capacity_per_second"] for one in stood)
+    assert stood[-1]["bound_per_second"] < stood[0]["bound_per_second"]
+    assert not any(one.evidence["late"] for one in course.between(at + 60.0, math.inf))
+
+
 def test_trust_is_not_won_by_time_alone(build: Any) -> None:
     """Two requests a minute prove nothing, whatever becomes of them."""
     setting = build.slow(interval_seconds=10.0, scaling={"maxReplicas": 1})

@@ -24,6 +24,7 @@ from headway_operator.samples import Sample
 from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.clock import with_clock
+from headway_operator.slo.crowd import with_ceiling
 from headway_operator.slo.feasibility import infeasible
 from headway_operator.slo.history import with_decision
 from headway_operator.slo.marks import with_mark
@@ -64,6 +65,7 @@ def decide(
     memory = _up_to_date(target, memory, sample, observed, now)
     situation, reported = _situation(target, memory, sample, observed, now)
     situation = replace(situation, memory=_with_violation(situation))
+    situation = replace(situation, memory=with_ceiling(situation))
     situation = replace(situation, memory=with_trust(situation))
     situation = replace(situation, memory=with_idleness(situation))
     recommendation = replicas.recommended(situation, can_move_limits=knobs.move(situation) is not None)
@@ -386,6 +388,7 @@ def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
         "prompt_tokens_per_request": round(work.prompt, 1),
         "generated_tokens_per_request": round(work.answer, 1),
         "capacity_per_second": round(found.capacity.per_second, 4),
+        "bound_per_second": round(found.capacity.bound, 4),
         "kappa": round(situation.memory.kappa, 4),
         "ttft_factor": round(situation.memory.factors.ttft, 4),
         "tpot_factor": round(situation.memory.factors.tpot, 4),

@@ -8,6 +8,7 @@ from typing import Any
 from headway_operator.samples import Limits, Targets
 from headway_operator.slo.baselines import NO_TARGETS, Baseline
 from headway_operator.slo.capacity import Factors, Workload
+from headway_operator.slo.ceiling import Ceiling
 from headway_operator.slo.forecast import Course
 from headway_operator.slo.marks import Mark
 from headway_operator.slo.slices import Slice
@@ -34,10 +35,11 @@ class Memory:
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
     fit, workload, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa: the trust
-    in it, last moved at kappa_at, last cut at kappa_cut_at. patience: how many times as long as at first is
-    looked back before a removal, last moved at patience_at. removed_at: of the last removal that was not
-    taken back. removed_from: how many there were before it, or before the first of those that went one after
-    another.
+    in it, last moved at kappa_at, last cut at kappa_cut_at. crowded_since: since when requests have waited
+    too long at every replica. ceiling: the most that one was seen to do in such a crowd. patience: how many
+    times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
+    last removal that was not taken back. removed_from: how many there were before it, or before the first of
+    those that went one after another.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
     """
@@ -70,6 +72,8 @@ class Memory:
     kappa: float = 1.0
     kappa_at: float | None = None
     kappa_cut_at: float | None = None
+    crowded_since: float | None = None
+    ceiling: Ceiling | None = None
     patience: float = 1.0
     patience_at: float | None = None
     removed_at: float | None = None
@@ -94,6 +98,7 @@ class Memory:
             "fit": self.fit.to_dict(),
             "workload": None if work is None else [getattr(work, name) for name in _WORKLOAD_FIELDS],
             "factors": list(astuple(self.factors)),
+            "ceiling": None if self.ceiling is None else list(astuple(self.ceiling)),
             "course": self.course.to_dict(),
             "starts": [list(one) for one in self.starts],
             "trims": list(self.trims),
@@ -127,6 +132,8 @@ class Memory:
             workload=None if work is None else Workload(*work),
             # In those of earlier versions the numbers are of passes, 20 at most: soon made up for.
             factors=Factors(*data["factors"]),
+            # Checkpoints of earlier versions have none.
+            ceiling=None if data.get("ceiling") is None else Ceiling(*data["ceiling"]),
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
             trims=(data["trims"][0], data["trims"][1]),
@@ -139,7 +146,9 @@ _PLAIN_FIELDS = (
     *("violated_since", "violated_at", "backlog", "backlog_at", "parked_replicas"),
     *("kappa", "kappa_at", "kappa_cut_at"),
 )
-_LATER_FIELDS = ("late_at", "factors_at", "patience", "patience_at", "removed_at", "removed_from")
+_LATER_FIELDS = (
+    *("late_at", "factors_at", "crowded_since", "patience", "patience_at", "removed_at", "removed_from"),
+)
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 
 

@@ -72,7 +72,8 @@ class Sizing:
 
     @property
     def per_second(self) -> float:
-        """Requests that one replica is trusted with. No trust makes more places, memory or time."""
+        """Requests that one replica is trusted with. No trust makes more places, memory or time, nor more
+        than a replica was seen to do at most."""
         return min(self.kappa * self.capacity.per_second, self.capacity.bound)
 
 
@@ -154,7 +155,10 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     capacity = replica.capacity(target, memory.factors)
     least = _least_per_second(target, replica, capacity, memory.factors)
     per_second = max(capacity.per_second, least)
-    capacity = replace(capacity, per_second=per_second, bound=max(per_second, capacity.bound))
+    bound = max(per_second, capacity.bound)
+    if memory.ceiling is not None:
+        bound = min(bound, memory.ceiling.of(work))
+    capacity = replace(capacity, per_second=per_second, bound=bound)
     return Sizing(replica, capacity, memory.factors, memory.kappa, slower, least)
 
 

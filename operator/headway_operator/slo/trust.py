@@ -5,8 +5,9 @@ thought enough, none of them on its way and the load no more than they were thou
 verdict, on evidence since the last one, takes up to a tenth off: the share of it by which more was missed
 over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, where enough requests came to
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
-trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
-There is no integral term: a queue that has grown is the backlog's business.
+trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do;
+and likewise the most that one was seen to do in a crowd (`crowd`) rises. There is no integral term: a queue
+that has grown is the backlog's business.
 """
 
 from dataclasses import replace
@@ -37,10 +38,14 @@ def with_trust(situation: Situation) -> Memory:
     excess = _excess(situation)
     if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
         return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT**excess), kappa_cut_at=now)
-    # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
-    is_tried = memory.kappa < 1.0 or situation.forecast.now >= TRIED * counted.ready * found.per_second
-    if is_tried and _is_kept(situation):
-        return replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + KAPPA_GAIN_PER_SECOND * seconds)))
+    is_tried = situation.forecast.now >= TRIED * counted.ready * found.per_second
+    gain = 1.0 + KAPPA_GAIN_PER_SECOND * seconds
+    if (is_tried or memory.kappa < 1.0) and _is_kept(situation):
+        # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
+        memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * gain))
+        if is_tried and memory.ceiling is not None:
+            seen = memory.ceiling
+            memory = replace(memory, ceiling=replace(seen, per_second=seen.per_second * gain))
     return memory
 
 
