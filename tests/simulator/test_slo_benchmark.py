@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from benchmarks.slo import goals, loads, page, store, work
-from benchmarks.slo.fit import fit, least_squares
+from benchmarks.slo.fit import fit
 from benchmarks.slo.loads import LOADS
 from benchmarks.slo.plan import FAULTS, Plan, Task, quick, simulated_seconds, tasks
 from benchmarks.slo.run import main, run
@@ -335,7 +335,7 @@ def test_a_step_model_is_found_again_in_what_an_engine_tells_of_its_steps(build:
     setting = build.setting(engine={"model": model, "overlaps": False})
     Simulation(build.load(seconds=120.0), setting, Controller("c", lambda sample, now: None, decide)).result()
     samples = [one for sample in seen[1:] if (one := sample.replicas["pod-1"]) is not None]
-    found = fit("m", samples, 3.0)
+    found = fit("m", [samples], 3.0)
     assert found.relative_error < 1e-3
     assert found.num_steps > 100
     assert found.model.base_milliseconds == pytest.approx(10.0, rel=0.001)
@@ -346,34 +346,59 @@ def test_a_step_model_is_found_again_in_what_an_engine_tells_of_its_steps(build:
     assert found.model.kv_cache_tokens == 64_000
 
 
-def test_a_line_through_prompts_that_lie_on_none_is_fair_to_short_ones() -> None:
-    """A token of a long prompt takes longer than one of a short one; steps are sampled one by one."""
+EMPTY = ReplicaSample("m", 0.0, *(Limits(64, 2048),) * 2, Targets(), 0, 0, 0.0, 0, 64, False, {}, {})
 
-    def taken(tokens: int) -> float:
-        return 17.0 + 1.42 * tokens + 0.00027 * tokens**2
 
-    moments, samples = StepMoments(), []
-    empty = ReplicaSample("m", 0.0, *(Limits(64, 2048),) * 2, Targets(), 0, 0, 0.0, 0, 64, False, {}, {})
-    for tokens in (0, *(64, 200, 500, 1000) * 5):
-        if tokens:
-            moments.step(taken(tokens), tokens, 0, 0)
+def told(moments: StepMoments) -> ReplicaSample:
+    return replace(EMPTY, moments=Moments(*astuple(moments.snapshot())))
+
+
+def test_what_prompts_attend_to_is_found_though_no_step_tells_it() -> None:
+    """Prompts are counted when they begin, samples come in between, two are computed in one step, and one in
+    two chunks."""
+    moments = StepMoments()
+    samples, decode = [told(moments)], StepModel("m", 17.0, 1.4, 1.5, 1024, 5e-4)
+    for begun, steps in (([64], [64]), ([200, 500], [700]), ([1000], [600, 400]), ([500], [500])) * 3:
+        for tokens in begun:
+            moments.prompt(tokens)
+        samples.append(told(moments))
+        pairs = sum(tokens * (tokens + 1) // 2 for tokens in begun)
+        for index, tokens in enumerate(steps):
+            moments.step(1000 * decode.seconds(tokens, 0 if index else pairs, 1, 300), tokens, 1, 300)
+            samples.append(told(moments))
         for decodes in (1, 2, 4):
-            moments.step(17.0 + 1.5 * decodes, 0, decodes, 300 * decodes)
-        samples.append(replace(empty, moments=Moments(*astuple(moments.snapshot()))))
-    model = fit("m", samples, 0.0).model
-    for tokens in (200, 300, 600, 1200):
-        found = model.base_milliseconds + model.prefill_token_milliseconds * tokens
-        assert found == pytest.approx(taken(tokens), rel=0.095)
+            moments.step(1000 * decode.seconds(0, 0, decodes, 300 * decodes), 0, decodes, 300 * decodes)
+            samples.append(told(moments))
+    found = fit("m", [samples[:30], samples[29:]], 0.0).model
+    assert found.base_milliseconds == pytest.approx(17.0, rel=1e-3)
+    assert found.prefill_token_milliseconds == pytest.approx(1.4, rel=1e-3)
+    assert found.prefill_context_milliseconds == pytest.approx(5e-4, rel=1e-3)
+    assert found.decode_milliseconds == pytest.approx(1.5, rel=1e-3)
+
+
+def test_a_fit_without_prompts_or_with_one_that_never_ends_says_what_it_needs() -> None:
+    moments = StepMoments()
+    samples = [told(moments)]
+    moments.step(20.0, 0, 1, 100)
+    moments.prompt(200)
+    moments.step(200.0, 100, 1, 100)
+    samples.append(told(moments))
     with pytest.raises(ValueError, match="send more requests"):
-        fit("m", [samples[0], samples[0]], 0.0)
+        fit("m", [samples], 0.0)
 
 
 def test_no_coefficient_of_a_fit_is_negative() -> None:
     """Steps of which those with more sequences were shorter."""
     moments = StepMoments()
+    samples = [told(moments)]
     for prompt, decodes, milliseconds in ((100, 1, 30.0), (100, 8, 20.0), (200, 4, 40.0), (50, 2, 15.0)):
+        moments.prompt(prompt)
         moments.step(milliseconds, prompt, decodes, 100 * decodes)
-    assert all(one >= 0 for one in least_squares(moments.snapshot().prompt_steps))
+        moments.step(milliseconds, 0, decodes, 100 * decodes)
+        samples.append(told(moments))
+    found = fit("m", [samples], 0.0).model
+    assert found.decode_milliseconds == 0.0
+    assert min(found.base_milliseconds, found.prefill_token_milliseconds) >= 0.0
 
 
 def test_a_trace_that_is_no_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
