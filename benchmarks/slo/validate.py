@@ -70,12 +70,14 @@ class Load:
 
 
 # The one that is fitted on comes first: it has long and short, alone and together. Of the others each has
-# three sizes, so that the median lies within those of one size: between two, one request decides it.
+# three sizes, so that the median lies within those of one size: between two, one request decides it. Bursts
+# vary no more than what is fitted on: at a variation of 3 a machine that is 2% slower has, simulated, a P95
+# TPOT of 162 ms for 125, as one prompt more comes between the tokens of one answer: no prediction could hold.
 FITTED = Load("fitted", 0.6, 2.0, OWN_LENGTHS)
 OTHERS = (
     Load("quiet", 0.3, 1.0, ((100, 64), (200, 64), (300, 64))),
     Load("long prompts", 0.4, 1.0, ((600, 32), (900, 32), (1200, 32))),
-    Load("bursts", 0.4, 3.0, ((128, 48), (192, 48), (256, 48))),
+    Load("bursts", 0.4, 2.0, ((128, 48), (192, 48), (256, 48))),
 )
 BATCH = 4
 # Between samples under the load that is fitted on: about as long as a prompt takes.
