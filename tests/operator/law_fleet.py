@@ -74,6 +74,7 @@ class Fleet:
     def slices(self) -> tuple[Slice, ...]:
         """Five minutes in slices of 5 s; the last one holds what happens now as well."""
         count = self.per_second * 5
+        num_ready = sum(one.phase == "ready" for one in self.replicas.values())
         prompt, square, answer = self.tokens
         requests = {
             "arrived": count,
@@ -84,6 +85,7 @@ class Fleet:
             "answer_sum": answer * count,
             "decoded": answer * count,
             "attended": 1.2 * prompt * answer * count,
+            "replica_seconds": 5.0 * num_ready,
         }
         judged = {name: value / 60 for name, value in self.totals.items()}
         made = [

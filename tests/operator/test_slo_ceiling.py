@@ -91,6 +91,26 @@ def test_another_crowd_that_shows_more_raises_it(crowded: Fleet) -> None:
     assert ceiling.per_second == pytest.approx(5.5)
 
 
+@pytest.mark.parametrize(
+    ("counted", "oldest_seconds", "want"),
+    [
+        pytest.param(110, 0.1, 5.5, id="more"),
+        pytest.param(90, 0.1, 5.0, id="less"),
+        pytest.param(110, 2.0, 5.0, id="more, and somebody is late"),
+        pytest.param(2, 0.1, 5.0, id="too few to tell"),
+    ],
+)
+def test_what_they_do_for_a_minute_without_anybody_late_they_can_do(
+    fleet: Fleet, counted: int, oldest_seconds: float, want: float
+) -> None:
+    fleet.counted, fleet.per_second = counted, 10.0
+    fleet.own["r0"] = {"waiting": 3, "oldest_waiting_seconds": oldest_seconds}
+    fleet.memory = replace(fleet.memory, ceiling=Ceiling(5.0, 1000.0, 200.0))
+    ceiling = fleet.decide()[1].ceiling
+    assert ceiling is not None
+    assert ceiling.per_second == pytest.approx(want)
+
+
 def test_requests_of_other_lengths_are_not_held_to_it(fleet: Fleet) -> None:
     fleet.memory = replace(fleet.memory, ceiling=Ceiling(3.0, 1000.0, 200.0))
     assert fleet.decide()[0].evidence["bound_per_second"] == pytest.approx(3.0)

@@ -4,7 +4,7 @@ What a server does beside its steps (HTTP, tokenizing, processors that it shares
 model of steps may promise far more than there is; and while requests are late, what is missed says nothing of
 the model, so trust is not cut. A queue would then stand for good at replicas that are thought to be enough.
 So what came of them in a crowd is counted and taken for the most that one can do, until
-- another crowd shows more;
+- another crowd shows more, or they do more for a minute and nobody is late;
 - promises are kept while replicas do nearly as much, which lets it rise as trust does (`trust`);
 - requests bring more or less work than those that were counted (`Ceiling.of`): then it says nothing.
 """
@@ -21,23 +21,30 @@ from headway_operator.slo.sizing import Sizing
 CROWDED_SECONDS, LONGEST_SECONDS = 10.0, 300.0
 # Of fewer requests there is no telling.
 LEAST_SERVED = 30
+# What they do for so long without anybody late they can do.
+EASY_SECONDS = 60.0
 # What happened between two passes further apart nobody saw.
 LONGEST_PASS_SECONDS = 60.0
 
 
 def with_ceiling(situation: Situation) -> Memory:
-    """The memory with the ceiling that a crowd shows, where one lasts."""
+    """The memory with the ceiling that a crowd shows, where one lasts; a higher one where more was done."""
     memory = replace(situation.memory, crowded_since=_crowded_since(situation))
     found, since = situation.sizing, memory.crowded_since
-    if found is None or since is None or situation.sick:
+    if found is None or situation.sick:
         return memory
+    work = found.replica.workload
+    known = inf if memory.ceiling is None else memory.ceiling.of(work)
+    seen = Ceiling(_served_per_second(situation, situation.now - EASY_SECONDS), work.prompt, work.answer)
+    if since is None:
+        is_easy = not situation.load.late and inf > seen.per_second > known
+        return replace(memory, ceiling=seen) if is_easy else memory
     if situation.forecast.now > situation.supply.ready * found.per_second:
         return memory  # replicas are too few by what is known
-    most, work = _most_per_second(situation, found, since), found.replica.workload
-    is_known = memory.ceiling is not None and memory.ceiling.of(work) < inf
-    if most == inf or (most >= found.per_second and not is_known):
+    most = _most_per_second(situation, found, since)
+    if most == inf or (most >= found.per_second and known == inf):
         return memory
-    return replace(memory, ceiling=Ceiling(most, work.prompt, work.answer))
+    return replace(memory, ceiling=replace(seen, per_second=most))
 
 
 def _crowded_since(situation: Situation) -> float | None:
@@ -54,11 +61,14 @@ def _most_per_second(situation: Situation, found: Sizing, since: float) -> float
     """Of first tokens in the crowd; more by so much as there are fewer places than the best."""
     acted_at = (situation.memory.limits_changed_at or 0.0) + LIMITS_SETTLE_SECONDS
     since = max(since, acted_at, situation.now - LONGEST_SECONDS)
-    seconds = situation.recent.seconds(since)
-    if situation.now - since < CROWDED_SECONDS or seconds < CROWDED_SECONDS / 2.0:
-        return inf
-    served = sum(situation.recent.counts("ttft", since).values())
-    if served < LEAST_SERVED:
+    if situation.now - since < CROWDED_SECONDS:
         return inf
     lack = max(1.0, found.capacity.limits.max_num_seqs / max(1, situation.limits.max_num_seqs))
-    return lack * served / (seconds * situation.supply.ready)
+    return lack * _served_per_second(situation, since)
+
+
+def _served_per_second(situation: Situation, since: float) -> float:
+    """First tokens of one replica; inf where there are too few to tell."""
+    seconds = situation.recent.totals(since).get("replica_seconds", 0.0)
+    served = sum(situation.recent.counts("ttft", since).values())
+    return served / seconds if seconds > 0.0 and served >= LEAST_SERVED else inf

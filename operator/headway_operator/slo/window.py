@@ -11,8 +11,8 @@ apart from `ttft_missed`, as `refused`, and taken from the gateways, who know ho
 replicas only where no gateway gave a sample. So are arrivals, as `arrived`; a slice in which one of those who
 count them gave no sample is marked `blind`: what came in it shows in the next.
 
-Of what is no counter, the sequences that ran at each sample are summed up as `ran`, and the shares of KV
-caches in use as `kv_held`.
+Of what is no counter, the sequences that ran at each sample are summed up as `ran`, the shares of KV caches
+in use as `kv_held`, and the time of all replicas, whether or not they gave a sample, as `replica_seconds`.
 """
 
 from bisect import bisect_left
@@ -158,6 +158,7 @@ def _with_sampled(one: Slice, sample: Sample) -> Slice:
         "blind": float(is_blind),
         "ran": float(sum(replica.running for replica in replicas)),
         "kv_held": sum(replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas),
+        "replica_seconds": len(sample.replicas) * (one.end - one.start),
     }
     dropped = (*_REFUSALS, "gateway_received")
     totals = {name: value for name, value in one.totals.items() if name not in dropped}
