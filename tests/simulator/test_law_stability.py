@@ -137,7 +137,7 @@ def test_a_queue_at_a_replica_that_does_less_than_its_steps_tell_adds_another(bu
     assert at > 90
     stood = [one.evidence for one in course.between(at - 60.0, at)]
     assert all(one["requests_per_second"] < one["capacity_per_second"] for one in stood)
-    assert stood[-1]["bound_per_second"] < stood[0]["bound_per_second"]
+    assert stood[-1]["trusted_per_second"] < stood[0]["trusted_per_second"]
     assert not any(one.evidence["late"] for one in course.between(at + 60.0, math.inf))
 
 

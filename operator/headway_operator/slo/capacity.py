@@ -95,9 +95,8 @@ OVERLOADED = Latencies(inf, inf, inf, inf)
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """Requests per second of one replica, with the limits that allow them. bound: what its places, its memory
-    and its device allow, whatever the latencies, or the most that it was seen to do (`ceiling`).
-    full_num_seqs: places that keep TPOT even while all of them are taken all the time, as under more load
-    than can be served."""
+    and its device allow, whatever the latencies. full_num_seqs: places that keep TPOT even while all of them
+    are taken all the time, as under more load than can be served."""
 
     per_second: float
     limits: Limits

@@ -5,19 +5,26 @@ from math import inf
 
 from headway_operator.slo.capacity import Workload
 
-# Requests are alike whose mean tokens differ by no more than this share.
+# Alike are mean tokens, and places, that differ by no more than this share.
 LIKE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Requests per second of one replica; prompt, answer: their mean tokens, computed and generated."""
+    """Requests per second of one replica. prompt, answer: their mean tokens, computed and generated.
+    max_num_seqs: the most places that were thought best then."""
 
     per_second: float
     prompt: float
     answer: float
+    max_num_seqs: int
 
-    def of(self, work: Workload) -> float:
-        """For such requests; inf where they are not alike."""
-        pairs = ((self.prompt, work.prompt), (self.answer, work.answer))
-        return self.per_second if all(abs(a - b) <= LIKE * max(a, b) for a, b in pairs) else inf
+    def of(self, work: Workload, max_num_seqs: int) -> float:
+        """For such requests in so many places; inf where they are not alike, or there are more places."""
+        is_like = is_alike(self.prompt, work.prompt) and is_alike(self.answer, work.answer)
+        return self.per_second if is_like and max_num_seqs <= (1.0 + LIKE) * self.max_num_seqs else inf
+
+
+def is_alike(one: float, other: float) -> bool:
+    """Whether two means differ by no more than LIKE of the larger."""
+    return abs(one - other) <= LIKE * max(one, other)

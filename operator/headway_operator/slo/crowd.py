@@ -3,19 +3,21 @@
 What a server does beside its steps (HTTP, tokenizing, processors that it shares) is in none of them, so a
 model of steps may promise far more than there is; and while requests are late, what is missed says nothing of
 the model, so trust is not cut. A queue would then stand for good at replicas that are thought to be enough.
-So what came of them in a crowd is counted and taken for the most that one can do, until
-- another crowd shows more, or they do more for a minute and nobody is late;
-- promises are kept while replicas do nearly as much, which lets it rise as trust does (`trust`);
-- requests bring more or less work than those that were counted (`Ceiling.of`): then it says nothing.
+So first tokens in such a crowd are counted and taken for the most that a replica can do: no less than
+LEAST_KAPPA of what the model tells then, and no more than it tells at any time. A later crowd corrects it, up
+or down; it rises where more was done for a minute and nobody was late, and as trust does (`trust`); it says
+nothing of requests or places of another kind (`Ceiling.of`), and is forgotten with the targets or the
+revision that it was seen under.
 """
 
 from dataclasses import replace
 from math import inf
 
-from headway_operator.slo.ceiling import Ceiling
-from headway_operator.slo.memory import Memory
+from headway_operator.slo.ceiling import Ceiling, is_alike
+from headway_operator.slo.memory import LEAST_KAPPA, Memory
 from headway_operator.slo.situation import LIMITS_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
+from headway_operator.state import Observed
 
 # So long requests must have waited too long at every replica; what is longer ago does not count.
 CROWDED_SECONDS, LONGEST_SECONDS = 10.0, 300.0
@@ -28,47 +30,61 @@ LONGEST_PASS_SECONDS = 60.0
 
 
 def with_ceiling(situation: Situation) -> Memory:
-    """The memory with the ceiling that a crowd shows, where one lasts; a higher one where more was done."""
+    """The memory with what a crowd shows, where one lasts, or what replicas do without one."""
     memory = replace(situation.memory, crowded_since=_crowded_since(situation))
-    found, since = situation.sizing, memory.crowded_since
-    if found is None or situation.sick:
+    found, since, now = situation.sizing, memory.crowded_since, situation.now
+    if found is None:
         return memory
-    work = found.replica.workload
-    known = inf if memory.ceiling is None else memory.ceiling.of(work)
-    seen = Ceiling(_served_per_second(situation, situation.now - EASY_SECONDS), work.prompt, work.answer)
     if since is None:
-        is_easy = not situation.load.late and inf > seen.per_second > known
-        return replace(memory, ceiling=seen) if is_easy else memory
-    if situation.forecast.now > situation.supply.ready * found.per_second:
-        return memory  # replicas are too few by what is known
-    most = _most_per_second(situation, found, since)
-    if most == inf or (most >= found.per_second and known == inf):
+        is_easy = memory.late_at is None or now - memory.late_at >= EASY_SECONDS
+        seen = _seen(situation, found, now - EASY_SECONDS) if is_easy and found.ceiling < inf else None
+        return memory if seen is None or seen.per_second <= found.ceiling else replace(memory, ceiling=seen)
+    acted_at = (memory.limits_changed_at or 0.0) + LIMITS_SETTLE_SECONDS
+    since = max(since, acted_at, now - LONGEST_SECONDS)
+    # Where more come than replicas are thought to do, they are too few by what is known.
+    if (
+        now - since < CROWDED_SECONDS
+        or situation.forecast.now > situation.supply.ready * found.told_per_second
+    ):
         return memory
-    return replace(memory, ceiling=replace(seen, per_second=most))
+    seen = _seen(situation, found, since)
+    if seen is None or (seen.per_second >= found.told_per_second and found.ceiling == inf):
+        return memory
+    if situation.is_full:
+        # Fewer places than the best, as a crowd has them, do less.
+        lack = max(1.0, seen.max_num_seqs / max(1, situation.limits.max_num_seqs))
+        seen = replace(seen, per_second=lack * seen.per_second)
+    least = LEAST_KAPPA * found.capacity.per_second
+    return replace(memory, ceiling=replace(seen, per_second=max(least, seen.per_second)))
+
+
+def with_revision(memory: Memory, observed: Observed) -> Memory:
+    """The memory without what was seen of replicas of an earlier revision than the newest."""
+    newest = max(observed.revisions, key=lambda one: one.created_at, default=None)
+    if newest is None or newest.hash == memory.revision:
+        return memory
+    return replace(memory, revision=newest.hash, ceiling=None if memory.revision else memory.ceiling)
 
 
 def _crowded_since(situation: Situation) -> float | None:
     """Since when requests have waited too long at every replica that there is to be; None while not."""
-    counted, load, before = situation.supply, situation.load, situation.memory
-    is_crowded = load.late > 0 and load.num_queues >= counted.ready > 0
-    if not is_crowded or counted.pending or counted.unsampled:
+    counted, before = situation.supply, situation.memory
+    is_crowded = situation.load.num_late_queues >= counted.ready > 0
+    if not is_crowded or counted.pending:
         return None
     is_watched = before.kappa_at is not None and situation.now - before.kappa_at <= LONGEST_PASS_SECONDS
     return before.crowded_since if before.crowded_since is not None and is_watched else situation.now
 
 
-def _most_per_second(situation: Situation, found: Sizing, since: float) -> float:
-    """Of first tokens in the crowd; more by so much as there are fewer places than the best."""
-    acted_at = (situation.memory.limits_changed_at or 0.0) + LIMITS_SETTLE_SECONDS
-    since = max(since, acted_at, situation.now - LONGEST_SECONDS)
-    if situation.now - since < CROWDED_SECONDS:
-        return inf
-    lack = max(1.0, found.capacity.limits.max_num_seqs / max(1, situation.limits.max_num_seqs))
-    return lack * _served_per_second(situation, since)
-
-
-def _served_per_second(situation: Situation, since: float) -> float:
-    """First tokens of one replica; inf where there are too few to tell."""
-    seconds = situation.recent.totals(since).get("replica_seconds", 0.0)
+def _seen(situation: Situation, found: Sizing, since: float) -> Ceiling | None:
+    """First tokens per second of one replica; None where there are too few to tell, or of requests that are
+    not like those that replicas are sized for."""
+    totals, work = situation.recent.totals(since), found.replica.workload
+    seconds, prompts = totals.get("replica_seconds", 0.0), totals.get("prompts", 0.0)
     served = sum(situation.recent.counts("ttft", since).values())
-    return served / seconds if seconds > 0.0 and served >= LEAST_SERVED else inf
+    if not seconds or not prompts or served < LEAST_SERVED:
+        return None
+    prompt = totals.get("prompt_sum", 0.0) / prompts
+    if not is_alike(prompt, work.prompt):
+        return None
+    return Ceiling(served / seconds, prompt, work.answer, found.capacity.limits.max_num_seqs)

@@ -24,7 +24,7 @@ from headway_operator.samples import Sample
 from headway_operator.slo import evidence, knobs, replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.clock import with_clock
-from headway_operator.slo.crowd import with_ceiling
+from headway_operator.slo.crowd import with_ceiling, with_revision
 from headway_operator.slo.feasibility import infeasible
 from headway_operator.slo.history import with_decision
 from headway_operator.slo.marks import with_mark
@@ -116,7 +116,7 @@ def _situation(
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do; yet what there is
             # goes no sooner than if it had been recommended now.
-            memory = replace(memory, recommended=((now, counted.desired, found.per_second),))
+            memory = replace(memory, recommended=((now, counted.desired, found.told_per_second),))
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
         if memory.late_at is not None:
             # Nor is learnt from answers that began in a crowd.
@@ -152,7 +152,8 @@ def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observ
         memory = replace(memory, began_at=now)
     if memory.targets != target.targets:
         slices = tuple(without_exact(one) for one in memory.slices)
-        memory = replace(memory, targets=target.targets, slices=slices)
+        memory = replace(memory, targets=target.targets, slices=slices, ceiling=None)
+    memory = with_revision(memory, observed)
     if memory.initial not in (None, target.initial):
         # The user wants another beginning; what was learned from the old one is not held against that.
         memory = replace(memory, limits=target.initial, limits_changed_at=now)
@@ -184,7 +185,7 @@ def _with_recommendation(situation: Situation, number: int) -> Memory:
     memory, now = situation.memory, situation.now
     since = now - replicas.looked_back_seconds(situation)
     kept = tuple(one for one in memory.recommended if one[0] > since)
-    per_second = situation.sizing.per_second if situation.sizing is not None else 0.0
+    per_second = situation.sizing.told_per_second if situation.sizing is not None else 0.0
     if kept and now - kept[-1][0] < RECOMMENDATION_SECONDS:
         at, highest, _ = kept[-1]
         last = (at, number, per_second) if number > highest else kept[-1]
@@ -388,7 +389,7 @@ def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
         "prompt_tokens_per_request": round(work.prompt, 1),
         "generated_tokens_per_request": round(work.answer, 1),
         "capacity_per_second": round(found.capacity.per_second, 4),
-        "bound_per_second": round(found.capacity.bound, 4),
+        "trusted_per_second": round(found.per_second, 4),
         "kappa": round(situation.memory.kappa, 4),
         "ttft_factor": round(situation.memory.factors.ttft, 4),
         "tpot_factor": round(situation.memory.factors.tpot, 4),

@@ -35,6 +35,7 @@ class Load:
     queue_milliseconds, prefill_milliseconds: means. prefill_share: share of prompt tokens in all tokens
     computed. num_sampled: replicas that gave a sample. num_queues: replicas where requests wait.
     num_queues_with_room: those of them that could run two more (one free place is one about to be taken).
+    num_late_queues: replicas where requests are late.
     busiest_running: running on the busiest replica.
     ttft_missed, tpot_missed: requests that just missed. in_flight: requests that gateways have given to
     replicas. received: requests that replicas just received.
@@ -52,6 +53,7 @@ class Load:
     prefill_share: float = 0.0
     num_queues: int = 0
     num_queues_with_room: int = 0
+    num_late_queues: int = 0
     busiest_running: int = 0
     ttft_missed: int = 0
     tpot_missed: int = 0
@@ -98,6 +100,7 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
         prefill_share=prompt / (prompt + generated) if prompt + generated else 0.0,
         num_queues=len(queued),
         num_queues_with_room=sum(one.limits.max_num_seqs - one.running > 1 for one in queued),
+        num_late_queues=sum(num_late(one.waiting, one.oldest_waiting_seconds, target) > 0 for one in queued),
         busiest_running=max((one.running for one in replicas), default=0),
         ttft_missed=int(totals.get("ttft_missed", 0) + totals.get("refused", 0)),
         tpot_missed=int(totals.get("tpot_missed", 0)),

@@ -40,6 +40,7 @@ class Memory:
     times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
     last removal that was not taken back. removed_from: how many there were before it, or before the first of
     those that went one after another.
+    revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
     """
@@ -78,6 +79,7 @@ class Memory:
     patience_at: float | None = None
     removed_at: float | None = None
     removed_from: int | None = None
+    revision: str = ""
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
     marks: tuple[Mark, ...] = ()
@@ -148,6 +150,7 @@ _PLAIN_FIELDS = (
 )
 _LATER_FIELDS = (
     *("late_at", "factors_at", "crowded_since", "patience", "patience_at", "removed_at", "removed_from"),
+    "revision",
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 

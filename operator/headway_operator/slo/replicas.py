@@ -111,7 +111,7 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
     With fewer to choose from, a gateway gives each of them more that come at once."""
 
     def keeps(fewer: int, share: float, more: float) -> bool:
-        if more > fewer * found.capacity.bound:
+        if more > fewer * found.bound:
             return False
         if more <= fewer * found.kappa * found.least_per_second:
             return True
@@ -213,7 +213,9 @@ def highest(situation: Situation) -> int:
     found = situation.sizing
     return max(
         (
-            number if found is None else ceil(number * min(1.0, then / found.per_second or 1.0) - ROUNDING)
+            number
+            if found is None
+            else ceil(number * min(1.0, then / found.told_per_second or 1.0) - ROUNDING)
             for _, number, then in situation.memory.recommended
         ),
         default=situation.supply.desired,

@@ -61,7 +61,8 @@ LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
 @dataclass(frozen=True, slots=True)
 class Sizing:
     """What is known of a replica and of the load to come. pace: of steps, over what they are told to be.
-    least_per_second: what a replica is taken to do, whatever is predicted of latencies."""
+    least_per_second: what a replica is taken to do, whatever is predicted of latencies. ceiling: the most
+    that one was seen to do."""
 
     replica: Replica
     capacity: Capacity
@@ -69,12 +70,23 @@ class Sizing:
     kappa: float
     pace: float = 1.0
     least_per_second: float = 0.0
+    ceiling: float = inf
+
+    @property
+    def told_per_second(self) -> float:
+        """What the model tells of one replica, as far as it is trusted. No trust makes more places, memory or
+        time."""
+        return min(self.kappa * self.capacity.per_second, self.capacity.bound)
+
+    @property
+    def bound(self) -> float:
+        """Requests that one replica cannot do more of, whatever the latencies."""
+        return min(self.capacity.bound, self.ceiling)
 
     @property
     def per_second(self) -> float:
-        """Requests that one replica is trusted with. No trust makes more places, memory or time, nor more
-        than a replica was seen to do at most."""
-        return min(self.kappa * self.capacity.per_second, self.capacity.bound)
+        """Requests that one replica is trusted with."""
+        return min(self.told_per_second, self.ceiling)
 
 
 def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Observed, now: float) -> Memory:
@@ -155,11 +167,10 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     capacity = replica.capacity(target, memory.factors)
     least = _least_per_second(target, replica, capacity, memory.factors)
     per_second = max(capacity.per_second, least)
-    bound = max(per_second, capacity.bound)
-    if memory.ceiling is not None:
-        bound = min(bound, memory.ceiling.of(work))
-    capacity = replace(capacity, per_second=per_second, bound=bound)
-    return Sizing(replica, capacity, memory.factors, memory.kappa, slower, least)
+    capacity = replace(capacity, per_second=per_second, bound=max(per_second, capacity.bound))
+    known = memory.ceiling
+    ceiling = inf if known is None else known.of(work, capacity.limits.max_num_seqs)
+    return Sizing(replica, capacity, memory.factors, memory.kappa, slower, least, ceiling)
 
 
 def _least_per_second(target: Target, replica: Replica, found: Capacity, factors: Factors) -> float:

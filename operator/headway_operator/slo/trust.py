@@ -5,15 +5,16 @@ thought enough, none of them on its way and the load no more than they were thou
 verdict, on evidence since the last one, takes up to a tenth off: the share of it by which more was missed
 over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, where enough requests came to
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
-trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do;
-and likewise the most that one was seen to do in a crowd (`crowd`) rises. There is no integral term: a queue
-that has grown is the backlog's business.
+trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
+The most that one was seen to do in a crowd (`crowd`) is cut and comes back with it, where it is what counts.
+There is no integral term: a queue that has grown is the backlog's business.
 """
 
 from dataclasses import replace
 
 from headway_operator.slo.memory import LEAST_KAPPA, MOST_KAPPA, Memory
 from headway_operator.slo.situation import Situation
+from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.verdict import verdict
 
 KAPPA_CUT = 0.9
@@ -37,16 +38,26 @@ def with_trust(situation: Situation) -> Memory:
     is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
     excess = _excess(situation)
     if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
-        return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * KAPPA_CUT**excess), kappa_cut_at=now)
-    is_tried = situation.forecast.now >= TRIED * counted.ready * found.per_second
+        cut = KAPPA_CUT**excess
+        memory = _with_ceiling_times(cut, memory, found)
+        return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * cut), kappa_cut_at=now)
+    if not _is_kept(situation):
+        return memory
     gain = 1.0 + KAPPA_GAIN_PER_SECOND * seconds
-    if (is_tried or memory.kappa < 1.0) and _is_kept(situation):
-        # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
+    # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
+    is_tried = situation.forecast.now >= TRIED * counted.ready * found.told_per_second
+    if is_tried or memory.kappa < 1.0:
         memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * gain))
-        if is_tried and memory.ceiling is not None:
-            seen = memory.ceiling
-            memory = replace(memory, ceiling=replace(seen, per_second=seen.per_second * gain))
-    return memory
+    return _with_ceiling_times(gain, memory, found)
+
+
+def _with_ceiling_times(factor: float, memory: Memory, found: Sizing) -> Memory:
+    """Where the ceiling is less than what the model tells, and no lower than the least trust in that."""
+    seen = memory.ceiling
+    if seen is None or found.ceiling >= found.told_per_second:
+        return memory
+    least = min(seen.per_second, LEAST_KAPPA * found.capacity.per_second)
+    return replace(memory, ceiling=replace(seen, per_second=max(least, factor * seen.per_second)))
 
 
 def _excess(situation: Situation) -> float:

@@ -12,7 +12,8 @@ replicas only where no gateway gave a sample. So are arrivals, as `arrived`; a s
 count them gave no sample is marked `blind`: what came in it shows in the next.
 
 Of what is no counter, the sequences that ran at each sample are summed up as `ran`, the shares of KV caches
-in use as `kv_held`, and the time of all replicas, whether or not they gave a sample, as `replica_seconds`.
+in use as `kv_held`, and the time of replicas that do not drain, whether or not they gave a sample, as
+`replica_seconds`.
 """
 
 from bisect import bisect_left
@@ -152,13 +153,14 @@ def _with_sampled(one: Slice, sample: Sample) -> Slice:
     counters = sample.gateways if sample.gateways else sample.replicas
     is_blind = any(source is None for source in counters.values())
     replicas = [replica for replica in sample.replicas.values() if replica is not None]
+    num_serving = sum(replica is None or not replica.draining for replica in sample.replicas.values())
     told = {
         "refused": refused,
         "arrived": arrived,
         "blind": float(is_blind),
         "ran": float(sum(replica.running for replica in replicas)),
         "kv_held": sum(replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas),
-        "replica_seconds": len(sample.replicas) * (one.end - one.start),
+        "replica_seconds": num_serving * (one.end - one.start),
     }
     dropped = (*_REFUSALS, "gateway_received")
     totals = {name: value for name, value in one.totals.items() if name not in dropped}
