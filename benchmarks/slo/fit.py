@@ -8,6 +8,10 @@ of squares and tokens. So steps with prompts are counted between two such moment
 
     milliseconds = n * base + P * prefill_token + Q * prefill_context + D * decode + K * decode_context
 
+A prompt that is computed twice (preemption), not to its end (an abort) or in steps with guesses, which are in
+no sums, leaves no such moment behind; so a run begins idle, and a fit that misses more of its steps with
+prompts than LEAST_COUNTED leaves is refused.
+
 Each row weighs by one over its time, as if variance grew with time, and both kinds of steps count the same:
 else a line through prompts of all lengths would be that of the longest. No coefficient is negative.
 """
@@ -26,6 +30,7 @@ from headway_simulator.step_model import StepModel
 # In a step's sums (`Moments`), and in those of prompts.
 _COUNT, _PROMPT, _DECODES, _CONTEXT, _TIME = 0, 1, 2, 3, 10
 _TOKENS, _SQUARES = 1, 2
+LEAST_COUNTED = 0.8
 Row = tuple[float, ...]
 
 
@@ -41,12 +46,19 @@ class Fitted:
 def fit(name: str, runs: Sequence[Sequence[ReplicaSample]], delivery_milliseconds: float) -> Fitted:
     """Of the steps between the samples of one engine, in order, over one or several stretches of time: the
     more often it was sampled, the less do short steps vanish in a sum with long ones. ValueError without
-    steps of both kinds."""
+    steps of both kinds, or where too few of those with prompts can be counted."""
     moments = [[one.moments for one in run if one.moments is not None] for run in runs]
     decodes = [row for run in moments for row in _decode_rows(run)]
     prompts = [row for run in moments for row in _prompt_rows(run)]
     if not decodes or not prompts:
         raise ValueError("a fit needs steps with prompts and steps without; send more requests")
+    counted = sum(row[_COUNT] for row in prompts)
+    taken_all = sum(run[-1].prompt_steps[_COUNT] - run[0].prompt_steps[_COUNT] for run in moments if run)
+    if counted < LEAST_COUNTED * taken_all:
+        raise ValueError(
+            f"of {taken_all:.0f} steps with prompts only {counted:.0f} can be counted, as prompts were "
+            "preempted, ended early or guessed with; send fewer at once, without speculation"
+        )
     parts, times = zip(*(_weighted(rows) for rows in (decodes, prompts)), strict=True)
     rows, taken = numpy.concatenate(parts), numpy.concatenate(times)
     # Tokens are many and their pairs many more: each column is measured by its own length.

@@ -387,6 +387,20 @@ def test_a_fit_without_prompts_or_with_one_that_never_ends_says_what_it_needs() 
         fit("m", [samples], 0.0)
 
 
+def test_a_fit_of_which_most_prompts_cannot_be_counted_is_refused() -> None:
+    moments = StepMoments()
+    samples = [told(moments)]
+    for index in range(10):
+        moments.prompt(200)
+        moments.step(200.0, 200, 1, 100)
+        moments.step(20.0, 0, 1, 100)
+        if index == 3:
+            moments.step(200.0, 200, 1, 100)  # computed again
+        samples.append(told(moments))
+    with pytest.raises(ValueError, match="of 11 steps with prompts only 3 can be counted"):
+        fit("m", [samples], 0.0)
+
+
 def test_no_coefficient_of_a_fit_is_negative() -> None:
     """Steps of which those with more sequences were shorter."""
     moments = StepMoments()
