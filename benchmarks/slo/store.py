@@ -1,13 +1,15 @@
 """Results that are there already: one JSON line per finished task, under a fingerprint of all that shapes it.
 
 The fingerprint is of the task, of the plan, of what is simulated (the arrivals, the promise and its bounds,
-replicas and conditions) and of the code that decides the outcome: the simulator, and what of the runtime and
-the operator it runs. How traces are read and services are specified is none of it, only what comes of that.
-Headway's own results hang on the control law, too, and a fault's on its values; baselines on their code, the
-oracle on its own; so that a change of the law simulates nothing else again. Rows hold no time series, so that
-the file is small enough to be kept beside the code and a run that began on one machine goes on another.
+replicas and conditions) and of the code that decides the outcome, without its docstrings and imports: the
+simulator, and what of the runtime and the operator it runs. How traces are read and services are specified is
+none of it, only what comes of that. Headway's own results hang on the control law, too, and a fault's on its
+values; baselines on their code, the oracle on its own; so that a change of the law simulates nothing else
+again. Rows hold no time series, so that the file is small enough to be kept beside the code and a run that
+began on one machine goes on another.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -107,8 +109,23 @@ def _code(paths: Iterable[str]) -> str:
     for path in paths:
         for file in _python_files(ROOT / path):
             digest.update(str(file.relative_to(ROOT)).encode())
-            digest.update(file.read_bytes())
+            digest.update(acting(file.read_text(encoding="utf-8")).encode())
     return digest.hexdigest()
+
+
+def acting(source: str) -> str:
+    """The lines that make a difference: without imports, docstrings and blank lines."""
+    idle: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        first = node.body[:1] if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node) else []
+        for one in (node, *first):
+            if isinstance(one, ast.Import | ast.ImportFrom) or one in first:
+                idle.update(range(one.lineno, (one.end_lineno or one.lineno) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return "\n".join(line for number, line in lines if number not in idle and line.strip())
+
+
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _python_files(path: Path) -> Iterator[Path]:

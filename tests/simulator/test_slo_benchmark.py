@@ -415,6 +415,25 @@ def test_no_coefficient_of_a_fit_is_negative() -> None:
     assert min(found.base_milliseconds, found.prefill_token_milliseconds) >= 0.0
 
 
+def test_what_a_module_says_of_itself_and_where_its_names_come_from_is_no_change_of_what_it_does() -> None:
+    source = """\"\"\"Doc.\"\"\"
+
+from a import (
+    b,
+)
+import c
+
+
+def f(x):
+    \"\"\"Two
+    lines.\"\"\"
+    import d
+    return "text"
+"""
+    assert store.acting(source) == 'def f(x):\n    return "text"'
+    assert store.acting("x = 1\n\n\ny = 2  # why") == "x = 1\ny = 2  # why"
+
+
 def test_a_trace_that_is_no_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--azure", "none.csv"]) == 2
     assert "--azure='none.csv' is no file" in capsys.readouterr().err
