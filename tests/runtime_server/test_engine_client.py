@@ -15,7 +15,8 @@ import zmq.asyncio
 from headway_runtime.errors import EngineDeadError
 from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from headway_runtime.server import messages
-from headway_runtime.server.engine_client import EngineClient, EngineDied
+from headway_runtime.server.engine_client import EngineClient
+from headway_runtime.server.request_stream import EngineDied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,10 +10,11 @@ import pytest
 from headway_runtime.choice import Choice, TextRules
 from headway_runtime.request import Request, RequestOutput, SamplingParams
 from headway_runtime.server import generate
-from headway_runtime.server.engine_client import EngineClient, RequestStream
+from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.generate import Generation, GenerationResponse
 from headway_runtime.server.log import AccessEntry
 from headway_runtime.server.prompts import EncodedPrompt, Prepared
+from headway_runtime.server.request_stream import RequestStream
 from headway_runtime.server.responses import AnswerHead, CompletionFormat
 from headway_runtime.server.turnstile import Turnstile
 from headway_runtime.tokenizer import Vocabulary

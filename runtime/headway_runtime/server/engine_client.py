@@ -1,9 +1,7 @@
 """The engine as an HTTP process sees it: submit requests, receive their outputs, ask for its state.
 
-Owns the socket of this side and the table of live requests. All outputs of one step arrive in one message. A
-stream that waits can have single tokens handed to it right there, without a task being woken for each; all
-else wakes its task once, and of many that are to be woken a few in each round of the loop. Knows nothing of
-text, JSON or HTTP.
+Owns the socket of this side and the table of live requests. All outputs of one step arrive in one message,
+and each goes to its stream (`request_stream`). Knows nothing of text, JSON or HTTP.
 
 Every stream gets exactly one end per request: a finish reason, a refusal, or the engine's death; what
 comes for a request that is no longer in the table is dropped.
@@ -11,9 +9,6 @@ comes for a request that is no longer in the table is dropped.
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 import zmq
@@ -24,6 +19,7 @@ from headway_runtime.errors import EngineDeadError
 from headway_runtime.metrics import RejectReason
 from headway_runtime.request import Request, RequestOutput
 from headway_runtime.server import messages
+from headway_runtime.server.request_stream import EngineDied, RequestStream, StreamEvent
 from headway_runtime.server.turnstile import Turnstile
 
 REPORT_DELAY_SECONDS = 0.05
@@ -36,77 +32,6 @@ STREAMS_PER_TURN = 12
 QUERY_TIMEOUT_SECONDS = 10.0
 # Reading an adapter's files, which may lie on a slow volume.
 LOADING_TIMEOUT_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineDied:
-    """The last event of every stream when the engine process ends, or when it is no longer asked."""
-
-    message: str
-    code: Literal["engine_dead", "shutting_down"] = "engine_dead"
-
-
-StreamEvent = RequestOutput | messages.Refused | EngineDied
-
-
-# Takes the next token of a request at once. False: not now; it comes as an event instead.
-TakeToken = Callable[[str, int, float], bool]
-
-
-class RequestStream:
-    """What comes back for the requests of one submission, in the order of arrival."""
-
-    __slots__ = ("_events", "_is_in_line", "_turnstile", "_waiter", "request_ids", "take_token")
-
-    def __init__(self, request_ids: frozenset[str], turnstile: Turnstile) -> None:
-        """turnstile: of all streams, through which those pass whose readers are to be woken."""
-        self.request_ids = request_ids
-        self._turnstile = turnstile
-        # Set only while the reader waits and nothing is kept for it, so that nothing is overtaken.
-        self.take_token: TakeToken | None = None
-        self._events: list[StreamEvent] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_in_line = False
-
-    async def next(self, take_token: TakeToken | None = None) -> list[StreamEvent]:
-        """Everything that has come since the last call; waits for the first event.
-
-        Meanwhile `take_token` is offered single tokens outside of this task. What it raises is raised here.
-        `wake` makes this return although nothing has come.
-        """
-        if not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            self.take_token = take_token
-            try:
-                await self._waiter
-            finally:
-                self.take_token = None
-        events, self._events = self._events, []
-        return events
-
-    def push(self, event: StreamEvent) -> None:
-        self.take_token = None
-        self._events.append(event)
-        self.wake()
-
-    def wake(self) -> None:
-        """Let `next` return, when it is this stream's turn."""
-        if self._waiter is not None and not self._waiter.done() and not self._is_in_line:
-            self._is_in_line = True
-            self._turnstile.run(self._wake_now)
-
-    def _wake_now(self) -> bool:
-        self._is_in_line = False
-        if self._waiter is None or self._waiter.done():
-            return False
-        self._waiter.set_result(None)
-        return True
-
-    def fail(self, error: Exception) -> None:
-        """Let `next` raise."""
-        self.take_token = None
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
 
 
 class EngineClient:

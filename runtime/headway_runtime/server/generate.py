@@ -21,7 +21,7 @@ from headway_runtime.choice import Choice, Delta
 from headway_runtime.request import FinishReason, Grammar, RequestOutput, SamplingParams
 from headway_runtime.sampling_params import shown
 from headway_runtime.server.choices import whole_choices
-from headway_runtime.server.engine_client import EngineClient, EngineDied, RequestStream, StreamEvent
+from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.error_codes import HttpCode
 from headway_runtime.server.http_errors import HttpError, overloaded
 from headway_runtime.server.http_protocol import WRITER_KEY, ChunkWriter
@@ -29,6 +29,7 @@ from headway_runtime.server.log import AccessEntry
 from headway_runtime.server.long_answers import send_in_pieces
 from headway_runtime.server.messages import Refused
 from headway_runtime.server.prompts import Prepared
+from headway_runtime.server.request_stream import EngineDied, RequestStream, StreamEvent
 from headway_runtime.server.request_times import RequestTimes
 from headway_runtime.server.responses import AnswerFormat, Usage, WholeChoice
 from headway_runtime.server.structured_fields import as_sent
