@@ -12,9 +12,9 @@ from typing import get_type_hints
 import pytest
 
 from headway_runtime import Engine, SamplingParams
+from headway_runtime.engine_keywords import EngineKeywords
 from headway_runtime.engine_options import keyword_options
 from headway_runtime.errors import ConfigError, EngineDeadError
-from headway_runtime.inprocess import EngineKeywords
 from headway_runtime.server.options import parse_options
 from headway_runtime.sources import resolve
 
