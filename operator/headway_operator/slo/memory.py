@@ -35,8 +35,8 @@ class Memory:
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
     fit, workload, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa: the trust
-    in it, last moved at kappa_at, last cut at kappa_cut_at. crowded_since: since when requests have waited
-    too long at every replica. ceiling: the most that one was seen to do in such a crowd. patience: how many
+    in it, as of the pass at kappa_at, last cut at kappa_cut_at. crowded_since: since when requests have been
+    late at every replica. ceiling: the most that one was seen to do in such a crowd. patience: how many
     times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
     last removal that was not taken back. removed_from: how many there were before it, or before the first of
     those that went one after another.
