@@ -166,9 +166,9 @@ def test_requests_that_are_not_like_those_take_no_replicas_at_once(build: Any) -
 
 
 @pytest.mark.parametrize(
-    ("kappa", "per_second", "want"), [(1.0, 15.0, 1.0), (1.0, 6.0, 1.0), (0.8, 6.0, 0.808)]
+    ("kappa", "per_second", "want"), [(1.0, 15.0, 1.0), (1.0, 6.0, 1.0), (0.8, 6.0, 0.84)]
 )
-def test_it_comes_back_by_a_hundredth_a_minute_as_lost_trust_does(
+def test_it_comes_back_by_a_hundredth_a_minute_with_lost_trust(
     fleet: Fleet, kappa: float, per_second: float, want: float
 ) -> None:
     """However little replicas do, since that it is low has brought more of them. The model's word, of which

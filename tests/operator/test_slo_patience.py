@@ -40,6 +40,23 @@ def test_a_rate_that_was_too_high_for_those_there_were_regrets_no_removal() -> N
     assert (memory.patience, memory.removed_at, memory.removed_from) == (1.0, None, None)
 
 
+@pytest.mark.parametrize(("later", "patience"), [(60.0, 1.0), (180.0, 1.0), (181.0, 3.0)])
+def test_a_regret_is_taken_back_where_the_rate_goes_on_to_rise(later: float, patience: float) -> None:
+    """A few more come first, then more than there had been: that was no wrong removal, but a rising load."""
+    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 13, 180.0, NOW)
+    memory = with_raise(memory, 13, 540.0, NOW + 10)
+    risen = with_raise(memory, 14, 540.0, NOW + later)
+    assert (risen.patience, risen.removed_from, risen.patience_before) == (patience, None, None)
+    assert with_raise(risen, 20, 540.0, NOW + later + 10).patience == patience
+
+
+def test_a_removal_after_a_regret_is_one_of_its_own() -> None:
+    memory = with_raise(with_removal(Memory(), 20, 180.0, NOW - 60), 13, 180.0, NOW)
+    memory = with_removal(memory, 13, 540.0, NOW + 600)
+    assert (memory.removed_from, memory.patience_before) == (13, None)
+    assert with_raise(memory, 13, 540.0, NOW + 700).patience == 9.0
+
+
 @pytest.mark.parametrize(("wanted", "patience"), [(15, 3.0), (16, 1.0)])
 def test_of_removals_one_after_another_all_are_taken_back(wanted: int, patience: float) -> None:
     memory = Memory()

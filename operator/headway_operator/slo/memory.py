@@ -38,8 +38,9 @@ class Memory:
     in it, as of the pass at kappa_at, last cut at kappa_cut_at. crowded_since: since when requests have been
     late at every replica. ceiling: the most that one was seen to do in such a crowd. patience: how many
     times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
-    last removal that was not taken back. removed_from: how many there were before it, or before the first of
-    those that went one after another.
+    last removal. removed_from: how many there were before it, or before the first of those that went one
+    after another; None where there is no such removal to regret. patience_before: what patience was before
+    that removal was regretted; None where it was not.
     revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
@@ -79,6 +80,7 @@ class Memory:
     patience_at: float | None = None
     removed_at: float | None = None
     removed_from: int | None = None
+    patience_before: float | None = None
     revision: str = ""
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
@@ -150,7 +152,7 @@ _PLAIN_FIELDS = (
 )
 _LATER_FIELDS = (
     *("late_at", "factors_at", "crowded_since", "patience", "patience_at", "removed_at", "removed_from"),
-    "revision",
+    *("patience_before", "revision"),
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 

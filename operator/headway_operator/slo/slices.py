@@ -1,6 +1,6 @@
 """What was counted in a few seconds, packed: an operator keeps sixty of these for each of its services.
 
-Totals lie in an array beside a tuple of their names, which slices with the same names share; counts of a
+Totals lie in an array beside the place of each name, which slices with the same names share; counts of a
 latency in an array of (bucket, count) pairs.
 """
 
@@ -25,7 +25,7 @@ class Slice:
     totals: by name; what is not there is 0. counts: by latency and bucket, of LATENCIES alone.
     """
 
-    __slots__ = ("_counts", "_names", "_values", "end", "start")
+    __slots__ = ("_counts", "_places", "_values", "end", "start")
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class Slice:
         self.start = start
         self.end = end
         totals = totals or {}
-        self._names = _shared(tuple(totals))
+        self._places = _places_of(tuple(totals))
         self._values = array("d", totals.values())
         packed = tuple(_packed((counts or {}).get(name)) for name in LATENCIES)
         self._counts = packed if any(packed) else _NO_COUNTS
 
     @property
     def totals(self) -> dict[str, float]:
-        return dict(zip(self._names, self._values, strict=True))
+        return dict(zip(self._places, self._values, strict=True))
 
     @property
     def counts(self) -> dict[str, histogram.Counts]:
@@ -53,7 +53,8 @@ class Slice:
 
     def total(self, name: str) -> float:
         """One of the totals."""
-        return self._values[self._names.index(name)] if name in self._names else 0.0
+        place = self._places.get(name)
+        return 0.0 if place is None else self._values[place]
 
     def counts_of(self, name: str) -> histogram.Counts:
         """By bucket, of a latency."""
@@ -126,9 +127,9 @@ def summed_totals(many: Iterable[Numbers]) -> dict[str, float]:
 
 
 @lru_cache(maxsize=4096)
-def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
+def _places_of(names: tuple[str, ...]) -> Mapping[str, int]:
     """The same object for the same names."""
-    return names
+    return {name: place for place, name in enumerate(names)}
 
 
 def _packed(counts: histogram.Counts | None) -> "array[int]":

@@ -3,13 +3,16 @@
 What neither model nor factors know shows as a promise broken although there are as many replicas as were
 thought enough, none of them on its way and the load no more than they were thought to carry. Each such
 verdict, on evidence since the last one, takes up to a tenth off: the share of it by which more was missed
-over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, where enough requests came to
-tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
-trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
+over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, and up to MOST_TIMES as much
+the less was missed over that time, from half of what may be missed down to nothing: an objective that is
+kept with much to spare is paid for with replicas. That is where enough requests came to tell: time alone
+gives nothing, a quiet night says nothing of what a replica can do. For the same reason more trust than the
+model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
 The most that one was seen to do in a crowd (`crowd`) is cut and comes back with it, where it is what counts.
 There is no integral term: a queue that has grown is the backlog's business.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from headway_operator.slo.memory import LEAST_KAPPA, MOST_KAPPA, Memory
@@ -19,6 +22,7 @@ from headway_operator.slo.verdict import verdict
 
 KAPPA_CUT = 0.9
 KAPPA_GAIN_PER_SECOND = 0.01 / 60.0
+MOST_TIMES = 5.0
 WHOLE_SECONDS = 300.0
 # Of what replicas are thought to do they must do this share for a kept promise to say that they can do more.
 TRIED = 0.75
@@ -43,12 +47,13 @@ def with_trust(situation: Situation) -> Memory:
         return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * cut), kappa_cut_at=now)
     if not _is_kept(situation):
         return memory
-    gain = 1.0 + KAPPA_GAIN_PER_SECOND * seconds
+    gain = KAPPA_GAIN_PER_SECOND * seconds
     # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
     is_tried = situation.forecast.now >= TRIED * counted.ready * found.told_per_second
     if is_tried or memory.kappa < 1.0:
-        memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * gain))
-    return _with_ceiling_times(gain, memory, found)
+        times = 1.0 + (MOST_TIMES - 1.0) * _spare(situation)
+        memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + times * gain)))
+    return _with_ceiling_times(1.0 + gain, memory, found)
 
 
 def _with_ceiling_times(factor: float, memory: Memory, found: Sizing) -> Memory:
@@ -65,18 +70,32 @@ def _excess(situation: Situation) -> float:
 
     Over the last minutes: a verdict on half a minute, sought every few seconds, comes by chance now and then.
     """
-    most = 0.0
     if situation.ttft.target_milliseconds is None and situation.is_ttft_bad:
         return 1.0
+    is_bad = {"ttft": situation.is_ttft_bad, "tpot": situation.is_tpot_bad}
+    beyond = [used - 1.0 for name, used in _used(situation) if is_bad[name]]
+    return max(0.0, min(1.0, max(beyond, default=0.0)))
+
+
+def _spare(situation: Situation) -> float:
+    """1 where nothing was missed over the last minutes, 0 where half of what may be missed of a target was.
+
+    Half, since both targets share what may be missed.
+    """
+    judged = {"ttft": situation.ttft, "tpot": situation.tpot}
+    used = [share for name, share in _used(situation) if judged[name].target_milliseconds is not None]
+    return max(0.0, 1.0 - 2.0 * max(used, default=0.5))
+
+
+def _used(situation: Situation) -> Iterator[tuple[str, float]]:
+    """Misses over those that are allowed, over the last minutes, of each target that was judged."""
     totals = situation.recent.totals(situation.now - WHOLE_SECONDS)
-    refused = {"ttft": totals.get("refused", 0.0)}
     share = 1.0 - situation.target.percentile / 100.0
-    for name, is_bad in (("ttft", situation.is_ttft_bad), ("tpot", situation.is_tpot_bad)):
-        missed = totals.get(f"{name}_missed", 0.0) + refused.get(name, 0.0)
+    for name, refused in (("ttft", totals.get("refused", 0.0)), ("tpot", 0.0)):
+        missed = totals.get(f"{name}_missed", 0.0) + refused
         allowed = share * (missed + totals.get(f"{name}_met", 0.0))
-        if is_bad and missed > allowed:
-            most = max(most, min(1.0, missed / allowed - 1.0))
-    return most
+        if allowed > 0.0:
+            yield name, missed / allowed
 
 
 def _is_kept(situation: Situation) -> bool:

@@ -125,8 +125,10 @@ def advance(
         for name, one in current.items()
         if not is_gap and (name in baselines or name in young)
     ]
-    new = Slice(now if is_gap else last_end, now, *summed(grown))
-    return _append(slices, _with_sampled(new, sample), changed_at), after | current
+    totals, counts = summed(grown)
+    start = now if is_gap else last_end
+    new = Slice(start, now, _with_sampled(totals, sample, now - start), counts)
+    return _append(slices, new, changed_at), after | current
 
 
 def step_increments(
@@ -144,27 +146,24 @@ def step_increments(
     return found
 
 
-def _with_sampled(one: Slice, sample: Sample) -> Slice:
+def _with_sampled(totals: Numbers, sample: Sample, seconds: float) -> Numbers:
     """Refusals and arrivals as the gateways count them, else as the replicas do; and what runs. See the
     header."""
     is_gateway_sampled = any(gateway is not None for gateway in sample.gateways.values())
-    refused = one.total("gateway_rejected" if is_gateway_sampled else "rejected")
-    arrived = one.total("gateway_received" if sample.gateways else "received")
     counters = sample.gateways if sample.gateways else sample.replicas
-    is_blind = any(source is None for source in counters.values())
     replicas = [replica for replica in sample.replicas.values() if replica is not None]
     num_serving = sum(replica is None or not replica.draining for replica in sample.replicas.values())
     told = {
-        "refused": refused,
-        "arrived": arrived,
-        "blind": float(is_blind),
+        "refused": totals.get("gateway_rejected" if is_gateway_sampled else "rejected", 0.0),
+        "arrived": totals.get("gateway_received" if sample.gateways else "received", 0.0),
+        "blind": float(any(source is None for source in counters.values())),
         "ran": float(sum(replica.running for replica in replicas)),
         "kv_held": sum(replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas),
-        "replica_seconds": num_serving * (one.end - one.start),
+        "replica_seconds": num_serving * seconds,
     }
     dropped = (*_REFUSALS, "gateway_received")
-    totals = {name: value for name, value in one.totals.items() if name not in dropped}
-    return one.with_totals({**totals, **{name: value for name, value in told.items() if value}})
+    kept = {name: value for name, value in totals.items() if name not in dropped}
+    return {**kept, **{name: value for name, value in told.items() if value}}
 
 
 def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[Slice, ...]:
