@@ -166,7 +166,7 @@ def test_requests_that_are_not_like_those_take_no_replicas_at_once(build: Any) -
 
 
 @pytest.mark.parametrize(
-    ("kappa", "per_second", "want"), [(1.0, 15.0, 1.0), (1.0, 6.0, 1.0), (0.8, 6.0, 0.84)]
+    ("kappa", "per_second", "want"), [(1.0, 15.0, 1.0), (1.0, 6.0, 1.0), (0.8, 6.0, 0.808)]
 )
 def test_it_comes_back_by_a_hundredth_a_minute_with_lost_trust(
     fleet: Fleet, kappa: float, per_second: float, want: float

@@ -63,23 +63,6 @@ def test_a_trend_is_followed_as_far_as_chance_does_not_explain_it() -> None:
     assert found.ahead < 57.0
 
 
-def test_a_line_is_followed_no_further_than_it_has_been_seen() -> None:
-    """A rise of twenty seconds, 1 request/s per second: it is 63 now."""
-    rising = spans([40.0] * 56 + [45.0, 50.0, 55.0, 60.0])
-    in_twenty, in_a_minute, in_five = (forecast(Course(), rising, NOW, lead).ahead for lead in (20, 60, 300))
-    assert 76.0 < in_twenty < 90.0
-    assert in_twenty == pytest.approx(in_a_minute, rel=0.03)
-    assert in_a_minute == pytest.approx(in_five, rel=0.03)
-
-
-def test_a_fall_is_followed_no_further_than_it_has_been_seen() -> None:
-    """Half a minute, 2 requests/s less per second: it is 340 now."""
-    falling = spans([400.0] * 54 + [395.0 - 10.0 * i for i in range(6)])
-    in_thirty, in_two_minutes = (forecast(Course(), falling, NOW, lead).ahead for lead in (30, 120))
-    assert 260.0 < in_thirty < 300.0
-    assert in_thirty == pytest.approx(in_two_minutes, rel=0.05)
-
-
 def test_a_step_is_not_taken_for_a_trend() -> None:
     found = forecast(Course(), spans([10.0] * 48 + [30.0] * 12), NOW, 60.0)
     assert 27.0 < found.ahead < 36.0

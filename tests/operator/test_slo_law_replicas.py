@@ -110,8 +110,33 @@ def test_a_removal_is_regretted_where_those_before_would_have_been_enough(
     fleet.memory = replace(fleet.memory, removed_at=NOW - 60.0, removed_from=5)
     decision, memory = fleet.decide()
     assert decision.replicas > 4
-    assert (memory.patience, memory.patience_before) == (patience, before)
+    assert (memory.patience, memory.regret and memory.regret[0]) == (patience, before)
     assert (memory.removed_from is None) == (before is None)
+
+
+@pytest.mark.parametrize(
+    ("load", "kappa", "is_risen"), [(8.5, 1.0, True), (4.2, 1.0, False), (4.2, 0.7, False)]
+)
+@pytest.mark.parametrize("most", [5, 64])
+def test_a_regret_is_reconsidered_in_every_pass_by_the_rate(
+    build: Any, load: float, kappa: float, is_risen: bool, most: int
+) -> None:
+    """Whether or not more are asked for: a queue may have done so already, or no more are allowed. That each
+    is trusted with less is no rise."""
+    fleet = Fleet(build, 10 if most == 64 else 5, load * CAPACITY)
+    fleet.target = replace(fleet.target, max_replicas=most)
+    fleet.memory = replace(
+        fleet.memory,
+        kappa=kappa,
+        patience=3.0,
+        patience_at=NOW - 30.0,
+        removed_at=NOW - 90.0,
+        removed_from=5,
+        regret=(1.0, CAPACITY),
+    )
+    decision, memory = fleet.decide()
+    assert decision.replicas <= max(most, 5)
+    assert memory.patience == (1.0 if is_risen else 3.0)
 
 
 def test_bounds_of_the_spec_hold(fleet: Fleet) -> None:
@@ -192,7 +217,7 @@ def test_trust_that_was_lost_comes_back_where_its_loss_brought_replicas(fleet: F
     for kappa, comes_back in ((0.5, True), (1.0, False)):
         fleet.memory = replace(fleet.memory, kappa=kappa, kappa_at=NOW - 60.0)
         after = fleet.decide()[1].kappa
-        assert after == pytest.approx(kappa * 1.05 if comes_back else kappa)
+        assert after == pytest.approx(kappa * 1.01 if comes_back else kappa)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +230,24 @@ def test_of_targets_that_there_are_the_one_that_is_missed_more_says_how_fast(
     fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
     fleet.totals |= {"tpot_met": 3850.0, "tpot_missed": 150.0}
     assert fleet.decide()[1].kappa == pytest.approx(want)
+
+
+@pytest.mark.parametrize(("per_second", "want"), [(4 * 0.8 * 0.8, 0.84), (4 * 0.7 * 0.8, 0.808)])
+def test_trust_comes_back_fast_only_while_replicas_do_most_of_what_they_are_trusted_with(
+    fleet: Fleet, per_second: float, want: float
+) -> None:
+    """That nothing is missed says little where a cut has just brought more of them."""
+    fleet.per_second = per_second * CAPACITY
+    fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
+    assert fleet.decide()[1].kappa == pytest.approx(want)
+
+
+def test_trust_does_not_come_back_fast_while_somebody_is_late(fleet: Fleet) -> None:
+    fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
+    fleet.gauges |= {"waiting": 1, "oldest_waiting_seconds": 2.0}
+    decision, memory = fleet.decide()
+    assert decision.evidence["late"] > 0
+    assert memory.kappa == pytest.approx(0.808)
 
 
 def test_refusals_are_misses_of_which_trust_comes_back_more_slowly(fleet: Fleet) -> None:

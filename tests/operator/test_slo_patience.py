@@ -1,5 +1,7 @@
 """Removals that are taken back make the next ones wait longer."""
 
+import json
+
 import pytest
 
 from headway_operator.slo.memory import Memory
@@ -10,6 +12,7 @@ from headway_operator.slo.patience import (
     with_calm,
     with_raise,
     with_removal,
+    with_risen,
 )
 
 NOW = 50_000.0
@@ -30,31 +33,54 @@ def test_what_is_looked_back(stabilization: float, lead: float, patience: float,
 
 
 def test_a_removal_that_is_taken_back_triples_it_once() -> None:
-    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 13, 180.0, NOW)
+    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 13, 2.0, 180.0, NOW)
     assert (memory.patience, memory.patience_at) == (3.0, NOW)
-    assert with_raise(memory, 13, 540.0, NOW + 5).patience == 3.0
+    assert with_raise(memory, 13, 2.0, 540.0, NOW + 5).patience == 3.0
 
 
 def test_a_rate_that_was_too_high_for_those_there_were_regrets_no_removal() -> None:
-    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 34, 180.0, NOW)
+    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 34, 2.0, 180.0, NOW)
     assert (memory.patience, memory.removed_at, memory.removed_from) == (1.0, None, None)
 
 
-@pytest.mark.parametrize(("later", "patience"), [(60.0, 1.0), (180.0, 1.0), (181.0, 3.0)])
-def test_a_regret_is_taken_back_where_the_rate_goes_on_to_rise(later: float, patience: float) -> None:
+@pytest.mark.parametrize(
+    ("later", "rate", "per_second", "patience"),
+    [
+        pytest.param(60.0, 27.0, 2.0, 1.0, id="more than thirteen could take"),
+        pytest.param(180.0, 27.0, 2.0, 1.0, id="at the end of what was looked back"),
+        pytest.param(181.0, 27.0, 2.0, 3.0, id="too late"),
+        pytest.param(60.0, 26.0, 2.0, 3.0, id="what thirteen could take"),
+        pytest.param(60.0, 26.0, 1.5, 3.0, id="each is trusted with less by now"),
+        pytest.param(60.0, 27.0, 2.5, 3.0, id="each is trusted with more by now"),
+    ],
+)
+def test_a_regret_is_taken_back_where_the_rate_goes_on_to_rise(
+    later: float, rate: float, per_second: float, patience: float
+) -> None:
     """A few more come first, then more than there had been: that was no wrong removal, but a rising load."""
-    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 13, 180.0, NOW)
-    memory = with_raise(memory, 13, 540.0, NOW + 10)
-    risen = with_raise(memory, 14, 540.0, NOW + later)
-    assert (risen.patience, risen.removed_from, risen.patience_before) == (patience, None, None)
-    assert with_raise(risen, 20, 540.0, NOW + later + 10).patience == patience
+    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 13, 2.0, 180.0, NOW)
+    assert memory == with_risen(memory, 26.0, 2.0, 540.0, NOW)
+    assert memory == Memory.from_dict(json.loads(json.dumps(memory.to_dict())), NOW)
+    memory = with_raise(memory, 13, 2.0, 540.0, NOW + 10)
+    risen = with_risen(memory, rate, per_second, 540.0, NOW + later)
+    assert risen.patience == patience
+    assert (risen.regret is None) == (patience == 1.0 or later > 180.0)
+    assert with_raise(risen, 14, 2.0, 540.0, NOW + later + 10).patience == patience
+
+
+def test_a_regret_that_is_over_is_not_taken_back_an_hour_later() -> None:
+    memory = with_raise(with_removal(Memory(patience=3.0), 13, 540.0, NOW - 60), 13, 2.0, 540.0, NOW)
+    for hour in (1, 2, 3):
+        at = NOW + hour * CALM_SECONDS
+        memory = with_calm(with_risen(memory, 20.0, 2.0, 1620.0, at), at)
+    assert with_risen(memory, 50.0, 2.0, 540.0, NOW + 3 * CALM_SECONDS + 120).patience == 1.125
 
 
 def test_a_removal_after_a_regret_is_one_of_its_own() -> None:
-    memory = with_raise(with_removal(Memory(), 20, 180.0, NOW - 60), 13, 180.0, NOW)
-    memory = with_removal(memory, 13, 540.0, NOW + 600)
-    assert (memory.removed_from, memory.patience_before) == (13, None)
-    assert with_raise(memory, 13, 540.0, NOW + 700).patience == 9.0
+    memory = with_raise(with_removal(Memory(), 20, 180.0, NOW - 60), 13, 2.0, 180.0, NOW)
+    memory = with_removal(memory, 13, 540.0, NOW + 170)
+    assert (memory.removed_from, memory.regret) == (13, None)
+    assert with_raise(memory, 13, 2.0, 540.0, NOW + 300).patience == 9.0
 
 
 @pytest.mark.parametrize(("wanted", "patience"), [(15, 3.0), (16, 1.0)])
@@ -62,27 +88,27 @@ def test_of_removals_one_after_another_all_are_taken_back(wanted: int, patience:
     memory = Memory()
     for before in (15, 14, 13):
         memory = with_removal(memory, before, 180.0, NOW - 10 * before)
-    assert with_raise(memory, wanted, 180.0, NOW).patience == patience
+    assert with_raise(memory, wanted, 2.0, 180.0, NOW).patience == patience
 
 
 def test_from_how_many_the_last_ones_went_does_not_count_for_ever() -> None:
     memory = with_removal(with_removal(Memory(), 40, 180.0, NOW - 3000), 13, 180.0, NOW - 10)
-    assert with_raise(memory, 20, 180.0, NOW).patience == 1.0
+    assert with_raise(memory, 20, 2.0, 180.0, NOW).patience == 1.0
 
 
 def test_a_removal_of_an_earlier_version_is_regretted_as_it_was() -> None:
-    assert with_raise(Memory(removed_at=NOW - 60), 34, 180.0, NOW).patience == 3.0
+    assert with_raise(Memory(removed_at=NOW - 60), 34, 2.0, 180.0, NOW).patience == 3.0
 
 
 def test_an_hour_that_ends_between_hides_nothing() -> None:
     memory = with_removal(Memory(patience=3.0, patience_at=NOW - CALM_SECONDS), 5, 270.0, NOW - 10)
-    memory = with_raise(with_calm(memory, NOW), 5, 270.0, NOW + 60)
+    memory = with_raise(with_calm(memory, NOW), 5, 2.0, 270.0, NOW + 60)
     assert memory.patience == 4.5
 
 
 @pytest.mark.parametrize("removed_at", [None, NOW - 800])
 def test_a_rise_long_after_a_removal_regrets_nothing(removed_at: float | None) -> None:
-    memory = with_raise(Memory(removed_at=removed_at), 5, 180.0, NOW)
+    memory = with_raise(Memory(removed_at=removed_at), 5, 2.0, 180.0, NOW)
     assert (memory.patience, memory.removed_at) == (1.0, None)
 
 
@@ -91,7 +117,7 @@ def test_it_never_grows_beyond_what_half_an_hour_takes() -> None:
     for number in range(20):
         at = NOW + 3000 * number
         looked_back = looked_back_seconds(memory, 180.0, 60.0)
-        memory = with_raise(with_removal(memory, 5, looked_back, at), 5, looked_back, at + 60)
+        memory = with_raise(with_removal(memory, 5, looked_back, at), 5, 2.0, looked_back, at + 60)
     assert memory.patience == pytest.approx(MOST_SECONDS / 180.0)
 
 

@@ -5,9 +5,9 @@ model of steps may promise far more than there is; and while requests are late, 
 the model, so trust is not cut. A queue would then stand for good at replicas that are thought to be enough.
 So first tokens in such a crowd are counted and taken for the most that a replica can do: no less than
 LEAST_KAPPA of what the model tells then, and no more than it tells at any time. A later crowd corrects it, up
-or down; it rises where more was done for a minute and nobody was late, and as trust does (`trust`); it says
-nothing of requests or places of another kind (`Ceiling.of`), and is forgotten with the targets or the
-revision that it was seen under.
+or down; it rises where more was done for a minute and nobody was late, and by a hundredth a minute while
+promises are kept (`trust`); it says nothing of requests or places of another kind (`Ceiling.of`), and is
+forgotten with the targets or the revision that it was seen under.
 """
 
 from dataclasses import replace

@@ -29,7 +29,7 @@ from headway_operator.slo.feasibility import infeasible
 from headway_operator.slo.history import with_decision
 from headway_operator.slo.marks import with_mark
 from headway_operator.slo.memory import Memory
-from headway_operator.slo.patience import with_calm, with_raise, with_removal
+from headway_operator.slo.patience import with_calm, with_raise, with_removal, with_risen
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
@@ -319,7 +319,8 @@ def _remembered(situation: Situation, choice: Choice, recommendation: replicas.R
         memory = with_removal(memory, desired, looked_back, now)
     # What stands in for a replica past its deadline, or wakes a service, takes nothing back.
     if choice.replicas > desired and recommendation.replicas > desired > 0:
-        memory = with_raise(memory, recommendation.by_rate, looked_back, now)
+        memory = with_raise(memory, recommendation.by_rate, recommendation.per_second, looked_back, now)
+    memory = with_risen(memory, recommendation.rate, recommendation.per_second, looked_back, now)
     memory = with_calm(memory, now)
     if choice.replicas > desired or memory.replicas_raised_at is None:
         memory = replace(memory, replicas_raised_at=now)

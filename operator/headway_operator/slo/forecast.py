@@ -95,10 +95,10 @@ def forecast(course: Course, spans: Sequence[Span], now: float, lead_seconds: fl
 def _foretold(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> tuple[float, float]:
     """The level, and what it becomes along the trend."""
     seen = _since(spans, now - LEVEL_SECONDS)
-    found = trend(seen, course.idc, lead_seconds) if seen else Trend(0.0)
+    found = trend(seen, course.idc) if seen else Trend(0.0)
     level = max(0.0, found.level)
     most = MOST_TREND * level
-    return level, level + max(-most, min(most, found.rise))
+    return level, level + max(-most, min(most, found.slope * lead_seconds))
 
 
 def watched(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> Course:

@@ -38,9 +38,9 @@ class Memory:
     in it, as of the pass at kappa_at, last cut at kappa_cut_at. crowded_since: since when requests have been
     late at every replica. ceiling: the most that one was seen to do in such a crowd. patience: how many
     times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
-    last removal. removed_from: how many there were before it, or before the first of those that went one
-    after another; None where there is no such removal to regret. patience_before: what patience was before
-    that removal was regretted; None where it was not.
+    last removal, while it may be regretted, or that be taken back. removed_from: how many there were before
+    it, or before the first of those that went one after another. regret: of that removal, while it may be
+    taken back: patience before, and requests per second that one replica was trusted with.
     revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
@@ -80,7 +80,7 @@ class Memory:
     patience_at: float | None = None
     removed_at: float | None = None
     removed_from: int | None = None
-    patience_before: float | None = None
+    regret: tuple[float, float] | None = None
     revision: str = ""
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
@@ -105,6 +105,7 @@ class Memory:
             "ceiling": None if self.ceiling is None else list(astuple(self.ceiling)),
             "course": self.course.to_dict(),
             "starts": [list(one) for one in self.starts],
+            "regret": None if self.regret is None else list(self.regret),
             "trims": list(self.trims),
             "decisions": [json.loads(one) for one in self.decisions],
         }
@@ -140,6 +141,7 @@ class Memory:
             ceiling=None if data.get("ceiling") is None else Ceiling(*data["ceiling"]),
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
+            regret=None if data.get("regret") is None else (data["regret"][0], data["regret"][1]),
             trims=(data["trims"][0], data["trims"][1]),
             decisions=tuple(json.dumps(one).encode() for one in data["decisions"]),
         )
@@ -152,7 +154,7 @@ _PLAIN_FIELDS = (
 )
 _LATER_FIELDS = (
     *("late_at", "factors_at", "crowded_since", "patience", "patience_at", "removed_at", "removed_from"),
-    *("patience_before", "revision"),
+    "revision",
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 

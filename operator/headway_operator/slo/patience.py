@@ -5,8 +5,8 @@ removed and started again every few minutes. So a removal that is taken back wit
 was looked back before it makes that time GROWTH times as long, MOST_SECONDS at most; an hour without one
 halves it again. In a steady load the first removal alone is paid for; a load that rises once a day regrets
 nothing. Nor does a rate for which those before the removal would have been too few as well, by what a
-replica is known to do now; and since a load that rises needs a few more before it needs many, a regret is
-taken back where the rate comes to that within the time that was looked back.
+replica is known to do now. And since a load that rises needs a few more before it needs many, a regret is
+taken back where the rate comes to that within the time that was looked back before it.
 """
 
 from dataclasses import replace
@@ -30,32 +30,38 @@ def looked_back_seconds(memory: Memory, stabilization_seconds: float, lead_secon
 def with_removal(memory: Memory, before: int, looked_back: float, now: float) -> Memory:
     """The memory after one of so many replicas was removed because fewer are enough. Of removals that go one
     after another those before the first count."""
-    if memory.patience_before is None and _is_recent(memory, looked_back, now):
+    if memory.regret is None and _is_recent(memory, looked_back, now):
         before = max(before, memory.removed_from or 0)
-    return replace(memory, removed_at=now, removed_from=before, patience_before=None)
+    return replace(memory, removed_at=now, removed_from=before, regret=None)
 
 
-def with_raise(memory: Memory, by_rate: int, looked_back: float, now: float) -> Memory:
+def with_raise(memory: Memory, by_rate: int, per_second: float, looked_back: float, now: float) -> Memory:
     """The memory after the load called for more replicas: whether that takes the last removal back. by_rate:
-    how many the rate alone calls for, without what waits, since a queue is what a wrong removal leaves."""
+    how many the rate alone calls for, without what waits, since a queue is what a wrong removal leaves.
+    per_second: what one is trusted with."""
+    if memory.regret is not None:
+        return memory
     # A checkpoint of an earlier version does not say from how many.
     is_higher = memory.removed_from is not None and by_rate > memory.removed_from
-    if memory.patience_before is not None:
-        return _reconsidered(memory, looked_back, now) if is_higher else memory
     if is_higher or not _is_recent(memory, looked_back, now):
         return replace(memory, removed_at=None, removed_from=None)
     longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
     longer = min(longest, GROWTH * memory.patience)
-    return replace(memory, patience=longer, patience_at=now, patience_before=memory.patience)
+    return replace(memory, patience=longer, patience_at=now, regret=(memory.patience, per_second))
 
 
-def _reconsidered(memory: Memory, looked_back: float, now: float) -> Memory:
-    """The memory with the last regret taken back, if that is not too long ago."""
-    forgotten = replace(memory, removed_at=None, removed_from=None, patience_before=None)
-    at, before = memory.patience_at, memory.patience_before
-    if at is None or before is None or now - at > looked_back * before / memory.patience:
-        return forgotten
-    return replace(forgotten, patience=before)
+def with_risen(memory: Memory, rate: float, per_second: float, looked_back: float, now: float) -> Memory:
+    """The memory after any pass: a regret is taken back where the rate has come to more than those before the
+    removal could take, by what one is trusted with or was when it was regretted, whichever is more."""
+    if memory.regret is None or memory.patience_at is None:
+        return memory
+    before, trusted = memory.regret
+    ended = replace(memory, removed_at=None, removed_from=None, regret=None)
+    if now - memory.patience_at > looked_back * before / memory.patience:
+        return ended
+    if memory.removed_from is None or rate <= memory.removed_from * max(per_second, trusted):
+        return memory
+    return replace(ended, patience=before)
 
 
 def with_calm(memory: Memory, now: float) -> Memory:

@@ -6,9 +6,8 @@ dispersion times its mean. Which of them happened nobody knows; so what they say
 each makes what was counted: exp(explained / 2), explained being in squared standard deviations beyond what
 no change explains (Akaike weights: Burnham and Anderson, Model Selection and Multimodel Inference, 2002).
 Against each stands a bound, since many times are tried, and since the less time has passed, the more often
-a burst looks like a beginning: a line, which is about its end, is held to that of half its time, and it is
-believed to go on for no longer than it has been seen: what begins with a step is steep, and over soon. So
-noise is not followed, a step is no slope, and nothing jumps when the balance tips.
+a burst looks like a beginning: a line, which is about its end, is held to that of half its time. So noise
+is not followed, a step is no slope, and nothing jumps when the balance tips.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,10 +31,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Requests per second at the end of the time, and by how many these will have grown some time later."""
+    """Requests per second at the end of the time, and by how many these grow each second from there."""
 
     level: float
-    rise: float = 0.0
+    slope: float = 0.0
 
 
 def rate_within(spans: Sequence[Span], start: float, end: float) -> float | None:
@@ -46,26 +45,25 @@ def rate_within(spans: Sequence[Span], start: float, end: float) -> float | None
     return sum(one.count for one in kept) / seconds if seconds >= (end - start) / 2.0 else None
 
 
-def trend(spans: Sequence[Span], idc: float, lead_seconds: float) -> Trend:
-    """What happened in these spans, of which the last one ends now, and what comes of it `lead_seconds` from
-    now; at least one span, in order."""
+def trend(spans: Sequence[Span], idc: float) -> Trend:
+    """What happened in these spans, of which the last one ends now; at least one, in order."""
     whole = sum(one.end - one.start for one in spans)
     if whole <= 0.0:
         return Trend(0.0)
     mean = sum(one.count for one in spans) / whole
-    found = [(0.0, mean, 0.0), *(_changes(spans, whole, mean, idc, lead_seconds) if mean > 0.0 else ())]
+    found = [(0.0, mean, 0.0), *(_changes(spans, whole, mean, idc) if mean > 0.0 else ())]
     most = max(gain for gain, _, _ in found)
     weights = [exp((gain - most) / 2.0) for gain, _, _ in found]
     total = sum(weights)
     level = sum(w * one for w, (_, one, _) in zip(weights, found, strict=True)) / total
-    rise = sum(w * one for w, (_, _, one) in zip(weights, found, strict=True)) / total
-    return Trend(level, rise)
+    slope = sum(w * one for w, (_, _, one) in zip(weights, found, strict=True)) / total
+    return Trend(level, slope)
 
 
 def _changes(
-    spans: Sequence[Span], whole: float, mean: float, idc: float, lead_seconds: float
+    spans: Sequence[Span], whole: float, mean: float, idc: float
 ) -> Iterator[tuple[float, float, float]]:
-    """What each change would explain beyond its bound, with its level now and what it will have risen by."""
+    """What each change would explain beyond its bound, with its level now and its slope."""
     now, variance = spans[-1].end, idc * mean
     # Sums over what is behind the time that is tried: of seconds, requests, and both by seconds before now.
     width = count = w_t = w_tt = c_t = 0.0
@@ -86,8 +84,7 @@ def _changes(
         spread, along = zz - z**2 / whole, cz - mean * z
         if spread > 0.0 and line_bound is not None:
             slope = along / spread
-            rise = slope * min(lead_seconds, since)
-            yield along * slope / variance - line_bound, mean + slope * (since - z / whole), rise
+            yield along * slope / variance - line_bound, mean + slope * (since - z / whole), slope
 
 
 def _bound(since: float) -> float | None:

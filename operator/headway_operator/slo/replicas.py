@@ -58,13 +58,16 @@ ROUNDING = 1e-6
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """How many replicas the load calls for, in numbers and words. needed: without the dead band, for which
-    none is added. by_rate: what the rate ahead alone calls for, whatever waits and whatever the spec allows;
-    0 where that is not known."""
+    none is added. by_rate: what the rate ahead alone calls for, whatever waits and whatever the spec allows.
+    rate, per_second: that rate with its bursts, and what one replica is trusted with, in requests per second.
+    These three are 0 where they are not known."""
 
     replicas: int
     needed: int
     words: str
     by_rate: int = 0
+    rate: float = 0.0
+    per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     target, expected = situation.target, situation.forecast
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
-    rate = expected.ahead + burst
+    ahead = rate = expected.ahead + burst
     by_rate = ceil(rate / found.per_second)
     left = float(situation.load.waiting)
     if situation.supply.ready:
@@ -103,7 +106,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
         number = _after_dead_band(situation, found, rate, number)
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
-    return Recommendation(number, needed, words, by_rate)
+    return Recommendation(number, needed, words, by_rate, ahead, found.per_second)
 
 
 def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:

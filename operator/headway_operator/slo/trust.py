@@ -3,12 +3,13 @@
 What neither model nor factors know shows as a promise broken although there are as many replicas as were
 thought enough, none of them on its way and the load no more than they were thought to carry. Each such
 verdict, on evidence since the last one, takes up to a tenth off: the share of it by which more was missed
-over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, and up to MOST_TIMES as much
-the less was missed over that time, from half of what may be missed down to nothing: an objective that is
-kept with much to spare is paid for with replicas. That is where enough requests came to tell: time alone
-gives nothing, a quiet night says nothing of what a replica can do. For the same reason more trust than the
-model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
-The most that one was seen to do in a crowd (`crowd`) is cut and comes back with it, where it is what counts.
+over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, where enough requests came to
+tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
+trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
+While they do, all trust comes back up to MOST_TIMES as fast, the less was missed over that time, from half of
+what may be missed down to nothing: an objective that is kept with much to spare is paid for with replicas.
+The most that one was seen to do in a crowd (`crowd`) is cut with it, where it is what counts, and comes back
+by a hundredth a minute.
 There is no integral term: a queue that has grown is the backlog's business.
 """
 
@@ -51,7 +52,7 @@ def with_trust(situation: Situation) -> Memory:
     # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
     is_tried = situation.forecast.now >= TRIED * counted.ready * found.told_per_second
     if is_tried or memory.kappa < 1.0:
-        times = 1.0 + (MOST_TIMES - 1.0) * _spare(situation)
+        times = 1.0 + (MOST_TIMES - 1.0) * _spare(situation) if is_tried else 1.0
         memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + times * gain)))
     return _with_ceiling_times(1.0 + gain, memory, found)
 
@@ -78,10 +79,10 @@ def _excess(situation: Situation) -> float:
 
 
 def _spare(situation: Situation) -> float:
-    """1 where nothing was missed over the last minutes, 0 where half of what may be missed of a target was.
-
-    Half, since both targets share what may be missed.
-    """
+    """1 where nothing was missed over the last minutes, 0 where half of what may be missed of a target was,
+    as both share that, or where somebody is late now."""
+    if situation.load.late:
+        return 0.0
     judged = {"ttft": situation.ttft, "tpot": situation.tpot}
     used = [share for name, share in _used(situation) if judged[name].target_milliseconds is not None]
     return max(0.0, 1.0 - 2.0 * max(used, default=0.5))
