@@ -119,7 +119,7 @@ def test_a_removal_is_regretted_where_those_before_would_have_been_enough(
 )
 @pytest.mark.parametrize("most", [5, 64])
 def test_a_regret_is_reconsidered_in_every_pass_by_the_rate(
-    build: Any, load: float, kappa: float, is_risen: bool, most: int
+    build: Any, load: float, kappa: float, *, is_risen: bool, most: int
 ) -> None:
     """Whether or not more are asked for: a queue may have done so already, or no more are allowed. That each
     is trusted with less is no rise."""

@@ -177,7 +177,7 @@ def test_trust_comes_back_faster_where_nothing_is_missed(build: Any) -> None:
         )
         course.run()
         trust = [one.kappa for one in course.memories if 180 < (one.kappa_at or 0.0) - BEGIN_SECONDS <= 240]
-        return trust[-1] / trust[0] - 1.0
+        return float(trust[-1] / trust[0]) - 1.0
 
     assert 0.03 < won(1.3, 1.3) < 0.051
     assert won(1.3, 0.5) == pytest.approx(0.01, rel=0.15), "no replica does what it is trusted with"
