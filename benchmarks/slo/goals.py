@@ -32,13 +32,15 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows by case and by who was in control; faults apart, and Headway over a longer time."""
+    """Rows by case and by who was in control; faults apart, Headway told of a jump, and over a longer
+    time."""
 
     oracle: Mapping[Case, Row]
     headway: Mapping[Case, Row]
     baselines: Mapping[Case, list[Row]]
     faults: Mapping[Case, list[Row]]
     longer: Mapping[Case, Row]
+    told: Mapping[Case, Row]
 
 
 def table_of(rows: Iterable[Row]) -> Table:
@@ -48,6 +50,7 @@ def table_of(rows: Iterable[Row]) -> Table:
     baselines: dict[Case, list[Row]] = {}
     faults: dict[Case, list[Row]] = {}
     longer: dict[Case, Row] = {}
+    told: dict[Case, Row] = {}
     for row in rows:
         case = (row["load"], row["slo_factor"], row["percentile"])
         if row["kind"] == "oracle":
@@ -56,11 +59,13 @@ def table_of(rows: Iterable[Row]) -> Table:
             baselines.setdefault(case, []).append(row)
         elif row["kind"] == "long":
             longer[case] = row
+        elif row["kind"] == "told":
+            told[case] = row
         elif row["fault"]:
             faults.setdefault(case, []).append(row)
         else:
             headway[case] = row
-    return Table(oracle, headway, baselines, faults, longer)
+    return Table(oracle, headway, baselines, faults, longer, told)
 
 
 def ratio(row: Row, oracle: Row | None) -> float | None:
@@ -102,7 +107,9 @@ def goals_of(table: Table) -> list[Goal]:
     for case, row in table.headway.items():
         found, name = row["measures"], case_words(case)
         if found["joint_attainment"] * 100 < case[2]:
-            attained.append(f"{name}: {found['joint_attainment']:.2%}")
+            told = table.told.get(case)
+            also = f", told {told['measures']['joint_attainment']:.2%}" if told is not None else ""
+            attained.append(f"{name}: {found['joint_attainment']:.2%}{also}")
         over = ratio(row, table.oracle.get(case))
         num_costs += over is not None
         if over is not None and over > MOST_COST:

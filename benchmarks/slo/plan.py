@@ -43,6 +43,8 @@ FAULTS = (
 JUDGED_FAULTS = tuple(fault.name for fault in FAULTS[:3])
 
 
+# Loads that jump: Headway meets them once more, told of the jump as it comes.
+JUMPING = ("step", "flash", "own-step")
 # Targets as multiples of the idle latencies, and the objective.
 Promise = tuple[float, int]
 
@@ -202,8 +204,8 @@ def quick(loads: tuple[str, ...]) -> Plan:
 class Task:
     """One unit of work; it makes a result for each promise, or for `promises` where it names some.
 
-    kind: headway (with a fault or without), long (Headway over a longer time), oracle, or baseline (its
-    tuning, too).
+    kind: headway (with a fault or without), told (of a jump as it comes), long (Headway over a longer time),
+    oracle, or baseline (its tuning, too).
     """
 
     kind: str
@@ -221,6 +223,12 @@ def tasks(plan: Plan) -> list[Task]:
     """In the order of what they tell: a run that is cut short has whole tables of what came first."""
     found = [Task("headway", load, promise=one) for load in plan.loads for one in plan.of(load).promises]
     found += [Task("oracle", load) for load in plan.loads]
+    found += [
+        Task("told", load, promise=one)
+        for load in plan.loads
+        if load in JUMPING
+        for one in plan.of(load).promises
+    ]
     found += [
         Task("long", load, promise=promise)
         for load in plan.loads
@@ -270,7 +278,7 @@ def as_inputs(plan: Plan, task: Task) -> dict[str, object]:
     if task.kind != "baseline":
         unused += ["num_candidates", "tuning_seconds", "tuning_warm_up_seconds", "limits_seconds"]
         unused += ["baseline_factors"]
-    if task.kind in ("headway", "long"):
+    if task.kind in ("headway", "told", "long"):
         unused += ["promises"]
     # What the oracle knows needs no time to settle.
     unused += ["settling_seconds"] if task.kind == "oracle" else ["oracle_budget"]

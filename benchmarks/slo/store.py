@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.slo.loads import Halves
 from benchmarks.slo.plan import Plan, Task, as_inputs
+from benchmarks.slo.told import as_headway
 from benchmarks.slo.work import excerpts
 
 from headway_operator.slo import target_of
@@ -58,6 +59,7 @@ class Fingerprints:
         self._of_kind = {
             "headway": _code(LAW),
             "long": _code(LAW),
+            "told": _code([*LAW, "benchmarks/slo/told.py"]),
             "oracle": _code(ORACLE),
             "baseline": _code(BASELINES),
         }
@@ -80,6 +82,8 @@ class Fingerprints:
     def _excerpts(self, task: Task) -> list[str]:
         # All baselines meet the same.
         met = replace(task, name="") if task.kind == "baseline" else task
+        if task.kind == "told":
+            met = as_headway(task)
         if met not in self._met:
             self._met[met] = list(self._made(met))
         return self._met[met]

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.slo import goals, loads, page, store, work
+from benchmarks.slo import goals, loads, page, store, told, work
 from benchmarks.slo.loads import LOADS
 from benchmarks.slo.plan import FAULTS, Plan, Task, quick, simulated_seconds, tasks
 from benchmarks.slo.run import main, run
 
 from headway_simulator.baselines import BASELINES
-from headway_simulator.cluster import Setting
+from headway_simulator.cluster import BEGIN_SECONDS, Setting
 from headway_simulator.control import Controller
 from headway_simulator.oracle import Oracle, find_oracle
 from headway_simulator.step_model import StepModel
@@ -73,11 +73,12 @@ def test_it_runs_writes_its_page_and_goes_on_after_a_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(TINY, {}, tmp_path, 1)
-    assert "6 tasks to do, 0 done before" in capsys.readouterr().out
+    assert "7 tasks to do, 0 done before" in capsys.readouterr().out
     report = json.loads((tmp_path / "results.json").read_text())
     controllers = [(one["controller"], one["fault"]) for one in report["rows"]]
     assert controllers == [
-        *(("headway", ""), ("oracle", ""), ("headway", ""), ("headway", "20% of samples missing")),
+        *(("headway", ""), ("oracle", ""), (told.CONTROLLER, "")),
+        *(("headway", ""), ("headway", "20% of samples missing")),
         *(("static-mean", ""), ("keda-waiting-1", "")),
     ]
     shown = (tmp_path / "results.md").read_text()
@@ -89,7 +90,7 @@ def test_it_runs_writes_its_page_and_goes_on_after_a_stop(
     lines = tmp_path / "results.jsonl"
     lines.write_text(lines.read_text()[:-20])
     run(TINY, {}, tmp_path, 1)
-    assert "1 tasks to do, 5 done before" in capsys.readouterr().out
+    assert "1 tasks to do, 6 done before" in capsys.readouterr().out
     again = json.loads((tmp_path / "results.json").read_text())
     for one in (*report["rows"], *again["rows"]):
         del one["processor_seconds"]
@@ -120,7 +121,7 @@ def test_a_change_of_the_law_is_a_change_of_headway_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(store, "LAW", ("operator/headway_operator/slo/decide.py",))
     after = store.Fingerprints(TINY, {})
     changed = {task for task in tasks(TINY) if before.of(task) != after.of(task)}
-    assert changed == {task for task in tasks(TINY) if task.kind in ("headway", "long")}
+    assert changed == {task for task in tasks(TINY) if task.kind in ("headway", "told", "long")}
     other = store.Fingerprints(replace(TINY, seed=2), {})
     assert all(after.of(task) != other.of(task) for task in tasks(TINY))
     # More loads or controllers change nothing of those that there were.
@@ -200,6 +201,31 @@ def test_our_own_step_times_are_a_load_once_they_are_fitted(
         assert mean_replicas(model, verdict) == pytest.approx(loads.OWN_REPLICAS, rel=0.1)
         rates.append(verdict.requests_per_second)
     assert rates[0] == pytest.approx(2 * rates[1], rel=0.1)
+
+
+def test_of_loads_that_jump_headway_is_told_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as many are asked for within a pass of the jump, and fewer requests miss."""
+    asked = [one for one in tasks(Plan(("azure", "step"))) if one.kind == "told"]
+    assert [(one.load, one.promise) for one in asked] == [("step", one) for one in Plan(("step",)).promises]
+    plan = replace(TINY, rate_scale=0.3, verdict_seconds=240.0, settling_seconds=30.0)
+    task = next(one for one in tasks(plan) if one.kind == "told")
+    runs = []
+
+    class Kept(told.Simulation):  # type: ignore[name-defined, misc]
+        def result(self) -> Any:
+            runs.append(super().result())
+            return runs[-1]
+
+    monkeypatch.setattr(told, "Simulation", Kept)
+    (found,) = told.done(plan, task, {})
+    (untold,) = work.done(plan, told.as_headway(task), {})
+    assert found["measures"]["joint_attainment"] > untold["measures"]["joint_attainment"]
+    (excerpt,) = work.excerpts(plan, told.as_headway(task), loads.Halves("step", {}, plan))
+    jump_at = BEGIN_SECONDS + (excerpt.trace.step_at_seconds or 0.0)
+    before = [one.replicas for one in runs[0].passes if one.at < jump_at][-1]
+    first = next(one for one in runs[0].passes if one.at >= jump_at)
+    assert first.at - jump_at <= 5.0
+    assert first.replicas >= told.MANY * before
 
 
 def test_a_longer_time_is_headways_alone_on_fewer_requests_and_whole() -> None:
@@ -298,6 +324,7 @@ def test_the_page_says_losses_bounds_few_replicas_and_what_is_not_finished(tmp_p
         row("keda-waiting-1", 0.96, 12.0),
         row("static-mean", 0.93, 14.0),
         row("headway", 0.97, 6.0, kind="long", judged_seconds=1800.0),
+        row(told.CONTROLLER, 0.945, 50.0, kind="told"),
     ]
     page.write(TINY, rows, tmp_path, [Task("baseline", "step", "static-peak")])
     shown = (tmp_path / "results.md").read_text()
@@ -306,6 +333,8 @@ def test_the_page_says_losses_bounds_few_replicas_and_what_is_not_finished(tmp_p
     assert "| static-mean | 1 | 0 | 0 | 0 |" in shown
     assert "| step, 3x, P95 | 30 | 9.0 | 97.00% | - | 6.00 | 1 | 0.0 |" in shown
     assert "| keda-waiting-1 (better than headway) | 96.00% | - | 12.00 | 1.20 | 2.40 |" in shown
+    assert "| headway, told of the jump as it comes | 94.50% | - | - | - | - | 1 |" in shown
+    assert "| 0 of 1 | step, 3x, P95: 94.00%, told 94.50% |" in shown
     assert "Fewer than 8 replicas" in shown
     assert "ended by its budget" in shown
     assert "**Not finished: 1 tasks.** step baseline static-peak." in shown
