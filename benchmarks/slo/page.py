@@ -97,10 +97,15 @@ def _lines(
         f"arrivals, pays cold starts and is the cheapest of at most {plan.oracle_budget} simulated "
         "schedules; *over bound* divides by GPU-hours that no schedule that attains the objective can go "
         "below (operator/headway_simulator/least_work.py), so that the true ratio to the least cost lies "
-        "between the two columns. *Told*: Headway once more on a load that jumps, asking for "
-        f"{MANY} times its replicas at the first pass after the jump; what misses then is the start of "
-        "replicas, and what it costs says nothing."
+        "between the two columns."
     )
+    if table.told:
+        yield ""
+        yield (
+            "*Told*: Headway once more on a load that jumps, asking at the first pass after the jump for "
+            f"{MANY} times the replicas that it wants then, and keeping them. What misses then is no fault "
+            "of how soon replicas were asked for, or of how many; what it costs says nothing."
+        )
     yield from ("", "## Goals", "")
     yield "| goal | | cases that meet it | cases that miss it |"
     yield "| --- | --- | --- | --- |"

@@ -3,7 +3,8 @@
 A full run judges eight minutes of the second half of each load, ten of a day's wave and twelve where
 requests are few (after two minutes before them, which warm everything up and are not judged, and for
 controllers four more before these, in which they settle), tunes on an excerpt of the first half (one minute
-of it warms up), and asks the oracle for the judged time. 90 minutes of two cores are not enough for all that
+of it warms up), and asks the oracle for the judged time. What jumps Headway meets once more, told of it
+(`told`). 90 minutes of two cores are not enough for all that
 could be asked, so CUTS and the plan's own fields say what is left out, and the page says it again.
 """
 
@@ -43,8 +44,6 @@ FAULTS = (
 JUDGED_FAULTS = tuple(fault.name for fault in FAULTS[:3])
 
 
-# Loads that jump: Headway meets them once more, told of the jump as it comes.
-JUMPING = ("step", "flash", "own-step")
 # Targets as multiples of the idle latencies, and the objective.
 Promise = tuple[float, int]
 
@@ -88,6 +87,9 @@ STRETCHES: Mapping[str, Stretch] = {
     "flash": Stretch(1800.0, 0.5),
     "diurnal": Stretch(3600.0, 0.25),
 }
+
+# Loads that jump: Headway meets them once more, told of the jump as it comes.
+JUMPING = ("step", "flash", "own-step")
 
 # A simulated second of tens of replicas takes much of a processor's second where requests are many, so less
 # of that is judged. Mooncake's few long requests are judged for as long as the plan says.

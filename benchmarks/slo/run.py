@@ -144,7 +144,7 @@ def _worked_off(
     began = time.monotonic()
     for count, (task, rows) in enumerate(_finished(plan, todo, files, num_processes), start=1):
         minutes = (time.monotonic() - began) / 60
-        print(f"{minutes:5.1f} min  {count}/{len(todo)}  {task.words}: {_told(rows)}", flush=True)
+        print(f"{minutes:5.1f} min  {count}/{len(todo)}  {task.words}: {_shown(rows)}", flush=True)
         yield task, rows
 
 
@@ -163,7 +163,7 @@ def _done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
     return told.done(plan, task, files) if task.kind == "told" else work.done(plan, task, files)
 
 
-def _told(rows: Sequence[Row]) -> str:
+def _shown(rows: Sequence[Row]) -> str:
     return "; ".join(
         f"{row['slo_factor']:g}x P{row['percentile']} {row['measures']['joint_attainment']:.2%} "
         f"{row['measures']['gpu_hours']:.2f} GPU-hours"

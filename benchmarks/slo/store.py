@@ -35,6 +35,7 @@ ENGINE = (
     "step_moments",
 )
 LAW = ("operator/headway_operator/slo",)
+TOLD = ("benchmarks/slo/told.py",)
 BASELINES = ("operator/headway_simulator/baselines",)
 ORACLE = tuple(
     f"operator/headway_simulator/{name}.py"
@@ -59,7 +60,7 @@ class Fingerprints:
         self._of_kind = {
             "headway": _code(LAW),
             "long": _code(LAW),
-            "told": _code([*LAW, "benchmarks/slo/told.py"]),
+            "told": _code([*LAW, *TOLD]),
             "oracle": _code(ORACLE),
             "baseline": _code(BASELINES),
         }

@@ -2,9 +2,8 @@
 
 A controller learns of a jump from what it counts, some passes later, and whatever it asks for then is ready a
 cold start after that. So each run with a jump is made once more with a Headway that asks at the first pass
-after it for MANY times the replicas that it has, and goes on by its own law a minute after they are ready.
-What still misses then, no controller could have helped that kept no more replicas before. What it costs says
-nothing.
+after it for MANY times the replicas that it wants then, and keeps them to the end. What still misses is no
+fault of how soon replicas were asked for, or of how many; what it costs says nothing.
 """
 
 import time
@@ -19,14 +18,11 @@ from benchmarks.slo.work import Row, excerpts
 from headway_operator.samples import Sample
 from headway_operator.slo import Memory, Target, target_of
 from headway_operator.state import Decision, Observed
-from headway_simulator.cluster import BEGIN_SECONDS, Conditions, Simulation
+from headway_simulator.cluster import BEGIN_SECONDS, Simulation
 from headway_simulator.control import Controller, headway
-from headway_simulator.schedules import ahead_seconds
 
 MANY = 4
 CONTROLLER = "headway, told of the jump as it comes"
-# They are kept for so long after they are ready.
-KEPT_SECONDS = 60.0
 
 
 def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
@@ -36,8 +32,7 @@ def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
     (excerpt,) = excerpts(plan, as_headway(task), Halves(task.load, files, plan))
     jump_at = excerpt.trace.step_at_seconds
     assert jump_at is not None, f"{task.load} has no jump"
-    controller = told(jump_at, excerpt.setting.conditions)
-    run = Simulation(excerpt.trace, excerpt.setting, controller).result()
+    run = Simulation(excerpt.trace, excerpt.setting, told_headway(jump_at)).result()
     found = excerpt.judged(run, target_of(excerpt.setting.service.spec))
     return [
         {
@@ -46,7 +41,7 @@ def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
             "slo_factor": task.promise[0],
             "percentile": task.promise[1],
             "fault": "",
-            "parameters": {"many": MANY, "kept_seconds": KEPT_SECONDS},
+            "parameters": {"many": MANY},
             "controller": CONTROLLER,
             "measures": asdict(found),
             "processor_seconds": round(time.process_time() - began, 2),
@@ -59,17 +54,16 @@ def as_headway(task: Task) -> Task:
     return replace(task, kind="headway")
 
 
-def told(jump_at: float, conditions: Conditions) -> Controller[Memory]:
+def told_headway(jump_at: float) -> Controller[Memory]:
     """Headway, which is told of a jump so many seconds after the beginning. For one run."""
-    shipped, begin = headway(), BEGIN_SECONDS + jump_at
-    end = begin + ahead_seconds(conditions) + KEPT_SECONDS
+    shipped = headway()
     asked: list[int] = []
 
     def decide(
         target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
     ) -> tuple[Decision, Memory]:
         decision, after = shipped.decide(target, memory, sample, observed, now)
-        if not begin <= now < end:
+        if now < BEGIN_SECONDS + jump_at:
             return decision, after
         if not asked:
             asked.append(MANY * max(1, decision.replicas))

@@ -135,7 +135,7 @@ def test_a_regret_is_reconsidered_in_every_pass_by_the_rate(
         regret=(1.0, CAPACITY),
     )
     decision, memory = fleet.decide()
-    assert decision.replicas <= max(most, 5)
+    assert decision.replicas <= len(fleet.replicas), "none are asked for"
     assert memory.patience == (1.0 if is_risen else 3.0)
 
 

@@ -38,9 +38,9 @@ class Memory:
     in it, as of the pass at kappa_at, last cut at kappa_cut_at. crowded_since: since when requests have been
     late at every replica. ceiling: the most that one was seen to do in such a crowd. patience: how many
     times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
-    last removal, while it may be regretted, or that be taken back. removed_from: how many there were before
-    it, or before the first of those that went one after another. regret: of that removal, while it may be
-    taken back: patience before, and requests per second that one replica was trusted with.
+    last removal, while it may be regretted or its regret taken back. removed_from: how many there were before
+    it, or before the first of those that went one after another. regret: while it may be taken back, patience
+    before it, and requests per second that one replica was trusted with then.
     revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.

@@ -51,8 +51,9 @@ def with_raise(memory: Memory, by_rate: int, per_second: float, looked_back: flo
 
 
 def with_risen(memory: Memory, rate: float, per_second: float, looked_back: float, now: float) -> Memory:
-    """The memory after any pass: a regret is taken back where the rate has come to more than those before the
-    removal could take, by what one is trusted with or was when it was regretted, whichever is more."""
+    """The memory after any pass: a regret is taken back where the rate ahead, with its bursts, has come to
+    more than those before the removal could take, by what one is trusted with or was when it was regretted,
+    whichever is more."""
     if memory.regret is None or memory.patience_at is None:
         return memory
     before, trusted = memory.regret

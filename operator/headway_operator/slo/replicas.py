@@ -58,9 +58,9 @@ ROUNDING = 1e-6
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """How many replicas the load calls for, in numbers and words. needed: without the dead band, for which
-    none is added. by_rate: what the rate ahead alone calls for, whatever waits and whatever the spec allows.
-    rate, per_second: that rate with its bursts, and what one replica is trusted with, in requests per second.
-    These three are 0 where they are not known."""
+    none is added. by_rate: what the rate ahead, with its bursts, calls for alone, whatever waits and whatever
+    the spec allows. rate, per_second: that rate, and what one replica is trusted with, in requests per
+    second. These three are 0 where they are not known."""
 
     replicas: int
     needed: int

@@ -6,8 +6,9 @@ verdict, on evidence since the last one, takes up to a tenth off: the share of i
 over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, where enough requests came to
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
 trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
-While they do, all trust comes back up to MOST_TIMES as fast, the less was missed over that time, from half of
-what may be missed down to nothing: an objective that is kept with much to spare is paid for with replicas.
+While they do, and nobody is late, all trust comes back up to MOST_TIMES as fast, the less was missed over
+that time, from half of what may be missed down to nothing: an objective that is kept with much to spare is
+paid for with replicas.
 The most that one was seen to do in a crowd (`crowd`) is cut with it, where it is what counts, and comes back
 by a hundredth a minute.
 There is no integral term: a queue that has grown is the backlog's business.
@@ -79,8 +80,8 @@ def _excess(situation: Situation) -> float:
 
 
 def _spare(situation: Situation) -> float:
-    """1 where nothing was missed over the last minutes, 0 where half of what may be missed of a target was,
-    as both share that, or where somebody is late now."""
+    """1 where nothing was missed over the last minutes; 0 where half of what may be missed of a target was
+    (both targets share that), and while somebody is late."""
     if situation.load.late:
         return 0.0
     judged = {"ttft": situation.ttft, "tpot": situation.tpot}
