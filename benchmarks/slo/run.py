@@ -117,10 +117,10 @@ def run(
     fingerprints = store.Fingerprints(plan, files)
     known = store.read(lines)
     keys = {task: fingerprints.of(task) for task in tasks(plan)}
-    todo = [task for task, key in keys.items() if key not in known and task.kind in kinds]
+    wanted = [task for task, key in keys.items() if key not in known and task.kind in kinds]
     told_at = time.monotonic()
-    _print_plan(plan, todo, sum(key in known for key in keys.values()), num_processes)
-    for task, rows in _worked_off(plan, todo, files, num_processes):
+    _print_plan(plan, wanted, sum(key in known for key in keys.values()), num_processes)
+    for task, rows in _worked_off(plan, wanted, files, num_processes):
         known[keys[task]] = rows
         store.add(lines, keys[task], rows)
         if time.monotonic() - told_at > PAGE_SECONDS:
@@ -138,24 +138,24 @@ def _write(plan: Plan, keys: Mapping[Task, str], known: Mapping[str, list[Row]],
 
 
 def _worked_off(
-    plan: Plan, todo: Sequence[Task], files: Mapping[str, Path], num_processes: int
+    plan: Plan, wanted: Sequence[Task], files: Mapping[str, Path], num_processes: int
 ) -> Iterator[tuple[Task, list[Row]]]:
     """Each task with its rows as it is finished, begun in the order given."""
     began = time.monotonic()
-    for count, (task, rows) in enumerate(_finished(plan, todo, files, num_processes), start=1):
+    for count, (task, rows) in enumerate(_finished(plan, wanted, files, num_processes), start=1):
         minutes = (time.monotonic() - began) / 60
-        print(f"{minutes:5.1f} min  {count}/{len(todo)}  {task.words}: {_shown(rows)}", flush=True)
+        print(f"{minutes:5.1f} min  {count}/{len(wanted)}  {task.words}: {_shown(rows)}", flush=True)
         yield task, rows
 
 
 def _finished(
-    plan: Plan, todo: Sequence[Task], files: Mapping[str, Path], num_processes: int
+    plan: Plan, wanted: Sequence[Task], files: Mapping[str, Path], num_processes: int
 ) -> Iterator[tuple[Task, list[Row]]]:
     if num_processes == 1:
-        yield from ((task, _done(plan, task, files)) for task in todo)
+        yield from ((task, _done(plan, task, files)) for task in wanted)
         return
     with ProcessPoolExecutor(num_processes) as pool:
-        running = {pool.submit(_done, plan, task, files): task for task in todo}
+        running = {pool.submit(_done, plan, task, files): task for task in wanted}
         yield from ((running[future], future.result()) for future in as_completed(running))
 
 
@@ -171,15 +171,15 @@ def _shown(rows: Sequence[Row]) -> str:
     )
 
 
-def _print_plan(plan: Plan, todo: Sequence[Task], num_done: int, num_processes: int) -> None:
+def _print_plan(plan: Plan, wanted: Sequence[Task], num_done: int, num_processes: int) -> None:
     """What is to be done, and how long it should take on as many idle cores."""
-    print(f"loads: {', '.join(plan.loads)}; {len(todo)} tasks to do, {num_done} done before")
+    print(f"loads: {', '.join(plan.loads)}; {len(wanted)} tasks to do, {num_done} done before")
     left_out = [name for name in ALL_LOADS if name not in plan.loads]
     if left_out:
         print(f"left out, for want of traces or fitted step times, or in a quick run: {', '.join(left_out)}")
     minutes: dict[str, float] = {}
     count: Counter[str] = Counter()
-    for task in todo:
+    for task in wanted:
         kind = "headway with faults" if task.kind == "headway" and task.name else task.kind
         each = SECONDS_PER_SIMULATED_SECOND[task.load] * plan.rate_scale
         seconds = simulated_seconds(plan, task) * each / num_processes
