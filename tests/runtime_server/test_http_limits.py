@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import select
 import socket
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx2 as httpx
-import openai
 import pytest
+from tests.runtime_server.bare_sockets import SHORT, Guests, answers, error_of, one_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.runtime_server.conftest import RunningServer, StartServer
-
-SHORT = {"model": "tiny", "prompt": [50], "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
@@ -41,35 +37,6 @@ def limited(start_shared_server: StartServer) -> RunningServer:
 def connection(limited: RunningServer) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", limited.port), timeout=15) as connection:
         yield connection
-
-
-def answers(connection: socket.socket) -> bytes:
-    """Everything until the server closes the connection."""
-    received = b""
-    while data := connection.recv(65536):
-        received += data
-    return received
-
-
-def one_answer(connection: socket.socket) -> bytes:
-    """One answer with a length, on a connection that stays open."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += connection.recv(65536)
-    head, _, body = received.partition(b"\r\n\r\n")
-    length = int(re.search(rb"content-length: (\d+)", head.lower())[1])  # type: ignore[index]
-    while len(body) < length:
-        body += connection.recv(65536)
-    return head + b"\r\n\r\n" + body
-
-
-def error_of(answer: bytes) -> tuple[int, Any]:
-    """The status of a refusal and its error object."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"content-type: application/json" in head.lower()
-    assert b"connection: close" in head.lower()
-    assert b"\r\nx-request-id: " in head.lower()
-    return int(head.split()[1]), json.loads(body)["error"]
 
 
 @pytest.mark.parametrize(
@@ -246,139 +213,6 @@ def test_a_wish_for_another_protocol_is_not_granted_and_does_no_harm(connection:
     answer = answers(connection)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b'"finish_reason":"length"' in answer
-
-
-LONG_BODY = json.dumps({**SHORT, "max_tokens": 10_000, "ignore_eos": True, "stream": True}).encode()
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-ASK = POST % len(LONG_BODY) + b"\r\n" + LONG_BODY
-PROBE = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine-1\r\n\r\n"
-STEPS = {"HEADWAY_FAKE_STEP_SECONDS": "0.02"}
-
-
-class Guests:
-    """Connections to one server, closed at the end."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self._port = server.port
-        self.stack = ExitStack()
-
-    def connect(self) -> socket.socket:
-        return self.stack.enter_context(socket.create_connection(("127.0.0.1", self._port), timeout=15))
-
-    def begin(self) -> socket.socket:
-        """One whose answer takes longer than any test."""
-        one = self.connect()
-        one.sendall(ASK)
-        assert one.recv(100).startswith(b"HTTP/1.1 200 ")
-        return one
-
-    def admitted(self) -> socket.socket:
-        """One that has been answered, after as many tries as it takes."""
-        deadline = time.monotonic() + 15
-        while True:
-            one = self.connect()
-            one.sendall(PROBE)
-            if one_answer(one).startswith(b"HTTP/1.1 200 "):
-                return one
-            assert time.monotonic() < deadline
-
-
-@pytest.fixture(scope="module")
-def full(start_shared_server: StartServer) -> Iterator[Guests]:
-    """A server for four connections, which are all busy."""
-    guests = Guests(start_shared_server("--max-connections=4", environment=STEPS))
-    with guests.stack:
-        for _ in range(4):
-            guests.begin()
-        yield guests
-
-
-def test_a_connection_that_has_rested_makes_room_and_is_free_again_when_it_ends(
-    start_server: StartServer,
-) -> None:
-    server = start_server("--max-connections=4", environment=STEPS)
-    guests = Guests(server)
-    with guests.stack:
-        for _ in range(3):
-            guests.begin()
-        idle = guests.admitted()
-        # Its next request may be on its way: it keeps its place for a while.
-        other = guests.connect()
-        other.sendall(PROBE)
-        assert error_of(answers(other))[0] == 503
-        assert select.select([idle], [], [], 0)[0] == []
-        fifth = guests.admitted()
-        assert idle.recv(1) == b""
-        fifth.sendall(ASK)
-        assert fifth.recv(100).startswith(b"HTTP/1.1 200 ")
-    again = Guests(server)
-    with again.stack:
-        again.admitted()
-
-
-def test_a_connection_too_many_is_told_when_it_has_asked_and_not_before(full: Guests) -> None:
-    one = full.connect()
-    assert select.select([one], [], [], 0.3)[0] == []
-    one.sendall(PROBE)
-    answer = answers(one)
-    status, error = error_of(answer)
-    assert (status, error["code"]) == (503, "connections")
-    assert b"x-request-id: mine-1\r\n" in answer
-    assert b"retry-after: 1\r\n" in answer.lower()
-
-
-def test_a_connection_too_many_that_never_asks_is_told_as_well(full: Guests) -> None:
-    started_at = time.monotonic()
-    assert error_of(answers(full.connect()))[0] == 503
-    assert 0.9 < time.monotonic() - started_at < 10
-
-
-def test_a_client_that_sends_its_body_late_still_reads_that_there_is_no_place(full: Guests) -> None:
-    """What it sends after the answer must not be met with a reset, which would take the answer away."""
-    one = full.connect()
-    assert select.select([one], [], [], 0.3)[0] == []
-    one.sendall(POST % 4_000_000 + b"\r\n")
-    assert select.select([one], [], [], 5)[0] == [one]  # the answer is there, unread
-    for _ in range(40):
-        one.sendall(b" " * 100_000)
-    one.shutdown(socket.SHUT_WR)
-    assert error_of(answers(one))[0] == 503
-
-
-def test_a_head_that_comes_in_parts_reads_that_there_is_no_place(full: Guests) -> None:
-    one = full.connect()
-    for part in (PROBE[:20], PROBE[20:-2]):
-        one.sendall(part)
-        assert select.select([one], [], [], 0.2)[0] == []
-    one.sendall(PROBE[-2:])
-    assert error_of(answers(one))[0] == 503
-
-
-@pytest.mark.parametrize("num_busy", [0, 2], ids=["on an idle server", "on a busy one"])
-async def test_a_burst_of_clients_is_answered_to_the_last_one(
-    start_server: StartServer, num_busy: int
-) -> None:
-    server = start_server("--max-connections=4", environment=STEPS)
-    guests = Guests(server)
-
-    async def ask() -> str:
-        async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30
-        ) as client:
-            try:
-                await client.completions.create(
-                    model="tiny", prompt=[50] * 20, max_tokens=10, extra_headers={"X-Request-Id": "mine-1"}
-                )
-            except openai.InternalServerError as error:
-                return f"{error.status_code} {error.code} {error.request_id}"
-            return "200"
-
-    with guests.stack:
-        for _ in range(num_busy):
-            guests.begin()
-        said = await asyncio.gather(*(ask() for _ in range(60)))
-    assert set(said) == {"200", "503 connections mine-1"}
-    assert said.count("200") >= 4 - num_busy
 
 
 def test_every_refusal_carries_the_requests_id(connection: socket.socket, limited: RunningServer) -> None:
