@@ -2,6 +2,7 @@
 
 import copy
 import json
+import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -78,6 +79,13 @@ class Checkpoint:
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """The tokens that transformers generates."""
         return generate_greedily(self.model, prompt, count)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")  # shown if the test fails
+    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="session")

@@ -30,13 +30,6 @@ pytestmark = pytest.mark.skipif(
 Make = Callable[[int, int, torch.Generator], QuantizedWeight]
 
 
-@pytest.fixture
-def generator() -> torch.Generator:
-    seed = random.randrange(2**31)
-    print(f"seed {seed}")  # shown if the test fails
-    return torch.Generator().manual_seed(seed)
-
-
 def some_scales(*shape: int, generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator).add_(0.5).mul_(0.01)
 

@@ -28,13 +28,6 @@ INPUTS = [
 ]
 
 
-@pytest.fixture
-def generator() -> torch.Generator:
-    seed = random.randrange(2**31)
-    print(f"seed {seed}")  # shown if the test fails
-    return torch.Generator().manual_seed(seed)
-
-
 def random_weight(outputs: int, inputs: int, generator: torch.Generator, how: Int8Input) -> Int8Weight:
     codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8, generator=generator)
     return Int8Weight(codes, torch.rand(outputs, generator=generator).add_(0.5).mul_(0.01), how)
