@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.compile_ahead import Helpers
+from benchmarks.gpu.fast_interpreter import hasten
 from benchmarks.gpu.interpreted import interpret
 from benchmarks.gpu.table_file import read_table, write_table
 from benchmarks.gpu.tuner import Pair, Tuner, targets
@@ -132,6 +133,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.smoke:
         interpret()
+        hasten()
         if arguments.out is None:
             parser.error("--smoke needs --out: what it finds means nothing")
     else:

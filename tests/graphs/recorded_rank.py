@@ -3,6 +3,8 @@
 import os
 import sys
 
+from benchmarks.gpu.fast_interpreter import hasten
+
 from headway_runtime.graphs import opening
 from headway_runtime.graphs.recording import RecordedCollectives, Recorder
 from headway_runtime.parallel import tensor_group, worker
@@ -16,6 +18,7 @@ def record_here(recorder: Recorder) -> None:
 
 
 if __name__ == "__main__":
+    hasten()
     record_here(Recorder())
     status = worker.main()
     sys.stderr.flush()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu.fast_interpreter import hasten
 
 from headway_runtime.config import EngineConfig, Envelope, Limits
 from headway_runtime.engine import EngineCore
@@ -24,6 +25,9 @@ from headway_runtime.metrics import EngineMetrics
 from headway_runtime.request import Request, RequestOutput, SamplingParams
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and os.environ.get("HEADWAY_KERNELS") == "triton"
+
+if IS_INTERPRETED:
+    hasten()
 
 collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
 

@@ -33,6 +33,8 @@ def start_pair(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> It
         recorder = recorder or Recorder()
         monkeypatch.setattr(tensor_group, "_gloo", lambda *asked: RecordedCollectives(gloo(*asked), recorder))
         monkeypatch.setattr(spawn, "RANK_COMMAND", (sys.executable, str(RANK)))
+        # The rank imports a module of the benchmarks.
+        monkeypatch.setenv("PYTHONPATH", str(RANK.parents[2]))
         parallel = ParallelConfig(size=2, timeout_seconds=120.0)
         driver = start(folder, recorder=recorder, parallel=parallel, **changes)
         started.append(driver)

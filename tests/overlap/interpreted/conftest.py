@@ -16,13 +16,19 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from benchmarks.gpu.fast_interpreter import hasten
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway_runtime import transfers
 from headway_runtime.layers import kernel_choice
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+if IS_INTERPRETED:
+    hasten()
+
+collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
 
 # What a copy that was begun has not brought yet.
 NONSENSE = 77

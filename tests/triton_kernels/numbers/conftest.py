@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from benchmarks.gpu.fast_interpreter import hasten
 from torch import Tensor
 
 if TYPE_CHECKING:
     from headway_runtime.kernels.triton.paged_rows import PagedRows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+if INTERPRETED:
+    hasten()
 
 collect_ignore_glob = [] if INTERPRETED or torch.cuda.is_available() else ["test_*.py"]
 
