@@ -36,7 +36,7 @@ up: install ## serve the bundled model until stopped
 	$(BIN)/headway up -f e2e/manifests/quickstart.yaml
 
 test: install lint ## everything that needs no cluster
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: install ## format, lint, types, layers and generated files
 	$(BIN)/ruff format --check $(SOURCES)

@@ -7,6 +7,12 @@ import psutil
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that are marked `long` come first."""
+    long = {item.path for item in items if item.get_closest_marker("long") is not None}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture
 def children() -> Callable[[], list[psutil.Process]]:
     """Lists the processes that descend from this one and were started since the test began."""

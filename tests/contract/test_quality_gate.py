@@ -16,7 +16,7 @@ from headway_operator.spec import InferenceServiceStatus
 
 # An evaluation scores thousands of tokens, two models one after the other, on a processor that others use.
 SECONDS = 400.0
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 BROKEN = {"model.layers.1.mlp.down_proj": 3.0}
 QUESTION = [{"role": "user", "content": "What is 27 + 15?"}]
 

@@ -22,6 +22,7 @@ from headway_operator.samples import Limits
 from headway_operator.scrape import Scraper
 from headway_operator.state import Attainment, Decision, Gateway, Observed
 
+pytestmark = pytest.mark.long
 START_SECONDS = 120.0
 HOUR = 3600.0
 KEY = ServiceKey("default", "demo")

@@ -13,6 +13,7 @@ from headway_eval.options import parse_options
 from headway_eval.verdict import DEFAULTS, DEFAULTS_FOUR_BITS
 from headway_runtime.sources import BUNDLED_FOLDER
 
+pytestmark = pytest.mark.long
 MODEL = "bundled://headway-tiny"
 
 

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 280
 

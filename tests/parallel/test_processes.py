@@ -24,6 +24,7 @@ from headway_runtime.parallel import leader
 from headway_runtime.parallel.tensor_group import TensorGroup, open_group
 from headway_runtime.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.long
 MODEL = "bundled://headway-tiny"
 FLAGS = ["--max-model-len", "256", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "8Mi", "--device", "cpu"]
 # The time in which a dead rank must have ended the engine.

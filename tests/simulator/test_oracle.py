@@ -21,6 +21,8 @@ from headway_simulator.schedules import asked_seconds, schedule
 from headway_simulator.trace import Arrival, Trace, part_of
 from headway_simulator.work import guessed_batch, guessed_replicas
 
+pytestmark = pytest.mark.long
+
 
 def fixed(trace: Trace, setting: Setting, replicas: int) -> Measures:
     """What so many replicas all the time would have been worth."""

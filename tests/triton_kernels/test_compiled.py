@@ -15,6 +15,7 @@ from headway_runtime.kernels.triton.launch import CAPABILITIES, configurations, 
 from headway_runtime.kernels.triton.resources import Resources
 from headway_runtime.parallel import one_shot
 
+pytestmark = pytest.mark.long
 TIMEOUT_SECONDS = 840
 FOLDER = Path(launch.__file__).parent
 SOURCES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.py"))}
