@@ -6,6 +6,12 @@ and whose `go.sum` pins the content. This file owns the build flags and the Go t
 Traps: `k8s.io/kubernetes` requires its staging modules at v0.0.0, hence the replace block in its `go.mod`;
 without the version variable everything in it reports v0.0.0; etcd's program would be called `v3`; a program
 that must run in an empty image or under another C library needs CGO_ENABLED=0.
+
+What several modules use has one version in all of them (`go get MODULE@VERSION` in each, then `go mod
+tidy`), so that Go compiles it once. With `-trimpath` Go's cache goes by the version that `require` selects:
+what a `replace` puts in its place is shared only if `require` names the same version, as the Kubernetes
+module does for the staging modules that others use. Only etcd's own modules differ: the server is of an
+older patch release than its clients.
 """
 
 import fcntl
