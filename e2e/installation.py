@@ -60,6 +60,10 @@ def installed_chart(kubernetes: Kubernetes, *values: str) -> Iterator[Kubernetes
     finally:
         kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
         kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
+        for one in (NAMESPACE, SYSTEM_NAMESPACE):
+            # A namespace that still has pods is looked at again after half of their grace period.
+            kinds = "deployments,replicasets,pods"
+            kubernetes.kubectl("delete", kinds, "--all", f"--namespace={one}", "--timeout=60s", seconds=70)
         kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
 
 

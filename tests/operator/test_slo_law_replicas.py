@@ -10,6 +10,7 @@ from tests.operator.law_fleet import CAPACITY, NOW, Fleet, quiet
 from headway_operator.samples import Targets
 from headway_operator.slo import Memory
 from headway_operator.slo.forecast import Course
+from headway_operator.slo.memory import Regret
 from headway_operator.slo.persistence import Persistence
 
 
@@ -110,7 +111,7 @@ def test_a_removal_is_regretted_where_those_before_would_have_been_enough(
     fleet.memory = replace(fleet.memory, removed_at=NOW - 60.0, removed_from=5)
     decision, memory = fleet.decide()
     assert decision.replicas > 4
-    assert (memory.patience, memory.regret and memory.regret[0]) == (patience, before)
+    assert (memory.patience, memory.regret and memory.regret.patience) == (patience, before)
     assert (memory.removed_from is None) == (before is None)
 
 
@@ -132,7 +133,8 @@ def test_a_regret_is_reconsidered_in_every_pass_by_the_rate(
         patience_at=NOW - 30.0,
         removed_at=NOW - 90.0,
         removed_from=5,
-        regret=(1.0, CAPACITY),
+        removed_per_second=CAPACITY,
+        regret=Regret(1.0, None),
     )
     decision, memory = fleet.decide()
     assert decision.replicas <= len(fleet.replicas), "none are asked for"

@@ -33,13 +33,13 @@ def test_what_is_looked_back(stabilization: float, lead: float, patience: float,
 
 
 def test_a_removal_that_is_taken_back_triples_it_once() -> None:
-    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 13, 2.0, 180.0, NOW)
+    memory = with_raise(with_removal(Memory(), 13, 2.0, 180.0, NOW - 60), 26.0, 2.0, 180.0, NOW)
     assert (memory.patience, memory.patience_at) == (3.0, NOW)
-    assert with_raise(memory, 13, 2.0, 540.0, NOW + 5).patience == 3.0
+    assert with_raise(memory, 26.0, 2.0, 540.0, NOW + 5).patience == 3.0
 
 
 def test_a_rate_that_was_too_high_for_those_there_were_regrets_no_removal() -> None:
-    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 34, 2.0, 180.0, NOW)
+    memory = with_raise(with_removal(Memory(), 13, 2.0, 180.0, NOW - 60), 68.0, 2.0, 180.0, NOW)
     assert (memory.patience, memory.removed_at, memory.removed_from) == (1.0, None, None)
 
 
@@ -58,18 +58,34 @@ def test_a_regret_is_taken_back_where_the_rate_goes_on_to_rise(
     later: float, rate: float, per_second: float, patience: float
 ) -> None:
     """A few more come first, then more than there had been: that was no wrong removal, but a rising load."""
-    memory = with_raise(with_removal(Memory(), 13, 180.0, NOW - 60), 13, 2.0, 180.0, NOW)
+    memory = with_raise(with_removal(Memory(), 13, 2.0, 180.0, NOW - 60), 26.0, 2.0, 180.0, NOW)
     assert memory == with_risen(memory, 26.0, 2.0, 540.0, NOW)
     assert memory == Memory.from_dict(json.loads(json.dumps(memory.to_dict())), NOW)
-    memory = with_raise(memory, 13, 2.0, 540.0, NOW + 10)
+    memory = with_raise(memory, 26.0, 2.0, 540.0, NOW + 10)
     risen = with_risen(memory, rate, per_second, 540.0, NOW + later)
     assert risen.patience == patience
     assert (risen.regret is None) == (patience == 1.0 or later > 180.0)
-    assert with_raise(risen, 14, 2.0, 540.0, NOW + later + 10).patience == patience
+    assert with_raise(risen, 28.0, 2.0, 540.0, NOW + later + 10).patience == patience
+
+
+def test_a_regret_that_is_taken_back_leaves_patience_as_it_was() -> None:
+    """When it had been moved, too: an hour after that it is halved."""
+    before = Memory(patience=3.0, patience_at=NOW - 3000)
+    memory = with_raise(with_removal(before, 13, 2.0, 540.0, NOW - 60), 26.0, 2.0, 540.0, NOW)
+    assert (memory.patience, memory.patience_at) == (9.0, NOW)
+    risen = with_risen(memory, 27.0, 2.0, 1620.0, NOW + 60)
+    assert (risen.patience, risen.patience_at) == (3.0, NOW - 3000)
+    assert with_calm(risen, NOW + 600).patience == 1.5
+
+
+@pytest.mark.parametrize(("rate", "patience"), [(26.0, 3.0), (26.5, 1.0)])
+def test_that_each_is_trusted_with_less_since_the_removal_is_no_rise(rate: float, patience: float) -> None:
+    memory = with_removal(Memory(), 13, 2.0, 180.0, NOW - 60)
+    assert with_raise(memory, rate, 1.5, 180.0, NOW).patience == patience
 
 
 def test_a_regret_that_is_over_is_not_taken_back_an_hour_later() -> None:
-    memory = with_raise(with_removal(Memory(patience=3.0), 13, 540.0, NOW - 60), 13, 2.0, 540.0, NOW)
+    memory = with_raise(with_removal(Memory(patience=3.0), 13, 2.0, 540.0, NOW - 60), 26.0, 2.0, 540.0, NOW)
     for hour in (1, 2, 3):
         at = NOW + hour * CALM_SECONDS
         memory = with_calm(with_risen(memory, 20.0, 2.0, 1620.0, at), at)
@@ -77,38 +93,38 @@ def test_a_regret_that_is_over_is_not_taken_back_an_hour_later() -> None:
 
 
 def test_a_removal_after_a_regret_is_one_of_its_own() -> None:
-    memory = with_raise(with_removal(Memory(), 20, 180.0, NOW - 60), 13, 2.0, 180.0, NOW)
-    memory = with_removal(memory, 13, 540.0, NOW + 170)
+    memory = with_raise(with_removal(Memory(), 20, 2.0, 180.0, NOW - 60), 26.0, 2.0, 180.0, NOW)
+    memory = with_removal(memory, 13, 2.0, 540.0, NOW + 170)
     assert (memory.removed_from, memory.regret) == (13, None)
-    assert with_raise(memory, 13, 2.0, 540.0, NOW + 300).patience == 9.0
+    assert with_raise(memory, 26.0, 2.0, 540.0, NOW + 300).patience == 9.0
 
 
-@pytest.mark.parametrize(("wanted", "patience"), [(15, 3.0), (16, 1.0)])
-def test_of_removals_one_after_another_all_are_taken_back(wanted: int, patience: float) -> None:
+@pytest.mark.parametrize(("rate", "patience"), [(30.0, 3.0), (30.5, 1.0)])
+def test_of_removals_one_after_another_all_are_taken_back(rate: float, patience: float) -> None:
     memory = Memory()
     for before in (15, 14, 13):
-        memory = with_removal(memory, before, 180.0, NOW - 10 * before)
-    assert with_raise(memory, wanted, 2.0, 180.0, NOW).patience == patience
+        memory = with_removal(memory, before, 2.0, 180.0, NOW - 10 * before)
+    assert with_raise(memory, rate, 2.0, 180.0, NOW).patience == patience
 
 
 def test_from_how_many_the_last_ones_went_does_not_count_for_ever() -> None:
-    memory = with_removal(with_removal(Memory(), 40, 180.0, NOW - 3000), 13, 180.0, NOW - 10)
-    assert with_raise(memory, 20, 2.0, 180.0, NOW).patience == 1.0
+    memory = with_removal(with_removal(Memory(), 40, 2.0, 180.0, NOW - 3000), 13, 2.0, 180.0, NOW - 10)
+    assert with_raise(memory, 40.0, 2.0, 180.0, NOW).patience == 1.0
 
 
 def test_a_removal_of_an_earlier_version_is_regretted_as_it_was() -> None:
-    assert with_raise(Memory(removed_at=NOW - 60), 34, 2.0, 180.0, NOW).patience == 3.0
+    assert with_raise(Memory(removed_at=NOW - 60), 68.0, 2.0, 180.0, NOW).patience == 3.0
 
 
 def test_an_hour_that_ends_between_hides_nothing() -> None:
-    memory = with_removal(Memory(patience=3.0, patience_at=NOW - CALM_SECONDS), 5, 270.0, NOW - 10)
-    memory = with_raise(with_calm(memory, NOW), 5, 2.0, 270.0, NOW + 60)
+    memory = with_removal(Memory(patience=3.0, patience_at=NOW - CALM_SECONDS), 5, 2.0, 270.0, NOW - 10)
+    memory = with_raise(with_calm(memory, NOW), 10.0, 2.0, 270.0, NOW + 60)
     assert memory.patience == 4.5
 
 
 @pytest.mark.parametrize("removed_at", [None, NOW - 800])
 def test_a_rise_long_after_a_removal_regrets_nothing(removed_at: float | None) -> None:
-    memory = with_raise(Memory(removed_at=removed_at), 5, 2.0, 180.0, NOW)
+    memory = with_raise(Memory(removed_at=removed_at), 10.0, 2.0, 180.0, NOW)
     assert (memory.patience, memory.removed_at) == (1.0, None)
 
 
@@ -117,7 +133,7 @@ def test_it_never_grows_beyond_what_half_an_hour_takes() -> None:
     for number in range(20):
         at = NOW + 3000 * number
         looked_back = looked_back_seconds(memory, 180.0, 60.0)
-        memory = with_raise(with_removal(memory, 5, looked_back, at), 5, 2.0, looked_back, at + 60)
+        memory = with_raise(with_removal(memory, 5, 2.0, looked_back, at), 10.0, 2.0, looked_back, at + 60)
     assert memory.patience == pytest.approx(MOST_SECONDS / 180.0)
 
 

@@ -315,13 +315,13 @@ def _remembered(situation: Situation, choice: Choice, recommendation: replicas.R
     if choice.trims is not None:
         memory = replace(memory, trims=choice.trims)
     looked_back = replicas.looked_back_seconds(situation)
+    load = recommendation.rate, recommendation.per_second
     if choice.cause == "RemovedReplica":
-        memory = with_removal(memory, desired, looked_back, now)
+        memory = with_removal(memory, desired, recommendation.per_second, looked_back, now)
     # What stands in for a replica past its deadline, or wakes a service, takes nothing back.
     if choice.replicas > desired and recommendation.replicas > desired > 0:
-        memory = with_raise(memory, recommendation.by_rate, recommendation.per_second, looked_back, now)
-    memory = with_risen(memory, recommendation.rate, recommendation.per_second, looked_back, now)
-    memory = with_calm(memory, now)
+        memory = with_raise(memory, *load, looked_back, now)
+    memory = with_calm(with_risen(memory, *load, looked_back, now), now)
     if choice.replicas > desired or memory.replicas_raised_at is None:
         memory = replace(memory, replicas_raised_at=now)
     if choice.replicas < desired:

@@ -20,6 +20,14 @@ NO_FIT, PLAIN, NO_COURSE = StepFit(), Factors(), Course()
 
 
 @dataclass(frozen=True, slots=True)
+class Regret:
+    """A removal that was taken back: patience before, and when it had last been moved."""
+
+    patience: float
+    patience_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Times are seconds since the epoch; None means never.
 
@@ -39,8 +47,8 @@ class Memory:
     late at every replica. ceiling: the most that one was seen to do in such a crowd. patience: how many
     times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
     last removal, while it may be regretted or its regret taken back. removed_from: how many there were before
-    it, or before the first of those that went one after another. regret: while it may be taken back, patience
-    before it, and requests per second that one replica was trusted with then.
+    it, or before the first of those that went one after another. removed_per_second: what one was trusted
+    with then. regret: while it may be taken back.
     revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
@@ -80,7 +88,8 @@ class Memory:
     patience_at: float | None = None
     removed_at: float | None = None
     removed_from: int | None = None
-    regret: tuple[float, float] | None = None
+    removed_per_second: float = 0.0
+    regret: Regret | None = None
     revision: str = ""
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
@@ -105,7 +114,7 @@ class Memory:
             "ceiling": None if self.ceiling is None else list(astuple(self.ceiling)),
             "course": self.course.to_dict(),
             "starts": [list(one) for one in self.starts],
-            "regret": None if self.regret is None else list(self.regret),
+            "regret": None if self.regret is None else list(astuple(self.regret)),
             "trims": list(self.trims),
             "decisions": [json.loads(one) for one in self.decisions],
         }
@@ -141,7 +150,7 @@ class Memory:
             ceiling=None if data.get("ceiling") is None else Ceiling(*data["ceiling"]),
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
-            regret=None if data.get("regret") is None else (data["regret"][0], data["regret"][1]),
+            regret=None if data.get("regret") is None else Regret(*data["regret"]),
             trims=(data["trims"][0], data["trims"][1]),
             decisions=tuple(json.dumps(one).encode() for one in data["decisions"]),
         )
@@ -154,7 +163,7 @@ _PLAIN_FIELDS = (
 )
 _LATER_FIELDS = (
     *("late_at", "factors_at", "crowded_since", "patience", "patience_at", "removed_at", "removed_from"),
-    "revision",
+    *("removed_per_second", "revision"),
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 

@@ -11,7 +11,7 @@ taken back where the rate comes to that within the time that was looked back bef
 
 from dataclasses import replace
 
-from headway_operator.slo.memory import Memory
+from headway_operator.slo.memory import Memory, Regret
 
 # Removal looks back so many start-up times, and no less than `scaling.stabilizationSeconds`.
 LEADS_LOOKED_BACK = 2.0
@@ -27,42 +27,41 @@ def looked_back_seconds(memory: Memory, stabilization_seconds: float, lead_secon
     return max(least, min(MOST_SECONDS, memory.patience * least))
 
 
-def with_removal(memory: Memory, before: int, looked_back: float, now: float) -> Memory:
-    """The memory after one of so many replicas was removed because fewer are enough. Of removals that go one
-    after another those before the first count."""
-    if memory.regret is None and _is_recent(memory, looked_back, now):
-        before = max(before, memory.removed_from or 0)
-    return replace(memory, removed_at=now, removed_from=before, regret=None)
+def with_removal(memory: Memory, before: int, per_second: float, looked_back: float, now: float) -> Memory:
+    """The memory after one of so many replicas was removed because fewer are enough. per_second: what one is
+    trusted with. Of removals that go one after another those before the first count."""
+    if memory.regret is None and _is_recent(memory, looked_back, now) and before < (memory.removed_from or 0):
+        return replace(memory, removed_at=now)
+    return replace(memory, removed_at=now, removed_from=before, removed_per_second=per_second, regret=None)
 
 
-def with_raise(memory: Memory, by_rate: int, per_second: float, looked_back: float, now: float) -> Memory:
-    """The memory after the load called for more replicas: whether that takes the last removal back. by_rate:
-    how many the rate alone calls for, without what waits, since a queue is what a wrong removal leaves.
+def with_raise(memory: Memory, rate: float, per_second: float, looked_back: float, now: float) -> Memory:
+    """The memory after the load called for more replicas: whether that takes the last removal back. rate: the
+    one ahead, with its bursts and without what waits, since a queue is what a wrong removal leaves.
     per_second: what one is trusted with."""
     if memory.regret is not None:
         return memory
-    # A checkpoint of an earlier version does not say from how many.
-    is_higher = memory.removed_from is not None and by_rate > memory.removed_from
-    if is_higher or not _is_recent(memory, looked_back, now):
+    if _is_beyond_those_removed(memory, rate, per_second) or not _is_recent(memory, looked_back, now):
         return replace(memory, removed_at=None, removed_from=None)
     longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
     longer = min(longest, GROWTH * memory.patience)
-    return replace(memory, patience=longer, patience_at=now, regret=(memory.patience, per_second))
+    return replace(
+        memory, patience=longer, patience_at=now, regret=Regret(memory.patience, memory.patience_at)
+    )
 
 
 def with_risen(memory: Memory, rate: float, per_second: float, looked_back: float, now: float) -> Memory:
-    """The memory after any pass: a regret is taken back where the rate ahead, with its bursts, has come to
-    more than those before the removal could take, by what one is trusted with or was when it was regretted,
-    whichever is more."""
-    if memory.regret is None or memory.patience_at is None:
+    """The memory after any pass, with the same as `with_raise`: a regret is taken back where the rate has
+    come to more than those before the removal could take."""
+    regret = memory.regret
+    if regret is None or memory.patience_at is None:
         return memory
-    before, trusted = memory.regret
     ended = replace(memory, removed_at=None, removed_from=None, regret=None)
-    if now - memory.patience_at > looked_back * before / memory.patience:
+    if now - memory.patience_at > looked_back * regret.patience / memory.patience:
         return ended
-    if memory.removed_from is None or rate <= memory.removed_from * max(per_second, trusted):
+    if not _is_beyond_those_removed(memory, rate, per_second):
         return memory
-    return replace(ended, patience=before)
+    return replace(ended, patience=regret.patience, patience_at=regret.patience_at)
 
 
 def with_calm(memory: Memory, now: float) -> Memory:
@@ -75,3 +74,10 @@ def with_calm(memory: Memory, now: float) -> Memory:
 def _is_recent(memory: Memory, looked_back: float, now: float) -> bool:
     """Whether the last removal can still be regretted."""
     return memory.removed_at is not None and now - memory.removed_at <= REGRET * looked_back
+
+
+def _is_beyond_those_removed(memory: Memory, rate: float, per_second: float) -> bool:
+    """Whether a rate is more than those before the removal could take, by what one is trusted with or was
+    then, whichever is more. A checkpoint of an earlier version does not say how many they were."""
+    most = max(per_second, memory.removed_per_second)
+    return memory.removed_from is not None and rate > memory.removed_from * most

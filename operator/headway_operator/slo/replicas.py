@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from headway_operator.slo import histogram, patience
+from headway_operator.slo.capacity import Replica
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
 
@@ -58,14 +59,12 @@ ROUNDING = 1e-6
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """How many replicas the load calls for, in numbers and words. needed: without the dead band, for which
-    none is added. by_rate: what the rate ahead, with its bursts, calls for alone, whatever waits and whatever
-    the spec allows. rate, per_second: that rate, and what one replica is trusted with, in requests per
-    second. These three are 0 where they are not known."""
+    none is added. rate, per_second: the rate ahead, with its bursts, and what one replica is trusted with, in
+    requests per second; 0 where they are not known."""
 
     replicas: int
     needed: int
     words: str
-    by_rate: int = 0
     rate: float = 0.0
     per_second: float = 0.0
 
@@ -89,8 +88,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     target, expected = situation.target, situation.forecast
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
-    ahead = rate = expected.ahead + burst
-    by_rate = ceil(rate / found.per_second)
+    with_bursts = rate = expected.ahead + burst
     left = float(situation.load.waiting)
     if situation.supply.ready:
         spare = situation.supply.ready * found.per_second - expected.now
@@ -106,24 +104,25 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
         number = _after_dead_band(situation, found, rate, number)
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
-    return Recommendation(number, needed, words, by_rate, ahead, found.per_second)
+    return Recommendation(number, needed, words, with_bursts, found.per_second)
 
 
 def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
     """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
     With fewer to choose from, a gateway gives each of them more that come at once."""
 
-    def keeps(fewer: int, share: float, more: float) -> bool:
+    def keeps(replica: Replica, fewer: int, share: float, more: float) -> bool:
         if more > fewer * found.bound:
             return False
         if more <= fewer * found.kappa * found.least_per_second:
             return True
-        replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
         predicted = replica.latencies(more / fewer / found.kappa, found.capacity.limits, found.factors)
         return replica.is_kept(predicted, situation.target, share)
 
     def takes(fewer: int) -> bool:
-        return keeps(fewer, 1.0, rate * (1.0 + DEAD_BAND)) and keeps(fewer, MOST_USE, rate)
+        replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
+        more = rate * (1.0 + DEAD_BAND)
+        return keeps(replica, fewer, 1.0, more) and keeps(replica, fewer, MOST_USE, rate)
 
     # More replicas are never slower.
     wanted = range(max(1, number), situation.supply.desired)
