@@ -6,6 +6,8 @@ import pytest
 from tests.operator.law_fleet import NOW, Fleet
 
 from headway_operator.slo import Memory
+from headway_operator.slo.clock import with_clock
+from headway_operator.slo.memory import Regret
 from headway_operator.slo.persistence import Persistence
 
 
@@ -24,6 +26,11 @@ def test_two_hours_back_cost_neither_trust_nor_what_was_learnt(fleet: Fleet) -> 
     times += [after.factors_at, after.removed_at]
     assert memory.factors_at is not None
     assert all(at is None or at <= NOW - 7200.0 for at in times)
+
+
+def test_patience_before_a_regret_was_moved_no_later_than_now() -> None:
+    memory = Memory(kappa_at=NOW, patience=3.0, patience_at=NOW, regret=Regret(1.5, NOW - 60.0))
+    assert with_clock(memory, NOW - 7200.0).regret == Regret(1.5, NOW - 7200.0)
 
 
 def test_a_little_back_forgets_nothing(fleet: Fleet) -> None:

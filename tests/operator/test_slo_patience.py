@@ -107,6 +107,14 @@ def test_of_removals_one_after_another_all_are_taken_back(rate: float, patience:
     assert with_raise(memory, rate, 2.0, 180.0, NOW).patience == patience
 
 
+@pytest.mark.parametrize(("rate", "patience"), [(30.0, 3.0), (30.5, 1.0)])
+def test_of_removals_one_after_another_the_trust_at_the_first_counts(rate: float, patience: float) -> None:
+    memory = Memory()
+    for before, per_second in ((15, 2.0), (14, 1.8), (13, 1.6)):
+        memory = with_removal(memory, before, per_second, 180.0, NOW - 10 * before)
+    assert with_raise(memory, rate, 1.5, 180.0, NOW).patience == patience
+
+
 def test_from_how_many_the_last_ones_went_does_not_count_for_ever() -> None:
     memory = with_removal(with_removal(Memory(), 40, 2.0, 180.0, NOW - 3000), 13, 2.0, 180.0, NOW - 10)
     assert with_raise(memory, 40.0, 2.0, 180.0, NOW).patience == 1.0

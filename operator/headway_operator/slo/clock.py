@@ -26,6 +26,9 @@ def with_clock(memory: Memory, now: float) -> Memory:
         return memory
     changed: dict[str, Any] = {name: _no_later(getattr(memory, name), now) for name in _TIMES}
     changed |= {"slices": (), "recommended": (), "marks": (), "watched_since": now}
+    if memory.regret is not None:
+        at = _no_later(memory.regret.patience_at, now)
+        changed["regret"] = replace(memory.regret, patience_at=at)
     return replace(
         memory,
         began_at=min(memory.began_at, now),

@@ -4,8 +4,8 @@ A load that comes and goes, or a capacity that was thought higher than it is, wo
 removed and started again every few minutes. So a removal that is taken back within REGRET times as long as
 was looked back before it makes that time GROWTH times as long, MOST_SECONDS at most; an hour without one
 halves it again. In a steady load the first removal alone is paid for; a load that rises once a day regrets
-nothing. Nor does a rate for which those before the removal would have been too few as well, by what a
-replica is known to do now. And since a load that rises needs a few more before it needs many, a regret is
+nothing. Nor does a rate for which those before the removal would have been too few as well, by what one is
+trusted with now or was then, whichever is more. And since a load that rises needs a few more before it needs many, a regret is
 taken back where the rate comes to that within the time that was looked back before it.
 """
 
@@ -51,8 +51,8 @@ def with_raise(memory: Memory, rate: float, per_second: float, looked_back: floa
 
 
 def with_risen(memory: Memory, rate: float, per_second: float, looked_back: float, now: float) -> Memory:
-    """The memory after any pass, with the same as `with_raise`: a regret is taken back where the rate has
-    come to more than those before the removal could take."""
+    """The memory after any pass: a regret is taken back where the rate has come to more than those before the
+    removal could take. rate, per_second: as in `with_raise`."""
     regret = memory.regret
     if regret is None or memory.patience_at is None:
         return memory
