@@ -5,8 +5,8 @@ removed and started again every few minutes. So a removal that is taken back wit
 was looked back before it makes that time GROWTH times as long, MOST_SECONDS at most; an hour without one
 halves it again. In a steady load the first removal alone is paid for; a load that rises once a day regrets
 nothing. Nor does a rate for which those before the removal would have been too few as well, by what one is
-trusted with now or was then, whichever is more. And since a load that rises needs a few more before it needs many, a regret is
-taken back where the rate comes to that within the time that was looked back before it.
+trusted with now or was then, whichever is more. And since a load that rises needs a few more before it needs
+many, a regret is taken back where the rate comes to that within the time that was looked back before it.
 """
 
 from dataclasses import replace
