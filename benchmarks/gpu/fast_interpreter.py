@@ -1,6 +1,7 @@
 """Triton's interpreter without what it does over and over: small kernels take two fifths of the time.
 
-For processes that interpret for good, which are those of tests and of `--smoke`.
+For processes that interpret for good, which are those of tests and of `--smoke`. Written against Triton 3.9's
+`runtime/interpreter.py`, of which it replaces parts that are not public.
 """
 
 from dataclasses import replace
@@ -44,8 +45,10 @@ def _describe_types_once() -> None:
     shapes: dict[tuple[object, ...], tuple[object, object]] = {}
 
     def typed(self: Any, element_ty: Any, shape: Any) -> None:
-        lengths = (getattr(one, "value", one) for one in shape)
-        key = (element_ty.name, getattr(element_ty, "address_space", None), *lengths)
+        lengths = [getattr(one, "value", one) for one in shape]
+        # 16 and 16.0 are equal, and only one of them is a length.
+        space = getattr(element_ty, "address_space", None)
+        key = (element_ty.name, space, *lengths, *map(type, lengths))
         if (known := types.get(key)) is None:
             make_type(self, element_ty, shape)
             types[key] = dict(vars(self))
@@ -75,7 +78,7 @@ def _is_compound(type: Any) -> bool:  # noqa: A002
 
 
 def _leave_overflows() -> None:
-    """Compiled kernels are not watched for sums past 32 bits either, and shapes of tests reach none."""
+    """Each sum is computed in 64 bits as well, and what came of it is looked at in `debug` alone."""
     from triton.runtime import interpreter
 
     builder: Any = interpreter.interpreter_builder

@@ -10,8 +10,8 @@ that must run in an empty image or under another C library needs CGO_ENABLED=0.
 What several modules use has one version in all of them (`go get MODULE@VERSION` in each, then `go mod
 tidy`), so that Go compiles it once. With `-trimpath` Go's cache goes by the version that `require` selects:
 what a `replace` puts in its place is shared only if `require` names the same version, as the Kubernetes
-module does for the staging modules that others use. Only etcd's own modules differ: the server is of an
-older patch release than its clients.
+module does for the staging modules that others use. Of what is compiled on Linux next to nothing differs but
+etcd's own modules: the server is of an older patch release than its clients.
 """
 
 import fcntl
