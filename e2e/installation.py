@@ -13,7 +13,7 @@ from e2e.cluster.session import (
     RUNTIME_IMAGE_VARIABLE,
 )
 from e2e.cluster.settings import read_settings
-from e2e.kubernetes import CallFailedError, Kubernetes, Object
+from e2e.kubernetes import Kubernetes, Object
 from e2e.observed_service import NAMESPACE
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -60,11 +60,6 @@ def installed_chart(kubernetes: Kubernetes, *values: str) -> Iterator[Kubernetes
     finally:
         kubernetes.kubectl("delete", "inferenceservices", "--all", f"--namespace={NAMESPACE}")
         kubernetes.helm("uninstall", RELEASE, WHERE, "--wait")
-        for one in (NAMESPACE, SYSTEM_NAMESPACE):
-            # A namespace that still has pods is looked at again after half of their grace period. Whatever
-            # holds one of them, it is for the namespace to wait.
-            with contextlib.suppress(CallFailedError):
-                kubernetes.kubectl("delete", "pods", "--all", "--grace-period=1", f"--namespace={one}")
         kubernetes.kubectl("delete", "namespace", NAMESPACE, SYSTEM_NAMESPACE, "--timeout=90s", seconds=100)
 
 
