@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.models.config_classes import SIZES
 from transformers.utils import logging as transformers_logging
 
 from headway_runtime.config import EngineConfig, Envelope, Limits
 from headway_runtime.engine import EngineCore
 from headway_runtime.metrics import EngineMetrics
+from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.request import Request, RequestOutput, SamplingParams
 
 VOCAB_SIZE = 320
@@ -286,3 +288,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test of `any_shape` is run for each of SHAPES."""
     if "any_shape" in metafunc.fixturenames:
         metafunc.parametrize("any_shape", SHAPES)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    """read(architecture, **fields): what becomes of a config.json; a field given as ... is left out."""
+
+    def read_config(architecture: str, **fields: Any) -> ModelConfig:
+        values = {"architectures": [architecture]} | SIZES | fields
+        values = {name: value for name, value in values.items() if value is not ...}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        return read_model_config(tmp_path)
+
+    return read_config

@@ -4,60 +4,19 @@ A field that changes results is honoured or refused; what neither does is listed
 version of transformers that brings another field fails here first.
 """
 
-import contextlib
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
+from tests.models.config_classes import CLASSES, SIZES, WITHOUT_EFFECT
 
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.model_config import ModelConfig, read_model_config
 from headway_runtime.model_config_families import FAMILIES
 from headway_runtime.model_config_layers import ExpertsConfig, LayerConfig
-from headway_runtime.model_config_rope import KNOWN_KEYS
 
-CLASSES: dict[str, Any] = {
-    "LlamaForCausalLM": transformers.LlamaConfig,
-    "MistralForCausalLM": transformers.MistralConfig,
-    "Qwen2ForCausalLM": transformers.Qwen2Config,
-    "Qwen3ForCausalLM": transformers.Qwen3Config,
-    "Gemma2ForCausalLM": transformers.Gemma2Config,
-    "Gemma3ForCausalLM": transformers.Gemma3TextConfig,
-    "MixtralForCausalLM": transformers.MixtralConfig,
-    "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
-}
-# Training, outputs and caches of transformers itself, labels, files, and ids that a tokenizer brings.
-WITHOUT_EFFECT = {
-    "transformers_version",
-    "output_hidden_states",
-    "return_dict",
-    "chunk_size_feed_forward",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "initializer_range",
-    "use_cache",
-    "pad_token_id",
-    "bos_token_id",
-    "attention_dropout",
-    "output_router_logits",
-    "router_aux_loss_coef",
-    "router_jitter_noise",
-    # Slices of one product, which add up to the same.
-    "pretraining_tp",
-}
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
 # A value of each field that is not its default, and what else must be so that it counts.
 OTHER_VALUES: dict[str, Any] = {
     "architectures": ["OtherForCausalLM"],
@@ -103,19 +62,6 @@ def fields_of(architecture: str) -> dict[str, dataclasses.Field[Any]]:
 
 
 ALL_FIELDS = [(name, field) for name in CLASSES for field in fields_of(name) if field not in WITHOUT_EFFECT]
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Any:
-    """read(architecture, **fields): what becomes of a config.json; a field given as ... is left out."""
-
-    def read_config(architecture: str, **fields: Any) -> ModelConfig:
-        values = {"architectures": [architecture]} | SIZES | fields
-        values = {name: value for name, value in values.items() if value is not ...}
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        return read_model_config(tmp_path)
-
-    return read_config
 
 
 @pytest.mark.parametrize(("architecture", "field"), ALL_FIELDS)
@@ -309,40 +255,6 @@ def test_what_is_not_done_is_refused_by_name(
     with pytest.raises(ModelLoadError) as caught:
         read(architecture, **fields)
     assert complaint in str(caught.value)
-
-
-# What JSON can hold and nobody means; numbers that no float and no tensor can have among them.
-NONSENSE: tuple[Any, ...] = (
-    *({}, [], [{}], [["x"]], {"x": [1]}, "", "x", True, [None], [1, [2]]),
-    *(-1, 0, 1.5, float("inf"), 10**400),
-)
-
-
-@pytest.mark.parametrize("architecture", FAMILIES)
-def test_nonsense_in_any_field_is_refused_by_name_if_it_is_refused(architecture: str, read: Any) -> None:
-    """Never by an error of Python's own, which names neither file nor field."""
-    inner = "text_config" if architecture == "Gemma3ForConditionalGeneration" else None
-    known = CLASSES.get(architecture, transformers.Gemma3TextConfig)
-    names = {field.name for field in dataclasses.fields(known)} | {"model_type", "torch_dtype"}
-    for name in sorted(names - WITHOUT_EFFECT):
-        for value in NONSENSE:
-            fields = {name: value} if inner is None else {inner: SIZES | {name: value}}
-            with contextlib.suppress(ModelLoadError):
-                read(architecture, **fields)
-
-
-@pytest.mark.parametrize(
-    "kind", ["default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
-)
-def test_nonsense_in_any_rotary_field_is_refused_by_name_if_it_is_refused(kind: str, read: Any) -> None:
-    good: dict[str, Any] = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64}
-    good |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
-    good |= {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8} if kind == "longrope" else {}
-    for name in sorted(KNOWN_KEYS | {"original_max_position_embeddings"}):
-        for value in NONSENSE:
-            for field in ("rope_scaling", "rope_parameters"):
-                with contextlib.suppress(ModelLoadError):
-                    read("LlamaForCausalLM", **{field: good | {name: value}})
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
