@@ -3,7 +3,8 @@
 from collections.abc import Awaitable
 from typing import Any
 
-from headway_operator.cluster.kubernetes_api import API_VERSIONS, KubernetesApi
+from headway_operator.cluster.kubernetes_api import KubernetesApi
+from headway_operator.cluster.kubernetes_paths import API_VERSIONS
 from headway_operator.names import KIND, POD_TEMPLATE_HASH_LABEL, REVISION_LABEL, component_labels
 from headway_operator.state import ServiceKey
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from headway_operator.cluster.kubernetes import KubernetesCluster
-from headway_operator.cluster.kubernetes_api import API_VERSIONS, KubernetesApi
+from headway_operator.cluster.kubernetes_api import KubernetesApi
+from headway_operator.cluster.kubernetes_paths import API_VERSIONS
 from headway_operator.state import ServiceKey
 
 Json = dict[str, Any]

@@ -11,7 +11,8 @@ from e2e.cluster.definitions import LEADER_WORKER_SET, MONITORING, definitions
 from e2e.cluster.settings import read_settings
 from e2e.conftest import CRD_PATH, eventually
 from e2e.test_api_children import is_served
-from headway_operator.cluster.kubernetes_api import KubernetesApi, path_of
+from headway_operator.cluster.kubernetes_api import KubernetesApi
+from headway_operator.cluster.kubernetes_paths import path_of
 from headway_operator.errors import ClusterError
 from headway_operator.manifests.last_applied import holds
 from headway_operator.names import OPTIONAL_KINDS, REVISION_KINDS

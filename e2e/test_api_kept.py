@@ -17,9 +17,10 @@ from e2e import api_objects as base
 from e2e.conftest import eventually
 from e2e.fault_proxy import FaultProxy
 from headway_operator.cluster.kubernetes import CACHED_KINDS, KubernetesCluster
-from headway_operator.cluster.kubernetes_api import MERGE, KubernetesApi, path_of
+from headway_operator.cluster.kubernetes_api import MERGE, KubernetesApi
 from headway_operator.cluster.kubernetes_applied import REAPPLY_SECONDS
 from headway_operator.cluster.kubernetes_cache import KubernetesCache
+from headway_operator.cluster.kubernetes_paths import path_of
 from headway_operator.keys import AdminKeys
 from headway_operator.manifests.render import content_hash
 from headway_operator.names import LAST_APPLIED_ANNOTATION

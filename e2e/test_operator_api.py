@@ -15,9 +15,10 @@ from e2e.api_objects import Json, children, condition
 from e2e.conftest import eventually
 from e2e.operator_process import running_operator
 from headway_operator.cluster.kubernetes import KubernetesCluster
-from headway_operator.cluster.kubernetes_api import API_VERSIONS, KubernetesApi
+from headway_operator.cluster.kubernetes_api import KubernetesApi
 from headway_operator.cluster.kubernetes_keys import load_or_create_keys
 from headway_operator.cluster.kubernetes_lease import Lease
+from headway_operator.cluster.kubernetes_paths import API_VERSIONS
 from headway_operator.errors import ClusterError, ConflictError, UnavailableError
 from headway_operator.state import ChildKey, ServiceKey
 

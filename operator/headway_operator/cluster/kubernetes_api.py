@@ -25,54 +25,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from headway_operator.cluster.kubernetes_answers import error_of, retry_after_seconds
 from headway_operator.cluster.kubernetes_fence import checked_before_sending, fence
+from headway_operator.cluster.kubernetes_paths import path_of
 from headway_operator.errors import ClusterError, NotLeadingError, ThrottledError, UnavailableError
-from headway_operator.names import (
-    API_VERSION,
-    CACHE_KIND,
-    CACHE_PLURAL,
-    CLAIM,
-    FIELD_MANAGER,
-    KIND,
-    OPTIONAL_KINDS,
-    PLURAL,
-)
+from headway_operator.names import FIELD_MANAGER
 
 TIMEOUT_SECONDS = 10.0
-PLURALS = {
-    "Deployment": "deployments",
-    "Service": "services",
-    "ServiceAccount": "serviceaccounts",
-    "ConfigMap": "configmaps",
-    "Secret": "secrets",
-    "Pod": "pods",
-    "Event": "events",
-    "Role": "roles",
-    "RoleBinding": "rolebindings",
-    "HorizontalPodAutoscaler": "horizontalpodautoscalers",
-    "Job": "jobs",
-    "PodDisruptionBudget": "poddisruptionbudgets",
-    "NetworkPolicy": "networkpolicies",
-    "PodMonitor": "podmonitors",
-    "PrometheusRule": "prometheusrules",
-    "LeaderWorkerSet": "leaderworkersets",
-    "Lease": "leases",
-    CLAIM: "persistentvolumeclaims",
-    KIND: PLURAL,
-    CACHE_KIND: CACHE_PLURAL,
-}
-API_VERSIONS = {
-    "Deployment": "apps/v1",
-    "Role": "rbac.authorization.k8s.io/v1",
-    "RoleBinding": "rbac.authorization.k8s.io/v1",
-    "HorizontalPodAutoscaler": "autoscaling/v2",
-    "Job": "batch/v1",
-    "PodDisruptionBudget": "policy/v1",
-    "NetworkPolicy": "networking.k8s.io/v1",
-    **OPTIONAL_KINDS,
-    "Lease": "coordination.k8s.io/v1",
-    KIND: API_VERSION,
-    CACHE_KIND: API_VERSION,
-}
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 JSON = "application/json"
@@ -390,12 +347,3 @@ class KubernetesApi:
     def _check_leading(self, method: str, what: str) -> None:
         if method != "GET" and not self._may_write():
             raise NotLeadingError(f"{what}: this operator does not hold the Lease")
-
-
-def path_of(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:
-    """The REST path of a collection (of all namespaces: ""), an object or its subresource."""
-    version = API_VERSIONS.get(kind, "v1")
-    prefix = "/api" if "/" not in version else "/apis"
-    where = ["namespaces", namespace] if namespace else []
-    parts = [prefix, version, *where, PLURALS[kind], name, subresource]
-    return "/".join(part for part in parts if part)
