@@ -326,7 +326,7 @@ def test_without_a_compiler_pytorch_does_it_all(monkeypatch: pytest.MonkeyPatch)
 
 def test_bfloat16_is_rounded_alike_with_and_without_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     from headway_runtime.kernels.cpu import compiler
-    from headway_runtime.kernels.cpu.emitter import Elements
+    from headway_runtime.kernels.cpu.elements import Elements
 
     # Sums that lie between two numbers of the type, in the middle of them too.
     delta = torch.arange(-2048, 2048, dtype=torch.int32).mul_(8).add_(0x3F80_0000).view(torch.float32)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from headway_runtime.adapters.adapter_rows import TILE_NUMBERS, TILE_ROWS
 from headway_runtime.kernels.cpu.compiler import Kernel, elements
-from headway_runtime.kernels.cpu.emitter import FLOAT32, Elements, Emitter
+from headway_runtime.kernels.cpu.elements import FLOAT32, Elements
+from headway_runtime.kernels.cpu.emitter import Emitter
 
 # Rows of A that are met at once; ranks are filled up with zeros to a multiple.
 RANKS_AT_ONCE = 4

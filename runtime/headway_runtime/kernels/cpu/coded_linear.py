@@ -22,7 +22,7 @@ from headway_runtime.kernels.cpu.codes import (
     NibbleCodes,
     bfloat16_bits,
 )
-from headway_runtime.kernels.cpu.emitter import FLOAT32, Elements
+from headway_runtime.kernels.cpu.elements import FLOAT32, Elements
 from headway_runtime.kernels.cpu.grouped_linear import GroupedLinear
 from headway_runtime.kernels.cpu.integer_linear import MOST_INPUTS, QUADRUPLE, IntegerLinear
 from headway_runtime.kernels.cpu.processor import has_features

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import torch
 from llvmlite import ir
 
-from headway_runtime.kernels.cpu.emitter import BFLOAT16_PAIRS, I8, I16, I32, Emitter
+from headway_runtime.kernels.cpu.elements import BFLOAT16_PAIRS, I8, I16, I32
+from headway_runtime.kernels.cpu.emitter import Emitter
 
 VECTOR_BYTES = 64
 NUM_MAGNITUDES = 128

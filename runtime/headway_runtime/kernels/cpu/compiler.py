@@ -18,7 +18,7 @@ from threading import get_ident
 import llvmlite.binding as llvm
 import torch
 
-from headway_runtime.kernels.cpu.emitter import Elements
+from headway_runtime.kernels.cpu.elements import Elements
 from headway_runtime.kernels.cpu.processor import features, has_features
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel, elements
 from headway_runtime.kernels.cpu.decode_writer import DecodeWriter
-from headway_runtime.kernels.cpu.emitter import Elements
+from headway_runtime.kernels.cpu.elements import Elements
 from headway_runtime.kernels.cpu.kv_layout import KVLayout
 from headway_runtime.kernels.cpu.scoring import Scoring
 

@@ -7,7 +7,8 @@ never turned into what they mean: the scales of keys go to the scores, and those
 
 from llvmlite import ir
 
-from headway_runtime.kernels.cpu.emitter import FLOAT32, LOWEST, Elements, Emitter
+from headway_runtime.kernels.cpu.elements import FLOAT32, Elements
+from headway_runtime.kernels.cpu.emitter import LOWEST, Emitter
 from headway_runtime.kernels.cpu.kv_layout import SCALE_BYTES, KVLayout
 from headway_runtime.kernels.cpu.rotation import emit_rotated
 from headway_runtime.kernels.cpu.scoring import Scoring

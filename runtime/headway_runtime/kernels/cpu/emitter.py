@@ -7,13 +7,11 @@ which type they lie in memory. Knows nothing of what the kernels compute, nor of
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
 
 from llvmlite import ir
 
-I8, I16, I32, I64, F32 = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType())
+from headway_runtime.kernels.cpu.elements import F32, I8, I16, I32, I64, BFloat, Elements
 
 # A kernel's one parameter is the address of its arguments, 64 bits each.
 KERNEL_TYPE = ir.FunctionType(ir.VoidType(), [I64])
@@ -33,37 +31,6 @@ LOWEST = -1e30
 LEAST_EXPONENT = -126.0
 EXPONENT_BIAS, MANTISSA_BITS = 127, 23
 ROUNDER = 1.5 * 2**MANTISSA_BITS
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]  # untyped
-    """LLVM's bfloat, which llvmlite has no class for."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-# Of 16 lanes, two for each.
-BFLOAT16_PAIRS = ir.VectorType(_BFloat(), 32)
-
-
-@dataclass(frozen=True, slots=True)
-class Elements:
-    """A type of numbers in memory. rounds_in_hardware: whether the processor turns float32 into them."""
-
-    name: Literal["bfloat16", "float16", "float32"]
-    num_bytes: int
-    rounds_in_hardware: bool = False
-
-
-FLOAT32 = Elements("float32", 4)
-# On processors that multiply them, which round to them too.
-BFLOAT16 = Elements("bfloat16", 2, rounds_in_hardware=True)
 
 
 class Emitter:
@@ -270,7 +237,7 @@ class Emitter:
 
     def load_pairs(self, address: ir.Value) -> ir.Value:
         """Two bfloat16 for each lane, side by side; the address is a multiple of their size."""
-        kind = ir.VectorType(_BFloat(), 2 * self.width)
+        kind = ir.VectorType(BFloat(), 2 * self.width)
         loaded = self.builder.load(self.builder.inttoptr(address, kind.as_pointer()))
         loaded.align = 4 * self.width
         return loaded
@@ -287,7 +254,7 @@ class Emitter:
         undefined = ir.Constant(ir.VectorType(I32, self.width), ir.Undefined)
         first = self.builder.insert_element(undefined, pair, ir.Constant(I32, 0))
         alike = self._shuffled(first, first, [0] * self.width)
-        return self.builder.bitcast(alike, ir.VectorType(_BFloat(), 2 * self.width))
+        return self.builder.bitcast(alike, ir.VectorType(BFloat(), 2 * self.width))
 
     def add_products_of_pairs(self, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
         """total + a[0] * b[0] + a[1] * b[1] in each lane, by the instruction of AVX-512 BF16; 16 lanes."""
@@ -375,7 +342,7 @@ class Emitter:
         if elements.name == "float16":
             return self.builder.fptrunc(value, self._stored(elements))
         if elements.rounds_in_hardware:
-            narrow = self.builder.fptrunc(value, ir.VectorType(_BFloat(), self.width))
+            narrow = self.builder.fptrunc(value, ir.VectorType(BFloat(), self.width))
             return self.builder.bitcast(narrow, self._stored(elements))
         # What is no number stays none: all that come here have zeros where rounding would carry from.
         wide = ir.VectorType(I32, self.width)

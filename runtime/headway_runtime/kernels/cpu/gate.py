@@ -13,7 +13,8 @@ from llvmlite import ir
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel, elements
-from headway_runtime.kernels.cpu.emitter import Elements, Emitter
+from headway_runtime.kernels.cpu.elements import Elements
+from headway_runtime.kernels.cpu.emitter import Emitter
 
 # Below so many numbers, threads cost more than they save.
 LEAST_NUMBERS = 1 << 13

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from headway_runtime.kernels.cpu.codes import VECTOR_BYTES, Codes, NibbleCodes, zero_words
 from headway_runtime.kernels.cpu.compiler import Kernel
-from headway_runtime.kernels.cpu.emitter import BFLOAT16, FLOAT32, Emitter
+from headway_runtime.kernels.cpu.elements import BFLOAT16, FLOAT32
+from headway_runtime.kernels.cpu.emitter import Emitter
 from headway_runtime.kernels.cpu.strips import MOST_GROUP_INPUTS, PANEL, Layout, Strips
 
 # A tile: as many sums as registers hold beside a pair of each row and panel.

@@ -12,7 +12,8 @@ from llvmlite import ir
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel
-from headway_runtime.kernels.cpu.emitter import BFLOAT16, FLOAT32, I32, Emitter
+from headway_runtime.kernels.cpu.elements import BFLOAT16, FLOAT32, I32
+from headway_runtime.kernels.cpu.emitter import Emitter
 from headway_runtime.kernels.cpu.row_numbers import RowQuantizer
 from headway_runtime.kernels.cpu.strips import PANEL, Layout, Strips
 

@@ -12,7 +12,8 @@ from typing import Literal
 
 from llvmlite import ir
 
-from headway_runtime.kernels.cpu.emitter import I8, I16, I32, ROUNDER, Elements, Emitter
+from headway_runtime.kernels.cpu.elements import I8, I16, I32, Elements
+from headway_runtime.kernels.cpu.emitter import ROUNDER, Emitter
 
 SCALE_BYTES = 4
 # Divided by instead of zero.

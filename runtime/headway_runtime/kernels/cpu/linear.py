@@ -14,7 +14,8 @@ from torch import Tensor
 
 from headway_runtime import cleared_memory
 from headway_runtime.kernels.cpu.compiler import Kernel
-from headway_runtime.kernels.cpu.emitter import BFLOAT16, Emitter
+from headway_runtime.kernels.cpu.elements import BFLOAT16
+from headway_runtime.kernels.cpu.emitter import Emitter
 
 PANEL = 16
 PAIRS_BYTES = 64

@@ -20,7 +20,8 @@ from llvmlite import ir
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.codes import BYTES, VECTOR_BYTES, WORDS
-from headway_runtime.kernels.cpu.emitter import BFLOAT16_PAIRS, I32, Emitter
+from headway_runtime.kernels.cpu.elements import BFLOAT16_PAIRS, I32
+from headway_runtime.kernels.cpu.emitter import Emitter
 from headway_runtime.kernels.cpu.strips import PANEL
 
 STEP_INPUTS = 8

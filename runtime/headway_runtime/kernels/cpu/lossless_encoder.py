@@ -13,7 +13,8 @@ from torch import Tensor
 
 from headway_runtime.kernels.cpu.codes import BYTES, VECTOR_BYTES
 from headway_runtime.kernels.cpu.compiler import Kernel
-from headway_runtime.kernels.cpu.emitter import I16, I32, I64, Emitter, Variable
+from headway_runtime.kernels.cpu.elements import I16, I32, I64
+from headway_runtime.kernels.cpu.emitter import Emitter, Variable
 from headway_runtime.kernels.cpu.lossless_codes import (
     CODE_SIGN,
     GROUP_STEPS,

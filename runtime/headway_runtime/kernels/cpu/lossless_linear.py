@@ -17,15 +17,8 @@ from torch import Tensor
 
 from headway_runtime.kernels.cpu.codes import VECTOR_BYTES
 from headway_runtime.kernels.cpu.compiler import Kernel
-from headway_runtime.kernels.cpu.emitter import (
-    BFLOAT16,
-    FLOAT32,
-    I16,
-    I32,
-    I64,
-    Emitter,
-    Variable,
-)
+from headway_runtime.kernels.cpu.elements import BFLOAT16, FLOAT32, I16, I32, I64
+from headway_runtime.kernels.cpu.emitter import Emitter, Variable
 from headway_runtime.kernels.cpu.lossless_codes import (
     GROUP_INPUTS,
     GROUP_STEPS,

@@ -8,7 +8,8 @@ from llvmlite import ir
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel, elements
-from headway_runtime.kernels.cpu.emitter import Elements, Emitter
+from headway_runtime.kernels.cpu.elements import Elements
+from headway_runtime.kernels.cpu.emitter import Emitter
 from headway_runtime.kernels.cpu.kv_layout import KVLayout
 
 

@@ -13,7 +13,8 @@ from llvmlite import ir
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel
-from headway_runtime.kernels.cpu.emitter import BFLOAT16, I8, I32, ROUNDER, Emitter
+from headway_runtime.kernels.cpu.elements import BFLOAT16, I8, I32
+from headway_runtime.kernels.cpu.emitter import ROUNDER, Emitter
 
 WIDTH = 16
 LEAST, MOST = -128.0, 127.0

@@ -7,7 +7,8 @@ from llvmlite import ir
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel, elements
-from headway_runtime.kernels.cpu.emitter import LOWEST, Elements, Emitter
+from headway_runtime.kernels.cpu.elements import Elements
+from headway_runtime.kernels.cpu.emitter import LOWEST, Emitter
 from headway_runtime.kernels.cpu.scoring import Scoring
 
 

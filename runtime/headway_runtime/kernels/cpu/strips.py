@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headway_runtime import cleared_memory
 from headway_runtime.kernels.cpu.codes import VECTOR_BYTES
-from headway_runtime.kernels.cpu.emitter import Elements
+from headway_runtime.kernels.cpu.elements import Elements
 
 PANEL = 16
 MOST_PANELS = 4

@@ -17,7 +17,8 @@ import torch
 from llvmlite import ir
 
 from headway_runtime.kernels.cpu.compiler import TORCH_LIBRARY, Call, Kernel
-from headway_runtime.kernels.cpu.emitter import I32, I64, KERNEL_TYPE, Emitter
+from headway_runtime.kernels.cpu.elements import I32, I64
+from headway_runtime.kernels.cpu.emitter import KERNEL_TYPE, Emitter
 
 # An entry: the function and how many threads have come back from it, in a cache line of their own, and then
 # its arguments, which begin with the counter of its tasks.

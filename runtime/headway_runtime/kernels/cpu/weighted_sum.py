@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from headway_runtime.kernels.cpu.compiler import Kernel, elements
-from headway_runtime.kernels.cpu.emitter import FLOAT32, Elements, Emitter
+from headway_runtime.kernels.cpu.elements import FLOAT32, Elements
+from headway_runtime.kernels.cpu.emitter import Emitter
 
 # Below so many numbers read, threads cost more than they save.
 LEAST_NUMBERS = 1 << 14
