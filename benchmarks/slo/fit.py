@@ -1,22 +1,20 @@
 """A step model from what a real engine tells of its steps: least squares over the sums in its samples.
 
 Of each time between two samples there are sums over the steps that only decoded, and over those with prompts:
-their number n, prompt tokens P, decoding sequences D, tokens K that these attend to, milliseconds. What
-prompt tokens attend to, Q, is told by no step; but the engine counts tokens and squares of the prompts that
-it begins, and where all that it has begun is computed, the pairs of those since the last such moment are half
-of squares and tokens. So steps with prompts are counted between two such moments.
+their number n, what their prompt tokens cost, decoding sequences D, tokens K that these attend to,
+milliseconds. Prompt tokens P themselves are counted apart; and what they cost beyond one each is what they
+attend to, Q, over the engine's doubling context (`headway_runtime.prompt_cost`).
 
     milliseconds = n * base + P * prefill_token + Q * prefill_context + D * decode + K * decode_context
 
-A prompt that is computed twice (preemption), not to its end (an abort) or in steps with guesses, which are in
-no sums, leaves no such moment behind; so a run begins idle, and a fit that misses more of its steps with
-prompts than LEAST_COUNTED leaves is refused.
+Tokens that are computed twice (preemption) are counted once, and steps with guesses are in no sums: a run
+with either is refused.
 
 Each row weighs by one over its time, as if variance grew with time, and both kinds of steps count the same:
 else a line through prompts of all lengths would be that of the longest. No coefficient is negative.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,10 +25,8 @@ from headway_operator.samples import Moments, ReplicaSample
 from headway_operator.slo.step_fit import nonnegative_least_squares
 from headway_simulator.step_model import StepModel
 
-# In a step's sums (`Moments`), and in those of prompts.
-_COUNT, _PROMPT, _DECODES, _CONTEXT, _TIME = 0, 1, 2, 3, 10
-_TOKENS, _SQUARES = 1, 2
-LEAST_COUNTED = 0.8
+# In a step's sums (`Moments`).
+_COUNT, _COST, _DECODES, _CONTEXT, _TIME = 0, 1, 2, 3, 10
 Row = tuple[float, ...]
 
 
@@ -43,22 +39,32 @@ class Fitted:
     num_steps: int
 
 
-def fit(name: str, runs: Sequence[Sequence[ReplicaSample]], delivery_milliseconds: float) -> Fitted:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Of one sample."""
+
+    moments: Moments
+    counters: Mapping[str, int]
+
+
+def fit(
+    name: str,
+    runs: Sequence[Sequence[ReplicaSample]],
+    delivery_milliseconds: float,
+    doubling_context: int,
+) -> Fitted:
     """Of the steps between the samples of one engine, in order, over one or several stretches of time: the
-    more often it was sampled, the less do short steps vanish in a sum with long ones. ValueError without
-    steps of both kinds, or where too few of those with prompts can be counted."""
-    moments = [[one.moments for one in run if one.moments is not None] for run in runs]
-    decodes = [row for run in moments for row in _decode_rows(run)]
-    prompts = [row for run in moments for row in _prompt_rows(run)]
+    more often it was sampled, the less do short steps vanish in a sum with long ones.
+
+    doubling_context: the engine's; with 0 it counts no pairs, and none are fitted. ValueError without steps
+    of both kinds, or where something was preempted or guessed.
+    """
+    told = [[_Told(one.moments, one.counters) for one in run if one.moments is not None] for run in runs]
+    between = [pair for run in told for pair in pairwise(run)]
+    decodes = [row for pair in between for row in _decode_rows(*pair)]
+    prompts = [row for pair in between for row in _prompt_rows(*pair, doubling_context)]
     if not decodes or not prompts:
         raise ValueError("a fit needs steps with prompts and steps without; send more requests")
-    counted = sum(row[_COUNT] for row in prompts)
-    taken_all = sum(run[-1].prompt_steps[_COUNT] - run[0].prompt_steps[_COUNT] for run in moments if run)
-    if counted < LEAST_COUNTED * taken_all:
-        raise ValueError(
-            f"of {taken_all:.0f} steps with prompts only {counted:.0f} can be counted, as prompts were "
-            "preempted, ended early or guessed with; send fewer at once, without speculation"
-        )
     parts, times = zip(*(_weighted(rows) for rows in (decodes, prompts)), strict=True)
     rows, taken = numpy.concatenate(parts), numpy.concatenate(times)
     # Tokens are many and their pairs many more: each column is measured by its own length.
@@ -82,29 +88,26 @@ def fit(name: str, runs: Sequence[Sequence[ReplicaSample]], delivery_millisecond
     return Fitted(model, float(numpy.sqrt(missed @ missed / 2)), num_steps)
 
 
-def _decode_rows(run: Sequence[Moments]) -> list[Row]:
-    rows: list[Row] = []
-    for before, after in pairwise(run):
-        sums = numpy.subtract(after.decode_steps, before.decode_steps)
-        if sums[_COUNT] >= 1 and sums[_TIME] > 0:
-            rows.append((sums[_COUNT], 0.0, 0.0, sums[_DECODES], sums[_CONTEXT], sums[_TIME]))
-    return rows
+def _decode_rows(before: _Told, after: _Told) -> Iterator[Row]:
+    sums = numpy.subtract(after.moments.decode_steps, before.moments.decode_steps)
+    if sums[_COUNT] >= 1 and sums[_TIME] > 0:
+        yield (sums[_COUNT], 0.0, 0.0, sums[_DECODES], sums[_CONTEXT], sums[_TIME])
 
 
-def _prompt_rows(run: Sequence[Moments]) -> list[Row]:
-    """Each from one moment to another at which every prompt that was begun is computed."""
-    rows: list[Row] = []
-    since = run[0] if run else None
-    for now in run[1:]:
-        assert since is not None
-        sums = numpy.subtract(now.prompt_steps, since.prompt_steps)
-        begun = numpy.subtract(now.prompts, since.prompts)
-        if sums[_COUNT] < 1 or sums[_TIME] <= 0 or begun[_TOKENS] != sums[_PROMPT]:
-            continue
-        pairs = (begun[_SQUARES] + begun[_TOKENS]) / 2
-        rows.append((sums[_COUNT], sums[_PROMPT], pairs, sums[_DECODES], sums[_CONTEXT], sums[_TIME]))
-        since = now
-    return rows
+def _prompt_rows(before: _Told, after: _Told, doubling_context: int) -> Iterator[Row]:
+    sums = numpy.subtract(after.moments.prompt_steps, before.moments.prompt_steps)
+    if sums[_COUNT] < 1 or sums[_TIME] <= 0:
+        return
+    num_preempted, tokens = (
+        after.counters[name] - before.counters[name] for name in ("preemptions", "prompt_tokens")
+    )
+    if num_preempted:
+        raise ValueError(f"{num_preempted} requests were preempted; send fewer at once")
+    # A prompt's last token may be computed alone, as a decode is, and is in neither sum.
+    if tokens > sums[_COST] + sums[_COUNT]:
+        raise ValueError(f"of {tokens} prompt tokens some were in steps with guesses; turn speculation off")
+    pairs = max(0.0, sums[_COST] - tokens) * doubling_context
+    yield (sums[_COUNT], float(tokens), pairs, sums[_DECODES], sums[_CONTEXT], sums[_TIME])
 
 
 def _weighted(

@@ -8,12 +8,12 @@ fault of how soon replicas were asked for, or of how many; what it costs says no
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.slo.loads import Halves
 from benchmarks.slo.plan import Plan, Task
-from benchmarks.slo.work import Row, excerpts
+from benchmarks.slo.work import Row, excerpts, row_of
 
 from headway_operator.samples import Sample
 from headway_operator.slo import Memory, Target, target_of
@@ -34,19 +34,7 @@ def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
     assert jump_at is not None, f"{task.load} has no jump"
     run = Simulation(excerpt.trace, excerpt.setting, told_headway(jump_at)).result()
     found = excerpt.judged(run, target_of(excerpt.setting.service.spec))
-    return [
-        {
-            "kind": task.kind,
-            "load": task.load,
-            "slo_factor": task.promise[0],
-            "percentile": task.promise[1],
-            "fault": "",
-            "parameters": {"many": MANY},
-            "controller": CONTROLLER,
-            "measures": asdict(found),
-            "processor_seconds": round(time.process_time() - began, 2),
-        }
-    ]
+    return [row_of(task, task.promise, found, began, controller=CONTROLLER, parameters={"many": MANY})]
 
 
 def as_headway(task: Task) -> Task:

@@ -42,6 +42,8 @@ from headway_operator.samples import ReplicaSample
 from headway_operator.spec import parse
 from headway_operator.state import ServiceKey
 from headway_runtime.config import Limits
+from headway_runtime.doubling_context import estimated_doubling_context
+from headway_runtime.model_config import read_model_config
 from headway_simulator.cluster import Conditions, Setting, Simulation
 from headway_simulator.engine import EngineSettings
 from headway_simulator.rates import Lengths, RateWindow, arrivals_of
@@ -180,6 +182,7 @@ def write(
 def _measured(seconds: float, *, is_quick: bool) -> tuple[StepModel, Fitted, list[Compared]]:
     folder = cache_folder() / ("model-quick" if is_quick else "model")
     vocabulary = make_model_folder(folder, is_quick=is_quick)["vocab_size"]
+    doubling_context = estimated_doubling_context(read_model_config(folder))
     keys = AdminKeys.generate()
     with tempfile.TemporaryDirectory(prefix="headway-validate-") as name:
         key_file = Path(name) / "key.pem"
@@ -189,14 +192,14 @@ def _measured(seconds: float, *, is_quick: bool) -> tuple[StepModel, Fitted, lis
         command += ["--admin-public-key-file", str(key_file), "--admin-audience", str(KEY)]
         with running_command(command, environment, port, Path(name) / "log") as server:
             real = _Real(server.url, keys, vocabulary)
-            speed = _speed(real)
+            speed = _speed(real, doubling_context)
             real.run(trace_of(FITTED, speed, max(20.0, seconds / 4), 0))  # first steps are slower
             watched: list[list[ReplicaSample]] = []
             measured: list[list[Latencies]] = []
             for repeat in range(NUM_REPEATS):
                 watched.append(real.watched(trace_of(FITTED, speed, seconds, 1 + repeat)))
                 measured.append([_of_answers(real.run(trace_of(load, speed, seconds, 2))) for load in OTHERS])
-            fitted = _with_delivery(real, fit("this machine", watched, 0.0))
+            fitted = _with_delivery(real, fit("this machine", watched, 0.0, doubling_context))
             sample = real.sample()
     compared = [
         one
@@ -263,7 +266,7 @@ class _Real:
             )
 
 
-def _speed(real: _Real) -> StepModel:
+def _speed(real: _Real, doubling_context: int) -> StepModel:
     """About what this machine's steps take: of requests of all lengths, one after another and at once. Once
     before it counts, since first steps are slower."""
     arrivals = [Arrival(0.0, *lengths) for lengths in OWN_LENGTHS]
@@ -274,7 +277,7 @@ def _speed(real: _Real) -> StepModel:
             samples.append(real.sample())
         real.run(Trace("at once", tuple(arrivals), 1.0))
         samples.append(real.sample())
-    return fit("this machine, roughly", [samples], 0.0).model
+    return fit("this machine, roughly", [samples], 0.0, doubling_context).model
 
 
 def rate_of(load: Load, speed: StepModel) -> float:

@@ -58,6 +58,7 @@ def done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
         return [_headway(plan, task, parts, task.promise)]
     if task.kind == "oracle":
         return list(_oracles(plan, task, parts))
+    assert task.kind == "baseline", task.kind
     return list(_baseline(plan, task, parts))
 
 
@@ -90,7 +91,7 @@ def _headway(plan: Plan, task: Task, parts: Halves, promise: Promise) -> Row:
     began = time.process_time()
     found = _judged(excerpt, headway())
     judged = excerpt.trace.duration_seconds - excerpt.warm_up_seconds
-    return _row(task, promise, found, began, controller="headway", fault=task.name, judged_seconds=judged)
+    return row_of(task, promise, found, began, controller="headway", fault=task.name, judged_seconds=judged)
 
 
 def _oracles(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
@@ -115,7 +116,7 @@ def _oracles(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
             "least_gpu_hours": found.least_replica_hours * gpus,
             "parameters": {"limits": asdict(found.limits)},
         }
-        yield _row(task, promise, found.measures, began, controller="oracle", **more)
+        yield row_of(task, promise, found.measures, began, controller="oracle", **more)
 
 
 def _baseline(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
@@ -137,7 +138,7 @@ def _baseline(plan: Plan, task: Task, parts: Halves) -> Iterator[Row]:
         best = _best(results, promise)
         verdict = _settled(plan, task.load, parts, promise)
         found = _tried(verdict, known, baseline, candidates[best], promise, judged)
-        yield _row(
+        yield row_of(
             task,
             promise,
             found,
@@ -256,7 +257,8 @@ def _excerpt(
     return Excerpt(part, replace(made, conditions=conditions, engine=engine), warm_up_seconds)
 
 
-def _row(task: Task, promise: Promise, found: Measures, began: float, **more: Any) -> Row:
+def row_of(task: Task, promise: Promise, found: Measures, began: float, **more: Any) -> Row:
+    """A result as it is stored. began: when the processor time that it took began."""
     return {
         "kind": task.kind,
         "load": task.load,

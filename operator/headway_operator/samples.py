@@ -47,10 +47,11 @@ class Histogram:
 class Moments:
     """Sums since a replica started, of products of (1, P, D, K) with each other and with milliseconds t.
 
-    P: prompt tokens that a step computed; D: sequences that it decoded for; K: tokens that these attended to.
+    P: prompt tokens that a step computed, each counted by what it costs, which is the more the more tokens it
+    attends to (docs/contract.md); D: sequences that it decoded for; K: tokens that these attended to.
     decode_steps, prompt_steps: n, P, D, K, PP, PD, PK, DD, DK, KK, t, tP, tD, tK, tt. prompts, answers:
-    number, sum and sum of squares of tokens to compute and of tokens generated, by request. gaps: between two
-    tokens of a request, number and milliseconds; 0 from a replica that does not tell.
+    number, sum and sum of squares of tokens to compute, by cost, and of tokens generated, by request. gaps:
+    between two tokens of a request, number and milliseconds; 0 from a replica that does not tell.
     """
 
     decode_steps: tuple[float, ...]

@@ -15,6 +15,7 @@ from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import Limits, Targets
 from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.metrics import EngineMetrics, RejectReason
+from headway_runtime.prompt_cost import PromptCost
 from headway_runtime.request import Request, RequestOutput
 from headway_runtime.scheduler import Scheduler
 from headway_runtime.step_accounts import StepAccounts
@@ -91,6 +92,7 @@ class SimulatedEngine:
             max_model_len=settings.max_model_len,
             limits=replace(settings.limits, num_speculative_tokens=num_guesses),
             long_prefill_share=settings.long_prefill_share,
+            prompt_cost=PromptCost(settings.model.doubling_context),
             enable_prefix_caching=settings.enable_prefix_caching,
             draft_policy=DraftPolicy(is_adaptive=speculation is None or speculation.is_adaptive),
         )

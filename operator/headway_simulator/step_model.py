@@ -48,6 +48,13 @@ class StepModel:
     gpus: int = 1
     gpu: str = ""
 
+    @property
+    def doubling_context(self) -> int:
+        """As `headway_runtime.prompt_cost` has it: tokens that one attends to which takes as long as two."""
+        if not self.prefill_context_milliseconds:
+            return 0
+        return max(1, round(self.prefill_token_milliseconds / self.prefill_context_milliseconds))
+
     def seconds(
         self, num_prefill_tokens: int, prefill_context: int, num_decodes: int, decode_context: int
     ) -> float:

@@ -177,6 +177,8 @@ class EngineConfig:
     max_waiting: bound on requests that wait; one more is refused with QueueFullError.
     long_prefill_share: the share of a step's token budget that prompts wanting more than that may take
         together while others want some of it; above 0, at most 1.
+    prefill_doubling_context: where others decode in its step, a prompt's token that attends to so many counts
+        as two of the step's; 0: all count the same.
     priority_ageing_seconds: how much later a request may come and still be served first, for each unit that
         its priority is better; at least 0.
     late_yield_seconds: how far a waiting request is put back once it can no longer meet the TTFT target; at
@@ -209,6 +211,7 @@ class EngineConfig:
     max_waiting: int
     num_threads: int
     long_prefill_share: float = 0.5
+    prefill_doubling_context: int = 0
     priority_ageing_seconds: float = 60.0
     late_yield_seconds: float = 120.0
     kv_cache_dtype: KVCacheDtype = "auto"

@@ -32,6 +32,7 @@ from headway_runtime.offload.opening import open_offload
 from headway_runtime.offload.tiers import KVOffload
 from headway_runtime.parallel.open_ranks import open_ranks
 from headway_runtime.parallel.started import StartedRanks
+from headway_runtime.prompt_cost import PromptCost
 from headway_runtime.request import FinishReason, Request, RequestOutput
 from headway_runtime.request_checks import check_request
 from headway_runtime.runner import Runner
@@ -89,6 +90,7 @@ class EngineCore:
             max_model_len=config.max_model_len,
             limits=config.limits,
             long_prefill_share=config.long_prefill_share,
+            prompt_cost=PromptCost(config.prefill_doubling_context),
             priority_ageing_seconds=config.priority_ageing_seconds,
             late_yield_seconds=config.late_yield_seconds,
             enable_prefix_caching=config.enable_prefix_caching,

@@ -44,6 +44,7 @@ def resolve_engine_config(options: EngineOptions) -> EngineConfig:
         max_waiting=options.max_waiting,
         num_threads=options.num_threads,
         long_prefill_share=options.long_prefill_share,
+        prefill_doubling_context=options.prefill_doubling_context,
         priority_ageing_seconds=options.priority_ageing_seconds,
         late_yield_seconds=options.late_yield_seconds,
         weight_compression=options.weight_compression,  # type: ignore[arg-type]

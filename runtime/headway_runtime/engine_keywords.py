@@ -31,6 +31,7 @@ class EngineKeywords(TypedDict, total=False):
     kv_offloading_disk_path: str | None
     kv_offloading_disk_size: float | None
     long_prefill_share: float
+    prefill_doubling_context: int | None
     priority_ageing_seconds: float
     late_yield_seconds: float
     structured_output_timeout_seconds: float

@@ -28,6 +28,7 @@ from headway_runtime.config import (
     WeightCompression,
 )
 from headway_runtime.cpus import usable_cpus
+from headway_runtime.doubling_context import estimated_doubling_context
 from headway_runtime.errors import ConfigError, LimitRangeError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_active_weights
@@ -66,6 +67,7 @@ class EngineOptions:
     num_threads: int
     seed: int
     long_prefill_share: float
+    prefill_doubling_context: int
     priority_ageing_seconds: float
     late_yield_seconds: float
     weight_compression: str
@@ -172,6 +174,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.5,
         metavar="SHARE",
         help="of a step's tokens, for prompts that want more, while others want some (default %(default)s)",
+    )
+    add(
+        "--prefill-doubling-context",
+        type=integer(0),
+        metavar="TOKENS",
+        help="where others decode, a prompt's token that attends to so many counts as two of a step's, so "
+        "that steps take as long at a long prompt's end as at its beginning; 0: all count the same (default: "
+        "estimated from the model's shape)",
     )
     add(
         "--priority-ageing-seconds",
@@ -304,6 +314,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         num_threads=arguments.num_threads or _default_threads(model, parallel),
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,
+        prefill_doubling_context=_doubling_context(arguments.prefill_doubling_context, model),
         priority_ageing_seconds=arguments.priority_ageing_seconds,
         late_yield_seconds=arguments.late_yield_seconds,
         weight_compression=arguments.weight_compression,
@@ -320,6 +331,10 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         cuda_graph_sizes=arguments.cuda_graph_sizes,
         overlap=arguments.overlap,
     )
+
+
+def _doubling_context(wanted: int | None, model: ModelConfig) -> int:
+    return estimated_doubling_context(model) if wanted is None else wanted
 
 
 def keyword_options(model_path: Path, keywords: Mapping[str, object]) -> EngineOptions:

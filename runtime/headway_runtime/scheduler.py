@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING
 
 from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter
 from headway_runtime.adapters.admission import AdapterAdmission
-from headway_runtime.batch import Batch, Chunk, StepResult
+from headway_runtime.batch import Batch, StepResult
 from headway_runtime.blocks import BlockPool
 from headway_runtime.commits import Commits, Committed, Progress
 from headway_runtime.config import Limits
@@ -59,6 +59,7 @@ from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.guessing import give_guesses
 from headway_runtime.offload.tiers import Copies, KVOffload
 from headway_runtime.prefix_cache import PrefixCache
+from headway_runtime.prompt_cost import EVEN, PromptCost
 from headway_runtime.promptness import Promptness
 from headway_runtime.request import Request
 from headway_runtime.sequence import Sequence
@@ -107,6 +108,7 @@ class Scheduler:
         max_model_len: int,
         limits: Limits,
         long_prefill_share: float,
+        prompt_cost: PromptCost = EVEN,
         priority_ageing_seconds: float = 60.0,
         late_yield_seconds: float = 120.0,
         enable_prefix_caching: bool = True,
@@ -130,6 +132,7 @@ class Scheduler:
         self.draft_policy = draft_policy or DraftPolicy()
         self._max_adapters = max_adapters
         self._long_prefill_share = long_prefill_share
+        self.prompt_cost = prompt_cost
         self._priority_ageing_seconds = priority_ageing_seconds
         self.promptness = Promptness(late_yield_seconds)
         self._sequences: dict[str, Sequence] = {}
@@ -221,6 +224,8 @@ class Scheduler:
         largest = max(1, int(self._long_prefill_share * budget))
         draft = StepDraft(budget, largest, largest)
         prompts = self._schedule_decodes(draft)
+        if draft.shares:
+            draft.cost = self.prompt_cost
         for sequence in prompts:
             if draft.budget > 0 and sequence not in draft.preempted:
                 draft.give_prompt(sequence)
@@ -235,7 +240,7 @@ class Scheduler:
                 draft, policy, most_guesses, self.cache, num_free, self.block_size, is_blind=is_blind
             )
         to_clear, copies = self.cache.blocks_to_clear(), self.cache.copies()
-        return Schedule(self._batch(draft), draft.admitted, draft.preempted, to_clear, copies)
+        return Schedule(draft.batch(), draft.admitted, draft.preempted, to_clear, copies)
 
     def launch(self, batch: Batch) -> None:
         """A step was launched: the next one may be scheduled before it is read, unless `needs_reading`."""
@@ -281,7 +286,7 @@ class Scheduler:
     def _schedule_decodes(self, draft: StepDraft) -> list[Sequence]:
         """Give decodes their token; returns the prompts under way."""
         prompts = []
-        block_size, shares = self.block_size, draft.shares
+        block_size = self.block_size
         for sequence in self._running.copy():
             num_tokens = len(sequence.token_ids)
             if num_tokens >= sequence.most_tokens:
@@ -291,8 +296,7 @@ class Scheduler:
             elif draft.budget > 0 and not (draft.preempted and sequence in draft.preempted):
                 has_room = num_tokens <= len(sequence.block_table) * block_size
                 if has_room or self._make_room(sequence, draft):
-                    shares[sequence] = 1
-                    draft.budget -= 1
+                    draft.give_decode(sequence)
         return prompts
 
     def _make_room(self, sequence: Sequence, draft: StepDraft) -> bool:
@@ -310,8 +314,7 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence, draft: StepDraft) -> None:
-        draft.budget += draft.shares.pop(victim, 0)
-        draft.preempted.append(victim)
+        draft.take_back(victim)
         _take_out(self._running, victim)
         self.cache.release(victim)
         victim.forget_computed()
@@ -358,7 +361,8 @@ class Scheduler:
     def _is_overtaken(
         self, sequence: Sequence, found: list[int], under_way: set[bytes], draft: StepDraft
     ) -> bool:
-        num_tokens = draft.part_for(len(sequence.token_ids) - len(found) * self.block_size)
+        num_found = len(found) * self.block_size
+        num_tokens = draft.part_for(num_found, len(sequence.token_ids) - num_found)
         if num_tokens == 0:
             return True
         if not under_way or num_tokens < LEAST_TOKENS_WORTH_WAITING:
@@ -376,36 +380,6 @@ class Scheduler:
             self.promptness.end(sequence.request.request_id)
             draft.admitted.append(sequence)
         draft.give_prompt(sequence)
-
-    def _batch(self, draft: StepDraft) -> Batch:
-        decodes: list[Chunk] = []
-        others: list[Chunk] = []
-        drafts = draft.drafts
-        for sequence, share in draft.shares.items():
-            request, token_ids, start = sequence.request, sequence.token_ids, sequence.num_computed
-            end = start + share
-            num_drafts = drafts.get(sequence, 0) if drafts else 0
-            sequence.num_given = end + num_drafts
-            num_tokens = len(token_ids)
-            # By position: names take a third longer, for each sequence of each step.
-            (decodes if share == 1 else others).append(
-                Chunk(
-                    request.request_id,
-                    token_ids,
-                    start,
-                    share,
-                    sequence.block_table,
-                    num_tokens - sequence.num_prompt,
-                    end == num_tokens,
-                    request.sampling,
-                    sequence.matcher,
-                    num_drafts,
-                    (),
-                    sequence.adapter.slot,
-                )
-            )
-        num_tokens = self.limits.max_num_batched_tokens - draft.budget
-        return Batch((*decodes, *others), len(decodes), num_tokens, sum(draft.drafts.values()))
 
 
 def _rank(sequence: Sequence) -> tuple[float, int]:

@@ -24,7 +24,8 @@ class StepAccounts:
         """Count who starts and who has to start again."""
         for sequence in schedule.admitted:
             self._metrics.scheduled(now - sequence.request.received_at)
-            self._metrics.moments.prompt(sequence.num_prompt - sequence.num_cached)
+            cached = sequence.num_cached
+            self._metrics.moments.prompt(self._scheduler.prompt_cost.of(cached, sequence.num_prompt - cached))
             if self._scheduler.cache.is_read_by(sequence):
                 self._metrics.cache_queried(sequence.num_prompt)
                 self._metrics.tokens(cached=sequence.num_cached)
@@ -45,9 +46,9 @@ class StepAccounts:
             # A list is summed in half the time that a generator takes, and sequences may be hundreds.
             starts = [chunk.start for chunk in batch.chunks[: batch.num_decodes]]
             num_kv_tokens = sum(starts) + batch.num_decodes
-            self._metrics.moments.step(
-                1000.0 * seconds, batch.num_prefill_tokens, batch.num_decodes, num_kv_tokens
-            )
+            cost = self._scheduler.prompt_cost
+            prompts = sum(cost.of(one.start, one.num_tokens) for one in batch.chunks[batch.num_decodes :])
+            self._metrics.moments.step(1000.0 * seconds, prompts, batch.num_decodes, num_kv_tokens)
         if self._policy is not None:
             self._count_guesses(batch, result, seconds, self._policy)
 

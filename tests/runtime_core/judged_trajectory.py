@@ -16,6 +16,7 @@ from headway_runtime.draft_policy import Acceptance, DraftPolicy
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.offload.counters import OffloadCounters
 from headway_runtime.offload.tiers import KVOffload
+from headway_runtime.prompt_cost import PromptCost
 from headway_runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from headway_runtime.scheduler import Progress, Schedule, Scheduler
 from headway_runtime.sequence import Sequence
@@ -83,6 +84,7 @@ class Shape:
     has_disk: bool = False
     overlaps: bool = False
     wavers: bool = False
+    doubling_context: int = 0
 
 
 PREFIXES = tuple(tuple((3 * start + 5 * index) % 6 for index in range(64)) for start in range(3))
@@ -158,6 +160,7 @@ class Trajectory:
             max_model_len=shape.max_model_len,
             limits=Limits(8, 32, shape.num_speculative_tokens),
             long_prefill_share=shape.long_prefill_share,
+            prompt_cost=PromptCost(shape.doubling_context),
             priority_ageing_seconds=shape.ageing_seconds,
             late_yield_seconds=shape.late_yield_seconds,
             enable_prefix_caching=shape.enable_prefix_caching,

@@ -8,6 +8,7 @@ import pytest
 
 from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import Limits
+from headway_runtime.prompt_cost import EVEN, PromptCost
 from headway_runtime.request import FinishReason, Request, SamplingParams
 from headway_runtime.scheduler import Progress, Schedule, Scheduler
 from headway_runtime.sequence import Sequence
@@ -58,6 +59,7 @@ class Driver:
         max_model_len: int = 64,
         limits: Limits | None = None,
         long_prefill_share: float = 1.0,
+        prompt_cost: PromptCost = EVEN,
     ) -> None:
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
@@ -65,6 +67,7 @@ class Driver:
             max_model_len=max_model_len,
             limits=limits or Limits(8, 32),
             long_prefill_share=long_prefill_share,
+            prompt_cost=prompt_cost,
         )
         self.runner = CheckingRunner()
         self.tokens: dict[str, list[int]] = {}

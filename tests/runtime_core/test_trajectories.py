@@ -69,6 +69,7 @@ SHAPES = st.builds(
     has_disk=st.booleans(),
     overlaps=st.sampled_from([True, True, False]),
     wavers=st.booleans(),
+    doubling_context=st.sampled_from([0, 0, 1, 5, 30]),
 )
 
 

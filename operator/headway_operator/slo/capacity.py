@@ -5,7 +5,8 @@ rates are per millisecond. With the fitted base a, prefill b, and s = sequence +
 token:
 
 work      each request takes w = p*b + o*s of the device besides the steps' base: p prompt tokens that are not
-          in the prefix cache, o tokens generated. u = rate * w is the share of time that goes to it.
+          in the prefix cache, counted by what they cost (`samples.Moments`), o tokens generated. u = rate * w
+          is the share of time that goes to it.
 TPOT      a decoding sequence meets, per step, the base, its own s, the s of rate*o*TPOT others (Little), and
           rate*p*b*TPOT of prompts: TPOT = (a + s) / (1 - u). It varies with the prompts that come while an
           answer lasts, rate * E[p^2] * b^2 * TPOT / o, and with the number that decode, s^2 * rate*o*TPOT.
@@ -45,7 +46,7 @@ LEAST_GAIN = 1.05
 # But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate, and is
 # no smaller than this part of the highest.
 EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 16.0
-# They take no more than this share of the target: what prompts attend to is no term of the model.
+# They take no more than this share of the target: what a prompt's token costs is the engine's estimate.
 EVEN_STEPS_USE = 0.95
 BISECTIONS, ROUGH_BISECTIONS = 10, 6
 # The limit on sequences leaves at least so many standard deviations above the mean number.
@@ -54,8 +55,8 @@ SEQUENCE_DEVIATIONS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What requests bring, on average: prompt tokens to compute with mean square, tokens generated, tokens
-    that a decode attends to, and the share of the KV cache that a running sequence holds."""
+    """What requests bring, on average: prompt tokens to compute, by cost, with mean square, tokens generated,
+    tokens that a decode attends to, and the share of the KV cache that a running sequence holds."""
 
     prompt: float
     prompt_square: float

@@ -1,8 +1,8 @@
 """How long a step takes, learnt from what steps took: milliseconds = base + prefill*P + kv*K + sequence*D.
 
-P: prompt tokens computed; D: sequences decoded for; K: tokens that these attend to. Replicas sum the products
-of (1, P, D, K) with each other and with the time (`Moments`); the increment between two samples is the exact
-input of a least-squares fit over the steps between them.
+P: prompt tokens computed, counted by what they cost; D: sequences decoded for; K: tokens that these attend
+to. Replicas sum the products of (1, P, D, K) with each other and with the time (`samples.Moments`); the
+increment between two samples is the exact input of a least-squares fit over the steps between them.
 
 The reservoir. Increments are gathered in buckets, by the kind of step (with prompts or without) and by
 the octave of sequences per step. A bucket forgets: it keeps at most MOST_STEPS steps' weight, so that it
