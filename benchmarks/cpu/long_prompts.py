@@ -95,19 +95,22 @@ def measure(folder: Path, doubling_context: int, num_threads: int, seed: int) ->
 def text(measured: dict[int, list[Measured]], num_threads: int, command: str) -> str:
     """The page."""
     told, num_engines = conditions(), len(next(iter(measured.values())))
-    where = f"{told['processor']}, {num_threads} of {told['cpus']} CPUs"
+    machine = f"{told['processor']}, {num_threads} of {told['cpus']} CPUs"
+    load = f"load average {told['load_average']:.0f} at the end"
     what = (
         f"One sequence decodes while a prompt of {PROMPT_TOKENS:,} tokens is computed in steps of "
         f"{STEP_TOKENS}: the benchmark's Llama of 349 million parameters in bfloat16, in process. Medians of "
         f"{num_engines} engines each, in turn."
     )
-    columns = ("doubling context", "steps", "at its beginning, ms", "at its end, ms")
-    columns += ("end / beginning", "longest, ms", "whole prompt, s")
+    columns = [
+        *("doubling context", "steps", "at its beginning, ms", "at its end, ms"),
+        *("end / beginning", "longest, ms", "whole prompt, s"),
+    ]
     lines = [
         "# Steps while a long prompt is computed",
         "",
         f"Written by `{command}`.",
-        f"Commit {told['commit']}, {told['date']}, {where}, load average {told['load_average']:.0f} at the end.",
+        f"Commit {told['commit']}, {told['date']}, {machine}, {load}.",
         "",
         what,
         "",
