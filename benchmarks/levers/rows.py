@@ -97,7 +97,11 @@ GPU = Sizes(
 
 def rows(sizes: Sizes, speculative_config: str) -> list[Row]:
     """From a server and clients that know of no lever to those that pull them all."""
-    whole = {"--max-num-batched-tokens": str(sizes.whole_prompt_tokens), "--long-prefill-share": "1"}
+    whole = {
+        "--max-num-batched-tokens": str(sizes.whole_prompt_tokens),
+        "--long-prefill-share": "1",
+        "--prefill-doubling-context": "0",
+    }
     baseline = Row("baseline", flags={**whole, "--no-enable-prefix-caching": None})
     streaming = baseline.then("streaming", Asking(is_streamed=True))
     without = {key: value for key, value in streaming.flags.items() if key != "--no-enable-prefix-caching"}

@@ -7,8 +7,8 @@ attend to, Q, over the engine's doubling context (`headway_runtime.prompt_cost`)
 
     milliseconds = n * base + P * prefill_token + Q * prefill_context + D * decode + K * decode_context
 
-Tokens that are computed twice (preemption) are counted once, and steps with guesses are in no sums: a run
-with either is refused.
+Tokens that are computed twice (preemption) or never told (abort) are counted once or not at all, and steps
+with guesses are in no sums: a run with any of these is refused.
 
 Each row weighs by one over its time, as if variance grew with time, and both kinds of steps count the same:
 else a line through prompts of all lengths would be that of the longest. No coefficient is negative.
@@ -57,9 +57,12 @@ def fit(
     more often it was sampled, the less do short steps vanish in a sum with long ones.
 
     doubling_context: the engine's; with 0 it counts no pairs, and none are fitted. ValueError without steps
-    of both kinds, or where something was preempted or guessed.
+    of both kinds, or where something was preempted, aborted or guessed.
     """
     told = [[_Told(one.moments, one.counters) for one in run if one.moments is not None] for run in runs]
+    for run in told:
+        if run:
+            _check(run[0], run[-1])
     between = [pair for run in told for pair in pairwise(run)]
     decodes = [row for pair in between for row in _decode_rows(*pair)]
     prompts = [row for pair in between for row in _prompt_rows(*pair, doubling_context)]
@@ -96,18 +99,27 @@ def _decode_rows(before: _Told, after: _Told) -> Iterator[Row]:
 
 def _prompt_rows(before: _Told, after: _Told, doubling_context: int) -> Iterator[Row]:
     sums = numpy.subtract(after.moments.prompt_steps, before.moments.prompt_steps)
-    if sums[_COUNT] < 1 or sums[_TIME] <= 0:
-        return
-    num_preempted, tokens = (
-        after.counters[name] - before.counters[name] for name in ("preemptions", "prompt_tokens")
+    if sums[_COUNT] >= 1 and sums[_TIME] > 0:
+        tokens = after.counters["prompt_tokens"] - before.counters["prompt_tokens"]
+        pairs = max(0.0, sums[_COST] - tokens) * doubling_context
+        yield (sums[_COUNT], float(tokens), pairs, sums[_DECODES], sums[_CONTEXT], sums[_TIME])
+
+
+def _check(first: _Told, last: _Told) -> None:
+    """ValueError where sums and counters of a run are not of the same tokens."""
+    for name, remedy in (("preemptions", "send fewer at once"), ("aborted", "let all requests end")):
+        if count := last.counters[name] - first.counters[name]:
+            raise ValueError(f"{name}: {count}, of which tokens are in one sum alone; {remedy}")
+    num_steps = last.counters["steps"] - first.counters["steps"]
+    decodes, prompts = (
+        last_sums[_COUNT] - first_sums[_COUNT]
+        for first_sums, last_sums in (
+            (first.moments.decode_steps, last.moments.decode_steps),
+            (first.moments.prompt_steps, last.moments.prompt_steps),
+        )
     )
-    if num_preempted:
-        raise ValueError(f"{num_preempted} requests were preempted; send fewer at once")
-    # A prompt's last token may be computed alone, as a decode is, and is in neither sum.
-    if tokens > sums[_COST] + sums[_COUNT]:
-        raise ValueError(f"of {tokens} prompt tokens some were in steps with guesses; turn speculation off")
-    pairs = max(0.0, sums[_COST] - tokens) * doubling_context
-    yield (sums[_COUNT], float(tokens), pairs, sums[_DECODES], sums[_CONTEXT], sums[_TIME])
+    if num_steps != decodes + prompts:
+        raise ValueError(f"{num_steps - decodes - prompts:.0f} steps had guesses; turn speculation off")
 
 
 def _weighted(

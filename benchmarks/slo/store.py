@@ -30,8 +30,18 @@ ROOT = Path(__file__).parents[2]
 SIMULATED = ("operator/headway_simulator", "operator/headway_operator/plan.py", "benchmarks/slo/work.py")
 # What the simulated engine runs of the runtime.
 ENGINE = (
-    *("batch", "blocks", "commits", "config", "draft_policy", "histograms", "metrics", "prefix_cache"),
-    *("promptness", "request", "scheduler", "sequence", "step_accounts", "step_draft", "step_loop"),
+    *("batch", "blocks", "commits", "config", "draft_policy", "guessing", "histograms", "metrics"),
+    *(
+        "prefix_cache",
+        "prompt_cost",
+        "promptness",
+        "request",
+        "scheduler",
+        "sequence",
+        "step_accounts",
+        "step_draft",
+        "step_loop",
+    ),
     "step_moments",
 )
 LAW = ("operator/headway_operator/slo",)

@@ -1,8 +1,8 @@
 """Token budgets of a step that the oracle tries: the most and some halvings, then those of even steps.
 
-A step of even length takes no longer than TPOT may, beside so many sequences and but for what its tokens
-attend to: its budget leaves to prompts what sequences leave of the target. The spec's bounds are the caller's
-to keep.
+A step of even length takes no longer than TPOT may, beside so many sequences: its budget, in which a prompt's
+tokens count by what they cost, leaves to prompts what sequences leave of the target. The spec's bounds are
+the caller's to keep.
 """
 
 from math import floor

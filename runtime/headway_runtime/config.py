@@ -25,7 +25,8 @@ class Limits:
     """The live batch limits. Lowering one drains; it never preempts.
 
     max_num_seqs: sequences that may run at once.
-    max_num_batched_tokens: tokens (prefill plus decode, guesses included) that one step may compute.
+    max_num_batched_tokens: tokens (prefill plus decode, guesses included) that one step may compute; those of
+        prompts are counted by what they cost where others decode (`prompt_cost`).
     num_speculative_tokens: tokens that may be guessed ahead for each sequence in a step; 0 turns speculation
         off.
     """

@@ -314,7 +314,7 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         num_threads=arguments.num_threads or _default_threads(model, parallel),
         seed=arguments.seed,
         long_prefill_share=arguments.long_prefill_share,
-        prefill_doubling_context=_doubling_context(arguments.prefill_doubling_context, model),
+        prefill_doubling_context=_doubling_context(arguments, model),
         priority_ageing_seconds=arguments.priority_ageing_seconds,
         late_yield_seconds=arguments.late_yield_seconds,
         weight_compression=arguments.weight_compression,
@@ -333,8 +333,9 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
     )
 
 
-def _doubling_context(wanted: int | None, model: ModelConfig) -> int:
-    return estimated_doubling_context(model) if wanted is None else wanted
+def _doubling_context(arguments: argparse.Namespace, model: ModelConfig) -> int:
+    wanted: int | None = arguments.prefill_doubling_context
+    return estimated_doubling_context(model, arguments.kv_cache_dtype) if wanted is None else wanted
 
 
 def keyword_options(model_path: Path, keywords: Mapping[str, object]) -> EngineOptions:

@@ -20,24 +20,19 @@ class PromptCost:
     doubling_context: int = 0
 
     def of(self, start: int, num_tokens: int) -> int:
-        """Of tokens at positions from `start` on, in tokens that attend to nothing; rounded up."""
+        """Of tokens at positions from `start` on, in tokens that attend to nothing, to the nearest one."""
         if not self.doubling_context:
             return num_tokens
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
-        return num_tokens - -pairs // self.doubling_context
+        return num_tokens + (2 * pairs + self.doubling_context) // (2 * self.doubling_context)
 
     def most_tokens(self, start: int, budget: int) -> int:
         """The most tokens from `start` on that cost no more."""
         if not self.doubling_context or budget < 1:
             return max(0, budget)
         # The root of n + n (start + (n + 1) / 2) / doubling_context = budget.
-        linear = self.doubling_context + start + 0.5
-        found = int(math.sqrt(linear * linear + 2.0 * self.doubling_context * budget) - linear)
-        if self.of(start, found + 1) <= budget:
-            found += 1
-        elif self.of(start, found) > budget:
-            found -= 1
-        return found
+        linear = 2 * (self.doubling_context + start) + 1
+        return (math.isqrt(linear * linear + 8 * self.doubling_context * budget) - linear) // 2
 
 
 EVEN = PromptCost()

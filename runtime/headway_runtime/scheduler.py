@@ -10,14 +10,18 @@ of equals the first to come is first. A step is filled in this order, until its 
    one with least computed tokens, of these the youngest. It may hit the one that asked. The victim gives all
    its blocks back and later computes what the prefix cache has lost by then.
 2. Prompts under way, by rank. A long prompt, one that wants more than `long_prefill_share` of the budget,
-   gets no more than what others of its kind have left of that share.
+   gets no more than what others of its kind have left of that share. Where a decode has a token in this step,
+   a prompt's tokens are counted by what they cost (`prompt_cost`), the more the more they attend to, so that
+   the step takes no longer at the end of a prompt than at its beginning; elsewhere nobody waits for it, and
+   all count the same. A prompt that gets any gets one token at least, whatever it costs. One that is cut
+   short has spent the budget, or long ones' share: what is left is less than a token of it costs.
 3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
    plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
    for blocks. Nobody overtakes one that waits for blocks. Four wait for less and are overtaken: a long
    prompt when the share for such is spent; a sequence of whose tokens this very step computes, for another
-   one, at least half of what it could compute itself; one whose adapter would be one more than may be in a
-   step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is being read
-   from a disk.
+   one, at least half, by cost, of what it could compute itself; one whose adapter would be one more than may
+   be in a step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is
+   being read from a disk.
 4. What is left goes to the prompts that were cut short, by rank.
 5. What is left then goes to guesses for the decodes, by rank: as many tokens as `DraftPolicy` finds worth it
    and the request can still take, in blocks that are free beyond one for each running sequence. Guesses never
@@ -70,7 +74,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Committed", "Progress", "Schedule", "Scheduler"]
 
-# A sequence waits a step for another one's blocks only if they spare it so many tokens.
+# A sequence waits a step for another one's blocks only if they spare it so many tokens, by cost.
 LEAST_TOKENS_WORTH_WAITING = 64
 # How many sequences of the queue may be overtaken in a step; bounds the time that looking at them takes.
 MAX_OVERTAKEN = 64
@@ -97,7 +101,8 @@ class Scheduler:
     """Owns every live sequence and the KV blocks.
 
     limits: may be replaced between steps by any value inside the envelope that the caller keeps.
-    long_prefill_share: above 0, at most 1. max_adapters: different ones in a step.
+    long_prefill_share: above 0, at most 1. prompt_cost: of prompt tokens beside decodes. max_adapters:
+    different ones in a step.
     """
 
     def __init__(
@@ -227,9 +232,9 @@ class Scheduler:
         if draft.shares:
             draft.cost = self.prompt_cost
         for sequence in prompts:
-            if draft.budget > 0 and sequence not in draft.preempted:
+            if draft.takes_prompts and sequence not in draft.preempted:
                 draft.give_prompt(sequence)
-        if self._queue and draft.budget > 0:
+        if self._queue and draft.takes_prompts:
             self._admit(draft, now)
         draft.give_rest()
         most_guesses = self.limits.num_speculative_tokens
@@ -329,7 +334,7 @@ class Scheduler:
             under_way.update(self.cache.keys_of_step(sequence, draft.shares.get(sequence, 0)))
         adapters = AdapterAdmission(self._max_adapters, self._running) if self._max_adapters else None
         position = 0
-        while draft.budget > 0 and len(self._running) < self.limits.max_num_seqs:
+        while draft.takes_prompts and len(self._running) < self.limits.max_num_seqs:
             if position == min(len(self._queue), MAX_OVERTAKEN):
                 return
             sequence = self._queue[position]
@@ -365,10 +370,11 @@ class Scheduler:
         num_tokens = draft.part_for(num_found, len(sequence.token_ids) - num_found)
         if num_tokens == 0:
             return True
-        if not under_way or num_tokens < LEAST_TOKENS_WORTH_WAITING:
+        cost = draft.cost.of(num_found, num_tokens)
+        if not under_way or cost < LEAST_TOKENS_WORTH_WAITING:
             return False
-        num_spared = self.cache.num_tokens_under_way(sequence, found, under_way)
-        return num_spared >= max(LEAST_TOKENS_WORTH_WAITING, num_tokens / 2)
+        spared = draft.cost.of(num_found, self.cache.num_tokens_under_way(sequence, found, under_way))
+        return spared >= max(LEAST_TOKENS_WORTH_WAITING, cost / 2)
 
     def _start(self, sequence: Sequence, found: list[int], draft: StepDraft, now: float) -> None:
         self.cache.take(sequence, found)

@@ -1,7 +1,8 @@
 """The state of one request inside the engine: its tokens, how many are computed, which blocks hold them.
 
-Only the scheduler changes a sequence. There are no phases: a sequence wants its computed tokens to catch up
-with its known tokens, be it by a chunk of a prompt, by one decoded token, or again after a preemption.
+Only the scheduler and its parts change a sequence. There are no phases: a sequence wants its computed tokens
+to catch up with its known tokens, be it by a chunk of a prompt, by one decoded token, or again after a
+preemption.
 
 A step counts twice. Once it is launched, what it computes is computed for whatever is launched later, and the
 token that it samples is a known one, though UNREAD. Once it is read, the token has its value, and what is in

@@ -1,4 +1,5 @@
-"""A step in the making: how many tokens each sequence gets of it, and what is left to give. No blocks."""
+"""A step in the making: how many tokens each sequence gets of it, what is left to give, and its batch. No
+blocks."""
 
 from dataclasses import dataclass, field
 
@@ -9,9 +10,11 @@ from headway_runtime.sequence import Sequence
 
 @dataclass(slots=True)
 class StepDraft:
-    """The tokens given so far, and budgets of what tokens cost: a decode's and a guess's 1.
+    """The tokens given so far, and budgets of what tokens cost; a decode and a guess cost 1 each.
 
     largest: what long prompts may take together while others want some; long_budget: what is left of it.
+    is_full: a prompt was cut short by the budget. What is left is less than a token of it costs, and no room
+    for another prompt; with long_budget likewise.
     cost: of a prompt's tokens. drafts: of those that may be guessed. prompts: all prompts under way, and
     those admitted.
     """
@@ -20,15 +23,21 @@ class StepDraft:
     largest: int
     long_budget: int
     cost: PromptCost = EVEN
+    is_full: bool = False
     shares: dict[Sequence, int] = field(default_factory=dict)
     drafts: dict[Sequence, int] = field(default_factory=dict)
     prompts: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether a prompt may still have a part."""
+        return self.budget > 0 and not self.is_full
+
     def part_for(self, start: int, num_pending: int) -> int:
-        """Tokens that a prompt gets at first, which is computed up to `start`: one, whatever it costs, where
-        there is any budget for it."""
+        """Tokens that a prompt gets at first which is computed up to `start`: at least one, whatever it
+        costs, where there is any budget for it."""
         limit = self.budget if self._is_short(start, num_pending) else min(self.budget, self.long_budget)
         return min(num_pending, max(1, self.cost.most_tokens(start, limit))) if limit > 0 else 0
 
@@ -38,7 +47,7 @@ class StepDraft:
         self.budget -= 1
 
     def take_back(self, sequence: Sequence) -> None:
-        """What a sequence was given, which is preempted: nothing, or a decode's token."""
+        """What a sequence was given that is preempted: nothing, or a decode's token."""
         self.budget += self.shares.pop(sequence, 0)
         self.preempted.append(sequence)
 
@@ -46,8 +55,13 @@ class StepDraft:
         """Give a prompt its first part."""
         start, num_pending = sequence.num_computed, sequence.num_pending
         num_tokens = self.part_for(start, num_pending)
-        if not self._is_short(start, num_pending):
-            self.long_budget -= self.cost.of(start, num_tokens)
+        is_cut = num_tokens < num_pending
+        is_long = not self._is_short(start, num_pending)
+        if is_cut and not (is_long and self.long_budget < self.budget):
+            self.is_full = True
+        if is_long:
+            left = self.long_budget - self.cost.of(start, num_tokens)
+            self.long_budget = min(0, left) if is_cut else left
         self.prompts.append(sequence)
         self._give(sequence, start, num_tokens)
 
@@ -56,9 +70,8 @@ class StepDraft:
         for sequence in self.prompts:
             given = self.shares.get(sequence, 0)
             start = sequence.num_computed + given
-            self._give(
-                sequence, start, min(sequence.num_pending - given, self.cost.most_tokens(start, self.budget))
-            )
+            most = self.cost.most_tokens(start, self.budget)
+            self._give(sequence, start, min(sequence.num_pending - given, most))
 
     def batch(self) -> Batch:
         """The step's work; notes in its sequences what they are given."""

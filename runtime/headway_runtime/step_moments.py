@@ -3,9 +3,9 @@
 With x = (1, cost of prompt tokens P, decoding sequences D, tokens that these attend to K) and milliseconds t,
 the sums of all products of x with x and with t are all that a least-squares fit of t on x needs. A prompt's
 token costs the more the more it attends to (`prompt_cost`). Sums only ever grow, so the difference of two
-readings is the fit's input for the steps between them. Steps that computed
-prompts are kept apart from those that only decoded: the many of one kind must not drown the few of the other.
-Steps with guesses are in neither; they are another function of the batch.
+readings is the fit's input for the steps between them. Steps that computed prompts are kept apart from those
+that only decoded: the many of one kind must not drown the few of the other. Steps with guesses are in
+neither; they are another function of the batch.
 
 Knows no model and fits nothing. Whole numbers stay whole: a difference is exact however long an engine lives.
 """

@@ -1,6 +1,8 @@
 """The benchmark of the controller, on a load of a minute: all it does, once, and again after a stop."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -127,6 +129,17 @@ def test_a_change_of_the_law_is_a_change_of_headway_alone(monkeypatch: pytest.Mo
     # More loads or controllers change nothing of those that there were.
     more = store.Fingerprints(replace(TINY, loads=("step", "flash"), baselines=tuple(BASELINES)), {})
     assert all(after.of(task) == more.of(task) for task in tasks(TINY))
+
+
+def test_all_of_the_runtime_that_an_engine_is_simulated_with_is_fingerprinted() -> None:
+    """But for what it never reaches: adapters, offload, models and their files."""
+    code = "import sys, headway_simulator.engine; print(*(one for one in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    runtime = {one.removeprefix("headway_runtime.") for one in loaded.split() if "headway_runtime." in one}
+    unreached = ("adapters", "draft_metrics", "errors", "model_config", "offload", "parallel", "sources")
+    assert {one for one in runtime if not one.startswith((*unreached, "speculative_options"))} == set(
+        store.ENGINE
+    )
 
 
 def test_a_change_of_what_headway_is_told_is_one_of_told_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,18 +51,20 @@ class Engine:
 
     def __init__(self) -> None:
         self.moments = StepMoments()
-        self.num_prompt_tokens = self.num_preempted = 0
+        self.counters = dict.fromkeys(("prompt_tokens", "preemptions", "aborted", "steps"), 0)
 
     def prompt_step(self, milliseconds: float, start: int, num_tokens: int, decodes: int = 1) -> None:
         self.moments.step(milliseconds, COST.of(start, num_tokens), decodes, 300 * decodes)
-        self.num_prompt_tokens += num_tokens
+        self.counters["prompt_tokens"] += num_tokens
+        self.counters["steps"] += 1
 
     def decode_step(self, milliseconds: float, decodes: int) -> None:
         self.moments.step(milliseconds, 0, decodes, 300 * decodes)
+        self.counters["steps"] += 1
 
     def told(self) -> ReplicaSample:
-        counters = {"prompt_tokens": self.num_prompt_tokens, "preemptions": self.num_preempted}
-        return replace(EMPTY, counters=counters, moments=Moments(*astuple(self.moments.snapshot())))
+        moments = Moments(*astuple(self.moments.snapshot()))
+        return replace(EMPTY, counters=dict(self.counters), moments=moments)
 
 
 def test_what_prompts_attend_to_is_found_in_what_they_cost() -> None:
@@ -92,19 +94,27 @@ def test_a_fit_without_prompts_says_what_it_needs() -> None:
         fit("m", [samples], 0.0, COST.doubling_context)
 
 
-def test_a_run_whose_prompts_were_preempted_or_guessed_with_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("counter", "error"),
+    [
+        ("preemptions", "preemptions: 2, .*send fewer at once"),
+        ("aborted", "aborted: 2, .*let all requests end"),
+        ("steps", "2 steps had guesses; turn speculation off"),
+    ],
+)
+def test_a_run_whose_sums_are_of_other_tokens_than_its_counters_is_refused(counter: str, error: str) -> None:
+    """Also where it shows in a time without prompts."""
     engine = Engine()
     samples = [engine.told()]
-    engine.prompt_step(200.0, 0, 200)
+    for _ in range(3):
+        engine.prompt_step(200.0, 0, 200)
+        samples.append(engine.told())
+        engine.decode_step(20.0, 1)
+        samples.append(engine.told())
+    fit("m", [samples], 0.0, COST.doubling_context)
     engine.decode_step(20.0, 1)
-    samples.append(engine.told())
-    engine.num_prompt_tokens += 50  # in a step with guesses
-    engine.prompt_step(20.0, 0, 20)
-    guessed = [*samples, engine.told()]
-    with pytest.raises(ValueError, match="turn speculation off"):
-        fit("m", [guessed], 0.0, COST.doubling_context)
-    engine.num_preempted = 2
-    with pytest.raises(ValueError, match="2 requests were preempted; send fewer"):
+    engine.counters[counter] += 2
+    with pytest.raises(ValueError, match=error):
         fit("m", [[*samples, engine.told()]], 0.0, COST.doubling_context)
 
 

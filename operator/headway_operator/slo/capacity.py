@@ -256,7 +256,10 @@ class Replica:
         return crowd + (EVEN_STEPS_USE * milliseconds - self.model.base - token * crowd) / self.model.prefill
 
     def idle(self, limits: Limits) -> Latencies:
-        """What a request of the percentile's prompt sees on a replica that has nothing else to do."""
+        """What a request of the percentile's prompt sees on a replica that has nothing else to do.
+
+        Its steps are counted by what the prompt costs, as they are beside decodes; alone they are fewer.
+        """
         model, work = self.model, self.workload
         token = model.sequence + model.kv * work.context
         variance = max(0.0, work.prompt_square - work.prompt**2)

@@ -11,7 +11,8 @@ LIKE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Requests per second of one replica. prompt, answer: their mean tokens, computed and generated.
+    """Requests per second of one replica. prompt, answer: their mean tokens, computed (by cost) and
+    generated.
     max_num_seqs: the most places that were thought best then."""
 
     per_second: float

@@ -387,7 +387,7 @@ def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
         "step_kv_token_milliseconds": round(model.kv, 9),
         "step_pace": round(found.pace, 3),
         "step_residual": round(situation.memory.fit.residual, 4),
-        "prompt_tokens_per_request": round(work.prompt, 1),
+        "prompt_cost_per_request": round(work.prompt, 1),
         "generated_tokens_per_request": round(work.answer, 1),
         "capacity_per_second": round(found.capacity.per_second, 4),
         "trusted_per_second": round(found.per_second, 4),
