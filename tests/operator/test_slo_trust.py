@@ -6,6 +6,7 @@ import pytest
 from tests.operator.law_fleet import CAPACITY, NOW, Fleet
 
 from headway_operator.samples import Targets
+from headway_operator.slo.memory import Cut, Memory
 
 
 def test_a_promise_broken_without_a_reason_takes_a_tenth_of_the_trust(fleet: Fleet) -> None:
@@ -15,6 +16,39 @@ def test_a_promise_broken_without_a_reason_takes_a_tenth_of_the_trust(fleet: Fle
     # And not again on the same evidence.
     fleet.memory = replace(memory, limits_changed_at=NOW - 60)
     assert fleet.decide(NOW)[1].kappa >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("told_then", "seconds", "want"),
+    [
+        pytest.param(1.05, 20.0, 0.945, id="a part of it"),
+        pytest.param(1.3, 20.0, 1.0, id="more than was cut"),
+        pytest.param(1.3, 60.0, 1.0, id="just in time"),
+        pytest.param(0.9, 20.0, 0.9, id="the model tells more by now"),
+        pytest.param(1.3, 61.0, 0.9, id="too late"),
+    ],
+)
+def test_a_cut_that_the_model_comes_to_explain_is_taken_back(
+    fleet: Fleet, told_then: float, seconds: float, want: float
+) -> None:
+    """told_then: of one replica, at the cut, over what the model tells now."""
+    now_told = fleet.decide()[0].evidence["capacity_per_second"]
+    cut = Cut(1.0, 0.9, told_then * now_told)
+    fleet.memory = replace(fleet.memory, kappa=0.9, kappa_at=NOW, kappa_cut_at=NOW - seconds, cut=cut)
+    for _ in range(3):
+        _, fleet.memory = fleet.decide()
+        assert fleet.memory.kappa == pytest.approx(want, rel=0.002)
+    assert (fleet.memory.cut is None) == (seconds > 60.0)
+
+
+def test_what_was_cut_is_known_until_it_may_no_longer_be_explained(fleet: Fleet) -> None:
+    fleet.violated("tpot")
+    decision, memory = fleet.decide()
+    assert memory.cut is not None
+    assert memory.cut.before == 1.0
+    assert memory.cut.after == pytest.approx(0.9)
+    assert memory.cut.per_second == pytest.approx(decision.evidence["capacity_per_second"], rel=0.01)
+    assert Memory.from_dict(memory.to_dict(), NOW).cut is None
 
 
 def test_a_promise_broken_by_too_few_replicas_says_nothing_of_the_model(fleet: Fleet) -> None:

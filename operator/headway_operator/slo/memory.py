@@ -28,6 +28,15 @@ class Regret:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Of trust: from what to what, and requests per second that the model told of one replica then."""
+
+    before: float
+    after: float
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Times are seconds since the epoch; None means never.
 
@@ -43,8 +52,9 @@ class Memory:
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
     fit, workload, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa: the trust
-    in it, as of the pass at kappa_at, last cut at kappa_cut_at. crowded_since: since when requests have been
-    late at every replica. ceiling: the most that one was seen to do in such a crowd. patience: how many
+    in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained, not
+    of the checkpoint. crowded_since: since when requests have been late at every replica. ceiling: the most
+    that one was seen to do in such a crowd. patience: how many
     times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
     last removal, while it may be regretted or its regret taken back. removed_from: how many there were before
     it, or before the first of those that went one after another. removed_per_second: what one was trusted
@@ -82,6 +92,7 @@ class Memory:
     kappa: float = 1.0
     kappa_at: float | None = None
     kappa_cut_at: float | None = None
+    cut: Cut | None = None
     crowded_since: float | None = None
     ceiling: Ceiling | None = None
     patience: float = 1.0

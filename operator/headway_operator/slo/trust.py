@@ -3,7 +3,9 @@
 What neither model nor factors know shows as a promise broken although there are as many replicas as were
 thought enough, none of them on its way and the load no more than they were thought to carry. Each such
 verdict, on evidence since the last one, takes up to a tenth off: the share of it by which more was missed
-over WHOLE_SECONDS than may be. Promises kept give a hundredth a minute back, where enough requests came to
+over WHOLE_SECONDS than may be. Misses are seen before the factors that tell of them are measured: as far as
+the model itself tells less of a replica within EXPLAINED_SECONDS, the cut is taken back, so that nothing is
+held against it twice. Promises kept give a hundredth a minute back, where enough requests came to
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
 trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
 While they do, and nobody is late, all trust comes back up to MOST_TIMES as fast, the less was missed over
@@ -17,7 +19,7 @@ There is no integral term: a queue that has grown is the backlog's business.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headway_operator.slo.memory import LEAST_KAPPA, MOST_KAPPA, Memory
+from headway_operator.slo.memory import LEAST_KAPPA, MOST_KAPPA, Cut, Memory
 from headway_operator.slo.situation import Situation
 from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.verdict import verdict
@@ -28,6 +30,8 @@ MOST_TIMES = 5.0
 WHOLE_SECONDS = 300.0
 # Of what replicas are thought to do they must do this share for a kept promise to say that they can do more.
 TRIED = 0.75
+# Within this time after a cut the model may come to explain it.
+EXPLAINED_SECONDS = 60.0
 # No more than this is given for the time between two passes.
 MOST_GAIN_SECONDS = 60.0
 
@@ -40,13 +44,16 @@ def with_trust(situation: Situation) -> Memory:
     found = situation.sizing
     if found is None or situation.infeasible or situation.sick:
         return memory
+    memory = _explained(memory, found, now)
     counted = situation.supply
     is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
     excess = _excess(situation)
     if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
         cut = KAPPA_CUT**excess
         memory = _with_ceiling_times(cut, memory, found)
-        return replace(memory, kappa=max(LEAST_KAPPA, memory.kappa * cut), kappa_cut_at=now)
+        after = max(LEAST_KAPPA, memory.kappa * cut)
+        taken = Cut(memory.kappa, after, found.capacity.per_second)
+        return replace(memory, kappa=after, kappa_cut_at=now, cut=taken)
     if not _is_kept(situation):
         return memory
     gain = KAPPA_GAIN_PER_SECOND * seconds
@@ -56,6 +63,19 @@ def with_trust(situation: Situation) -> Memory:
         times = 1.0 + (MOST_TIMES - 1.0) * _spare(situation) if is_tried else 1.0
         memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + times * gain)))
     return _with_ceiling_times(1.0 + gain, memory, found)
+
+
+def _explained(memory: Memory, found: Sizing, now: float) -> Memory:
+    """The memory with as much of the last cut taken back as the model tells less of a replica by now."""
+    cut, cut_at = memory.cut, memory.kappa_cut_at
+    if cut is None:
+        return memory
+    if cut_at is None or now - cut_at > EXPLAINED_SECONDS:
+        return replace(memory, cut=None)
+    told = found.capacity.per_second
+    if not 0.0 < told < cut.per_second:
+        return memory
+    return replace(memory, kappa=max(memory.kappa, min(cut.before, cut.after * cut.per_second / told)))
 
 
 def _with_ceiling_times(factor: float, memory: Memory, found: Sizing) -> Memory:
