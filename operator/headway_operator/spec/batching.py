@@ -86,7 +86,8 @@ class Batching(SpecModel):
     max_num_seqs: MaxNumSeqs = MaxNumSeqs()
     """Sequences that run at once in one replica. Default: those of its fields."""
     max_num_batched_tokens: MaxNumBatchedTokens = MaxNumBatchedTokens()
-    """Tokens that one step of a replica computes. Default: those of its fields."""
+    """Tokens that one step of a replica computes; beside decodes a prompt's count the more the more they
+    attend to. Default: those of its fields."""
 
     @model_validator(mode="after")
     def _tokens_cover_sequences(self) -> Self:
