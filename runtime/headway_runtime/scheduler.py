@@ -11,10 +11,9 @@ of equals the first to come is first. A step is filled in this order, until its 
    its blocks back and later computes what the prefix cache has lost by then.
 2. Prompts under way, by rank. A long prompt, one that wants more than `long_prefill_share` of the budget,
    gets no more than what others of its kind have left of that share. Where a decode has a token in this step,
-   a prompt's tokens are counted by what they cost (`prompt_cost`), the more the more they attend to, so that
-   the step takes no longer at the end of a prompt than at its beginning; elsewhere nobody waits for it, and
-   all count the same. A prompt that gets any gets one token at least, whatever it costs. One that is cut
-   short has spent the budget, or long ones' share: what is left is less than a token of it costs.
+   a prompt's tokens count by what they cost (`prompt_cost`), so that the step takes no longer at the end of a
+   prompt than at its beginning. One that gets any gets one token at least, whatever it costs; one that is cut
+   short has spent the budget, or long ones' share (`step_draft`).
 3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
    plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
    for blocks. Nobody overtakes one that waits for blocks. Four wait for less and are overtaken: a long
