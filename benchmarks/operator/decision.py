@@ -59,7 +59,7 @@ def sample(name: str, passes: int, now: float) -> ReplicaSample:
         kv_blocks_total=1000,
         draining=False,
         counters={"ttft_met": requests, "tpot_met": requests, "received": requests, "steps": steps},
-        histograms=dict.fromkeys(("ttft", "queue", "prefill", "tpot", "step"), histogram),
+        histograms=dict.fromkeys(("ttft", "queue", "prefill", "tpot", "step", "e2e"), histogram),
         moments=Moments(
             tuple(steps * one for one in decode),
             tuple(steps / 4 * one for one in prompt),

@@ -55,23 +55,3 @@ def test_counts_between_our_edges_stay_what_they_are() -> None:
     through_text = tuple(float(f"{edge:.10g}") for edge in histogram.EDGES)
     assert histogram.on_grid(tuple(1.0 * 1.12**i for i in range(105)), counts) == counts
     assert histogram.on_grid(through_text, counts) == counts
-
-
-def dense(**counts: int) -> tuple[int, ...]:
-    """b3=5: five in bucket 3."""
-    return tuple(counts.get(f"b{bucket}", 0) for bucket in range(106))
-
-
-def test_increments_are_summed_by_bucket() -> None:
-    now, before = [dense(b3=5, b4=1), dense(b3=2)], [dense(b3=2), dense(b3=2)]
-    assert histogram.increments(now, before) == {3: 3, 4: 1}
-    assert histogram.increments([dense(b3=1)], [dense(b3=1)]) == {}
-    # One had counted nothing yet, and one has nothing to count with.
-    assert histogram.increments([dense(b3=1), ()], [(), ()]) == {3: 1}
-    assert histogram.increments([], []) == {}
-
-
-def test_a_count_that_went_back_begins_anew() -> None:
-    other = dense(b3=9), dense(b3=4)
-    assert histogram.increments([dense(b3=1), other[0]], [dense(b3=8, b5=7), other[1]]) == {3: 6}
-    assert histogram.increments([dense(b3=1, b7=9)], [dense(b3=2, b7=7)]) == {3: 1, 7: 9}

@@ -8,13 +8,14 @@ import pytest
 
 from headway_operator.samples import GatewaySample, ReplicaSample, Sample, Targets
 from headway_operator.slo.baselines import Baseline, of_gateway, of_replica
+from headway_operator.slo.growth import NO_COLUMNS, Tables
 from headway_operator.slo.slices import Slice, joined
 from headway_operator.slo.window import Recent, advance
 from headway_operator.state import Observed
 
 TARGETS = Targets(300.0, 40.0)
-State = tuple[tuple[Slice, ...], dict[str, Baseline]]
-EMPTY: State = ((), {})
+State = tuple[tuple[Slice, ...], dict[str, Baseline], Tables]
+EMPTY: State = ((), {}, NO_COLUMNS)
 
 
 def step(
@@ -31,7 +32,7 @@ def step(
 ) -> State:
     observed = Observed(replicas=tuple(build.replica(name, created_at=created_at) for name in replicas))
     sample = Sample(now, replicas, gateways or {})
-    return advance(state[0], state[1], sample, observed, targets, began_at, changed_at)
+    return advance(state[0], state[1], sample, observed, targets, began_at, changed_at, state[2])
 
 
 def counted(state: State) -> dict[str, float]:
@@ -167,10 +168,18 @@ def test_sums_since_a_time_are_those_of_the_slices_that_began_then() -> None:
     assert Recent(()).totals(0.0, least=1) == {}
 
 
-def test_a_replica_that_is_first_told_of_end_to_end_counts_it_from_then_on(build: Any) -> None:
-    state = step(build, EMPTY, 1000, {"a": build.sample(1000)}, created_at=0.0)
-    hit = {"e2e": build.histogram({900.0: 3})}
-    state = step(build, state, 1005, {"a": build.sample(1005, histograms=hit)}, created_at=0.0)
+def test_whole_answers_are_counted_from_when_they_are_promised(build: Any) -> None:
+    promised = replace(TARGETS, e2e_milliseconds=1000.0)
+
+    def told(state: State, now: float, num: int, targets: Targets) -> State:
+        hit = {"e2e": build.histogram({900.0: num})}
+        one = replace(build.sample(now, histograms=hit), targets=targets)
+        return step(build, state, now, {"a": one}, created_at=0.0, targets=targets)
+
+    state = told(EMPTY, 1000, 5, TARGETS)
+    state = told(told(state, 1005, 7, TARGETS), 1010, 9, promised)
+    assert "e2e" not in joined(state[0]).counts
+    state = told(state, 1015, 12, promised)
     assert list(joined(state[0]).counts["e2e"].values()) == [3]
 
 

@@ -63,7 +63,7 @@ def gathered(
         revisions, (Side(), Side()) if before is None else (before.candidate, before.stable), strict=True
     ):
         part = _of_revision(hash_, sample, observed)
-        (new,), baselines = advance((), side.baselines, part, observed, targets, at, at)
+        (new,), baselines, _ = advance((), side.baselines, part, observed, targets, at, at)
         added = [
             _grown(one, name, before.gateways.get(instance))
             for instance, one in seen.items()

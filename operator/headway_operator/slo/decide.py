@@ -157,15 +157,22 @@ def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observ
     if memory.initial not in (None, target.initial):
         # The user wants another beginning; what was learned from the old one is not held against that.
         memory = replace(memory, limits=target.initial, limits_changed_at=now)
-    memory = replace(memory, initial=target.initial)
     changed_at = memory.limits_changed_at or 0.0
     before = memory.baselines
-    slices, baselines = advance(
-        memory.slices, before, sample, observed, target.targets, memory.began_at, changed_at
+    slices, baselines, columns = advance(
+        memory.slices, before, sample, observed, target.targets, memory.began_at, changed_at, memory.columns
     )
     since = now if memory.watched_since is None else memory.watched_since
     marks = with_mark(memory.marks, baselines, now)
-    memory = replace(memory, slices=slices, baselines=baselines, watched_since=since, marks=marks)
+    memory = replace(
+        memory,
+        initial=target.initial,
+        slices=slices,
+        baselines=baselines,
+        columns=columns,
+        watched_since=since,
+        marks=marks,
+    )
     return with_learning(memory, before, observed, now)
 
 

@@ -7,10 +7,9 @@ Percentiles of replicas are never averaged.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import inf
-from operator import sub
 
 from headway_operator.samples import LATENCY_EDGES
 
@@ -56,27 +55,6 @@ def total(many: Iterable[Counts]) -> dict[int, int]:
         for bucket, count in counts.items():
             result[bucket] += count
     return dict(result)
-
-
-def increments(now: Sequence[Dense], before: Sequence[Dense]) -> dict[int, int]:
-    """What all of these counted since they had counted `before`; one that went back began anew."""
-    grown = [*map(sub, _columns(now), _columns(before))]
-    if min(grown) < 0:
-        return total(_since(*pair) for pair in zip(now, before, strict=True))
-    return {bucket: count for bucket, count in enumerate(grown) if count}
-
-
-def _columns(rows: Sequence[Dense]) -> Iterable[int]:
-    kept = [row for row in rows if row]
-    return map(sum, zip(*kept, strict=True)) if kept else (0,) * NUM_BUCKETS
-
-
-def _since(now: Dense, before: Dense) -> dict[int, int]:
-    """Of one of them."""
-    grown = tuple(map(sub, now, before)) if before else now
-    if any(count < 0 for count in grown):
-        grown = now
-    return {bucket: count for bucket, count in enumerate(grown) if count}
 
 
 def percentile(counts: Counts, percent: float) -> float | None:

@@ -10,6 +10,7 @@ from headway_operator.slo.baselines import NO_TARGETS, Baseline
 from headway_operator.slo.capacity import Factors, Workload
 from headway_operator.slo.ceiling import Ceiling
 from headway_operator.slo.forecast import Course
+from headway_operator.slo.growth import NO_COLUMNS, Tables
 from headway_operator.slo.marks import Mark
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit
@@ -61,7 +62,8 @@ class Memory:
     with then. regret: while it may be taken back.
     revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
-    decisions: the last ones, as `history` writes them, each as JSON. marks: not of the checkpoint.
+    decisions: the last ones, as `history` writes them, each as JSON. marks, columns (of baselines,
+    added up): not of the checkpoint.
     """
 
     began_at: float = 0.0
@@ -105,6 +107,7 @@ class Memory:
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
     marks: tuple[Mark, ...] = ()
+    columns: Tables = field(default=NO_COLUMNS, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -9,9 +9,9 @@ are not the same requests. So each is sized for what the other leaves of the mis
 by what was missed of the one that is missed less, and for SHARE_OF_MISSES until enough requests were judged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import ceil, exp, inf, log
 from typing import Any
 
 from headway_operator.samples import Limits
@@ -47,6 +47,8 @@ LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
 LEAD_PERCENT = 90
 WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
+# So many replicas tell in a pass all that the step model keeps; a large fleet takes turns, as passes do.
+MOST_TEACHERS, PASS_SECONDS = 24, 5.0
 # Tokens may come so many times as slowly as steps tell for reasons of their own, such as preemption; beyond
 # the other it is the steps that are told wrong.
 ODD_PACES = (1.2, 1.5)
@@ -99,7 +101,7 @@ def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Obse
     warm = [name for name, age in ages.items() if age >= WARM_UP_SECONDS]
     # A service whose replicas are all young is known by these until one has warmed up.
     known = warm or [name for name, age in ages.items() if age >= FIRST_SECONDS]
-    fit = learnt(memory.fit, step_increments(before, memory.baselines, known))
+    fit = learnt(memory.fit, step_increments(before, memory.baselines, _by_turns(known, now)))
     spans = arrivals(memory.slices)
     return replace(
         memory,
@@ -107,6 +109,12 @@ def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Obse
         course=watched(memory.course, spans, now, lead_seconds(memory)),
         starts=_starts(memory, observed, now),
     )
+
+
+def _by_turns(names: Sequence[str], now: float) -> Sequence[str]:
+    """At most MOST_TEACHERS of them, others in the next pass."""
+    turns = ceil(len(names) / MOST_TEACHERS)
+    return names if turns <= 1 else names[int(now / PASS_SECONDS) % turns :: turns]
 
 
 def _starts(memory: Memory, observed: Observed, now: float) -> tuple[tuple[float, float], ...]:

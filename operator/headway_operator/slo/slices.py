@@ -6,7 +6,7 @@ latency in an array of (bucket, count) pairs.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,17 +15,20 @@ from headway_operator.slo.baselines import JUDGED, LATENCIES
 
 Numbers = Mapping[str, float]
 
-_NOTHING = array("i")
-_NO_COUNTS = (_NOTHING,) * len(LATENCIES)
+NOTHING: Numbers = {}
+NO_COUNTS: histogram.Counts = {}
+_NO_PAIRS = array("i")
+_NO_COUNTS = (_NO_PAIRS,) * len(LATENCIES)
 
 
 class Slice:
     """What all replicas and gateways together counted in (start, end]; never changed once it is made.
 
-    totals: by name; what is not there is 0. counts: by latency and bucket, of LATENCIES alone.
+    totals: by name; what is not there is 0. counts: by latency and bucket, of LATENCIES alone. places: of
+    names in `values`, one object for the same names.
     """
 
-    __slots__ = ("_counts", "_places", "_values", "end", "start")
+    __slots__ = ("_counts", "end", "places", "start", "values")
 
     def __init__(
         self,
@@ -37,28 +40,31 @@ class Slice:
         self.start = start
         self.end = end
         totals = totals or {}
-        self._places = _places_of(tuple(totals))
-        self._values = array("d", totals.values())
+        self.places = _places_of(tuple(totals))
+        self.values = array("d", totals.values())
         packed = tuple(_packed((counts or {}).get(name)) for name in LATENCIES)
         self._counts = packed if any(packed) else _NO_COUNTS
 
     @property
     def totals(self) -> dict[str, float]:
-        return dict(zip(self._places, self._values, strict=True))
+        return dict(zip(self.places, self.values, strict=True))
 
     @property
     def counts(self) -> dict[str, histogram.Counts]:
         """Of the latencies of which something was counted."""
-        return {name: _unpacked(one) for name, one in zip(LATENCIES, self._counts, strict=True) if len(one)}
+        return {
+            name: dict(self.pairs_of(name)) for name, one in zip(LATENCIES, self._counts, strict=True) if one
+        }
 
     def total(self, name: str) -> float:
         """One of the totals."""
-        place = self._places.get(name)
-        return 0.0 if place is None else self._values[place]
+        place = self.places.get(name)
+        return 0.0 if place is None else self.values[place]
 
-    def counts_of(self, name: str) -> histogram.Counts:
-        """By bucket, of a latency."""
-        return _unpacked(self._counts[LATENCIES.index(name)])
+    def pairs_of(self, name: str) -> Iterator[tuple[int, int]]:
+        """Bucket and count, of a latency."""
+        numbers = iter(self._counts[LATENCIES.index(name)])
+        return zip(numbers, numbers, strict=True)
 
     def with_totals(self, totals: Numbers) -> "Slice":
         """The same but for these."""
@@ -106,8 +112,8 @@ def joined(slices: Iterable[Slice]) -> Slice:
     return Slice(
         min(part.start for part in parts),
         max(part.end for part in parts),
-        summed_totals(part.totals for part in parts),
-        {name: histogram.total(part.counts_of(name) for part in parts) for name in LATENCIES},
+        summed_totals(parts),
+        {name: counts_in(parts, name) for name in LATENCIES},
     )
 
 
@@ -117,12 +123,25 @@ def without_exact(one: Slice) -> Slice:
     return one.with_totals({name: value for name, value in one.totals.items() if name not in judged})
 
 
-def summed_totals(many: Iterable[Numbers]) -> dict[str, float]:
-    """By name."""
-    result: defaultdict[str, float] = defaultdict(float)
-    for numbers in many:
-        for name, value in numbers.items():
+def summed_totals(slices: Iterable[Slice], before: Numbers = NOTHING) -> dict[str, float]:
+    """By name, on top of what was summed before."""
+    result = defaultdict(float, before)
+    alike: defaultdict[int, list[Slice]] = defaultdict(list)
+    for one in slices:
+        alike[id(one.places)].append(one)
+    for some in alike.values():
+        sums = map(sum, zip(*[one.values for one in some], strict=True))
+        for name, value in zip(some[0].places, sums, strict=True):
             result[name] += value
+    return dict(result)
+
+
+def counts_in(slices: Iterable[Slice], name: str, before: histogram.Counts = NO_COUNTS) -> dict[int, int]:
+    """Of a latency by bucket, on top of what was summed before."""
+    result = defaultdict(int, before)
+    for one in slices:
+        for bucket, count in one.pairs_of(name):
+            result[bucket] += count
     return dict(result)
 
 
@@ -133,8 +152,4 @@ def _places_of(names: tuple[str, ...]) -> Mapping[str, int]:
 
 
 def _packed(counts: histogram.Counts | None) -> "array[int]":
-    return array("i", [number for pair in counts.items() for number in pair]) if counts else _NOTHING
-
-
-def _unpacked(packed: "array[int]") -> dict[int, int]:
-    return dict(zip(packed[::2], packed[1::2], strict=True))
+    return array("i", [number for pair in counts.items() for number in pair]) if counts else _NO_PAIRS

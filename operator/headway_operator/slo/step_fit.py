@@ -115,11 +115,11 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
     num_odd, is_ripe = fit.num_odd, _is_ripe(fit.buckets)
     model = fit.model if is_ripe else None
     new: dict[tuple[str, int], list[Sums]] = defaultdict(list)
-    for decode, prompt in increments:
-        for kind, sums in (("d", decode), ("p", prompt)):
+    for both in increments:
+        for kind, sums in zip("dp", both, strict=True):
             if sums[0] < 1 or sums[_TIME] <= 0:
                 continue
-            if model is not None and _mean_miss(model, sums) > OUTLIER:
+            if model is not None and abs(sums[_TIME] - _explained(model, sums)) > OUTLIER * sums[_TIME]:
                 num_odd += 1
                 continue
             num_odd = 0
@@ -235,23 +235,29 @@ def _rescaled(before: StepModel, known: Mapping[str, Sums]) -> StepModel | None:
 
 
 def nonnegative_least_squares(gram: Sequence[Sequence[float]], cross: Sequence[float]) -> list[float]:
-    """The x without a negative entry that minimises x'Gx - 2c'x, for a positive definite G of a few rows."""
+    """The x without a negative entry that minimises x'Gx - 2c'x, for a positive definite G of a few rows.
+
+    There is one, and it is the one where some entries are 0 and more of each of these would make it worse
+    (Karush, Kuhn and Tucker); so the search ends there.
+    """
     size = len(cross)
-    unbounded = _solved(gram, cross)
-    if unbounded is not None and min(unbounded) >= 0.0:
-        return unbounded
     best, best_value = [0.0] * size, 0.0
-    for count in range(1, size):
+    for count in range(size, 0, -1):
         for kept in combinations(range(size), count):
             part = _solved([[gram[i][j] for j in kept] for i in kept], [cross[i] for i in kept])
             if part is None or min(part) < 0.0:
                 continue
+            found = [0.0] * size
+            for i, one in zip(kept, part, strict=True):
+                found[i] = one
+            if all(
+                sum(gram[i][j] * found[j] for j in kept) >= cross[i] for i in range(size) if i not in kept
+            ):
+                return found
             # At the solution x'Gx = c'x, so the objective is -c'x.
             value = -sum(cross[i] * one for i, one in zip(kept, part, strict=True))
             if value < best_value:
-                best, best_value = [0.0] * size, value
-                for i, one in zip(kept, part, strict=True):
-                    best[i] = one
+                best, best_value = found, value
     return best
 
 

@@ -27,12 +27,11 @@ from headway_operator.slo.baselines import (
     LATENCIES,
     Baseline,
     Sums,
-    growth,
     of_gateway,
     of_replica,
-    summed,
 )
-from headway_operator.slo.slices import Numbers, Slice, joined, summed_totals
+from headway_operator.slo.growth import NO_COLUMNS, Tables, grown
+from headway_operator.slo.slices import Numbers, Slice, counts_in, joined, summed_totals
 from headway_operator.state import Observed
 
 LONGEST_SECONDS = 300.0
@@ -43,6 +42,8 @@ LONGEST_GAP_SECONDS = 60.0
 
 # Who counted refusals; of both only `refused` is kept.
 _REFUSALS = ("gateway_rejected", "rejected")
+
+Sum = TypeVar("Sum")
 
 
 class Recent:
@@ -60,13 +61,15 @@ class Recent:
 
     def totals(self, start: float, *, least: int = 0) -> Numbers:
         """By name; what is not there is 0."""
-        number = self._number(start, least)
-        return _extended(self._totals, number, summed_totals, lambda one: self.slices[one].totals)
+        return self._extended(self._totals, self._number(start, least), summed_totals)
 
     def counts(self, name: str, start: float) -> histogram.Counts:
         """Of a latency."""
-        number, known = self._number(start), self._counts[name]
-        return _extended(known, number, histogram.total, lambda one: self.slices[one].counts_of(name))
+
+        def add(part: Sequence[Slice], before: histogram.Counts) -> histogram.Counts:
+            return counts_in(part, name, before)
+
+        return self._extended(self._counts[name], self._number(start), add)
 
     def seconds(self, start: float) -> float:
         """That the slices took."""
@@ -80,18 +83,15 @@ class Recent:
     def _last(self, number: int) -> tuple[Slice, ...]:
         return self.slices[len(self.slices) - number :]
 
-
-Sum = TypeVar("Sum")
-
-
-def _extended(
-    known: dict[int, Sum], number: int, add: Callable[[Iterable[Sum]], Sum], part: Callable[[int], Sum]
-) -> Sum:
-    """The sum of the last `number` parts, of which that of fewer is `known`; part: one, by index."""
-    if number not in known:
-        most = max(one for one in known if one < number)
-        known[number] = add([*(part(-one) for one in range(number, most, -1)), known[most]])
-    return known[number]
+    def _extended(
+        self, known: dict[int, Sum], number: int, add: Callable[[Sequence[Slice], Sum], Sum]
+    ) -> Sum:
+        """The sum of the last `number` slices, of which that of fewer is `known`."""
+        if number not in known:
+            most = max(one for one in known if one < number)
+            part = self._last(number)[: number - most]
+            known[number] = add(part, known[most])
+        return known[number]
 
 
 def _start(one: Slice) -> float:
@@ -106,8 +106,9 @@ def advance(
     targets: Targets,
     began_at: float,
     changed_at: float,
-) -> tuple[tuple[Slice, ...], dict[str, Baseline]]:
-    """The slices and baselines after one more pass.
+    known: Tables = NO_COLUMNS,
+) -> tuple[tuple[Slice, ...], dict[str, Baseline], Tables]:
+    """The slices and baselines after one more pass, and what to hand in as `known` at the next one.
 
     began_at: when this memory began. changed_at: when something was last changed; no slice spans that.
     """
@@ -120,15 +121,15 @@ def advance(
     after = {name: base for name, base in baselines.items() if name in present}
     current = {name: of_replica(one) for name, one in sample.replicas.items() if one is not None}
     current |= {name: of_gateway(one) for name, one in sample.gateways.items() if one is not None}
-    grown = [
-        growth(baselines.get(name), one, targets)
+    pairs = [
+        (baselines.get(name), one)
         for name, one in current.items()
         if not is_gap and (name in baselines or name in young)
     ]
-    totals, counts = summed(grown)
+    totals, counts, columns = grown(pairs, targets, known)
     start = now if is_gap else last_end
     new = Slice(start, now, _with_sampled(totals, sample, now - start), counts)
-    return _append(slices, new, changed_at), after | current
+    return _append(slices, new, changed_at), after | current, columns
 
 
 def step_increments(
@@ -138,9 +139,9 @@ def step_increments(
     found = []
     for name in names:
         old, new = before.get(name), after.get(name)
-        if old is None or new is None or old.steps is None or new.steps is None or old.steps == new.steps:
+        if old is None or new is None or old.instance != new.instance or old.limits != new.limits:
             continue
-        if old.instance == new.instance and old.limits == new.limits:
+        if old.steps is not None and new.steps is not None and old.steps != new.steps:
             (decode_before, prompt_before), (decode, prompt) = old.steps, new.steps
             found.append((tuple(map(sub, decode, decode_before)), tuple(map(sub, prompt, prompt_before))))
     return found

@@ -1,0 +1,158 @@
+"""What replicas and gateways counted since they were last sampled, all together.
+
+A pass reads a hundred replicas, so what they have counted is added up column by column in functions that loop
+in C, and what they had counted is known from the pass before. One by one are looked at only those of which
+the difference is not what happened: who was met for the first time or restarted, who judged by other targets,
+and who turned requests away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from operator import is_, sub
+
+from headway_operator.samples import Targets
+from headway_operator.slo.baselines import (
+    GATEWAY_TOTALS,
+    JUDGED,
+    LATENCIES,
+    REPLICA_TOTALS,
+    Baseline,
+    Sums,
+)
+
+_REJECTED = REPLICA_TOTALS.index("rejected")
+# A replica counts whom it turns away among these; see `window`.
+_MISSED_AND_REFUSED = tuple(REPLICA_TOTALS.index(name) for name in ("ttft_missed", "e2e_missed"))
+_JUDGED_PLACES = tuple(tuple(REPLICA_TOTALS.index(name) for name in pair) for pair in JUDGED)
+
+# What one had counted when it was last sampled, if that is known, and has counted now.
+Pair = tuple[Baseline | None, Baseline]
+# Totals, and counts of each of LATENCIES; () where there are none to tell.
+Counted = tuple[Sums, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows of as many numbers each, and what they add up to column by column."""
+
+    rows: tuple[Sums, ...] = ()
+    sums: Sums = ()
+
+
+# Of totals, and of counts of each of LATENCIES.
+Tables = tuple[Columns, ...]
+NO_COLUMNS: Tables = (Columns(),) * (1 + len(LATENCIES))
+_NO_COUNTS: tuple[Sums, ...] = ((),) * len(LATENCIES)
+
+
+def grown(
+    pairs: Sequence[Pair], targets: Targets, known: Tables
+) -> tuple[dict[str, float], dict[str, dict[int, int]], Tables]:
+    """Totals that are not 0 by name, counts by latency and bucket, and what to hand in as `known` at the next
+    pass. Exact counters count only where `targets` are what a replica judges by."""
+    plain: list[tuple[Baseline, Baseline]] = []
+    others: list[Pair] = []
+    for before, now in pairs:
+        if before is not None and _is_plain(before, now, targets):
+            plain.append((before, now))
+        else:
+            others.append((before, now))
+    then = _columns([before for before, _ in plain], known)
+    today = _columns([now for _, now in plain])
+    added = [tuple(map(sub, late.sums, early.sums)) for late, early in zip(today, then, strict=True)]
+    parts: list[Counted] = [tuple(added)]
+    is_whole = all(len(late.rows) == len(early.rows) for late, early in zip(today, then, strict=True))
+    if not is_whole or any(min(sums, default=0) < 0 for sums in added):
+        # Somebody counts something for the first time, or anew without saying so.
+        parts, others = [], [*pairs]
+    parts += [_growth(before, now, targets) for before, now in others]
+    totals: dict[str, float] = {}
+    for names in (REPLICA_TOTALS, GATEWAY_TOTALS):
+        sums = _added([part[0] for part in parts if len(part[0]) == len(names)])
+        totals |= {name: value for name, value in zip(names, sums, strict=False) if value}
+    counts = {
+        name: {bucket: int(count) for bucket, count in enumerate(_added(some)) if count}
+        for name, some in zip(LATENCIES, list(zip(*parts, strict=True))[1:] or _NO_COUNTS, strict=True)
+    }
+    return totals, counts, today
+
+
+def _is_plain(before: Baseline, now: Baseline, targets: Targets) -> bool:
+    """Whether the difference is what happened."""
+    return (
+        before.instance == now.instance
+        and len(now.totals) == len(REPLICA_TOTALS)
+        and before.totals[_REJECTED] == now.totals[_REJECTED]
+        and before.targets == now.targets == targets
+    )
+
+
+def _columns(baselines: Sequence[Baseline], known: Tables = NO_COLUMNS) -> Tables:
+    """Of totals, and of counts of each latency; not added up again where the rows are the known ones."""
+    series = [tuple([one.totals for one in baselines])]
+    series += [
+        tuple([one.counts[place] for one in baselines if one.counts[place]])
+        for place in range(len(LATENCIES))
+    ]
+    return tuple(
+        before if _is_same(rows, before.rows) else Columns(rows, _added(rows))
+        for rows, before in zip(series, known, strict=True)
+    )
+
+
+def _is_same(rows: Sequence[Sums], others: Sequence[Sums]) -> bool:
+    return len(rows) == len(others) and all(map(is_, rows, others))
+
+
+def _added(rows: Sequence[Sums]) -> Sums:
+    """Column by column; () where there is nothing."""
+    return tuple(map(sum, zip(*filter(None, rows), strict=True)))
+
+
+def _growth(before: Baseline | None, now: Baseline, targets: Targets) -> Counted:
+    """Of one: since `before`; everything where it is None, of another instance, or more."""
+    totals = now.totals
+    if before is not None and before.instance == now.instance:
+        totals = tuple(map(sub, now.totals, before.totals))
+    else:
+        before = None
+    if min(totals) < 0:
+        before, totals = None, now.totals
+    if not now.counts:
+        return (totals, *_NO_COUNTS)
+    if now.targets != targets or (before is not None and before.targets != targets):
+        totals = _judged(totals, now, before, targets)
+    rejected = totals[_REJECTED]
+    if rejected:
+        others = [*totals]
+        for place in _MISSED_AND_REFUSED:
+            others[place] = max(0, others[place] - rejected)
+        totals = tuple(others)
+    if before is None:
+        return (totals, *now.counts)
+    return (totals, *map(_since, now.counts, before.counts))
+
+
+def _since(now: Sums, before: Sums) -> Sums:
+    """Counts that one has added to `before`, none where that is not known; all that it has, where one of them
+    fell."""
+    if not now or not before:
+        return ()
+    added = tuple(map(sub, now, before))
+    return now if min(added) < 0 else added
+
+
+def _judged(totals: Sums, now: Baseline, before: Baseline | None, targets: Targets) -> Sums:
+    """The totals without what was judged by other targets than these."""
+    kept = [*totals]
+    then = now if before is None else before
+    for places, wanted, judged_by, judged_by_then in zip(
+        _JUDGED_PLACES, astuple(targets), astuple(now.targets), astuple(then.targets), strict=True
+    ):
+        for place in places:
+            if wanted is None or judged_by != wanted:
+                kept[place] = 0
+            elif judged_by_then != judged_by:
+                # New targets restart the exact counters.
+                kept[place] = now.totals[place]
+    return tuple(kept)
