@@ -184,25 +184,36 @@ def test_slow_tokens_among_many_prompts_trim_the_budget_and_no_further(fleet: Fl
     assert decision.limits.max_num_batched_tokens == 1638
 
 
-def test_slow_tokens_of_many_sequences_trim_the_batch(fleet: Fleet) -> None:
+@pytest.mark.parametrize(
+    ("running", "least"), [pytest.param(10, 0, id="few run"), pytest.param(25, 30, id="nearly all places")]
+)
+def test_slow_tokens_of_many_sequences_trim_the_batch_but_make_no_queue(
+    fleet: Fleet, running: int, least: int
+) -> None:
     fleet.violated("tpot")
-    fleet.memory = replace(fleet.memory, fit=StepFit(model=replace(MODEL, prefill=0.03, sequence=0.3)))
+    fleet.gauges["running"] = running
+    fit = StepFit(model=replace(MODEL, prefill=0.03, sequence=0.3))
+    fleet.memory = replace(fleet.memory, fit=fit, limits=Limits(36, 2048))
     decision, _ = fleet.decide()
     assert decision.cause == "LoweredBatchLimit"
-    assert decision.limits.max_num_batched_tokens == 2048
+    best = decision.evidence["best_max_num_seqs"]
+    assert decision.limits == Limits(max(round(0.8 * best), least), 2048)
 
 
 @pytest.mark.parametrize(
-    ("load", "is_room_for_all"),
+    ("load", "waiting", "is_room_for_all"),
     [
-        pytest.param(4.3, True, id="a little too few replicas"),
-        pytest.param(6.0, False, id="far too few"),
+        pytest.param(4.3, 0, True, id="a little too few replicas"),
+        pytest.param(4.3, 1, True, id="and one waits at each, too late"),
+        pytest.param(4.3, 40, False, id="and so many wait that TPOT would be far off with them inside"),
+        pytest.param(6.0, 0, False, id="far too few"),
     ],
 )
 def test_no_queue_is_made_where_replicas_lack_but_a_little(
-    fleet: Fleet, load: float, *, is_room_for_all: bool
+    fleet: Fleet, load: float, waiting: int, *, is_room_for_all: bool
 ) -> None:
     fleet.per_second = load * CAPACITY
+    fleet.gauges |= {"waiting": waiting, "oldest_waiting_seconds": 5.0 if waiting else 0.0}
     numbers = fleet.decide()[0].evidence
     fleet.memory = replace(fleet.memory, limits=Limits(20, 2048))
     decision, _ = fleet.decide()

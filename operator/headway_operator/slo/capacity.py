@@ -220,8 +220,8 @@ class Replica:
         assert best is not None
         per_second, limits = self._with_even_steps(best, target, factors)
         full = self._full_sequences(limits, target, factors)
-        needed = self._needed_sequences(per_second, limits, target, factors)
-        limits = target.bound_limits(Limits(max(needed, full), limits.max_num_batched_tokens))
+        few = target.bound_limits(Limits(full, limits.max_num_batched_tokens))
+        limits = self.with_places(few, per_second, target, factors)
         unpromised = replace(target, targets=Targets())
         bound = max(per_second, self._most(unpromised, target.highest, factors))
         return Capacity(per_second, limits, bound, full)
@@ -292,11 +292,15 @@ class Replica:
                 high = middle
         return low
 
-    def _needed_sequences(self, per_second: float, limits: Limits, target: Target, factors: Factors) -> int:
-        """Places for all that run at the best rate, and for those that come at once."""
-        running = self.latencies(per_second, limits, factors).running
+    def with_places(self, limits: Limits, per_second: float, target: Target, factors: Factors) -> Limits:
+        """The limits with places for such a rate at least; as they are where that is more than can be."""
+        unlimited = Limits(target.highest.max_num_seqs, limits.max_num_batched_tokens)
+        running = self.latencies(per_second, unlimited, factors).running
+        if running == inf:
+            return limits
         deviations = max(SEQUENCE_DEVIATIONS, self._deviations / sqrt(self.fleet))
-        return max(1, int(min(target.highest.max_num_seqs, running + deviations * sqrt(running) + 1.0)))
+        needed = int(running + deviations * sqrt(running) + 1.0)
+        return target.bound_limits(replace(unlimited, max_num_seqs=max(limits.max_num_seqs, needed)))
 
     def _full_sequences(self, limits: Limits, target: Target, factors: Factors) -> int:
         """As many as keep TPOT and memory with all places taken all the time."""
@@ -314,13 +318,14 @@ class Replica:
             bounded = bisect_right(taken, tpot, key=lambda number: self._longest_step(number, token, limits))
         if bounded == highest:
             return highest
-        guessed = bisect_right(taken, tpot, key=lambda number: self._full_tpot(number, token, factors))
+        guessed = bisect_right(taken, tpot, key=lambda number: self.full_tpot(number, factors))
         return max(1, bounded, guessed)
 
-    def _full_tpot(self, taken: int, token: float, factors: Factors) -> float:
+    def full_tpot(self, taken: int, factors: Factors) -> float:
         """At the percentile, with so many places taken all the time. Each sequence that ends makes room for a
         prompt: while one of n is written, as many prompts come on average as there are others."""
         model, work = self.model, self.workload
+        token = model.sequence + model.kv * work.context
         each = model.prefill / max(1.0, work.answer)
         mean = model.base + taken * token + (taken - 1) * each * work.prompt
         return factors.tpot * _lognormal(mean, (taken - 1) * each**2 * work.prompt_square, self._deviations)

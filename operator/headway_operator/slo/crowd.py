@@ -8,9 +8,15 @@ LEAST_KAPPA of what the model tells then, and no more than it tells at any time.
 or down; it rises where more was done for a minute and nobody was late, and by a hundredth a minute while
 promises are kept (`trust`); it says nothing of requests or places of another kind (`Ceiling.of`), and is
 forgotten with the targets or the revision that it was seen under.
+
+A queue may stand for good elsewhere too: at some replicas while others keep up, or where those places that
+keep TPOT with all of them taken (`knobs`) do less than all places could. So while TTFT is broken, what is
+left of a queue when more replicas could be ready is told by how fast it goes, once it has lasted. Where it
+stands although replicas were thought to be enough, they are needed by what they do, and nothing but too much
+trust explains what is missed (`trust`).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from headway_operator.slo.ceiling import Ceiling, is_alike
@@ -21,6 +27,10 @@ from headway_operator.state import Observed
 
 # So long requests must have waited too long at every replica; what is longer ago does not count.
 CROWDED_SECONDS, LONGEST_SECONDS = 10.0, 300.0
+# A queue has lasted after so long; how fast it goes is told by so long, and looked ahead to by this at least.
+STANDING_SECONDS, LONGEST_SERVED_SECONDS, LEAST_AHEAD_SECONDS = 20.0, 60.0, 30.0
+# It stands if, by then, no more than this share of it would be gone.
+MOST_GONE = 0.5
 # Of fewer requests there is no telling.
 LEAST_SERVED = 30
 # What they do for so long without anybody late they can do.
@@ -31,7 +41,9 @@ LONGEST_PASS_SECONDS = 60.0
 
 def with_ceiling(situation: Situation) -> Memory:
     """The memory with what a crowd shows, where one lasts, or what replicas do without one."""
-    memory = replace(situation.memory, crowded_since=_crowded_since(situation))
+    memory = replace(
+        situation.memory, crowded_since=_crowded_since(situation), late_since=_late_since(situation)
+    )
     found, since, now = situation.sizing, memory.crowded_since, situation.now
     if found is None:
         return memory
@@ -64,6 +76,54 @@ def with_revision(memory: Memory, observed: Observed) -> Memory:
     if newest is None or newest.hash == memory.revision:
         return memory
     return replace(memory, revision=newest.hash, ceiling=None if memory.revision else memory.ceiling)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """left: of the requests that wait, those that would still be there when replicas asked for now are ready.
+    per_second: what one replica does of it, by which they are needed. is_standing: although there are enough
+    replicas by what they are thought to do."""
+
+    left: float
+    per_second: float
+    is_standing: bool = False
+
+
+def queue(situation: Situation, found: Sizing) -> Queue:
+    """What is to be expected of the requests that wait."""
+    ready, coming, waiting = situation.supply.ready, situation.forecast.now, float(situation.load.waiting)
+    if not ready:
+        return Queue(waiting, found.per_second)
+    ahead_seconds = max(LEAST_AHEAD_SECONDS, situation.lead_seconds)
+    spare = ready * found.per_second - coming
+    served = _served_beside_queue(situation)
+    if served is not None and spare > 0.0 and situation.is_ttft_bad:
+        left = max(0.0, waiting - max(0.0, served - coming) * ahead_seconds)
+        if left >= (1.0 - MOST_GONE) * waiting > 0.0:
+            return Queue(left, min(found.per_second, served / ready), is_standing=True)
+    return Queue(max(0.0, waiting - max(0.0, spare) * ahead_seconds), found.per_second)
+
+
+def _served_beside_queue(situation: Situation) -> float | None:
+    """First tokens per second of all replicas while some requests waited too long; None where that has not
+    lasted, or of too few."""
+    since, now = situation.memory.late_since, situation.now
+    if since is None or now - since < STANDING_SECONDS:
+        return None
+    since = max(since, now - LONGEST_SERVED_SECONDS)
+    seconds = situation.recent.seconds(since)
+    served = sum(situation.recent.counts("ttft", since).values())
+    return served / seconds if seconds and served >= LEAST_SERVED else None
+
+
+def _late_since(situation: Situation) -> float | None:
+    """Since when some have waited too long, with all replicas ready that are to be; None while not."""
+    counted, before, now = situation.supply, situation.memory, situation.now
+    if not situation.load.late or counted.pending or not counted.ready:
+        return None
+    is_watched = before.kappa_at is not None and now - before.kappa_at <= LONGEST_PASS_SECONDS
+    since = before.late_since if before.late_since is not None and is_watched else now
+    return max(since, counted.newest_ready_at)
 
 
 def _crowded_since(situation: Situation) -> float | None:

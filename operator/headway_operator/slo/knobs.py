@@ -88,7 +88,7 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     is_beyond = _is_lowered(found, places) and new.max_num_seqs < limits.max_num_seqs
     is_trimmed = not is_beyond and not _differs(new, limits)
     if is_trimmed:
-        trims, why = _trimmed(situation, found), "trimmed for what is measured"
+        trims, why = _trimmed(situation, found, places), "trimmed for what is measured"
         new = _trimmed_best(situation, found, places, trims)
     if new == limits or (is_trimmed and trims == situation.memory.trims):
         return None
@@ -145,7 +145,13 @@ def _room_for_all(situation: Situation, found: Sizing) -> int:
     seen = found.replica.latencies(situation.forecast.now / ready, limits, found.factors)
     if seen.tpot > MOST_MISSED * wanted:
         return 0
-    return ceil(seen.running + ROOM_DEVIATIONS * sqrt(seen.running)) + 1
+    inside = seen.running
+    if situation.load.late:
+        # Those who wait would come in at once.
+        inside += situation.load.waiting / ready
+        if found.replica.full_tpot(ceil(inside), found.factors) > MOST_MISSED * wanted:
+            return 0
+    return ceil(inside + ROOM_DEVIATIONS * sqrt(seen.running)) + 1
 
 
 def _differs(new: Limits, old: Limits) -> bool:
@@ -163,8 +169,9 @@ def _cause(old: Limits, new: Limits) -> str:
     return "RaisedTokenBudget" if is_raised else "LoweredTokenBudget"
 
 
-def _trimmed(situation: Situation, found: Sizing) -> Trims:
-    """By the table; back towards the model's best while nothing is wrong or replicas are what lacks."""
+def _trimmed(situation: Situation, found: Sizing, places: int) -> Trims:
+    """By the table; back towards the model's best while nothing is wrong or replicas are what lacks. No
+    places are taken that those who come need: that would make a queue of them."""
     seqs, tokens = situation.memory.trims
     is_short = situation.forecast.now > situation.supply.ready * found.per_second
     if is_short or not situation.is_violated or (situation.is_ttft_bad and situation.is_tpot_bad):
@@ -173,7 +180,9 @@ def _trimmed(situation: Situation, found: Sizing) -> Trims:
     if situation.is_tpot_bad:
         if _follows_prompts(situation, found):
             return seqs, max(LEAST_TRIM, tokens * LOWERING)
-        return max(LEAST_TRIM, seqs * LOWERING), tokens
+        running = situation.load.running / max(1, situation.load.num_sampled)
+        needed = (running + sqrt(running)) / max(1, places)
+        return max(LEAST_TRIM, min(seqs, max(needed, seqs * LOWERING))), tokens
     if slack is not None and slack < LEAST_SLACK:
         return seqs, tokens
     if situation.is_queue_dominated and situation.is_full:

@@ -54,8 +54,8 @@ class Memory:
     service was suspended; None while it is not.
     fit, workload, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa: the trust
     in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained, not
-    of the checkpoint. crowded_since: since when requests have been late at every replica. ceiling: the most
-    that one was seen to do in such a crowd. patience: how many
+    of the checkpoint. crowded_since: since when requests have been late at every replica; late_since: at any
+    of those that are to be. ceiling: the most that one was seen to do in such a crowd. patience: how many
     times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
     last removal, while it may be regretted or its regret taken back. removed_from: how many there were before
     it, or before the first of those that went one after another. removed_per_second: what one was trusted
@@ -96,6 +96,7 @@ class Memory:
     kappa_cut_at: float | None = None
     cut: Cut | None = None
     crowded_since: float | None = None
+    late_since: float | None = None
     ceiling: Ceiling | None = None
     patience: float = 1.0
     patience_at: float | None = None
@@ -176,7 +177,16 @@ _PLAIN_FIELDS = (
     *("kappa", "kappa_at", "kappa_cut_at"),
 )
 _LATER_FIELDS = (
-    *("late_at", "factors_at", "crowded_since", "patience", "patience_at", "removed_at", "removed_from"),
+    *(
+        "late_at",
+        "factors_at",
+        "crowded_since",
+        "late_since",
+        "patience",
+        "patience_at",
+        "removed_at",
+        "removed_from",
+    ),
     *("removed_per_second", "revision"),
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")

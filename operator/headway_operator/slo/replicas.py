@@ -3,7 +3,8 @@
 Recommended is the largest of
 
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
-    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
+    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity, or what they do of a
+                  queue that stands: `crowd`)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND
@@ -31,6 +32,7 @@ from math import ceil, sqrt
 
 from headway_operator.slo import histogram, patience
 from headway_operator.slo.capacity import Replica
+from headway_operator.slo.crowd import queue
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
 
@@ -89,15 +91,14 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
-    left = float(situation.load.waiting)
-    if situation.supply.ready:
-        spare = situation.supply.ready * found.per_second - expected.now
-        left = max(0.0, left - max(0.0, spare) * window)
+    need = rate / found.per_second
     if situation.load.late:
-        rate = max(rate, expected.now + left / DRAIN_SECONDS)
+        waiting = queue(situation, found)
+        drained = expected.now + waiting.left / DRAIN_SECONDS
+        rate, need = max(rate, drained), max(need, drained / waiting.per_second)
     elif situation.is_violated:
         rate = max(rate, expected.now)
-    need = rate / found.per_second
+        need = rate / found.per_second
     needed = number = ceil(need)
     desired = situation.supply.desired
     if number < desired:

@@ -175,7 +175,12 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     capacity = replica.capacity(target, memory.factors)
     least = _least_per_second(target, replica, capacity, memory.factors)
     per_second = max(capacity.per_second, least)
-    capacity = replace(capacity, per_second=per_second, bound=max(per_second, capacity.bound))
+    limits = capacity.limits
+    if per_second > capacity.per_second:
+        # It will be given more than it was taken to do, and needs the places.
+        limits = replica.with_places(limits, per_second, target, memory.factors)
+    bound = max(per_second, capacity.bound)
+    capacity = replace(capacity, per_second=per_second, limits=limits, bound=bound)
     known = memory.ceiling
     ceiling = inf if known is None else known.of(work, capacity.limits.max_num_seqs)
     return Sizing(replica, capacity, memory.factors, memory.kappa, slower, least, ceiling)

@@ -1,13 +1,15 @@
 """kappa: how far the model of a replica is trusted, by what came of trusting it.
 
 What neither model nor factors know shows as a promise broken although there are as many replicas as were
-thought enough, none of them on its way and the load no more than they were thought to carry. Each such
+thought enough, none of them on its way and the load no more than they were thought to carry; nor is anybody
+late, unless the queue stands although they were thought enough to get rid of it (`crowd`). Each such
 verdict, on evidence since the last one, takes up to a tenth off: the share of it by which more was missed
 over WHOLE_SECONDS than may be. Misses are seen before the factors that tell of them are measured: as far as
 the model itself tells less of a replica within EXPLAINED_SECONDS, the cut is taken back, so that nothing is
 held against it twice. Promises kept give a hundredth a minute back, where enough requests came to
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
-trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do.
+trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do,
+and goes by a hundredth a minute while they do not: it was won under another load.
 While they do, and nobody is late, all trust comes back up to MOST_TIMES as fast, the less was missed over
 that time, from half of what may be missed down to nothing: an objective that is kept with much to spare is
 paid for with replicas.
@@ -19,6 +21,7 @@ There is no integral term: a queue that has grown is the backlog's business.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from headway_operator.slo.crowd import queue
 from headway_operator.slo.memory import LEAST_KAPPA, MOST_KAPPA, Cut, Memory
 from headway_operator.slo.situation import Situation
 from headway_operator.slo.sizing import Sizing
@@ -46,7 +49,8 @@ def with_trust(situation: Situation) -> Memory:
         return memory
     memory = _explained(memory, found, now)
     counted = situation.supply
-    is_explained = situation.forecast.now > counted.ready * found.per_second or situation.load.late > 0
+    is_late = situation.load.late > 0 and not queue(situation, found).is_standing
+    is_explained = is_late or situation.forecast.now > counted.ready * found.per_second
     excess = _excess(situation)
     if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
         cut = KAPPA_CUT**excess
@@ -59,7 +63,9 @@ def with_trust(situation: Situation) -> Memory:
     gain = KAPPA_GAIN_PER_SECOND * seconds
     # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
     is_tried = situation.forecast.now >= TRIED * counted.ready * found.told_per_second
-    if is_tried or memory.kappa < 1.0:
+    if memory.kappa > 1.0 and not is_tried:
+        memory = replace(memory, kappa=max(1.0, memory.kappa * (1.0 - gain)))
+    elif is_tried or memory.kappa < 1.0:
         times = 1.0 + (MOST_TIMES - 1.0) * _spare(situation) if is_tried else 1.0
         memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + times * gain)))
     return _with_ceiling_times(1.0 + gain, memory, found)

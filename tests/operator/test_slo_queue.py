@@ -1,0 +1,88 @@
+"""A queue that stands although replicas are thought to be enough: when it does, what it adds and costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.law_fleet import BEST, CAPACITY, NOW, Fleet
+
+from headway_operator.slo import Memory
+
+
+@pytest.fixture
+def standing(fleet: Fleet) -> Fleet:
+    """Four replicas that are thought to do 24 requests a second, do the 20 that come, and have had ten that
+    were late for half a minute; a tenth of the requests misses TTFT."""
+    fleet.counted = 100
+    fleet.gauges |= {"running": BEST.max_num_seqs}
+    fleet.own["r0"] = {"waiting": 10, "oldest_waiting_seconds": 30.0}
+    fleet.totals |= {"ttft_met": 5400, "ttft_missed": 600}
+    fleet.memory = replace(fleet.memory, late_since=NOW - 30.0, kappa_at=NOW - 5.0)
+    return fleet
+
+
+def test_it_adds_a_replica_by_what_the_others_do_and_costs_trust(standing: Fleet) -> None:
+    decision, memory = standing.decide()
+    assert (decision.cause, decision.replicas) == ("AddedReplicas", 5)
+    assert decision.evidence["trusted_per_second"] > 20.0 / 4
+    assert memory.kappa == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "it has not lasted",
+        "one is on its way",
+        "the last one joined moments ago",
+        "most of it goes in time",
+        "the promise is kept",
+        "nobody looked",
+        "of so few requests there is no telling",
+    ],
+)
+def test_it_adds_none_and_costs_no_trust_where(standing: Fleet, case: str) -> None:
+    match case:
+        case "it has not lasted":
+            standing.memory = replace(standing.memory, late_since=NOW - 19.0)
+        case "one is on its way":
+            standing.pending(1)
+        case "the last one joined moments ago":
+            standing.replicas["r0"] = replace(standing.replicas["r0"], ready_at=NOW - 10.0)
+        case "most of it goes in time":
+            standing.counted = 101
+            standing.own["r0"]["waiting"] = 20
+        case "the promise is kept":
+            standing.totals |= {"ttft_met": 5990, "ttft_missed": 10}
+        case "nobody looked":
+            standing.memory = replace(standing.memory, kappa_at=NOW - 90.0)
+        case "of so few requests there is no telling":
+            standing.counted = 3
+    decision, memory = standing.decide()
+    assert decision.replicas == len(standing.replicas)
+    assert memory.kappa >= 1.0
+
+
+def test_more_than_they_are_thought_to_do_is_met_by_what_they_are_thought_to_do(standing: Fleet) -> None:
+    standing.per_second = 4.5 * CAPACITY
+    decision, memory = standing.decide()
+    assert decision.replicas == 5
+    assert memory.kappa == 1.0
+
+
+def test_since_when_requests_are_late_is_known_over_a_checkpoint(standing: Fleet) -> None:
+    memory = standing.decide()[1]
+    assert memory.late_since == NOW - 30.0
+    assert Memory.from_dict(memory.to_dict(), NOW).late_since == NOW - 30.0
+    older: dict[str, Any] = memory.to_dict()
+    del older["late_since"]
+    assert Memory.from_dict(older, NOW).late_since is None
+
+
+@pytest.mark.parametrize("which", ["one is asked for", "another is ready"])
+def test_with_another_replica_lateness_begins_anew(standing: Fleet, which: str) -> None:
+    if which == "one is asked for":
+        standing.pending(1)
+        assert standing.decide()[1].late_since is None
+    else:
+        standing.replicas["r0"] = replace(standing.replicas["r0"], ready_at=NOW - 4.0)
+        assert standing.decide()[1].late_since == NOW - 4.0
