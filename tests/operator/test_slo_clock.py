@@ -14,7 +14,8 @@ from headway_operator.slo.persistence import Persistence
 def test_two_hours_back_cost_neither_trust_nor_what_was_learnt(fleet: Fleet) -> None:
     _, memory = fleet.decide()
     told = Persistence(4.0, 1.0, 0.5, NOW, ((NOW + 60.0, 10.0, 20.0),))
-    memory = replace(memory, course=replace(memory.course, persistence=told))
+    memory = replace(memory, course=replace(memory.course, persistence=told), late_since=NOW - 30.0)
+    assert with_clock(memory, NOW - 7200.0).late_since == NOW - 7200.0
     decision, after = fleet.decided_with(memory, NOW - 7200.0)
     assert after.course.persistence == replace(told, faded_at=NOW - 7200.0, foretold=())
     assert decision.replicas == 4

@@ -50,6 +50,11 @@ def test_a_replica_that_counts_anew_without_saying_so_hides_nobody_elses() -> No
     assert counts["ttft"] == {3: 6, 5: 90}
 
 
+def test_totals_that_fell_are_not_hidden_by_what_others_added() -> None:
+    pairs = [(baseline({MET: 50}), baseline({MET: 4})), (baseline({MET: 100}), baseline({MET: 900}))]
+    assert grown(pairs, TARGETS, NO_COLUMNS)[0] == {"ttft_met": 804}
+
+
 def test_only_the_counts_of_one_latency_may_go_back() -> None:
     pairs = [(baseline({MET: 5}, {3: 2, 7: 7}), baseline({MET: 6}, {3: 1, 7: 9}))]
     totals, counts, _ = grown(pairs, TARGETS, NO_COLUMNS)
@@ -73,8 +78,22 @@ def test_whom_a_replica_turned_away_it_did_not_miss() -> None:
 
 
 def test_counts_whose_beginning_is_not_known_tell_nothing() -> None:
-    pairs = [(baseline(has_histograms=False), baseline(ttft={3: 9}))]
-    assert grown(pairs, TARGETS, NO_COLUMNS)[1]["ttft"] == {}
+    unknown = (baseline(has_histograms=False), baseline(ttft={3: 9}))
+    known = (baseline(ttft={3: 2}), baseline(ttft={3: 7}))
+    assert grown([unknown], TARGETS, NO_COLUMNS)[1]["ttft"] == {}
+    assert grown([unknown, known], TARGETS, NO_COLUMNS)[1]["ttft"] == {3: 5}
+
+
+def test_of_other_replicas_than_in_the_pass_before_sums_are_made_anew() -> None:
+    """As many as before, which have counted less: the old sums would not even be negative."""
+    first = [baseline({MET: 10 * times}, {3: 10 * times}, instance=f"a-{times}") for times in (1, 2, 3)]
+    then = [
+        baseline({MET: 10 * times + 1}, {3: 10 * times + 1}, instance=f"a-{times}") for times in (1, 2, 3)
+    ]
+    _, _, known = grown([(first[0], first[0]), (first[1], first[1])], TARGETS, NO_COLUMNS)
+    totals, counts, _ = grown([(first[1], then[1]), (first[2], then[2])], TARGETS, known)
+    assert totals == {"ttft_met": 2}
+    assert counts["ttft"] == {3: 2}
 
 
 def test_gateways_are_added_up_beside_replicas() -> None:

@@ -21,11 +21,21 @@ def standing(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def test_it_adds_a_replica_by_what_the_others_do_and_costs_trust(standing: Fleet) -> None:
+@pytest.mark.parametrize(("waiting", "want"), [(10, 5), (300, 6)])
+def test_it_adds_replicas_that_drain_it_and_costs_trust(standing: Fleet, waiting: int, want: int) -> None:
+    standing.own["r0"]["waiting"] = waiting
     decision, memory = standing.decide()
-    assert (decision.cause, decision.replicas) == ("AddedReplicas", 5)
-    assert decision.evidence["trusted_per_second"] > 20.0 / 4
+    assert (decision.cause, decision.replicas) == ("AddedReplicas", want)
+    assert "a queue that stands" in decision.message
+    assert 4 * decision.evidence["trusted_per_second"] > 20.0
     assert memory.kappa == pytest.approx(0.9)
+
+
+def test_a_large_fleet_with_a_queue_at_one_replica_gets_one_more(standing: Fleet) -> None:
+    larger = {f"r{number}": standing.build.replica(f"r{number}") for number in range(24)}
+    standing.replicas, standing.memory = larger, replace(standing.memory, replicas=24)
+    standing.per_second, standing.counted = 24 * 5.0, 600
+    assert standing.decide()[0].replicas == 25
 
 
 @pytest.mark.parametrize(
@@ -38,6 +48,9 @@ def test_it_adds_a_replica_by_what_the_others_do_and_costs_trust(standing: Fleet
         "the promise is kept",
         "nobody looked",
         "of so few requests there is no telling",
+        "one gives no sample",
+        "the limits have just changed",
+        "the limit leaves places unused",
     ],
 )
 def test_it_adds_none_and_costs_no_trust_where(standing: Fleet, case: str) -> None:
@@ -57,6 +70,14 @@ def test_it_adds_none_and_costs_no_trust_where(standing: Fleet, case: str) -> No
             standing.memory = replace(standing.memory, kappa_at=NOW - 90.0)
         case "of so few requests there is no telling":
             standing.counted = 3
+        case "one gives no sample":
+            standing.lost = {"r3"}
+        case "the limits have just changed":
+            standing.memory = replace(standing.memory, limits_changed_at=NOW - 4.0)
+        case "the limit leaves places unused":
+            few = replace(BEST, max_num_seqs=20)
+            standing.gauges |= {"limits": few, "running": 20}
+            standing.memory = replace(standing.memory, limits=few)
     decision, memory = standing.decide()
     assert decision.replicas == len(standing.replicas)
     assert memory.kappa >= 1.0

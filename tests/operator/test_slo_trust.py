@@ -110,6 +110,15 @@ def test_trust_that_was_lost_comes_back_where_its_loss_brought_replicas(fleet: F
         assert after == pytest.approx(kappa * 1.01 if comes_back else kappa)
 
 
+@pytest.mark.parametrize(("kappa", "want"), [(1.1, 1.1 * 0.99), (1.005, 1.0)])
+def test_more_trust_than_the_models_word_goes_while_it_is_not_tried(
+    fleet: Fleet, kappa: float, want: float
+) -> None:
+    fleet.per_second = 4 * 0.5 * CAPACITY
+    fleet.memory = replace(fleet.memory, kappa=kappa, kappa_at=NOW - 60.0)
+    assert fleet.decide()[1].kappa == pytest.approx(want)
+
+
 @pytest.mark.parametrize(
     ("targets", "want"), [(Targets(700.0, 26.0), 0.808), (Targets(700.0, None), 0.84), (Targets(), 0.8)]
 )

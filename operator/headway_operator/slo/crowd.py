@@ -12,8 +12,8 @@ forgotten with the targets or the revision that it was seen under.
 A queue may stand for good elsewhere too: at some replicas while others keep up, or where those places that
 keep TPOT with all of them taken (`knobs`) do less than all places could. So while TTFT is broken, what is
 left of a queue when more replicas could be ready is told by how fast it goes, once it has lasted. Where it
-stands although replicas were thought to be enough, they are needed by what they do, and nothing but too much
-trust explains what is missed (`trust`).
+stands although replicas were thought to be enough, those that there are do what comes and no more, so others
+are needed to drain it, and nothing but too much trust explains what is missed (`trust`).
 """
 
 from dataclasses import dataclass, replace
@@ -27,10 +27,12 @@ from headway_operator.state import Observed
 
 # So long requests must have waited too long at every replica; what is longer ago does not count.
 CROWDED_SECONDS, LONGEST_SECONDS = 10.0, 300.0
-# A queue has lasted after so long; how fast it goes is told by so long, and looked ahead to by this at least.
+# A queue has lasted after so long; how fast it goes is told by so long. When others can be ready is so far
+# ahead at least. It stands if, by then, no more than this share of it would be gone.
 STANDING_SECONDS, LONGEST_SERVED_SECONDS, LEAST_AHEAD_SECONDS = 20.0, 60.0, 30.0
-# It stands if, by then, no more than this share of it would be gone.
 MOST_GONE = 0.5
+# With fewer of the places that keep TPOT, it is the limit that makes the queue.
+LEAST_PLACES = 0.8
 # Of fewer requests there is no telling.
 LEAST_SERVED = 30
 # What they do for so long without anybody late they can do.
@@ -81,11 +83,9 @@ def with_revision(memory: Memory, observed: Observed) -> Memory:
 @dataclass(frozen=True, slots=True)
 class Queue:
     """left: of the requests that wait, those that would still be there when replicas asked for now are ready.
-    per_second: what one replica does of it, by which they are needed. is_standing: although there are enough
-    replicas by what they are thought to do."""
+    is_standing: although there are enough replicas by what they are thought to do."""
 
     left: float
-    per_second: float
     is_standing: bool = False
 
 
@@ -93,22 +93,27 @@ def queue(situation: Situation, found: Sizing) -> Queue:
     """What is to be expected of the requests that wait."""
     ready, coming, waiting = situation.supply.ready, situation.forecast.now, float(situation.load.waiting)
     if not ready:
-        return Queue(waiting, found.per_second)
+        return Queue(waiting)
     ahead_seconds = max(LEAST_AHEAD_SECONDS, situation.lead_seconds)
     spare = ready * found.per_second - coming
-    served = _served_beside_queue(situation)
-    if served is not None and spare > 0.0 and situation.is_ttft_bad:
+    served = _served_beside_queue(situation, found)
+    if served is not None and spare > 0.0:
         left = max(0.0, waiting - max(0.0, served - coming) * ahead_seconds)
         if left >= (1.0 - MOST_GONE) * waiting > 0.0:
-            return Queue(left, min(found.per_second, served / ready), is_standing=True)
-    return Queue(max(0.0, waiting - max(0.0, spare) * ahead_seconds), found.per_second)
+            return Queue(left, is_standing=True)
+    return Queue(max(0.0, waiting - max(0.0, spare) * ahead_seconds))
 
 
-def _served_beside_queue(situation: Situation) -> float | None:
+def _served_beside_queue(situation: Situation, found: Sizing) -> float | None:
     """First tokens per second of all replicas while some requests waited too long; None where that has not
-    lasted, or of too few."""
+    lasted, breaks no promise, or says nothing of what replicas can do: of too few, where some are sick or
+    give no sample, or with limits that have just changed or leave places unused."""
     since, now = situation.memory.late_since, situation.now
-    if since is None or now - since < STANDING_SECONDS:
+    if since is None or now - since < STANDING_SECONDS or not situation.is_ttft_bad:
+        return None
+    if situation.supply.unsampled or situation.sick or situation.is_settling:
+        return None
+    if situation.limits.max_num_seqs < LEAST_PLACES * found.capacity.full_num_seqs:
         return None
     since = max(since, now - LONGEST_SERVED_SECONDS)
     seconds = situation.recent.seconds(since)

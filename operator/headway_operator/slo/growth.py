@@ -2,13 +2,13 @@
 
 A pass reads a hundred replicas, so what they have counted is added up column by column in functions that loop
 in C, and what they had counted is known from the pass before. One by one are looked at only those of which
-the difference is not what happened: who was met for the first time or restarted, who judged by other targets,
-and who turned requests away.
+the difference is not what happened: who was met for the first time or restarted, whose totals fell, who
+judged by other targets, and who turned requests away.
 """
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from operator import is_, sub
+from operator import is_, le, sub
 
 from headway_operator.samples import Targets
 from headway_operator.slo.baselines import (
@@ -42,7 +42,7 @@ class Columns:
 # Of totals, and of counts of each of LATENCIES.
 Tables = tuple[Columns, ...]
 NO_COLUMNS: Tables = (Columns(),) * (1 + len(LATENCIES))
-_NO_COUNTS: tuple[Sums, ...] = ((),) * len(LATENCIES)
+_UNTOLD: tuple[Sums, ...] = ((),) * len(LATENCIES)
 
 
 def grown(
@@ -59,11 +59,12 @@ def grown(
             others.append((before, now))
     then = _columns([before for before, _ in plain], known)
     today = _columns([now for _, now in plain])
-    added = [tuple(map(sub, late.sums, early.sums)) for late, early in zip(today, then, strict=True)]
+    tables = [*zip(today, then, strict=True)]
+    added = [tuple(map(sub, now.sums, before.sums)) for now, before in tables]
     parts: list[Counted] = [tuple(added)]
-    is_whole = all(len(late.rows) == len(early.rows) for late, early in zip(today, then, strict=True))
+    is_whole = all(len(now.rows) == len(before.rows) for now, before in tables)
     if not is_whole or any(min(sums, default=0) < 0 for sums in added):
-        # Somebody counts something for the first time, or anew without saying so.
+        # Somebody counts a latency for the first time, or anew.
         parts, others = [], [*pairs]
     parts += [_growth(before, now, targets) for before, now in others]
     totals: dict[str, float] = {}
@@ -72,7 +73,7 @@ def grown(
         totals |= {name: value for name, value in zip(names, sums, strict=False) if value}
     counts = {
         name: {bucket: int(count) for bucket, count in enumerate(_added(some)) if count}
-        for name, some in zip(LATENCIES, list(zip(*parts, strict=True))[1:] or _NO_COUNTS, strict=True)
+        for name, some in zip(LATENCIES, list(zip(*parts, strict=True))[1:], strict=True)
     }
     return totals, counts, today
 
@@ -83,6 +84,7 @@ def _is_plain(before: Baseline, now: Baseline, targets: Targets) -> bool:
         before.instance == now.instance
         and len(now.totals) == len(REPLICA_TOTALS)
         and before.totals[_REJECTED] == now.totals[_REJECTED]
+        and all(map(le, before.totals, now.totals))
         and before.targets == now.targets == targets
     )
 
@@ -119,7 +121,7 @@ def _growth(before: Baseline | None, now: Baseline, targets: Targets) -> Counted
     if min(totals) < 0:
         before, totals = None, now.totals
     if not now.counts:
-        return (totals, *_NO_COUNTS)
+        return (totals, *_UNTOLD)
     if now.targets != targets or (before is not None and before.targets != targets):
         totals = _judged(totals, now, before, targets)
     rejected = totals[_REJECTED]

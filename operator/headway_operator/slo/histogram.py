@@ -21,7 +21,7 @@ NUM_BUCKETS = len(EDGES) + 1
 
 # Sparse, by bucket.
 Counts = Mapping[int, int]
-# Of all buckets; () where nothing was counted.
+# Of all buckets; () where they are not known.
 Dense = tuple[int, ...]
 
 

@@ -182,7 +182,7 @@ def _trimmed(situation: Situation, found: Sizing, places: int) -> Trims:
             return seqs, max(LEAST_TRIM, tokens * LOWERING)
         running = situation.load.running / max(1, situation.load.num_sampled)
         needed = (running + sqrt(running)) / max(1, places)
-        return max(LEAST_TRIM, min(seqs, max(needed, seqs * LOWERING))), tokens
+        return max(LEAST_TRIM, min(seqs, max(min(1.0, needed), seqs * LOWERING))), tokens
     if slack is not None and slack < LEAST_SLACK:
         return seqs, tokens
     if situation.is_queue_dominated and situation.is_full:

@@ -3,8 +3,9 @@
 Recommended is the largest of
 
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
-    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity, or what they do of a
-                  queue that stands: `crowd`)
+    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
+    standing      those that there are + queue that will be left / DRAIN_SECONDS / (kappa * capacity), where a
+                  queue stands (`crowd`)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND
@@ -91,19 +92,20 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
-    need = rate / found.per_second
+    standing, why = 0.0, ""
     if situation.load.late:
         waiting = queue(situation, found)
-        drained = expected.now + waiting.left / DRAIN_SECONDS
-        rate, need = max(rate, drained), max(need, drained / waiting.per_second)
+        drained = waiting.left / DRAIN_SECONDS
+        rate = max(rate, expected.now + drained)
+        if waiting.is_standing:
+            standing, why = situation.supply.ready + drained / found.per_second, ", and a queue that stands"
     elif situation.is_violated:
         rate = max(rate, expected.now)
-        need = rate / found.per_second
-    needed = number = ceil(need)
+    needed = number = ceil(max(standing, rate / found.per_second))
     desired = situation.supply.desired
     if number < desired:
         number = _after_dead_band(situation, found, rate, number)
-    words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica"
+    words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
     return Recommendation(number, needed, words, with_bursts, found.per_second)
 

@@ -47,8 +47,8 @@ LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
 LEAD_PERCENT = 90
 WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
-# So many replicas tell in a pass all that the step model keeps; a large fleet takes turns, as passes do.
-MOST_TEACHERS, PASS_SECONDS = 24, 5.0
+# So many replicas tell in a pass all that the step model keeps; those of a large fleet take turns.
+MOST_TEACHERS, GOLDEN = 24, 0.6180339887498949
 # Tokens may come so many times as slowly as steps tell for reasons of their own, such as preemption; beyond
 # the other it is the steps that are told wrong.
 ODD_PACES = (1.2, 1.5)
@@ -101,7 +101,7 @@ def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Obse
     warm = [name for name, age in ages.items() if age >= WARM_UP_SECONDS]
     # A service whose replicas are all young is known by these until one has warmed up.
     known = warm or [name for name, age in ages.items() if age >= FIRST_SECONDS]
-    fit = learnt(memory.fit, step_increments(before, memory.baselines, _by_turns(known, now)))
+    fit = learnt(memory.fit, step_increments(before, memory.baselines, by_turns(known, now)))
     spans = arrivals(memory.slices)
     return replace(
         memory,
@@ -111,10 +111,11 @@ def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Obse
     )
 
 
-def _by_turns(names: Sequence[str], now: float) -> Sequence[str]:
-    """At most MOST_TEACHERS of them, others in the next pass."""
+def by_turns(names: Sequence[str], now: float) -> Sequence[str]:
+    """At most MOST_TEACHERS of them, mostly others in the next pass, however far apart passes are: multiples
+    of an irrational number fall evenly between whole ones."""
     turns = ceil(len(names) / MOST_TEACHERS)
-    return names if turns <= 1 else names[int(now / PASS_SECONDS) % turns :: turns]
+    return names if turns <= 1 else names[int(turns * (now * GOLDEN % 1.0)) :: turns]
 
 
 def _starts(memory: Memory, observed: Observed, now: float) -> tuple[tuple[float, float], ...]:

@@ -18,7 +18,7 @@ Numbers = Mapping[str, float]
 NOTHING: Numbers = {}
 NO_COUNTS: histogram.Counts = {}
 _NO_PAIRS = array("i")
-_NO_COUNTS = (_NO_PAIRS,) * len(LATENCIES)
+_NO_LATENCIES = (_NO_PAIRS,) * len(LATENCIES)
 
 
 class Slice:
@@ -43,7 +43,7 @@ class Slice:
         self.places = _places_of(tuple(totals))
         self.values = array("d", totals.values())
         packed = tuple(_packed((counts or {}).get(name)) for name in LATENCIES)
-        self._counts = packed if any(packed) else _NO_COUNTS
+        self._counts = packed if any(packed) else _NO_LATENCIES
 
     @property
     def totals(self) -> dict[str, float]:

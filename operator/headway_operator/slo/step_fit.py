@@ -8,7 +8,7 @@ The reservoir. Increments are gathered in buckets, by the kind of step (with pro
 the octave of sequences per step. A bucket forgets: it keeps at most MOST_STEPS steps' weight, so that it
 stands for the last minutes in which there were such steps, however long ago. All buckets count the same in
 the fit, weighted by the square of their mean time: relative errors are made small, and a load that rarely
-occurs is as well known as the usual one.
+occurs is as well known as the usual one. A few dozen replicas fill it; those of a large fleet take turns.
 
 Robustness. Left out are a replica's first WARM_UP_SECONDS, increments during which its limits changed, and
 increments whose mean the model in force misses by more than OUTLIER. Where these go on for
