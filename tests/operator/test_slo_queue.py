@@ -7,6 +7,8 @@ import pytest
 from tests.operator.law_fleet import BEST, CAPACITY, NOW, Fleet
 
 from headway_operator.slo import Memory
+from headway_operator.slo.baselines import Baseline, of_replica
+from headway_operator.slo.marks import with_mark
 
 
 @pytest.fixture
@@ -29,6 +31,27 @@ def test_it_adds_replicas_that_drain_it_and_costs_trust(standing: Fleet, waiting
     assert "a queue that stands" in decision.message
     assert 4 * decision.evidence["trusted_per_second"] > 20.0
     assert memory.kappa == pytest.approx(0.9)
+
+
+def test_a_queue_at_a_sick_replica_adds_none(standing: Fleet) -> None:
+    """Of six with room it alone misses: more replicas do not mend it."""
+    standing.replicas |= {name: standing.build.replica(name) for name in ("r4", "r5")}
+    standing.gauges |= {"running": 10, "counters": {"ttft_met": 1000, "tpot_met": 1000}}
+    ill = {"running": BEST.max_num_seqs, "counters": {"ttft_met": 10, "ttft_missed": 300, "tpot_met": 500}}
+    standing.own["r0"] |= ill
+
+    def counted(name: str, at: float, **told: Any) -> Baseline:
+        return of_replica(standing.build.sample(at, targets=standing.target.targets, **told))
+
+    marks = with_mark((), {name: counted(name, NOW - 90.0) for name in standing.replicas}, NOW - 90.0)
+    before = {
+        name: counted(name, NOW - 5.0, **{**standing.gauges, **standing.own.get(name, {})})
+        for name in standing.replicas
+    }
+    standing.memory = replace(standing.memory, replicas=6, marks=marks, baselines=before)
+    decision, memory = standing.decide()
+    assert decision.sick.startswith("r0 in ")
+    assert (decision.replicas, memory.kappa) == (6, 1.0)
 
 
 def test_a_large_fleet_with_a_queue_at_one_replica_gets_one_more(standing: Fleet) -> None:
