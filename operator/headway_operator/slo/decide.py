@@ -33,14 +33,7 @@ from headway_operator.slo.patience import with_calm, with_raise, with_removal, w
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
-from headway_operator.slo.sizing import (
-    Sizing,
-    calibrated,
-    expected,
-    lead_seconds,
-    sizing,
-    with_learning,
-)
+from headway_operator.slo.sizing import Sizing, calibrated, expected, lead_seconds, sizing, with_learning
 from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
 from headway_operator.slo.slices import without_exact
 from headway_operator.slo.target import Target
