@@ -24,6 +24,7 @@ WORK = Workload(prompt=1000.0, prompt_square=2e6, answer=200.0, context=1200.0, 
 REPLICA = Replica(MODEL, WORK, 95.0)
 PLAIN = Factors()
 LIMITS = Limits(64, 2048)
+UNSEEN = Recent(())
 
 
 @pytest.fixture
@@ -231,7 +232,9 @@ def test_what_came_again_says_nothing_of_how_long_a_start_takes(build: Any) -> N
     first = build.replica("a", created_at=1000.0, ready_at=1045.0, start=Start(1.0, 11.0, 0.0, 33.0))
     again = build.replica("b", created_at=1000.0, ready_at=9000.0, num_restarts=1)
     beside = build.replica("c", created_at=1000.0, ready_at=9500.0)
-    memory = with_learning(Memory(began_at=1.0), {}, Observed(replicas=(first, again, beside)), 9999.0)
+    memory = with_learning(
+        Memory(began_at=1.0), {}, UNSEEN, Observed(replicas=(first, again, beside)), 9999.0
+    )
     assert memory.starts == ((1045.0, 45.0),)
 
 
@@ -242,7 +245,7 @@ def test_what_starts_took_is_known_from_the_last_twenty(build: Any) -> None:
     replicas = tuple(replace(one, start=Start(1.0, 11.0, 0.0, 8.0)) for one in (*old, *new))
     memory, seen = Memory(began_at=1.0), []
     for number in range(3):
-        memory = with_learning(memory, {}, Observed(replicas=replicas), 9000.0 + 5.0 * number)
+        memory = with_learning(memory, {}, UNSEEN, Observed(replicas=replicas), 9000.0 + 5.0 * number)
         seen.append(lead_seconds(memory))
     assert seen == [38.0] * 3
     assert [at for at, _ in memory.starts] == [one.ready_at for one in new]
@@ -253,8 +256,8 @@ def test_a_start_that_is_yet_to_come_hides_no_other(build: Any) -> None:
     start = Start(1.0, 11.0, 0.0, 8.0)
     odd = replace(build.replica("odd", created_at=5000.0, ready_at=8600.0), start=start)
     new = replace(build.replica("new", created_at=5000.0, ready_at=5030.0), start=start)
-    memory = with_learning(Memory(began_at=1.0), {}, Observed(replicas=(odd,)), 5010.0)
-    memory = with_learning(memory, {}, Observed(replicas=(odd, new)), 5040.0)
+    memory = with_learning(Memory(began_at=1.0), {}, UNSEEN, Observed(replicas=(odd,)), 5010.0)
+    memory = with_learning(memory, {}, UNSEEN, Observed(replicas=(odd, new)), 5040.0)
     assert memory.starts == ((5030.0, 30.0),)
 
 

@@ -16,8 +16,13 @@ routing   a gateway gives a request to the replica with the fewest, so that a bu
           where n = 1 or r >= 1). So much of others' work and prompts is met by a decoding sequence, and by a
           new prompt.
 TTFT      the rest of the step under way and the one launched behind it, then a queue for the prompts' share
-          of steps: M/G/1 (Pollaczek and Khinchine) with service p*(b + h/room), where h is what a step costs
-          without prompts, and room the tokens that the budget leaves beside decodes; then one's own chunks.
+          of steps, with service p*(b + h/room), where h is what a step costs without prompts, and room the
+          tokens that the budget leaves beside decodes; then one's own chunks. While nobody decodes, a budget
+          counts tokens by number and not by cost, so that fewer steps do. Where many decode on each replica,
+          the number of requests on it says nothing of its prompts, and each is a queue of its own: M/G/1
+          (Pollaczek and Khinchine). Where few do, a prompt goes to a replica that has none: M/G/n, whose
+          waits are u^(sqrt(2(n+1)) - 2) / n of those, u the share of time that prompts take (Sakasegawa).
+          Between, the two are averaged.
 
 Latencies at a percentile are those of the lognormal distribution with the mean and variance above. What
 they leave out (routing, bursts, the scheduler's order) is put right by two factors, measured over predicted,
@@ -45,10 +50,12 @@ NUM_BUDGETS = 4
 LEAST_GAIN = 1.05
 # But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate, and is
 # no smaller than this part of the highest.
-EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 16.0
+EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 32.0
 # They take no more than this share of the target: what a prompt's token costs is the engine's estimate.
 EVEN_STEPS_USE = 0.95
 BISECTIONS, ROUGH_BISECTIONS = 10, 6
+# Where so many decode on each replica, half of the prompts come to a queue that the gateway does not see.
+BLIND_RUNNING = 5.0
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
 
@@ -56,13 +63,15 @@ SEQUENCE_DEVIATIONS = 1.0
 @dataclass(frozen=True, slots=True)
 class Workload:
     """What requests bring, on average: prompt tokens to compute, by cost, with mean square, tokens generated,
-    tokens that a decode attends to, and the share of the KV cache that a running sequence holds."""
+    tokens that a decode attends to, the share of the KV cache that a running sequence holds, and prompt
+    tokens to compute by number, 0 where that is not known."""
 
     prompt: float
     prompt_square: float
     answer: float
     context: float
     kv_share: float
+    tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +183,42 @@ class Replica:
         if room < 1.0:
             return inf
         step = model.base + token * running
-        per_token = model.prefill + step / room
+        counted = self._counted(running)
+        per_token = model.prefill + counted * step / room
         service, square = work.prompt * per_token, work.prompt_square * per_token**2
         busy = rate * service
         if busy >= MOST_UTILIZATION:
             return inf
-        rate, busy = met * rate, met * busy
-        queued = rate * square / (2.0 * (1.0 - busy))
+        waits, queued = self._queue(busy, running)
+        if waits > 0.0:
+            queued *= square / (2.0 * service)
+        busy *= met
         # Chunks of an exponential prompt; the step under way is one with prompts in `busy` of all cases.
         chunks = 1.0 / (1.0 - exp(-room / max(1.0, work.prompt)))
-        own = step * chunks + model.prefill * work.prompt
+        own = counted * step * chunks + model.prefill * work.prompt
         biggest = min(work.prompt_square / max(1.0, work.prompt), room)
         ahead = 1.5 * (step + busy * model.prefill * biggest) if busy > 0.0 else 0.0
         spread = per_token**2 * max(0.0, work.prompt_square - work.prompt**2) + ahead**2 / 3.0
-        if busy > 0.0:
-            spread += queued**2 * (2.0 / busy - 1.0)
+        if waits > 0.0:
+            spread += queued**2 * (2.0 / waits - 1.0)
         return _lognormal(ahead + queued + own, spread, self._deviations)
+
+    def _counted(self, running: float) -> float:
+        """What a step's budget counts of a prompt, over its cost, with so many sequences decoding on average:
+        its cost beside some, its tokens beside none."""
+        tokens, cost = self.workload.tokens, self.workload.prompt
+        return 1.0 - exp(-running) * (1.0 - tokens / cost) if 0.0 < tokens < cost else 1.0
+
+    def _queue(self, busy: float, running: float) -> tuple[float, float]:
+        """The share of prompts that wait for others, and how long prompts wait on average, in what is left of
+        one on average. busy: the share of time that prompts take. See the header."""
+        if busy <= 0.0:
+            return 0.0, 0.0
+        all_busy = busy ** (sqrt(2.0 * (self.fleet + 1.0)) - 1.0)
+        blind = running**2 / (running**2 + BLIND_RUNNING**2)
+        waits = blind * busy + (1.0 - blind) * all_busy
+        queued = blind * busy + (1.0 - blind) * all_busy / self.fleet
+        return waits, queued / (1.0 - busy)
 
     def is_kept(self, found: Latencies, target: Target, share: float = 1.0) -> bool:
         """Whether latencies stay within a share of both targets, and memory of its bound."""

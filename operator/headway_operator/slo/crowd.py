@@ -43,10 +43,10 @@ LONGEST_PASS_SECONDS = 60.0
 
 def with_ceiling(situation: Situation) -> Memory:
     """The memory with what a crowd shows, where one lasts, or what replicas do without one."""
-    memory = replace(
-        situation.memory, crowded_since=_crowded_since(situation), late_since=_late_since(situation)
-    )
-    found, since, now = situation.sizing, memory.crowded_since, situation.now
+    memory, now = situation.memory, situation.now
+    found, since, late_since = situation.sizing, _crowded_since(situation), _late_since(situation)
+    if (since, late_since) != (memory.crowded_since, memory.late_since):
+        memory = replace(memory, crowded_since=since, late_since=late_since)
     if found is None:
         return memory
     if since is None:

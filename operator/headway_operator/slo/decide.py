@@ -54,13 +54,11 @@ def decide(
 ) -> tuple[Decision, Memory]:
     """Choose replicas and limits from what was measured; returns the memory for the next pass as well."""
     target = scheduled(target, now)
-    memory = with_clock(memory, now)
-    memory = _up_to_date(target, memory, sample, observed, now)
-    situation, reported = _situation(target, memory, sample, observed, now)
-    situation = replace(situation, memory=_with_violation(situation))
-    situation = replace(situation, memory=with_ceiling(situation))
-    situation = replace(situation, memory=with_trust(situation))
-    situation = replace(situation, memory=with_idleness(situation))
+    memory, happened = _up_to_date(target, with_clock(memory, now), sample, observed, now)
+    situation, reported = _situation(target, memory, happened, sample, observed, now)
+    for with_more in (_with_violation, with_ceiling, with_trust, with_idleness):
+        if (memory := with_more(situation)) is not situation.memory:
+            situation = replace(situation, memory=memory)
     recommendation = replicas.recommended(situation, can_move_limits=knobs.move(situation) is not None)
     situation = replace(situation, memory=_with_recommendation(situation, recommendation.replicas))
     choice = _choose(situation, recommendation)
@@ -81,10 +79,9 @@ def decide(
 
 
 def _situation(
-    target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
+    target: Target, memory: Memory, happened: Recent, sample: Sample, observed: Observed, now: float
 ) -> tuple[Situation, tuple[Attainment, Attainment]]:
     """Everything to decide from, and TTFT and TPOT over the whole window."""
-    happened = Recent(memory.slices)
     now_load = evidence.load(target, happened, sample, now)
     counted = supply(target, memory, sample, observed, now)
     joined_at = counted.newest_ready_at if counted.ready > 1 else 0.0
@@ -95,7 +92,7 @@ def _situation(
     # A gateway knows who is busy; without one requests are spread blindly.
     fleet = max(1, counted.desired) if sample.gateways else 1
     found = sizing(target, memory, happened, fleet, now)
-    ahead = expected(memory, now)
+    ahead = expected(memory, happened, now)
     broken = [
         name
         for name, since_change, whole in zip(("ttft", "tpot"), (ttft, tpot), reported, strict=True)
@@ -140,7 +137,9 @@ def _situation(
     return situation, reported
 
 
-def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observed, now: float) -> Memory:
+def _up_to_date(
+    target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
+) -> tuple[Memory, Recent]:
     if memory.began_at == 0.0:
         memory = replace(memory, began_at=now)
     if memory.targets != target.targets:
@@ -166,7 +165,8 @@ def _up_to_date(target: Target, memory: Memory, sample: Sample, observed: Observ
         watched_since=since,
         marks=marks,
     )
-    return with_learning(memory, before, observed, now)
+    happened = Recent(slices)
+    return with_learning(memory, before, happened, observed, now), happened
 
 
 def _with_violation(situation: Situation) -> Memory:

@@ -189,7 +189,7 @@ _LATER_FIELDS = (
     ),
     *("removed_per_second", "revision"),
 )
-_WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
+_WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share", "tokens")
 
 
 def _pair(limits: Limits | None) -> list[int] | None:

@@ -18,7 +18,7 @@ from headway_operator.samples import Limits
 from headway_operator.slo import histogram
 from headway_operator.slo.baselines import Baseline
 from headway_operator.slo.capacity import Capacity, Factors, Latencies, Replica, Workload, with_work
-from headway_operator.slo.forecast import Forecast, arrivals, forecast, watched
+from headway_operator.slo.forecast import Forecast, forecast, watched
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.step_fit import learnt
 from headway_operator.slo.target import Target
@@ -41,7 +41,8 @@ FIRST_BEYOND, MOST_BEYOND, LONGEST_KNOWN_SECONDS = 0.2, 20.0, 100.0
 NEAR = 1.5
 # Of requests that are judged there must be so many beyond the percentile, where misses are to be shared out.
 LEAST_BEYOND = 5.0
-LEAST_FACTOR, MOST_FACTOR = 0.4, 3.0
+LEAST_FACTOR, MOST_FACTOR = 0.15, 3.0
+LEAST_PACE = 0.4
 FIRST_LEAD_SECONDS = 60.0
 LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
@@ -91,7 +92,9 @@ class Sizing:
         return min(self.told_per_second, self.ceiling)
 
 
-def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Observed, now: float) -> Memory:
+def with_learning(
+    memory: Memory, before: Mapping[str, Baseline], happened: Recent, observed: Observed, now: float
+) -> Memory:
     """The memory with the step model, the start-up time and the course of the load brought up to date."""
     ages = {
         one.name: now - one.ready_at
@@ -102,11 +105,10 @@ def with_learning(memory: Memory, before: Mapping[str, Baseline], observed: Obse
     # A service whose replicas are all young is known by these until one has warmed up.
     known = warm or [name for name, age in ages.items() if age >= FIRST_SECONDS]
     fit = learnt(memory.fit, step_increments(before, memory.baselines, by_turns(known, now)))
-    spans = arrivals(memory.slices)
     return replace(
         memory,
         fit=fit,
-        course=watched(memory.course, spans, now, lead_seconds(memory)),
+        course=watched(memory.course, happened.arrivals, now, lead_seconds(memory)),
         starts=_starts(memory, observed, now),
     )
 
@@ -142,9 +144,9 @@ def lead_seconds(memory: Memory) -> float:
     return max(LEAST_LEAD_SECONDS, seconds[min(len(seconds) - 1, int(len(seconds) * LEAD_PERCENT / 100))])
 
 
-def expected(memory: Memory, now: float) -> Forecast:
+def expected(memory: Memory, happened: Recent, now: float) -> Forecast:
     """The load when replicas asked for now are ready."""
-    return forecast(memory.course, arrivals(memory.slices), now, lead_seconds(memory))
+    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory))
 
 
 def aimed_percent(target: Target, happened: Recent, now: float) -> float:
@@ -223,7 +225,7 @@ def pace(happened: Recent, now: float) -> float:
     seen = totals.get("gap_milliseconds", 0.0) / num_seen
     if told <= 0.0 or seen <= 0.0:
         return 1.0
-    ratio = log(min(MOST_FACTOR, max(LEAST_FACTOR, seen / told)))
+    ratio = log(min(MOST_FACTOR, max(LEAST_PACE, seen / told)))
     chance, certain = map(log, ODD_PACES)
     return exp(ratio * min(1.0, max(0.0, (abs(ratio) - chance) / (certain - chance))))
 
@@ -244,6 +246,7 @@ def workload(happened: Recent, now: float) -> Workload | None:
         answer=totals.get("answer_sum", 0.0) / answers,
         context=totals.get("attended", 0.0) / decoded if decoded else 0.0,
         kv_share=totals.get("kv_held", 0.0) / ran if ran else 0.0,
+        tokens=totals.get("prompt_tokens", 0.0) / prompts,
     )
 
 

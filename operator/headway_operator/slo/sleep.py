@@ -31,9 +31,9 @@ def with_idleness(situation: Situation) -> Memory:
     counted, load = situation.supply, situation.load
     is_busy = load.running or load.waiting or load.in_flight or load.received
     is_unsure = counted.unsampled or not counted.is_gateway_sampled or not counted.ready
-    if not situation.target.may_sleep or is_busy or is_unsure:
-        return replace(situation.memory, idle_since=None)
     since = situation.memory.idle_since
+    if not situation.target.may_sleep or is_busy or is_unsure:
+        return situation.memory if since is None else replace(situation.memory, idle_since=None)
     return replace(situation.memory, idle_since=situation.now if since is None else since)
 
 

@@ -30,6 +30,7 @@ from headway_operator.slo.baselines import (
     of_gateway,
     of_replica,
 )
+from headway_operator.slo.forecast import arrivals
 from headway_operator.slo.growth import NO_COLUMNS, Tables, grown
 from headway_operator.slo.slices import Numbers, Slice, counts_in, joined, summed_totals
 from headway_operator.state import Observed
@@ -52,10 +53,11 @@ class Recent:
     Since a time means all slices that did not begin before it, and the last `least` in any case.
     """
 
-    __slots__ = ("_counts", "_totals", "slices")
+    __slots__ = ("_counts", "_totals", "arrivals", "slices")
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self.slices = tuple(slices)
+        self.arrivals = arrivals(self.slices)
         self._totals: dict[int, Numbers] = {0: {}}
         self._counts: dict[str, dict[int, histogram.Counts]] = {name: {0: {}} for name in LATENCIES}
 
