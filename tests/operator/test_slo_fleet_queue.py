@@ -65,7 +65,7 @@ def test_beside_many_answers_the_number_of_requests_tells_nothing_of_prompts() -
 
 
 def test_a_prompt_alone_takes_as_many_steps_as_it_has_tokens_for() -> None:
-    """The last tokens of a long prompt cost several times as much as the first ones, which a budget heeds only
+    """Its last tokens cost several times as much as the first ones, which a budget heeds only
     where somebody decodes."""
     model = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=0.0)
     unknown = Replica(model, Workload(26_000.0, 1.4e9, 20.0, 11_000.0, 0.0), 95.0)

@@ -13,8 +13,8 @@ TPOT      a decoding sequence meets, per step, the base, its own s, the s of rat
 routing   a gateway gives a request to the replica with the fewest, so that a busy one gets some only while
           all are busy: of n replicas, on each of which r requests would be on average if none met another,
           one that is busy gets r^(sqrt(2(n+1)) - 2) of the rate (Erlang's C over r, by Sakasegawa 1977; 1
-          where n = 1 or r >= 1). So much of others' work and prompts is met by a decoding sequence, and by a
-          new prompt.
+          where n = 1 or r >= 1). So much of others' work and prompts is met by a decoding sequence, and in
+          the step under way by a new prompt.
 TTFT      the rest of the step under way and the one launched behind it, then a queue for the prompts' share
           of steps, with service p*(b + h/room), where h is what a step costs without prompts, and room the
           tokens that the budget leaves beside decodes; then one's own chunks. While nobody decodes, a budget
