@@ -54,7 +54,8 @@ EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 32.0
 # They take no more than this share of the target: what a prompt's token costs is the engine's estimate.
 EVEN_STEPS_USE = 0.95
 BISECTIONS, ROUGH_BISECTIONS = 10, 6
-# Where so many decode on each replica, half of the prompts come to a queue that the gateway does not see.
+# Where so many decode on each replica, half of the prompts come to a queue that the gateway does not see. Of
+# prompts for 0.4 to 0.7 of the time of ten replicas, simulated, P95 of TTFT is told 0.75 to 1.2 times.
 BLIND_RUNNING = 5.0
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
@@ -190,22 +191,21 @@ class Replica:
         if busy >= MOST_UTILIZATION:
             return inf
         waits, queued = self._queue(busy, running)
-        if waits > 0.0:
-            queued *= square / (2.0 * service)
+        queued *= square / max(1e-9, 2.0 * service)
         busy *= met
         # Chunks of an exponential prompt; the step under way is one with prompts in `busy` of all cases.
-        chunks = 1.0 / (1.0 - exp(-room / max(1.0, work.prompt)))
-        own = counted * step * chunks + model.prefill * work.prompt
-        biggest = min(work.prompt_square / max(1.0, work.prompt), room)
+        chunks = 1.0 / (1.0 - exp(-room / max(1.0, counted * work.prompt)))
+        own = step * chunks + model.prefill * work.prompt
+        biggest = min(work.prompt_square / max(1.0, work.prompt), room / counted)
         ahead = 1.5 * (step + busy * model.prefill * biggest) if busy > 0.0 else 0.0
         spread = per_token**2 * max(0.0, work.prompt_square - work.prompt**2) + ahead**2 / 3.0
-        if waits > 0.0:
-            spread += queued**2 * (2.0 / waits - 1.0)
+        if queued > 0.0:
+            spread += queued * (2.0 * queued / waits - queued)
         return _lognormal(ahead + queued + own, spread, self._deviations)
 
     def _counted(self, running: float) -> float:
         """What a step's budget counts of a prompt, over its cost, with so many sequences decoding on average:
-        its cost beside some, its tokens beside none."""
+        its cost beside some, its tokens beside none, as by chance (Poisson)."""
         tokens, cost = self.workload.tokens, self.workload.prompt
         return 1.0 - exp(-running) * (1.0 - tokens / cost) if 0.0 < tokens < cost else 1.0
 
@@ -285,15 +285,12 @@ class Replica:
         return crowd + (EVEN_STEPS_USE * milliseconds - self.model.base - token * crowd) / self.model.prefill
 
     def idle(self, limits: Limits) -> Latencies:
-        """What a request of the percentile's prompt sees on a replica that has nothing else to do.
-
-        Its steps are counted by what the prompt costs, as they are beside decodes; alone they are fewer.
-        """
+        """What a request of the percentile's prompt sees on a replica that has nothing else to do."""
         model, work = self.model, self.workload
         token = model.sequence + model.kv * work.context
         variance = max(0.0, work.prompt_square - work.prompt**2)
         prompt = _lognormal(work.prompt, variance, self._deviations)
-        chunks = max(1.0, prompt / limits.max_num_batched_tokens)
+        chunks = max(1.0, self._counted(0.0) * prompt / limits.max_num_batched_tokens)
         return Latencies(model.base * chunks + model.prefill * prompt, model.base + token, 0.0, work.kv_share)
 
     def answer_seconds(self, target: Target) -> float:

@@ -1,7 +1,7 @@
 """What the controller remembers between passes; serialisable, so that a restart forgets little."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -125,6 +125,8 @@ class Memory:
             "recommended": [list(one) for one in self.recommended],
             "fit": self.fit.to_dict(),
             "workload": None if work is None else [getattr(work, name) for name in _WORKLOAD_FIELDS],
+            # Beside these, which earlier versions read.
+            "workload_tokens": 0.0 if work is None else work.tokens,
             "factors": list(astuple(self.factors)),
             "ceiling": None if self.ceiling is None else list(astuple(self.ceiling)),
             "course": self.course.to_dict(),
@@ -158,7 +160,7 @@ class Memory:
             # Checkpoints of earlier versions do not say what one was trusted with.
             recommended=tuple((*one, 0.0)[:3] for one in data["recommended"]),
             fit=StepFit.from_dict(data["fit"]),
-            workload=None if work is None else Workload(*work),
+            workload=None if work is None else _workload(work, data.get("workload_tokens", 0.0)),
             # In those of earlier versions the numbers are of passes, 20 at most: soon made up for.
             factors=Factors(*data["factors"]),
             # Checkpoints of earlier versions have none.
@@ -189,7 +191,11 @@ _LATER_FIELDS = (
     ),
     *("removed_per_second", "revision"),
 )
-_WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share", "tokens")
+_WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
+
+
+def _workload(numbers: Sequence[float], tokens: float) -> Workload:
+    return Workload(**dict(zip(_WORKLOAD_FIELDS, numbers, strict=True)), tokens=tokens)
 
 
 def _pair(limits: Limits | None) -> list[int] | None:

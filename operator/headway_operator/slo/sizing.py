@@ -41,8 +41,8 @@ FIRST_BEYOND, MOST_BEYOND, LONGEST_KNOWN_SECONDS = 0.2, 20.0, 100.0
 NEAR = 1.5
 # Of requests that are judged there must be so many beyond the percentile, where misses are to be shared out.
 LEAST_BEYOND = 5.0
-LEAST_FACTOR, MOST_FACTOR = 0.15, 3.0
-LEAST_PACE = 0.4
+# Of TTFT, which queueing makes hard to tell, and of TPOT and steps.
+LEAST_TTFT_FACTOR, LEAST_FACTOR, MOST_FACTOR = 0.15, 0.4, 3.0
 FIRST_LEAD_SECONDS = 60.0
 LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
@@ -225,7 +225,7 @@ def pace(happened: Recent, now: float) -> float:
     seen = totals.get("gap_milliseconds", 0.0) / num_seen
     if told <= 0.0 or seen <= 0.0:
         return 1.0
-    ratio = log(min(MOST_FACTOR, max(LEAST_PACE, seen / told)))
+    ratio = log(min(MOST_FACTOR, max(LEAST_FACTOR, seen / told)))
     chance, certain = map(log, ODD_PACES)
     return exp(ratio * min(1.0, max(0.0, (abs(ratio) - chance) / (certain - chance))))
 
@@ -274,7 +274,8 @@ def calibrated(
             continue
         if name == "tpot" and plain.is_bounded:
             continue  # how wrong the longest step is told is for `pace` to say
-        ratio = min(MOST_FACTOR, max(LEAST_FACTOR, measured / predicted))
+        least = LEAST_TTFT_FACTOR if name == "ttft" else LEAST_FACTOR
+        ratio = min(MOST_FACTOR, max(least, measured / predicted))
         before, known = getattr(memory.factors, name), getattr(memory.factors, f"num_{name}")
         beyond = sum(counts.values()) * (100.0 - found.replica.percent) / 100.0
         per_second = beyond / seconds

@@ -32,6 +32,7 @@ from headway_operator.slo.baselines import (
 )
 from headway_operator.slo.forecast import arrivals
 from headway_operator.slo.growth import NO_COLUMNS, Tables, grown
+from headway_operator.slo.rate_change import Span
 from headway_operator.slo.slices import Numbers, Slice, counts_in, joined, summed_totals
 from headway_operator.state import Observed
 
@@ -53,13 +54,20 @@ class Recent:
     Since a time means all slices that did not begin before it, and the last `least` in any case.
     """
 
-    __slots__ = ("_counts", "_totals", "arrivals", "slices")
+    __slots__ = ("_arrivals", "_counts", "_totals", "slices")
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self.slices = tuple(slices)
-        self.arrivals = arrivals(self.slices)
+        self._arrivals: list[Span] | None = None
         self._totals: dict[int, Numbers] = {0: {}}
         self._counts: dict[str, dict[int, histogram.Counts]] = {name: {0: {}} for name in LATENCIES}
+
+    @property
+    def arrivals(self) -> list[Span]:
+        """What came, without gaps (`forecast`)."""
+        if self._arrivals is None:
+            self._arrivals = arrivals(self.slices)
+        return self._arrivals
 
     def totals(self, start: float, *, least: int = 0) -> Numbers:
         """By name; what is not there is 0."""
