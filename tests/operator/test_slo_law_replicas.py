@@ -1,7 +1,8 @@
 """How many replicas the law asks for: up, down, and when it asks for none."""
 
+import re
 from dataclasses import replace
-from math import ceil
+from math import ceil, sqrt
 from typing import Any
 
 import pytest
@@ -276,6 +277,21 @@ def test_a_burst_that_breaks_the_promise_counts_whole(build: Any) -> None:
     assert numbers["late"] == 0
     assert numbers["expected_per_second"] < 4.0 * CAPACITY
     assert decision.replicas >= numbers["requests_per_second"] / CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "window"), [(None, 60.0), (700.0, 60.7), (60_000.0, 120.0), (240_000.0, 300.0)]
+)
+def test_a_burst_that_may_wait_for_minutes_needs_less_beside_the_rate(
+    fleet: Fleet, milliseconds: float | None, window: float
+) -> None:
+    """It is served while it waits, as far as the target lets it."""
+    fleet.promise(Targets(milliseconds, 26.0))
+    fleet.memory = replace(fleet.memory, course=Course(idc=9.0, idc_at=NOW))
+    decision, _ = fleet.decide()
+    found = re.search(r"([\d.]+) requests/s expected", decision.message)
+    assert found is not None, decision.message
+    assert float(found[1]) == pytest.approx(20.0 + 1.3 * sqrt(9.0 * 20.0 / window), rel=0.002)
 
 
 def test_none_is_added_for_the_dead_band_beside_replicas_past_their_deadline(fleet: Fleet) -> None:

@@ -120,6 +120,32 @@ def test_more_trust_than_the_models_word_goes_while_it_is_not_tried(
 
 
 @pytest.mark.parametrize(
+    ("kappa", "per_second", "want"),
+    [
+        pytest.param(1.1, 20.0, 1.0, id="down to the model's word"),
+        pytest.param(1.1, 30.0, 1.1, id="more load than replicas for it"),
+        pytest.param(1.0, 20.0, 1.0 + 0.01, id="no trust of one's own"),
+    ],
+)
+def test_more_trust_than_the_models_word_is_lost_where_somebody_is_late_all_the_same(
+    fleet: Fleet, kappa: float, per_second: float, want: float
+) -> None:
+    """The misses of a crowd come all together, and five minutes may well have room for them."""
+    fleet.per_second = per_second
+    fleet.memory = replace(fleet.memory, kappa=kappa, kappa_at=NOW - 60.0)
+    fleet.gauges |= {"waiting": 1, "oldest_waiting_seconds": 2.0}
+    decision, memory = fleet.decide()
+    assert decision.evidence["late"] > 0
+    assert memory.kappa == pytest.approx(want)
+
+
+def test_trust_is_never_more_than_a_tenth_beyond_the_models_word(fleet: Fleet) -> None:
+    fleet.per_second = 4 * CAPACITY
+    fleet.memory = replace(fleet.memory, kappa=1.09, kappa_at=NOW - 60.0)
+    assert fleet.decide()[1].kappa == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
     ("targets", "want"), [(Targets(700.0, 26.0), 0.808), (Targets(700.0, None), 0.84), (Targets(), 0.8)]
 )
 def test_of_targets_that_there_are_the_one_that_is_missed_more_says_how_fast(

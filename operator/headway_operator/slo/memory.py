@@ -16,7 +16,7 @@ from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit
 
 VERSION = 2
-LEAST_KAPPA, MOST_KAPPA = 0.5, 1.2
+LEAST_KAPPA, MOST_KAPPA = 0.5, 1.1
 NO_FIT, PLAIN, NO_COURSE = StepFit(), Factors(), Course()
 
 

@@ -2,15 +2,16 @@
 
 Recommended is the largest of
 
-    feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / lead)) / (kappa * capacity)
+    feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / window)) / (kappa * capacity)
     backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
     standing      those that there are + queue that will be left / DRAIN_SECONDS / (kappa * capacity), where a
                   queue stands (`crowd`)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
-is broken. Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND
-more, and the load as it is within MOST_USE of the targets, which are not known better than that. It is a
-share of the rate above all: under a target close to the latency of an idle replica, a tenth of that is a
+is broken. The window in which a burst is to be served is the start-up time and, since all of it may wait that
+long, the TTFT target. Below what there is, a dead band holds: fewer are recommended only if they could take
+DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known better than that. It
+is a share of the rate above all: under a target close to the latency of an idle replica, a tenth of that is a
 third of what a replica can do.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
@@ -90,6 +91,7 @@ def recommended(situation: Situation, *, can_move_limits: bool) -> Recommendatio
 def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     target, expected = situation.target, situation.forecast
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
+    window += 0.001 * (target.targets.ttft_milliseconds or 0.0)
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
     standing, why = 0.0, ""

@@ -9,7 +9,8 @@ the model itself tells less of a replica within EXPLAINED_SECONDS, the cut is ta
 held against it twice. Promises kept give a hundredth a minute back, where enough requests came to
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
 trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do,
-and goes by a hundredth a minute while they do not: it was won under another load.
+and goes by a hundredth a minute while they do not: it was won under another load. It goes at once, by a tenth
+each pass, where somebody is late although replicas are thought enough: misses of a crowd come all together.
 While they do, and nobody is late, all trust comes back up to MOST_TIMES as fast, the less was missed over
 that time, from half of what may be missed down to nothing: an objective that is kept with much to spare is
 paid for with replicas.
@@ -49,8 +50,11 @@ def with_trust(situation: Situation) -> Memory:
         return memory
     memory = _explained(memory, found, now)
     counted = situation.supply
-    is_late = situation.load.late > 0 and not queue(situation, found).is_standing
-    is_explained = is_late or situation.forecast.now > counted.ready * found.per_second
+    is_enough = situation.forecast.now <= counted.ready * found.per_second
+    is_late = situation.load.late > 0
+    if memory.kappa > 1.0 and is_late and is_enough:
+        return replace(memory, kappa=max(1.0, KAPPA_CUT * memory.kappa))
+    is_explained = not is_enough or (is_late and not queue(situation, found).is_standing)
     excess = _excess(situation)
     if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
         cut = KAPPA_CUT**excess
