@@ -9,6 +9,7 @@ import argparse
 import time
 from statistics import median, quantiles
 
+from headway_operator.sample_wire import REPLICA_COUNTERS
 from headway_operator.samples import GatewaySample, Histogram, Limits, Moments, ReplicaSample, Sample, Targets
 from headway_operator.slo import Memory, Target, decide
 from headway_operator.slo.histogram import EDGES
@@ -58,7 +59,8 @@ def sample(name: str, passes: int, now: float) -> ReplicaSample:
         kv_blocks_used=100,
         kv_blocks_total=1000,
         draining=False,
-        counters={"ttft_met": requests, "tpot_met": requests, "received": requests, "steps": steps},
+        counters=dict.fromkeys(REPLICA_COUNTERS, 0)
+        | {"ttft_met": requests, "tpot_met": requests, "received": requests, "steps": steps},
         histograms=dict.fromkeys(("ttft", "queue", "prefill", "tpot", "step", "e2e"), histogram),
         moments=Moments(
             tuple(steps * one for one in decode),

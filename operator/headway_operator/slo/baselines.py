@@ -34,9 +34,9 @@ _MOMENT_TOTALS = (
 REPLICA_TOTALS = (*_COUNTERS, *_PART_TOTALS, *_MOMENT_TOTALS)
 GATEWAY_TOTALS = ("gateway_rejected", "gateway_received")
 
-_counted = itemgetter(*_COUNTERS)
 # Whole answers are counted only where they are promised.
 _ALWAYS_COUNTED = LATENCIES[:2]
+_always_counted = itemgetter(*_COUNTERS[:-2])
 _UNCOUNTED: tuple[histogram.Dense, ...] = ((),) * len(LATENCIES)
 _NO_HISTOGRAM = Histogram(histogram.EDGES, (), 0, 0.0)
 _NO_MOMENTS = (0.0,) * len(_MOMENT_TOTALS)
@@ -104,9 +104,10 @@ def of_replica(one: ReplicaSample) -> Baseline:
     histograms, moments = one.histograms, one.moments
     counters = one.counters
     try:
-        totals: list[float] = [*_counted(counters)]
+        totals: list[float] = [*_always_counted(counters)]
     except KeyError:
-        totals = [counters.get(name, 0) for name in _COUNTERS]
+        totals = [counters.get(name, 0) for name in _COUNTERS[:-2]]
+    totals += [counters.get(name, 0) for name in _COUNTERS[-2:]]
     for name in _PARTS:
         part = histograms.get(name)
         totals += (0.0, 0) if part is None else (part.sum_milliseconds, part.num)
