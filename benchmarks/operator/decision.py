@@ -36,13 +36,19 @@ def target(replicas: int) -> Target:
     )
 
 
+def bell(middle: int, width: int, requests: int) -> Histogram:
+    """So many, spread over twice as many buckets."""
+    counts = [0] * 106
+    for bucket in range(middle - width, middle + width):
+        counts[bucket] = requests * (width - abs(middle - bucket)) // width**2
+    return Histogram(EDGES, tuple(counts), sum(counts), EDGES[middle] * sum(counts))
+
+
 def sample(name: str, passes: int, now: float) -> ReplicaSample:
     """One replica after so many passes: 25 requests and 400 steps in each."""
     requests, steps = 25 * passes, 300 * passes
-    bell = [0] * 106
-    for bucket in range(20, 60):
-        bell[bucket] = requests * (20 - abs(40 - bucket)) // 400
-    histogram = Histogram(EDGES, tuple(bell), sum(bell), 100.0 * requests)
+    # Around 93 and 11 ms, which is what the steps below make of tokens.
+    latencies, gaps = bell(40, 20, requests), bell(21, 5, requests)
     d, k, p = 10.0, 12_000.0, 500.0
     t, u = 8.3 + 0.25 * d, 8.3 + 0.25 * d + 0.05 * p
     decode = (1, 0, d, k, 0, 0, 0, d * d * 1.2, d * k * 1.2, k * k * 1.3, t, 0, t * d, t * k, t * t)
@@ -61,7 +67,8 @@ def sample(name: str, passes: int, now: float) -> ReplicaSample:
         draining=False,
         counters=dict.fromkeys(REPLICA_COUNTERS, 0)
         | {"ttft_met": requests, "tpot_met": requests, "received": requests, "steps": steps},
-        histograms=dict.fromkeys(("ttft", "queue", "prefill", "tpot", "step", "e2e"), histogram),
+        histograms=dict.fromkeys(("ttft", "queue", "prefill", "e2e"), latencies)
+        | dict.fromkeys(("tpot", "step"), gaps),
         moments=Moments(
             tuple(steps * one for one in decode),
             tuple(steps / 4 * one for one in prompt),

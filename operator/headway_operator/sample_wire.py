@@ -168,7 +168,7 @@ def parse_replica_sample(body: bytes, taken_at: float) -> ReplicaSample:
         taken_at=taken_at,
         limits=Limits(wire.limits.max_num_seqs, wire.limits.max_num_batched_tokens),
         envelope=Limits(wire.envelope.max_num_seqs, wire.envelope.max_num_batched_tokens),
-        targets=Targets(
+        targets=_targets(
             wire.targets.ttft_milliseconds,
             wire.targets.tpot_milliseconds,
             None if isinstance(end_to_end, UnsetType) else end_to_end,
@@ -273,6 +273,12 @@ def _histogram(name: str, wire: _Histogram, edges: tuple[float, ...]) -> Histogr
         raise ScrapeError(f"sample: histograms.{name}.sum is {wire.sum!r} over no observation")
     after = num_buckets - wire.first - len(wire.counts)
     return Histogram(edges, (0,) * wire.first + tuple(wire.counts) + (0,) * after, sum(wire.counts), wire.sum)
+
+
+@functools.lru_cache(maxsize=1024)
+def _targets(ttft: float | None, tpot: float | None, e2e: float | None) -> Targets:
+    """The same object for the same ones."""
+    return Targets(ttft, tpot, e2e)
 
 
 @functools.lru_cache(maxsize=16)

@@ -8,7 +8,7 @@ import pytest
 
 from headway_operator.samples import Targets
 from headway_operator.slo.baselines import GATEWAY_TOTALS, REPLICA_TOTALS, Baseline
-from headway_operator.slo.growth import NO_COLUMNS, Tables, grown
+from headway_operator.slo.growth import NO_COLUMNS, Columns, grown
 
 TARGETS, OTHERS = Targets(300.0, 40.0), Targets(500.0, 40.0)
 NUM_BUCKETS = 106
@@ -105,7 +105,7 @@ def test_gateways_are_added_up_beside_replicas() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_over_many_passes_with_restarts_nothing_is_lost_or_counted_twice(seed: int) -> None:
     draw = random.Random(seed)
-    known: Tables = NO_COLUMNS
+    known: Columns = NO_COLUMNS
     before: dict[str, Baseline] = {}
     state: dict[str, tuple[str, Counter[int], Counter[int]]] = {}
     for number in range(40):

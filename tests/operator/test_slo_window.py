@@ -8,13 +8,13 @@ import pytest
 
 from headway_operator.samples import GatewaySample, ReplicaSample, Sample, Targets
 from headway_operator.slo.baselines import Baseline, of_gateway, of_replica
-from headway_operator.slo.growth import NO_COLUMNS, Tables
+from headway_operator.slo.growth import NO_COLUMNS, Columns
 from headway_operator.slo.slices import Slice, joined
 from headway_operator.slo.window import Recent, advance
 from headway_operator.state import Observed
 
 TARGETS = Targets(300.0, 40.0)
-State = tuple[tuple[Slice, ...], dict[str, Baseline], Tables]
+State = tuple[tuple[Slice, ...], dict[str, Baseline], Columns]
 EMPTY: State = ((), {}, NO_COLUMNS)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from headway_operator.samples import GatewaySample, Histogram, ReplicaSample, Targets
 from headway_operator.slo import histogram
-from headway_operator.slo.histogram import on_grid
+from headway_operator.slo.histogram import EDGES, on_grid
 
 LATENCIES = ("ttft", "tpot", "e2e")
 # Requests that met the target of each, and that missed it.
@@ -34,11 +34,9 @@ _MOMENT_TOTALS = (
 REPLICA_TOTALS = (*_COUNTERS, *_PART_TOTALS, *_MOMENT_TOTALS)
 GATEWAY_TOTALS = ("gateway_rejected", "gateway_received")
 
-# Whole answers are counted only where they are promised.
-_ALWAYS_COUNTED = LATENCIES[:2]
+# Whole answers, of which the last two are, are counted only where they are promised.
 _always_counted = itemgetter(*_COUNTERS[:-2])
-_UNCOUNTED: tuple[histogram.Dense, ...] = ((),) * len(LATENCIES)
-_NO_HISTOGRAM = Histogram(histogram.EDGES, (), 0, 0.0)
+_NO_HISTOGRAM = Histogram(EDGES, (), 0, 0.0)
 _NO_MOMENTS = (0.0,) * len(_MOMENT_TOTALS)
 _DECODED, _ATTENDED, _TOLD = 2, 3, 12
 
@@ -101,26 +99,30 @@ def of_gateway(one: GatewaySample) -> Baseline:
 
 def of_replica(one: ReplicaSample) -> Baseline:
     """What it has counted."""
-    histograms, moments = one.histograms, one.moments
-    counters = one.counters
+    histograms, moments, counters = one.histograms, one.moments, one.counters
     try:
-        totals: list[float] = [*_always_counted(counters)]
+        totals = _always_counted(counters)
     except KeyError:
-        totals = [counters.get(name, 0) for name in _COUNTERS[:-2]]
-    totals += [counters.get(name, 0) for name in _COUNTERS[-2:]]
-    for name in _PARTS:
-        part = histograms.get(name)
-        totals += (0.0, 0) if part is None else (part.sum_milliseconds, part.num)
-    latencies = LATENCIES if one.targets.e2e_milliseconds is not None else _ALWAYS_COUNTED
-    told = [histograms.get(name, _NO_HISTOGRAM) for name in latencies]
-    counts = (*[on_grid(one.edges, one.counts) for one in told], *_UNCOUNTED[len(told) :])
+        totals = tuple([counters.get(name, 0) for name in _COUNTERS[:-2]])
+    judged = counters.get("e2e_met", 0), counters.get("e2e_missed", 0)
+    told = histograms.get
+    queue, prefill = told("queue", _NO_HISTOGRAM), told("prefill", _NO_HISTOGRAM)
+    parts = queue.sum_milliseconds, queue.num, prefill.sum_milliseconds, prefill.num
+    is_whole_judged = one.targets.e2e_milliseconds is not None
+    ttft, tpot = told("ttft", _NO_HISTOGRAM), told("tpot", _NO_HISTOGRAM)
+    whole = told("e2e", _NO_HISTOGRAM) if is_whole_judged else _NO_HISTOGRAM
+    counts = (
+        ttft.counts if ttft.edges is EDGES else on_grid(ttft.edges, ttft.counts),
+        tpot.counts if tpot.edges is EDGES else on_grid(tpot.edges, tpot.counts),
+        on_grid(whole.edges, whole.counts),
+    )
     limits = (one.limits.max_num_seqs, one.limits.max_num_batched_tokens)
     if moments is None:
-        return Baseline(one.instance, (*totals, *_NO_MOMENTS), one.targets, counts, limits)
+        return Baseline(one.instance, (*totals, *judged, *parts, *_NO_MOMENTS), one.targets, counts, limits)
     decode, prompt = steps = moments.decode_steps, moments.prompt_steps
     decoded = decode[_DECODED] + prompt[_DECODED]
     of_steps = decoded, decode[_ATTENDED] + prompt[_ATTENDED], decode[_TOLD] + prompt[_TOLD], decoded
-    row = (*totals, *moments.prompts, *moments.answers, *of_steps, *moments.gaps)
+    row = (*totals, *judged, *parts, *moments.prompts, *moments.answers, *of_steps, *moments.gaps)
     return Baseline(one.instance, row, one.targets, counts, limits, steps)
 
 

@@ -79,9 +79,9 @@ def applied_limits(sample: Sample) -> Limits | None:
 def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
     """How busy the replicas are."""
     replicas = [one for one in fresh_replicas(sample, now).values() if not one.draining]
-    queues: list[ReplicaSample | GatewaySample] = [*replicas]
-    queues += [one for one in sample.gateways.values() if one is not None]
     queued = [one for one in replicas if one.waiting]
+    queues: list[ReplicaSample | GatewaySample] = [*queued]
+    queues += [one for one in sample.gateways.values() if one is not None and one.waiting]
     # The last slice always counts, however long the time between passes.
     totals = happened.totals(now - RECENT_SECONDS, least=1)
     prompt, generated = totals.get("prompt_tokens", 0), totals.get("generated_tokens", 0)
@@ -90,9 +90,7 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
         running=sum(one.running for one in replicas),
         waiting=sum(one.waiting for one in queues),
         late=sum(num_late(one.waiting, one.oldest_waiting_seconds, target) for one in queues),
-        oldest_waiting_seconds=max(
-            (one.oldest_waiting_seconds for one in queues if one.waiting), default=0.0
-        ),
+        oldest_waiting_seconds=max((one.oldest_waiting_seconds for one in queues), default=0.0),
         kv_use=max((one.kv_blocks_used / max(1, one.kv_blocks_total) for one in replicas), default=0.0),
         has_preempted=totals.get("preemptions", 0) > 0,
         queue_milliseconds=_mean(totals, "queue"),

@@ -33,23 +33,25 @@ Counted = tuple[Sums, ...]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows of as many numbers each, and what they add up to column by column."""
+    """What these had counted, added up column by column. sums: of totals, and of counts of each of LATENCIES.
+    numbers: how many told each of these."""
 
-    rows: tuple[Sums, ...] = ()
-    sums: Sums = ()
+    baselines: tuple[Baseline, ...] = ()
+    sums: Counted = ((),) * (1 + len(LATENCIES))
+    numbers: tuple[int, ...] = (0,) * (1 + len(LATENCIES))
 
 
-# Of totals, and of counts of each of LATENCIES.
-Tables = tuple[Columns, ...]
-NO_COLUMNS: Tables = (Columns(),) * (1 + len(LATENCIES))
+NO_COLUMNS = Columns()
 _UNTOLD: tuple[Sums, ...] = ((),) * len(LATENCIES)
 
 
 def grown(
-    pairs: Sequence[Pair], targets: Targets, known: Tables
-) -> tuple[dict[str, float], dict[str, dict[int, int]], Tables]:
+    pairs: Sequence[Pair], targets: Targets, known: Columns
+) -> tuple[dict[str, float], dict[str, dict[int, int]], Columns]:
     """Totals that are not 0 by name, counts by latency and bucket, and what to hand in as `known` at the next
     pass. Exact counters count only where `targets` are what a replica judges by."""
+    # Compared once, and then by identity: those of all replicas are mostly one and the same object.
+    targets = next((now.targets for _, now in pairs if now.targets == targets), targets)
     plain: list[tuple[Baseline, Baseline]] = []
     others: list[Pair] = []
     for before, now in pairs:
@@ -57,13 +59,11 @@ def grown(
             plain.append((before, now))
         else:
             others.append((before, now))
-    then = _columns([before for before, _ in plain], known)
-    today = _columns([now for _, now in plain])
-    tables = [*zip(today, then, strict=True)]
-    added = [tuple(map(sub, now.sums, before.sums)) for now, before in tables]
+    then = _columns(tuple([before for before, _ in plain]), known)
+    today = _columns(tuple([now for _, now in plain]))
+    added = [tuple(map(sub, now, before)) for now, before in zip(today.sums, then.sums, strict=True)]
     parts: list[Counted] = [tuple(added)]
-    is_whole = all(len(now.rows) == len(before.rows) for now, before in tables)
-    if not is_whole or any(min(sums, default=0) < 0 for sums in added):
+    if today.numbers != then.numbers or any(min(sums, default=0) < 0 for sums in added):
         # Somebody counts a latency for the first time, or anew.
         parts, others = [], [*pairs]
     parts += [_growth(before, now, targets) for before, now in others]
@@ -85,25 +85,20 @@ def _is_plain(before: Baseline, now: Baseline, targets: Targets) -> bool:
         and len(now.totals) == len(REPLICA_TOTALS)
         and before.totals[_REJECTED] == now.totals[_REJECTED]
         and all(map(le, before.totals, now.totals))
-        and before.targets == now.targets == targets
+        and (before.targets is now.targets or before.targets == now.targets)
+        and (now.targets is targets or now.targets == targets)
     )
 
 
-def _columns(baselines: Sequence[Baseline], known: Tables = NO_COLUMNS) -> Tables:
-    """Of totals, and of counts of each latency; not added up again where the rows are the known ones."""
-    series = [tuple([one.totals for one in baselines])]
-    series += [
-        tuple([one.counts[place] for one in baselines if one.counts[place]])
-        for place in range(len(LATENCIES))
+def _columns(baselines: tuple[Baseline, ...], known: Columns = NO_COLUMNS) -> Columns:
+    """Not added up again where the baselines are the known ones."""
+    if len(baselines) == len(known.baselines) and all(map(is_, baselines, known.baselines)):
+        return known
+    rows = [[one.totals for one in baselines]]
+    rows += [
+        [counts for one in baselines if (counts := one.counts[place])] for place in range(len(LATENCIES))
     ]
-    return tuple(
-        before if _is_same(rows, before.rows) else Columns(rows, _added(rows))
-        for rows, before in zip(series, known, strict=True)
-    )
-
-
-def _is_same(rows: Sequence[Sums], others: Sequence[Sums]) -> bool:
-    return len(rows) == len(others) and all(map(is_, rows, others))
+    return Columns(baselines, tuple(map(_added, rows)), tuple(map(len, rows)))
 
 
 def _added(rows: Sequence[Sums]) -> Sums:

@@ -10,7 +10,7 @@ from headway_operator.slo.baselines import NO_TARGETS, Baseline
 from headway_operator.slo.capacity import Factors, Workload
 from headway_operator.slo.ceiling import Ceiling
 from headway_operator.slo.forecast import Course
-from headway_operator.slo.growth import NO_COLUMNS, Tables
+from headway_operator.slo.growth import NO_COLUMNS, Columns
 from headway_operator.slo.marks import Mark
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit
@@ -108,7 +108,7 @@ class Memory:
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
     marks: tuple[Mark, ...] = ()
-    columns: Tables = field(default=NO_COLUMNS, compare=False)
+    columns: Columns = field(default=NO_COLUMNS, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

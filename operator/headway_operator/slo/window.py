@@ -31,7 +31,7 @@ from headway_operator.slo.baselines import (
     of_replica,
 )
 from headway_operator.slo.forecast import arrivals
-from headway_operator.slo.growth import NO_COLUMNS, Tables, grown
+from headway_operator.slo.growth import NO_COLUMNS, Columns, grown
 from headway_operator.slo.rate_change import Span
 from headway_operator.slo.slices import Numbers, Slice, counts_in, joined, summed_totals
 from headway_operator.state import Observed
@@ -116,8 +116,8 @@ def advance(
     targets: Targets,
     began_at: float,
     changed_at: float,
-    known: Tables = NO_COLUMNS,
-) -> tuple[tuple[Slice, ...], dict[str, Baseline], Tables]:
+    known: Columns = NO_COLUMNS,
+) -> tuple[tuple[Slice, ...], dict[str, Baseline], Columns]:
     """The slices and baselines after one more pass, and what to hand in as `known` at the next one.
 
     began_at: when this memory began. changed_at: when something was last changed; no slice spans that.
