@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from benchmarks.slo import page, pictures, store, told, work
+from benchmarks.slo import carry, page, pictures, store, told, work
 from benchmarks.slo.loads import ALL_LOADS, LOADS
 from benchmarks.slo.plan import Plan, Task, long, quick, simulated_seconds, tasks
 from benchmarks.slo.work import Row
@@ -53,7 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = tuple(name for name, load in LOADS.items() if set(load.files) <= files.keys())
     kinds = tuple(options.only or KINDS)
     plan = quick(names[:2]) if options.quick else long(names) if options.long else Plan(names)
-    run(plan, files, options.out, options.jobs, () if options.report else kinds)
+    try:
+        run(plan, files, options.out, options.jobs, () if options.report else kinds, options.carry)
+    except carry.CarryError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 
@@ -87,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
         help="do only tasks of this kind, of those that are left; may be given again",
     )
     parser.add_argument("--report", action="store_true", help="simulate nothing, write the tables again")
+    parser.add_argument(
+        "--carry",
+        metavar="REVISION",
+        help="take over what the code of this revision found, if some of it, simulated again, is the same",
+    )
     parser.add_argument("--out", type=Path, default=FOLDER)
     return parser
 
@@ -110,10 +119,16 @@ def run(
     folder: Path,
     num_processes: int,
     kinds: Sequence[str] = KINDS,
+    revision: str | None = None,
 ) -> None:
-    """Do what is not done yet of these kinds of tasks, and write tables and pictures of all that is."""
+    """Do what is not done yet of these kinds of tasks, and write tables and pictures of all that is.
+
+    revision: of the code whose results are carried over first (`carry`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lines = folder / "results.jsonl"
+    if revision is not None:
+        _carry(plan, files, lines, num_processes, revision)
     fingerprints = store.Fingerprints(plan, files)
     known = store.read(lines)
     keys = {task: fingerprints.of(task) for task in tasks(plan)}
@@ -126,6 +141,14 @@ def run(
         if time.monotonic() - told_at > PAGE_SECONDS:
             told_at = _write(plan, keys, known, folder)
     _write(plan, keys, known, folder)
+
+
+def _carry(plan: Plan, files: Mapping[str, Path], lines: Path, num_processes: int, revision: str) -> None:
+    def simulate(samples: Sequence[Task]) -> Iterator[tuple[Task, list[Row]]]:
+        print(f"{len(samples)} tasks to see whether the code of {revision} finds the same", flush=True)
+        return _worked_off(plan, samples, files, num_processes)
+
+    print(f"{len(carry.over(plan, files, lines, revision, simulate))} tasks carried over", flush=True)
 
 
 def _write(plan: Plan, keys: Mapping[Task, str], known: Mapping[str, list[Row]], folder: Path) -> float:

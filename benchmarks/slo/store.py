@@ -62,17 +62,18 @@ NOT_OF_THE_PROOF = (
 
 
 class Fingerprints:
-    """Of tasks, for one version of the code and one set of traces."""
+    """Of tasks, for one version of the code and one set of traces. root: where the code is."""
 
-    def __init__(self, plan: Plan, files: Mapping[str, Path]) -> None:
+    def __init__(self, plan: Plan, files: Mapping[str, Path], root: Path = ROOT) -> None:
         self._plan = plan
-        self._simulator = _code([*SIMULATED, *(f"runtime/headway_runtime/{name}.py" for name in ENGINE)])
+        engine = (f"runtime/headway_runtime/{name}.py" for name in ENGINE)
+        self._simulator = _code([*SIMULATED, *engine], root)
         self._of_kind = {
-            "headway": _code(LAW),
-            "long": _code(LAW),
-            "told": _code([*LAW, *TOLD]),
-            "oracle": _code(ORACLE),
-            "baseline": _code(BASELINES),
+            "headway": _code(LAW, root),
+            "long": _code(LAW, root),
+            "told": _code([*LAW, *TOLD], root),
+            "oracle": _code(ORACLE, root),
+            "baseline": _code(BASELINES, root),
         }
         self._files = files
         self._parts: dict[tuple[str, bool], Halves] = {}
@@ -119,11 +120,11 @@ class Fingerprints:
         return found
 
 
-def _code(paths: Iterable[str]) -> str:
+def _code(paths: Iterable[str], root: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        for file in _python_files(ROOT / path):
-            digest.update(str(file.relative_to(ROOT)).encode())
+        for file in _python_files(root / path, root / BASELINES[0]):
+            digest.update(str(file.relative_to(root)).encode())
             digest.update(acting(file.read_text(encoding="utf-8")).encode())
     return digest.hexdigest()
 
@@ -143,11 +144,12 @@ def acting(source: str) -> str:
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _python_files(path: Path) -> Iterator[Path]:
+def _python_files(path: Path, apart: Path) -> Iterator[Path]:
+    """Of a folder, but for another one in it; what another version of the code lacks is left out."""
     if not path.is_dir():
-        yield path
+        if path.is_file() or path.is_relative_to(ROOT):
+            yield path
         return
-    apart = ROOT / BASELINES[0]
     for one in sorted(path.rglob("*.py")):
         if one.name not in NOT_OF_THE_PROOF and (path == apart or apart not in one.parents):
             yield one
