@@ -80,17 +80,23 @@ class PrefixCache:
         Of each block, the entered one that holds it, or ~slot where its contents are in host memory only.
         """
         found: list[int] = []
-        if not self.is_read_by(sequence):
-            return found
-        keys = sequence.block_keys
-        for index in range(self._num_findable(sequence)):
-            if index == len(keys):
-                self.extend_keys(sequence, index + 1)
-            place = self._place_of(keys[index])
-            if place is None:
-                break
-            found.append(place)
+        if self.is_read_by(sequence):
+            end = self._num_findable(sequence)
+            while len(found) < end and (place := self._place_at(sequence, len(found))) is not None:
+                found.append(place)
+        sequence.most_found = len(found)
         return found
+
+    def most_found(self, sequence: Sequence) -> int:
+        """Tokens that `find` finds at most, without looking again at those that it found before."""
+        if not self.is_read_by(sequence):
+            return 0
+        # If one of them has been forgotten since, it finds fewer.
+        index, end = sequence.most_found, self._num_findable(sequence)
+        while index < end and self._place_at(sequence, index) is not None:
+            index += 1
+        sequence.most_found = index
+        return index * self._block_size
 
     def is_awaited(self, sequence: Sequence, found: list[int], now: float) -> bool:
         """Whether more of a sequence's beginning is being read from a disk, and worth waiting for.
@@ -111,7 +117,11 @@ class PrefixCache:
         """Full blocks of a sequence's tokens, the last one left out."""
         return (len(sequence.token_ids) - 1) // self._block_size
 
-    def _place_of(self, key: bytes) -> int | None:
+    def _place_at(self, sequence: Sequence, index: int) -> int | None:
+        """Where its block of this index lies, as `find` says it; None if nowhere."""
+        if index == len(sequence.block_keys):
+            self.extend_keys(sequence, index + 1)
+        key = sequence.block_keys[index]
         block = self._block_of.get(key)
         if block is not None or self._offload is None:
             return block

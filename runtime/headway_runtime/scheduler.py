@@ -65,7 +65,7 @@ from headway_runtime.prefix_cache import PrefixCache
 from headway_runtime.prompt_cost import EVEN, PromptCost
 from headway_runtime.promptness import Promptness
 from headway_runtime.request import Request
-from headway_runtime.sequence import Sequence
+from headway_runtime.sequence import Sequence, rank_of, take_out
 from headway_runtime.step_draft import StepDraft
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class Scheduler:
         self._sequences[request.request_id] = sequence
         self._unscheduled[request.request_id] = sequence
         self.promptness.begin(sequence)
-        bisect.insort(self._queue, sequence, key=_rank)
+        bisect.insort(self._queue, sequence, key=rank_of)
 
     def remove(self, request_id: str) -> Sequence | None:
         """Forget a sequence and free its blocks now; None if it is not (any more) live."""
@@ -200,8 +200,8 @@ class Scheduler:
             return None
         self._unscheduled.pop(request_id, None)
         self.promptness.end(request_id)
-        if not _take_out(self._queue, sequence):
-            _take_out(self._running, sequence)
+        if not take_out(self._queue, sequence):
+            take_out(self._running, sequence)
             self.cache.release(sequence)
         return sequence
 
@@ -319,10 +319,10 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence, draft: StepDraft) -> None:
         draft.take_back(victim)
-        _take_out(self._running, victim)
+        take_out(self._running, victim)
         self.cache.release(victim)
         victim.forget_computed()
-        bisect.insort(self._queue, victim, key=_rank)
+        bisect.insort(self._queue, victim, key=rank_of)
 
     def _admit(self, draft: StepDraft, now: float) -> None:
         """Admit from the queue, by rank; see the header for who may be overtaken."""
@@ -338,6 +338,9 @@ class Scheduler:
                 return
             sequence = self._queue[position]
             if adapters is not None and adapters.holds_back(sequence):
+                position += 1
+                continue
+            if draft.long_budget <= 0 and self._has_no_part(sequence, draft):
                 position += 1
                 continue
             found = self.cache.find(sequence)
@@ -357,10 +360,16 @@ class Scheduler:
     def _put_back_late(self, now: float) -> None:
         """Who can no longer be answered in time yields, once, to those who can."""
         for sequence in self.promptness.take_late(now):
-            _take_out(self._queue, sequence)
+            take_out(self._queue, sequence)
             served_as_of, arrival = sequence.rank
             sequence.rank = (served_as_of + self.promptness.late_yield_seconds, arrival)
-            bisect.insort(self._queue, sequence, key=_rank)
+            bisect.insort(self._queue, sequence, key=rank_of)
+
+    def _has_no_part(self, sequence: Sequence, draft: StepDraft) -> bool:
+        """Whether it is a long prompt for certain, of which the share is spent: `find` would look at all of
+        its blocks, in each step anew."""
+        most = self.cache.most_found(sequence)
+        return draft.part_for(most, len(sequence.token_ids) - most) == 0
 
     def _is_overtaken(
         self, sequence: Sequence, found: list[int], under_way: set[bytes], draft: StepDraft
@@ -377,7 +386,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, found: list[int], draft: StepDraft, now: float) -> None:
         self.cache.take(sequence, found)
-        bisect.insort(self._running, sequence, key=_rank)
+        bisect.insort(self._running, sequence, key=rank_of)
         if sequence.scheduled_at is None:
             sequence.scheduled_at = now
             sequence.num_cached = sequence.num_computed
@@ -385,16 +394,3 @@ class Scheduler:
             self.promptness.end(sequence.request.request_id)
             draft.admitted.append(sequence)
         draft.give_prompt(sequence)
-
-
-def _rank(sequence: Sequence) -> tuple[float, int]:
-    return sequence.rank
-
-
-def _take_out(ranked: list[Sequence], sequence: Sequence) -> bool:
-    """Remove a sequence from a list in order of rank; False if it is not in it."""
-    position = bisect.bisect_left(ranked, sequence.rank, key=_rank)
-    if position == len(ranked) or ranked[position] is not sequence:
-        return False
-    del ranked[position]
-    return True

@@ -10,6 +10,7 @@ the blocks is certain.
 """
 
 from array import array
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from headway_runtime.adapters.adapter import NO_ADAPTER, Adapter
@@ -34,6 +35,7 @@ class Sequence:
     num_proven: confirmed tokens that a finite sample has followed.
     num_published: full confirmed blocks, offered to the prefix cache.
     block_keys: keys of the first blocks of token_ids, as many as were needed so far.
+    most_found: no more of them were entered when that was last looked at, while it had no blocks.
     is_cacheable: whether its blocks may be entered into the prefix cache.
     num_cached: prompt tokens found in the prefix cache when it was first scheduled.
     awaits_until: when it stops waiting for its beginning to be read from a disk; None before it is asked for.
@@ -58,6 +60,7 @@ class Sequence:
         "is_cacheable",
         "last_token_at",
         "matcher",
+        "most_found",
         "most_tokens",
         "needs_reading",
         "num_cached",
@@ -102,6 +105,7 @@ class Sequence:
         self.num_prompt_counted = 0
         self.block_table: array[int] = array("q")
         self.block_keys: list[bytes] = []
+        self.most_found = 0
         self.forget_computed()
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
@@ -179,3 +183,17 @@ class Sequence:
         if self.first_token_at is None or self.last_token_at is None or self.num_generated < 2:
             return None
         return (self.last_token_at - self.first_token_at) / (self.num_generated - 1)
+
+
+def rank_of(sequence: Sequence) -> tuple[float, int]:
+    """Who comes first, the lowest."""
+    return sequence.rank
+
+
+def take_out(ranked: list[Sequence], sequence: Sequence) -> bool:
+    """Remove a sequence from a list in order of rank; False if it is not in it."""
+    position = bisect_left(ranked, sequence.rank, key=rank_of)
+    if position == len(ranked) or ranked[position] is not sequence:
+        return False
+    del ranked[position]
+    return True
