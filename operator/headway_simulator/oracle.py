@@ -45,13 +45,14 @@ from headway_operator.slo import Target, target_of
 from headway_runtime.config import Limits as EngineLimits
 from headway_runtime.config import Targets as EngineTargets
 from headway_simulator.cluster import Setting, Simulation
-from headway_simulator.courses import Costs, cheapest_course, missed
+from headway_simulator.courses import Costs, Table, cheapest_course, missed
 from headway_simulator.descent import Course, Ground, Tried, descend
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, judged_from, measures
 from headway_simulator.records import Flight
 from headway_simulator.schedules import INTERVAL_SECONDS, WarmUp, ahead_seconds, schedule
+from headway_simulator.table_processes import tables_of
 from headway_simulator.trace import Trace, part_of
 from headway_simulator.work import guessed_batch, guessed_replicas, work_seconds
 
@@ -111,12 +112,14 @@ def find_oracle(
     ends: Ends | None = None,
     budget: int = BUDGET,
     judged_from_seconds: float = 0.0,
+    num_processes: int = 1,
 ) -> Oracle:
     """The oracle of a load; `told` hears how far the search has come, from 0 to 1.
 
     ends: what searches of the same load and setting, but for the percentile, have found already; added to.
     budget: whole simulations, at least 1; with more it may be found to cost a little less, and never more.
-    judged_from_seconds: what is before only warms caches up.
+    judged_from_seconds: what is before only warms caches up. num_processes: for step 2; with more than one,
+    `ends` does not learn of it.
     """
     assert budget >= 1, f"budget={budget!r} is below 1"
     assert judged_from_seconds < trace.duration_seconds, f"nothing is left after {judged_from_seconds!r} s"
@@ -126,9 +129,9 @@ def find_oracle(
     limits = search.choose_limits()
     search.limits = limits
     tables = []
-    for index in range(search.num_intervals):
-        tables.append(search.misses(index))
-        told(0.5 * (index + 1) / search.num_intervals)
+    for table in tables_of(search, num_processes):
+        tables.append(table)
+        told(0.5 * len(tables) / search.num_intervals)
     return search.cheapest(tables, budget, lambda share: told(0.5 + 0.5 * share))
 
 
@@ -205,7 +208,7 @@ class _Search:
             table[number] = self._missed(index, number)
         return table
 
-    def cheapest(self, tables: Sequence[dict[int, int]], budget: int, told: Told) -> Oracle:
+    def cheapest(self, tables: Sequence[Table], budget: int, told: Told) -> Oracle:
         """Steps 3 to 5."""
         seen: dict[Course, Measures] = {}
 
@@ -246,7 +249,7 @@ class _Search:
             / 3600,
         )
 
-    def _courses(self, tables: Sequence[dict[int, int]]) -> Generator[Course | None, bool, None]:
+    def _courses(self, tables: Sequence[Table]) -> Generator[Course | None, bool, None]:
         """Step 4's courses, one after another, each sent back whether it attains the objective; then None."""
         share, attaining, failing = FIRST_SHARE, 0.0, math.inf
         num_tried = 1
@@ -273,7 +276,7 @@ class _Search:
                 failing = share
         yield None
 
-    def _course(self, tables: Sequence[dict[int, int]], share: float, margin: int = 0) -> Course:
+    def _course(self, tables: Sequence[Table], share: float, margin: int = 0) -> Course:
         """Step 3: the cheapest found that misses, by the tables, at most `share` of what may be missed."""
         counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
         allowed = share * self._allowed
