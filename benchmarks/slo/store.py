@@ -49,7 +49,10 @@ TOLD = ("benchmarks/slo/told.py",)
 BASELINES = ("operator/headway_simulator/baselines",)
 ORACLE = tuple(
     f"operator/headway_simulator/{name}.py"
-    for name in ("oracle", "courses", "descent", "least_work", "limit_candidates", "schedules")
+    for name in (
+        *("oracle", "courses", "descent", "least_work", "limit_candidates", "schedules"),
+        "table_processes",
+    )
 )
 # What makes the excerpts, which are fingerprinted themselves; what shows results; what only the oracle reads.
 NOT_OF_THE_PROOF = (
