@@ -12,7 +12,9 @@ from headway_operator.slo.growth import NO_COLUMNS, Columns, grown
 
 TARGETS, OTHERS = Targets(300.0, 40.0), Targets(500.0, 40.0)
 NUM_BUCKETS = 106
-MET, REJECTED, MISSED = (REPLICA_TOTALS.index(name) for name in ("ttft_met", "rejected", "ttft_missed"))
+MET, REJECTED, MISSED, COUNT = map(
+    REPLICA_TOTALS.index, ("ttft_met", "rejected", "ttft_missed", "ttft_count")
+)
 
 
 def baseline(
@@ -24,7 +26,8 @@ def baseline(
     has_histograms: bool = True,
 ) -> Baseline:
     """A replica's, with these totals and counts of TTFT by their places."""
-    row = tuple((totals or {}).get(place, 0) for place in range(len(REPLICA_TOTALS)))
+    known = {COUNT: sum((ttft or {}).values()), **(totals or {})}
+    row = tuple(known.get(place, 0) for place in range(len(REPLICA_TOTALS)))
     counts = tuple((ttft or {}).get(bucket, 0) for bucket in range(NUM_BUCKETS))
     return Baseline(instance, row, targets, (counts, (), ()) if has_histograms else ((), (), ()))
 
@@ -129,4 +132,43 @@ def test_over_many_passes_with_restarts_nothing_is_lost_or_counted_twice(seed: i
         found, counts, known = grown([(before.get(name), one) for name, one in now.items()], TARGETS, known)
         assert found == happened
         assert counts["ttft"] == latencies
+        before = now
+
+
+def test_counts_in_buckets_that_were_empty_before_are_found() -> None:
+    """Sums look first at the buckets that had something in the pass before."""
+    first = [baseline(ttft={10: 4, 20: 4}, instance=name) for name in "ab"]
+    then = [baseline(ttft={10: 5, 20: 5}, instance=name) for name in "ab"]
+    later = [
+        baseline(ttft={3: 2, 10: 5, 20: 5}, instance="a"),
+        baseline(ttft={10: 6, 20: 5, 90: 7}, instance="b"),
+    ]
+    known, found = NO_COLUMNS, []
+    for before, now in ((first, first), (first, then), (then, later)):
+        _, counts, known = grown([*zip(before, now, strict=True)], TARGETS, known)
+        found.append(counts["ttft"])
+    assert found == [{}, {10: 2, 20: 2}, {3: 2, 10: 1, 90: 7}]
+
+
+def test_a_latency_that_is_no_longer_told_takes_nothing_else_with_it() -> None:
+    """Whole answers are counted while they are promised; the rest goes on as it was."""
+    before, now = baseline({MET: 800}, {3: 9}), baseline({MET: 804}, {})
+    assert grown([(before, now)], TARGETS, NO_COLUMNS)[0] == {"ttft_met": 4}
+
+
+def test_sums_are_those_of_single_requests_whichever_buckets_they_fall_in() -> None:
+    """Mostly in few, so that what is looked at first is mostly all."""
+    rng = random.Random(1)
+    counted = [[0] * NUM_BUCKETS for _ in range(5)]
+    before, known = [baseline(instance=str(index)) for index in range(5)], NO_COLUMNS
+    for _ in range(200):
+        want: dict[int, int] = {}
+        for one in counted:
+            for _ in range(rng.randint(0, 5)):
+                bucket = rng.choice([30, 31, 32, 33, rng.randrange(NUM_BUCKETS)])
+                one[bucket] += 1
+                want[bucket] = want.get(bucket, 0) + 1
+        now = [baseline(ttft=dict(enumerate(one)), instance=str(index)) for index, one in enumerate(counted)]
+        _, counts, known = grown([*zip(before, now, strict=True)], TARGETS, known)
+        assert counts["ttft"] == want
         before = now

@@ -23,6 +23,8 @@ _COUNTERS = (
     *(name for pair in JUDGED for name in pair),
 )
 _PART_TOTALS = tuple(f"{name}_{kind}" for name in _PARTS for kind in ("milliseconds", "count"))
+# Of all buckets of each of LATENCIES.
+COUNTED = tuple(f"{name}_count" for name in LATENCIES)
 # Of requests: number, sum and sum of squares of tokens. Of steps: sequences, and what they attended to; and
 # the time between two tokens, which each step tells once for each sequence. Of gaps, what requests saw of it.
 _MOMENT_TOTALS = (
@@ -31,7 +33,7 @@ _MOMENT_TOTALS = (
     *("decoded", "attended", "told_milliseconds", "told_count"),
     *("gaps", "gap_milliseconds"),
 )
-REPLICA_TOTALS = (*_COUNTERS, *_PART_TOTALS, *_MOMENT_TOTALS)
+REPLICA_TOTALS = (*_COUNTERS, *_PART_TOTALS, *COUNTED, *_MOMENT_TOTALS)
 GATEWAY_TOTALS = ("gateway_rejected", "gateway_received")
 
 # Whole answers, of which the last two are, are counted only where they are promised.
@@ -107,10 +109,11 @@ def of_replica(one: ReplicaSample) -> Baseline:
     judged = counters.get("e2e_met", 0), counters.get("e2e_missed", 0)
     told = histograms.get
     queue, prefill = told("queue", _NO_HISTOGRAM), told("prefill", _NO_HISTOGRAM)
-    parts = queue.sum_milliseconds, queue.num, prefill.sum_milliseconds, prefill.num
     is_whole_judged = one.targets.e2e_milliseconds is not None
     ttft, tpot = told("ttft", _NO_HISTOGRAM), told("tpot", _NO_HISTOGRAM)
     whole = told("e2e", _NO_HISTOGRAM) if is_whole_judged else _NO_HISTOGRAM
+    parts = queue.sum_milliseconds, queue.num, prefill.sum_milliseconds, prefill.num
+    numbers = ttft.num, tpot.num, whole.num
     counts = (
         ttft.counts if ttft.edges is EDGES else on_grid(ttft.edges, ttft.counts),
         tpot.counts if tpot.edges is EDGES else on_grid(tpot.edges, tpot.counts),
@@ -118,11 +121,13 @@ def of_replica(one: ReplicaSample) -> Baseline:
     )
     limits = (one.limits.max_num_seqs, one.limits.max_num_batched_tokens)
     if moments is None:
-        return Baseline(one.instance, (*totals, *judged, *parts, *_NO_MOMENTS), one.targets, counts, limits)
+        return Baseline(
+            one.instance, (*totals, *judged, *parts, *numbers, *_NO_MOMENTS), one.targets, counts, limits
+        )
     decode, prompt = steps = moments.decode_steps, moments.prompt_steps
     decoded = decode[_DECODED] + prompt[_DECODED]
     of_steps = decoded, decode[_ATTENDED] + prompt[_ATTENDED], decode[_TOLD] + prompt[_TOLD], decoded
-    row = (*totals, *judged, *parts, *moments.prompts, *moments.answers, *of_steps, *moments.gaps)
+    row = (*totals, *judged, *parts, *numbers, *moments.prompts, *moments.answers, *of_steps, *moments.gaps)
     return Baseline(one.instance, row, one.targets, counts, limits, steps)
 
 

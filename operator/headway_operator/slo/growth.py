@@ -12,6 +12,7 @@ from operator import is_, le, sub
 
 from headway_operator.samples import Targets
 from headway_operator.slo.baselines import (
+    COUNTED,
     GATEWAY_TOTALS,
     JUDGED,
     LATENCIES,
@@ -23,6 +24,7 @@ from headway_operator.slo.baselines import (
 _REJECTED = REPLICA_TOTALS.index("rejected")
 # A replica counts whom it turns away among these; see `window`.
 _MISSED_AND_REFUSED = tuple(REPLICA_TOTALS.index(name) for name in ("ttft_missed", "e2e_missed"))
+_COUNTED_PLACES = tuple(map(REPLICA_TOTALS.index, COUNTED))
 _JUDGED_PLACES = tuple(tuple(REPLICA_TOTALS.index(name) for name in pair) for pair in JUDGED)
 
 # What one had counted when it was last sampled, if that is known, and has counted now.
@@ -60,7 +62,7 @@ def grown(
         else:
             others.append((before, now))
     then = _columns(tuple([before for before, _ in plain]), known)
-    today = _columns(tuple([now for _, now in plain]))
+    today = _columns(tuple([now for _, now in plain]), like=then)
     added = [tuple(map(sub, now, before)) for now, before in zip(today.sums, then.sums, strict=True)]
     parts: list[Counted] = [tuple(added)]
     if today.numbers != then.numbers or any(min(sums, default=0) < 0 for sums in added):
@@ -71,6 +73,8 @@ def grown(
     for names in (REPLICA_TOTALS, GATEWAY_TOTALS):
         sums = _added([part[0] for part in parts if len(part[0]) == len(names)])
         totals |= {name: value for name, value in zip(names, sums, strict=False) if value}
+    for name in COUNTED:
+        totals.pop(name, None)  # `counts` say that
     counts = {
         name: {bucket: int(count) for bucket, count in enumerate(_added(some)) if count}
         for name, some in zip(LATENCIES, list(zip(*parts, strict=True))[1:], strict=True)
@@ -90,15 +94,31 @@ def _is_plain(before: Baseline, now: Baseline, targets: Targets) -> bool:
     )
 
 
-def _columns(baselines: tuple[Baseline, ...], known: Columns = NO_COLUMNS) -> Columns:
-    """Not added up again where the baselines are the known ones."""
+def _columns(
+    baselines: tuple[Baseline, ...], known: Columns = NO_COLUMNS, like: Columns = NO_COLUMNS
+) -> Columns:
+    """Not added up again where the baselines are the known ones. like: has buckets that are mostly theirs."""
     if len(baselines) == len(known.baselines) and all(map(is_, baselines, known.baselines)):
         return known
-    rows = [[one.totals for one in baselines]]
-    rows += [
-        [counts for one in baselines if (counts := one.counts[place])] for place in range(len(LATENCIES))
-    ]
-    return Columns(baselines, tuple(map(_added, rows)), tuple(map(len, rows)))
+    totals = _added([one.totals for one in baselines])
+    sums, numbers = [totals], [len(baselines)]
+    for place, counted in enumerate(_COUNTED_PLACES):
+        rows = [counts for one in baselines if (counts := one.counts[place])]
+        numbers.append(len(rows))
+        sums.append(_added_within(rows, like.sums[1 + place], totals[counted] if rows else 0))
+    return Columns(baselines, tuple(sums), tuple(numbers))
+
+
+def _added_within(rows: Sequence[Sums], like: Sums, count: float) -> Sums:
+    """Column by column, of rows that count so much in all: first where `like` is not 0, which is often all
+    there is."""
+    first = next((place for place, one in enumerate(like) if one), None)
+    if rows and first is not None:
+        end = len(like) - next(place for place, one in enumerate(reversed(like)) if one)
+        within = _added([row[first:end] for row in rows])
+        if sum(within) == count:
+            return (0,) * first + within + (0,) * (len(like) - end)
+    return _added(rows)
 
 
 def _added(rows: Sequence[Sums]) -> Sums:
@@ -108,13 +128,13 @@ def _added(rows: Sequence[Sums]) -> Sums:
 
 def _growth(before: Baseline | None, now: Baseline, targets: Targets) -> Counted:
     """Of one: since `before`; everything where it is None, of another instance, or more."""
-    totals = now.totals
+    today = totals = _but_counts(now.totals)
     if before is not None and before.instance == now.instance:
-        totals = tuple(map(sub, now.totals, before.totals))
+        totals = tuple(map(sub, today, _but_counts(before.totals)))
     else:
         before = None
     if min(totals) < 0:
-        before, totals = None, now.totals
+        before, totals = None, today
     if not now.counts:
         return (totals, *_UNTOLD)
     if now.targets != targets or (before is not None and before.targets != targets):
@@ -128,6 +148,16 @@ def _growth(before: Baseline | None, now: Baseline, targets: Targets) -> Counted
     if before is None:
         return (totals, *now.counts)
     return (totals, *map(_since, now.counts, before.counts))
+
+
+def _but_counts(totals: Sums) -> Sums:
+    """Without how many are in histograms, which may come, go or begin anew by themselves."""
+    if len(totals) != len(REPLICA_TOTALS):
+        return totals
+    others = [*totals]
+    for place in _COUNTED_PLACES:
+        others[place] = 0
+    return tuple(others)
 
 
 def _since(now: Sums, before: Sums) -> Sums:
