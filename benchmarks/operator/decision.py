@@ -37,7 +37,7 @@ def target(replicas: int) -> Target:
 
 
 def bell(middle: int, width: int, requests: int) -> Histogram:
-    """So many, spread over twice as many buckets."""
+    """About so many requests, over buckets on either side of the middle."""
     counts = [0] * 106
     for bucket in range(middle - width, middle + width):
         counts[bucket] = requests * (width - abs(middle - bucket)) // width**2
@@ -45,7 +45,7 @@ def bell(middle: int, width: int, requests: int) -> Histogram:
 
 
 def sample(name: str, passes: int, now: float) -> ReplicaSample:
-    """One replica after so many passes: 25 requests and 400 steps in each."""
+    """One replica after so many passes: 25 requests and 375 steps in each."""
     requests, steps = 25 * passes, 300 * passes
     # Around 93 and 11 ms, which is what the steps below make of tokens.
     latencies, gaps = bell(40, 20, requests), bell(21, 5, requests)

@@ -2,9 +2,9 @@
 
 A change that is meant to alter no outcome alters fingerprints all the same. What the code of REVISION found
 is then held against what today's finds, on samples: of each load what Headway does in it without a fault, of
-each kind of runs and of each baseline the quickest. Simulations hang on no clock, and the least difference in
-one of their thousands of requests shows in what they measure. Where none differs, all that was found holds
-for today's code as well; where one does, nothing of it.
+each kind of runs, each fault and each baseline the quickest; and on what both have found already. Simulations
+hang on no clock, and the least difference in one of their thousands of requests shows in what they measure.
+Where none differs, all that was found holds for today's code as well; where one does, nothing of it.
 """
 
 import json
@@ -36,13 +36,13 @@ def over(plan: Plan, files: Mapping[str, Path], lines: Path, revision: str, simu
     with tempfile.TemporaryDirectory() as folder:
         _check_out(revision, Path(folder))
         before = store.Fingerprints(plan, files, Path(folder))
-        found = {
-            task: known[before.of(task)]
-            for task in tasks(plan)
-            if before.of(task) in known and today.of(task) not in known
-        }
-    again = dict(simulate(samples(found)))
-    if differing := [task.words for task, rows in again.items() if _told(rows) != _told(found[task])]:
+    of_then = {task: known[before.of(task)] for task in tasks(plan) if before.of(task) in known}
+    if not of_then:
+        raise CarryError(f"--carry={revision!r}: {lines} has nothing of that revision's code")
+    found = {task: rows for task, rows in of_then.items() if today.of(task) not in known}
+    again = {task: known[today.of(task)] for task in of_then if task not in found}
+    again |= simulate(samples(found))
+    if differing := [task.words for task, rows in again.items() if _told(rows) != _told(of_then[task])]:
         raise CarryError(
             f"--carry={revision!r}: nothing is carried over, since today's code finds otherwise: "
             f"{'; '.join(differing)}. Run without --carry to simulate all of it again"
@@ -56,7 +56,8 @@ def samples(found: Mapping[Task, list[Row]]) -> list[Task]:
     """Of each load a run of Headway's, of each kind and each baseline the quickest."""
     chosen: dict[tuple[str, str], Task] = {}
     for task in sorted(found, key=lambda one: _seconds(found[one])):
-        chosen.setdefault(("kind", f"{task.kind} {task.name if task.kind == 'baseline' else ''}"), task)
+        # Of Headway the names of faults, of baselines their own.
+        chosen.setdefault((task.kind, task.name), task)
         if task.kind == "headway" and not task.name:
             chosen.setdefault(("load", task.load), task)
     return list(dict.fromkeys(chosen.values()))
@@ -79,6 +80,6 @@ def _check_out(revision: str, folder: Path) -> None:
         done = subprocess.run(command, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         why = error.stderr.decode().strip() if isinstance(error, subprocess.CalledProcessError) else error
-        raise CarryError(f"--carry={revision!r} is no revision of this checkout: {why}") from error
+        raise CarryError(f"--carry={revision!r} cannot be checked out: {why}") from error
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")

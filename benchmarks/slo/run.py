@@ -53,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = tuple(name for name, load in LOADS.items() if set(load.files) <= files.keys())
     kinds = tuple(options.only or KINDS)
     plan = quick(names[:2]) if options.quick else long(names) if options.long else Plan(names)
+    if options.carry is not None and (options.report or options.only):
+        print("--carry simulates samples of all kinds: leave --report and --only out", file=sys.stderr)
+        return 2
     try:
         run(plan, files, options.out, options.jobs, () if options.report else kinds, options.carry)
     except carry.CarryError as error:

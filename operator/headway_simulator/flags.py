@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from headway.argument_types import integer, not_negative, number, positive, share_or_none
 from headway.command_parser import CommandParser
+from headway_runtime.cpus import usable_cpus
 from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Conditions
@@ -26,6 +27,8 @@ SHIPPED = "headway"
 # As a manifest's fields have them.
 LONGEST_TTFT_MILLISECONDS, LONGEST_TPOT_MILLISECONDS = 600_000, 60_000
 MOST_REPLICAS = 1000
+# Each holds a copy of the load.
+MOST_JOBS = 64
 # What lies outside is a slip, and some of it would run for ever.
 MOST_FACTOR = 1000
 up_to_thousandfold = number(lambda value: 1 <= value <= MOST_FACTOR, f"a number from 1 to {MOST_FACTOR}")
@@ -239,4 +242,11 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--json", type=Path, metavar="OUT", help="write the report there")
     group.add_argument("--plot", type=Path, metavar="PATH", help="write a timeline there: .png, .svg or .pdf")
     group.add_argument("--no-oracle", dest="oracle", action="store_false", help="do not seek the least cost")
+    group.add_argument(
+        "--jobs",
+        type=integer(1, MOST_JOBS),
+        default=min(MOST_JOBS, usable_cpus()),
+        metavar="N",
+        help="processes that look for the oracle; default: the processors there are",
+    )
     group.add_argument("--quiet", action="store_true", help="no progress on standard error")

@@ -14,7 +14,6 @@ from typing import Any
 from tqdm import tqdm
 
 from headway_operator.slo import target_of
-from headway_runtime.cpus import usable_cpus
 from headway_simulator.cluster import Simulation
 from headway_simulator.context_limit import fitted, with_refused
 from headway_simulator.errors import OptionsError, SimulatorError
@@ -58,7 +57,7 @@ def _run(options: argparse.Namespace) -> None:
     oracle = None
     if options.oracle:
         with _stage("oracle", taken, is_quiet=options.quiet) as told:
-            oracle = find_oracle(trace, setting, told, num_processes=usable_cpus())
+            oracle = find_oracle(trace, setting, told, num_processes=options.jobs)
     print(text(controller.name, load, fit, setting, target, found, oracle))
     minutes = timeline(run, target)
     if options.json is not None:

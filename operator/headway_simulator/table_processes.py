@@ -1,15 +1,26 @@
 """What the oracle simulates of each interval by itself, in several processes.
 
 An interval's simulations hang on nothing but the load and the setting, so that whoever works them out, and in
-which order, changes nothing.
+which order, changes nothing. No process outlives who began it: each looks twice a second whether that is
+gone, or wants no more of it.
 """
 
+import gc
+import multiprocessing
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from ctypes import c_byte
 from typing import Protocol
 
 from headway_simulator.courses import Table
+from headway_simulator.errors import SimulatorError
+
+LOOK_SECONDS = 0.5
 
 
 class Search(Protocol):
@@ -29,27 +40,45 @@ _misses: Callable[[int], Table] | None = None
 def tables_of(search: Search, num_processes: int) -> Iterator[Table]:
     """The tables of all intervals, in order, as they come.
 
-    Raises BrokenProcessPool where a process was killed.
+    Raises SimulatorError where a process was killed.
     """
     intervals = range(search.num_intervals)
     num_processes = min(num_processes, search.num_intervals)
     if num_processes <= 1:
         yield from map(search.misses, intervals)
         return
-    with ProcessPoolExecutor(num_processes, initializer=_begin, initargs=(search,)) as pool:
-        try:
-            yield from pool.map(_table, intervals)
-        except BaseException:
-            # Whoever interrupts does not wait for what has not begun.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    # Without a lock, which one that is killed might hold.
+    is_over = multiprocessing.Value("b", 0, lock=False)
+    try:
+        with ProcessPoolExecutor(
+            num_processes, initializer=_begin, initargs=(search, is_over, os.getpid())
+        ) as pool:
+            try:
+                yield from pool.map(_table, intervals)
+            except BaseException:
+                is_over.value = 1
+                raise
+    except BrokenProcessPool as error:
+        raise SimulatorError(
+            f"one of {num_processes} processes that look for the oracle was killed, most likely for want of "
+            "memory; remedy: a lower --jobs, or --no-oracle"
+        ) from error
 
 
-def _begin(search: Search) -> None:
+def _begin(search: Search, is_over: c_byte, parent: int) -> None:
     """In each process. A terminal interrupts all of them; it is the first one's to say what follows."""
     global _misses
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(is_over, parent), daemon=True).start()
+    # What was inherited is nobody's garbage, and looking through it would copy it.
+    gc.freeze()
     _misses = search.misses
+
+
+def _end_with(is_over: c_byte, parent: int) -> None:
+    while not is_over.value and os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)
 
 
 def _table(index: int) -> Table:

@@ -35,7 +35,7 @@ class Sequence:
     num_proven: confirmed tokens that a finite sample has followed.
     num_published: full confirmed blocks, offered to the prefix cache.
     block_keys: keys of the first blocks of token_ids, as many as were needed so far.
-    most_found: no more of them were entered when that was last looked at, while it had no blocks.
+    most_found: while it has no blocks, at most so many of these can be found; fewer if some were forgotten.
     is_cacheable: whether its blocks may be entered into the prefix cache.
     num_cached: prompt tokens found in the prefix cache when it was first scheduled.
     awaits_until: when it stops waiting for its beginning to be read from a disk; None before it is asked for.

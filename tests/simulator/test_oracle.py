@@ -1,9 +1,7 @@
 """The oracle: it attains the objective, nothing fixed is cheaper, and its courses are the cheapest."""
 
 import itertools
-import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, measures
 from headway_simulator.oracle import Ends, Oracle, find_oracle
 from headway_simulator.schedules import asked_seconds, schedule
-from headway_simulator.table_processes import tables_of
 from headway_simulator.trace import Arrival, Trace, part_of
 from headway_simulator.work import guessed_batch, guessed_replicas
 
@@ -209,28 +206,6 @@ def test_several_processes_find_the_same(build: Any) -> None:
     alone, together = (find_oracle(trace, setting, told.append, num_processes=count) for count in (1, 3))
     assert together == alone
     assert told[len(told) // 2 :] == told[: len(told) // 2]
-
-
-@dataclass(frozen=True)
-class Broken:
-    """Of its intervals the second cannot be worked out. folder: has a file for each that was begun."""
-
-    folder: Path
-    num_intervals: int = 50
-
-    def misses(self, index: int) -> dict[int, int]:
-        (self.folder / str(index)).touch()
-        time.sleep(0.02)
-        if index == 1:
-            raise ValueError("interval 1")
-        return {1: index}
-
-
-def test_an_interval_that_cannot_be_worked_out_ends_the_search(tmp_path: Path) -> None:
-    """In whichever process: those that were not begun by then are not."""
-    with pytest.raises(ValueError, match="interval 1"):
-        list(tables_of(Broken(tmp_path), 2))
-    assert 2 <= len(list(tmp_path.iterdir())) < Broken.num_intervals
 
 
 def test_a_larger_budget_never_ends_with_a_dearer_schedule_nor_below_the_bound(build: Any) -> None:

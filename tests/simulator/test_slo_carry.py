@@ -46,8 +46,8 @@ def test_what_comes_out_the_same_is_not_simulated_again(
     capsys.readouterr()
     run(TINY, {}, tmp_path, 1, (), "v1")
     shown = capsys.readouterr().out
-    # Headway, the oracle, told, long, and both baselines; with the fault it is only carried over.
-    assert "6 tasks to see whether the code of v1 finds the same" in shown
+    # Headway, with its fault, the oracle, told, long, and both baselines.
+    assert "7 tasks to see whether the code of v1 finds the same" in shown
     assert "7 tasks carried over" in shown
     assert "0 tasks to do, 7 done before" in shown
     after = known(lines)
@@ -55,7 +55,9 @@ def test_what_comes_out_the_same_is_not_simulated_again(
     assert after > before
     # And once more: there is nothing left to carry.
     run(TINY, {}, tmp_path, 1, (), "v1")
-    assert "0 tasks carried over" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "0 tasks to see" in shown
+    assert "0 tasks carried over" in shown
 
 
 def test_nothing_is_carried_over_where_a_sample_comes_out_otherwise(tmp_path: Path, revision: Path) -> None:
@@ -76,9 +78,25 @@ def test_nothing_is_carried_over_where_a_sample_comes_out_otherwise(tmp_path: Pa
     assert len(known(lines)) == len(tasks(TINY))
 
 
+def test_what_has_been_found_otherwise_already_is_looked_at_as_well(tmp_path: Path, revision: Path) -> None:
+    lines = tmp_path / "results.jsonl"
+    of_then, today = store.Fingerprints(TINY, {}, revision), store.Fingerprints(TINY, {})
+    row = {"processor_seconds": 1.0, "measures": {"joint_attainment": 0.99}}
+    for task in tasks(TINY):
+        store.add(lines, of_then.of(task), [row])
+    fault = next(task for task in tasks(TINY) if task.kind == "headway" and task.name)
+    store.add(lines, today.of(fault), [{**row, "measures": {"joint_attainment": 0.5}}])
+    with pytest.raises(carry.CarryError, match="missing"):
+        carry.over(TINY, {}, lines, "v1", lambda samples: [(task, [row]) for task in samples])
+
+
 def test_no_revision_is_said_to_be_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quick", "--out", str(tmp_path), "--carry", "no-such-revision", "--report"]) == 2
-    assert "--carry='no-such-revision' is no revision of this checkout" in capsys.readouterr().err
+    assert main(["--quick", "--out", str(tmp_path), "--carry", "no-such-revision"]) == 2
+    assert "--carry='no-such-revision' cannot be checked out" in capsys.readouterr().err
+    assert main(["--quick", "--out", str(tmp_path), "--carry", "HEAD"]) == 2
+    assert "has nothing of that revision's code" in capsys.readouterr().err
+    assert main(["--quick", "--out", str(tmp_path), "--carry", "HEAD", "--report"]) == 2
+    assert "leave --report and --only out" in capsys.readouterr().err
 
 
 def test_a_revision_is_fingerprinted_by_its_own_code(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ Recommended is the largest of
                   queue stands (`crowd`)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
-is broken. The window in which a burst is to be served is the start-up time and, since all of it may wait that
-long, the TTFT target. Below what there is, a dead band holds: fewer are recommended only if they could take
-DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known better than that. It
-is a share of the rate above all: under a target close to the latency of an idle replica, a tenth of that is a
-third of what a replica can do.
+is broken. The window in which a burst is to be served is the start-up time (30 s at least) and, since all of
+it may wait that long, the TTFT target. Below what there is, a dead band holds: fewer are recommended only if
+they could take DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known
+better than that. It is a share of the rate above all: under a target close to the latency of an idle replica,
+a tenth of that is a third of what a replica can do.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and
