@@ -127,16 +127,46 @@ def test_more_trust_than_the_models_word_goes_while_it_is_not_tried(
         pytest.param(1.0, 20.0, 1.0 + 0.01, id="no trust of one's own"),
     ],
 )
-def test_more_trust_than_the_models_word_is_lost_where_somebody_is_late_all_the_same(
+def test_more_trust_than_the_models_word_is_lost_to_a_crowd(
     fleet: Fleet, kappa: float, per_second: float, want: float
 ) -> None:
-    """The misses of a crowd come all together, and five minutes may well have room for them."""
+    """Its misses come all together, and five minutes may well have room for them."""
     fleet.per_second = per_second
     fleet.memory = replace(fleet.memory, kappa=kappa, kappa_at=NOW - 60.0)
-    fleet.gauges |= {"waiting": 1, "oldest_waiting_seconds": 2.0}
+    fleet.gauges |= {"waiting": 3, "oldest_waiting_seconds": 3.0}
+    fleet.now_totals = {"received": 200.0}
     decision, memory = fleet.decide()
-    assert decision.evidence["late"] > 0
+    assert decision.evidence["late"] > 10
     assert memory.kappa == pytest.approx(want)
+
+
+def test_as_many_as_may_be_late_take_no_trust(fleet: Fleet) -> None:
+    """Of a hundred replicas somebody is late at any time."""
+    fleet.per_second = 4 * CAPACITY
+    fleet.memory = replace(fleet.memory, kappa=1.1, kappa_at=NOW - 60.0)
+    fleet.gauges |= {"waiting": 1, "oldest_waiting_seconds": 1.0}
+    fleet.now_totals = {"received": 200.0}
+    decision, memory = fleet.decide()
+    assert 0 < decision.evidence["late"] <= 10
+    assert memory.kappa == pytest.approx(1.1)
+
+
+def test_trust_that_was_lost_to_a_crowd_is_not_taken_back_with_an_earlier_cut(fleet: Fleet) -> None:
+    now_told = fleet.decide()[0].evidence["capacity_per_second"]
+    cut = Cut(1.08, 0.972, 1.2 * now_told)
+    fleet.memory = replace(fleet.memory, kappa=0.972, kappa_at=NOW, kappa_cut_at=NOW - 10.0, cut=cut)
+    fleet.gauges |= {"waiting": 3, "oldest_waiting_seconds": 3.0}
+    fleet.now_totals = {"received": 200.0}
+    for _ in range(3):
+        _, fleet.memory = fleet.decide()
+        assert fleet.memory.kappa <= 1.0
+
+
+def test_a_queue_that_stands_costs_the_rest_in_the_same_pass(fleet: Fleet) -> None:
+    fleet.memory = replace(fleet.memory, kappa=1.1, kappa_at=NOW - 60.0)
+    fleet.totals |= {"refused": 600.0}
+    fleet.now_totals = {"refused": 30.0, "ttft_missed": 1.0}
+    assert fleet.decide()[1].kappa == pytest.approx(0.99)
 
 
 def test_trust_is_never_more_than_a_tenth_beyond_the_models_word(fleet: Fleet) -> None:

@@ -9,8 +9,9 @@ the model itself tells less of a replica within EXPLAINED_SECONDS, the cut is ta
 held against it twice. Promises kept give a hundredth a minute back, where enough requests came to
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
 trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do,
-and goes by a hundredth a minute while they do not: it was won under another load. It goes at once, by a tenth
-each pass, where somebody is late although replicas are thought enough: misses of a crowd come all together.
+and goes by a hundredth a minute while they do not: it was won under another load. All of it goes at once
+where replicas are thought enough, and yet more requests are late than may be of those that have just come:
+the misses of a crowd come all together.
 While they do, and nobody is late, all trust comes back up to MOST_TIMES as fast, the less was missed over
 that time, from half of what may be missed down to nothing: an objective that is kept with much to spare is
 paid for with replicas.
@@ -52,8 +53,9 @@ def with_trust(situation: Situation) -> Memory:
     counted = situation.supply
     is_enough = situation.forecast.now <= counted.ready * found.per_second
     is_late = situation.load.late > 0
-    if memory.kappa > 1.0 and is_late and is_enough:
-        return replace(memory, kappa=max(1.0, KAPPA_CUT * memory.kappa))
+    is_lost = memory.kappa > 1.0 and is_enough and _is_crowded(situation)
+    if is_lost:
+        memory = replace(memory, kappa=1.0, cut=None)
     is_explained = not is_enough or (is_late and not queue(situation, found).is_standing)
     excess = _excess(situation)
     if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
@@ -62,7 +64,7 @@ def with_trust(situation: Situation) -> Memory:
         after = max(LEAST_KAPPA, memory.kappa * cut)
         taken = Cut(memory.kappa, after, found.capacity.per_second)
         return replace(memory, kappa=after, kappa_cut_at=now, cut=taken)
-    if not _is_kept(situation):
+    if is_lost or not _is_kept(situation):
         return memory
     gain = KAPPA_GAIN_PER_SECOND * seconds
     # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
@@ -95,6 +97,12 @@ def _with_ceiling_times(factor: float, memory: Memory, found: Sizing) -> Memory:
         return memory
     least = min(seen.per_second, LEAST_KAPPA * found.capacity.per_second)
     return replace(memory, ceiling=replace(seen, per_second=max(least, factor * seen.per_second)))
+
+
+def _is_crowded(situation: Situation) -> bool:
+    """Whether more are late than may be of all that have just come."""
+    allowed = 1.0 - situation.target.percentile / 100.0
+    return situation.load.late > allowed * situation.load.received
 
 
 def _excess(situation: Situation) -> float:
