@@ -1,6 +1,7 @@
 """Results carried over a change of the code: where samples come out the same, and not where one does not."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from benchmarks.slo.plan import Task, tasks
 from benchmarks.slo.run import main, run
 from tests.simulator.test_slo_benchmark import TINY
 
+TINIER = replace(TINY, verdict_seconds=20.0, tuning_seconds=20.0, oracle_budget=1, rate_scale=0.03)
 ENGINE_FILE = "runtime/headway_runtime/prefix_cache.py"
 
 
@@ -41,10 +43,10 @@ def test_what_comes_out_the_same_is_not_simulated_again(
     with monkeypatch.context() as patch:
         # As that version would have done it.
         patch.setattr(store.Fingerprints.__init__, "__defaults__", (revision,))
-        run(TINY, {}, tmp_path, 1)
+        run(TINIER, {}, tmp_path, 1)
     lines, before = tmp_path / "results.jsonl", known(tmp_path / "results.jsonl")
     capsys.readouterr()
-    run(TINY, {}, tmp_path, 1, (), "v1")
+    run(TINIER, {}, tmp_path, 1, (), "v1")
     shown = capsys.readouterr().out
     # Headway, with its fault, the oracle, told, long, and both baselines.
     assert "7 tasks to see whether the code of v1 finds the same" in shown
@@ -54,7 +56,7 @@ def test_what_comes_out_the_same_is_not_simulated_again(
     assert len(after) == 14
     assert after > before
     # And once more: there is nothing left to carry.
-    run(TINY, {}, tmp_path, 1, (), "v1")
+    run(TINIER, {}, tmp_path, 1, (), "v1")
     shown = capsys.readouterr().out
     assert "0 tasks to see" in shown
     assert "0 tasks carried over" in shown
