@@ -53,11 +53,13 @@ def tables_of(search: Search, num_processes: int) -> Iterator[Table]:
         with ProcessPoolExecutor(
             num_processes, initializer=_begin, initargs=(search, is_over, os.getpid())
         ) as pool:
+            is_whole = False
             try:
                 yield from pool.map(_table, intervals)
-            except BaseException:
-                is_over.value = 1
-                raise
+                is_whole = True
+            finally:
+                # Whatever ends it early goes on to who asked; nobody works on for it.
+                is_over.value = not is_whole
     except BrokenProcessPool as error:
         raise SimulatorError(
             f"one of {num_processes} processes that look for the oracle was killed, most likely for want of "
