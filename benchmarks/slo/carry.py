@@ -53,7 +53,7 @@ def over(plan: Plan, files: Mapping[str, Path], lines: Path, revision: str, simu
 
 
 def samples(found: Mapping[Task, list[Row]]) -> list[Task]:
-    """Of each load a run of Headway's, of each kind and each baseline the quickest."""
+    """Of each load a run of Headway's; of each kind, each fault and each baseline the quickest."""
     chosen: dict[tuple[str, str], Task] = {}
     for task in sorted(found, key=lambda one: _seconds(found[one])):
         # Of Headway the names of faults, of baselines their own.
