@@ -32,6 +32,7 @@ SIMULATED = ("operator/headway_simulator", "operator/headway_operator/plan.py", 
 ENGINE = (
     *("batch", "blocks", "commits", "config", "draft_policy", "guessing", "histograms", "metrics"),
     *(
+        "overtaking",
         "prefix_cache",
         "prompt_cost",
         "promptness",

@@ -144,9 +144,6 @@ class SimulatedEngine:
         if scheduler.num_waiting >= self.settings.max_waiting:
             self.metrics.rejected(RejectReason.QUEUE_FULL)
             return False
-        # With all places taken it changes nothing for the next steps.
-        is_full = scheduler.num_running >= scheduler.limits.max_num_seqs
-        self._was_uneventful = self._was_uneventful and is_full
         scheduler.add(request)
         name = request.request_id
         self._received_at[name] = request.received_at
@@ -175,12 +172,10 @@ class SimulatedEngine:
         ahead, self._plan = self._plan, None
         if ahead is None:
             return
-        num_turns = ahead.turns_before(now)
-        if num_turns:
-            launched_at = take_over(
-                ahead, num_turns, self.scheduler, self._runner, self.metrics, self._step_time_error
-            )
-            self._loop.skip_to(launched_at, self._runner.now)
+        launched_at = take_over(
+            ahead, ahead.turns_before(now), self.scheduler, self._runner, self.metrics, self._step_time_error
+        )
+        self._loop.skip_to(launched_at, self._runner.now)
         self.wakes_at = self._runner.now
 
     def wake(self) -> Emitted:
@@ -208,13 +203,10 @@ class SimulatedEngine:
         self.wakes_at = runner.now
         latest = runner.latest
         assert latest is not None
-        batch = latest.batch
-        nobody_comes_in = scheduler.num_waiting == 0 or scheduler.num_running >= scheduler.limits.max_num_seqs
         self._was_uneventful = (
             latest is not before
             and done.num_preempted == 0
-            and batch.num_decodes == len(batch.chunks) == scheduler.num_running
-            and nobody_comes_in
+            and len(latest.batch.chunks) == scheduler.num_running
         )
 
     def _emit(self, now: float) -> Emitted:

@@ -1,30 +1,41 @@
-"""Takes many uneventful steps at once: decodes of always the same sequences, of which none ends.
+"""Takes many uneventful steps at once: always of the same sequences, of which none ends.
 
 Between two events of a replica (a request comes, one ends, a limit changes) its steps differ in nothing but
 their times and the tokens they add. This does to sequences, blocks, prefix cache and metrics in one go what
 the scheduler and the accounts would do step by step; the tests hold one against the other.
 
-Uneventful are the next steps if the last one launched decodes for every running sequence and nobody can be
-admitted after it; and as long as no sequence gets its last token and there are free blocks for all, so that
-nobody is preempted. Who waits goes on waiting if the step read before it ended nobody and had no prompt:
-decodes only take blocks, and without a prompt under way nobody waits for another one's blocks either.
+Uneventful are the next steps if the last one launched has a part for every running sequence, all of them
+decodes but at most one prompt, and as long as
+
+- no decode gets its last token, and there are free blocks for all, so that nobody is preempted;
+- the prompt is cut short each time. How many tokens it gets is found out by the scheduler's own rules;
+- nobody is admitted: all places are taken, or steps take no further prompt, or whoever waits has no part of
+  them, or comes after one that waits for blocks. All of this stays so. Decodes only take blocks, answers are
+  like no other, so that what the cache has for somebody grows by nothing but blocks of the prompt under way,
+  and nobody that waits becomes late meanwhile, which would change their order;
+- no block of the prompt is in the cache already, under another one's number: whether it still is when the
+  prompt gets there would hang on which blocks decodes have taken until then.
 
 Times are computed one after the other by the very additions that the runner makes, so that they are the same
 to the last digit.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway_runtime.batch import UNREAD
 from headway_runtime.metrics import EngineMetrics
+from headway_runtime.overtaking import MAX_OVERTAKEN
 from headway_runtime.scheduler import Scheduler
 from headway_runtime.sequence import Sequence
-from headway_simulator.simulated_runner import SimulatedRunner, Step, decode_context
+from headway_runtime.step_draft import StepDraft
+from headway_simulator.simulated_runner import SimulatedRunner, Step, decode_context, pairs
 from headway_simulator.step_model import StepModel
 
 # How far one plan looks: an arrival cuts it short, and what it had computed beyond that is lost.
 MOST_TURNS = 64
+# A chunk of one token would stand among the decodes.
+LEAST_PART = 2
 
 
 @dataclass(slots=True)
@@ -32,17 +43,19 @@ class Plan:
     """The next turns of the loop.
 
     step: the one under way, None where steps do not overlap. read_at: when each turn's step is read, and one
-    time more where steps overlap: when the one that is under way after the last turn ends.
-    previous_read_at: of the step before the first turn's. num_kv_tokens: that the first turn's step attends
-    to.
+    time more where steps overlap: when the one that is under way after the last turn ends. parts: the tokens
+    of these steps that are the prompt's, the first of them from `start` on. num_kv_tokens: that the first
+    turn's decodes attend to.
     """
 
     begins_at: float
     step: Step | None
-    sequences: list[Sequence]
+    decodes: list[Sequence]
+    prompt: Sequence | None
+    start: int
+    parts: list[int]
     read_at: list[float]
     num_turns: int
-    previous_read_at: float
     num_kv_tokens: int
 
     @property
@@ -50,40 +63,58 @@ class Plan:
         return self.read_at[self.num_turns - 1]
 
     def turns_before(self, now: float) -> int:
-        """How many begin before `now`."""
-        if now <= self.begins_at:
-            return 0
+        """How many begin before `now`; the first one did when this was planned."""
         return 1 + bisect_left(self.read_at, now, 0, self.num_turns - 1)
 
 
 def plan(
     scheduler: Scheduler, runner: SimulatedRunner, model: StepModel, *, is_under_way: bool
 ) -> Plan | None:
-    """The uneventful turns ahead; None if the next one is not known to be. The last step must have been."""
-    sequences = scheduler.running
-    latest = runner.latest
-    if not sequences or latest is None or scheduler.limits.num_speculative_tokens:
+    """The uneventful turns ahead; None if the next one is not known to be. The last step must have had a
+    part for every running sequence."""
+    running, latest = scheduler.running, runner.latest
+    if not running or latest is None or scheduler.limits.num_speculative_tokens:
         return None
-    last_at = sequences[0].last_token_at
-    if last_at is None or any(one.last_token_at != last_at for one in sequences):
+    prompts = [one for one in running if one.num_pending > 1]
+    decodes = [one for one in running if one.num_pending == 1] if prompts else list(running)
+    count = len(decodes)
+    if len(prompts) > 1 or latest.batch.num_decodes != count:
         return None
-    left = min(one.most_tokens - len(one.token_ids) for one in sequences)
-    num_turns = _with_blocks(scheduler, sequences, min(MOST_TURNS, left if is_under_way else left - 1))
-    if num_turns < 1:
+    if any(one.last_token_at != runner.now for one in decodes):
         return None
-    count, read_at, now = len(sequences), [], runner.now
-    context = sum(one.num_computed for one in sequences) + count
+    most = min((one.most_tokens - len(one.token_ids) for one in decodes), default=MOST_TURNS)
+    most = _with_blocks(scheduler, decodes, min(MOST_TURNS, most if is_under_way else most - 1))
+    prompt = prompts[0] if prompts else None
+    parts, draft = _parts(scheduler, prompt, count, most)
+    start = 0 if prompt is None else prompt.num_computed
+    if not parts or not _is_closed(scheduler, draft, prompt, start + sum(parts)):
+        return None
+    context = sum(one.num_computed for one in decodes) + count
     num_kv_tokens = context - count if is_under_way else context
+    read_at, now, at = [], runner.now, start
     if is_under_way:
-        assert decode_context(latest.batch.chunks) == context - count, "the step under way is another one"
-        read_at.append(latest.ends_at)
+        assert decode_context(latest.batch.chunks[:count]) == num_kv_tokens, (
+            "the step under way is another one"
+        )
         now = latest.ends_at
-    for _ in range(num_turns):
-        now += model.seconds(0, 0, count, context)
+        read_at.append(now)
+    for part in parts:
+        now += model.seconds(part, pairs(at, part), count, context)
+        at += part
         context += count
         read_at.append(now)
+    num_turns = len(parts)
+    if draft.takes_prompts and scheduler.waiting:
+        begins = [runner.now, *read_at]
+        while num_turns and scheduler.promptness.is_any_late(begins[num_turns - 1]):
+            num_turns -= 1
+        if not num_turns:
+            return None
     step = latest if is_under_way else None
-    return Plan(runner.now, step, list(sequences), read_at, num_turns, last_at, num_kv_tokens)
+    if step is not None:
+        under_way = step.batch.num_prefill_tokens
+        parts, start = [under_way, *parts], start - under_way
+    return Plan(runner.now, step, decodes, prompt, start, parts, read_at, num_turns, num_kv_tokens)
 
 
 def take_over(
@@ -98,36 +129,120 @@ def take_over(
 
     step_time_error: steps are counted as so many times as long as they are.
     """
-    count = len(ahead.sequences)
-    previous = ahead.previous_read_at
-    num_kv_tokens = ahead.num_kv_tokens
-    num_beginners = sum(one.num_generated == 1 for one in ahead.sequences)
+    count, prompt, cost = len(ahead.decodes), ahead.prompt, scheduler.prompt_cost
+    previous = ahead.begins_at
+    num_kv_tokens, end = ahead.num_kv_tokens, ahead.start
+    num_beginners = sum(one.num_generated == 1 for one in ahead.decodes)
     if num_beginners:
         metrics.first_decoded(ahead.read_at[0] - previous, num_beginners)
-    for now in ahead.read_at[:num_turns]:
+    num_computed = 0
+    for now, part in zip(ahead.read_at[:num_turns], ahead.parts, strict=False):
         seconds = now - previous
         runner.now = now
         told_seconds = step_time_error * seconds
-        metrics.step(told_seconds, 0, count)
-        metrics.moments.step(1000.0 * told_seconds, 0, count, num_kv_tokens)
+        metrics.step(told_seconds, part, count, prompt is not None)
+        metrics.moments.step(1000.0 * told_seconds, cost.of(end, part) if part else 0, count, num_kv_tokens)
         num_kv_tokens += count
-        metrics.tokens(generated=count)
-        metrics.inter_token(seconds, count)
+        if prompt is not None:
+            end += part
+            num_computed = prompt.count_prompt_tokens(end)
+        metrics.tokens(num_computed, generated=count)
+        if count:
+            metrics.inter_token(seconds, count)
         previous = now
-    for one in ahead.sequences:
-        _advance(one, num_turns, scheduler, runner, is_ahead=ahead.step is not None)
+    is_ahead = ahead.step is not None
+    for one in ahead.decodes:
+        _advance(one, num_turns, scheduler, runner, is_ahead=is_ahead)
         one.last_token_at = previous
+    launched_at = ahead.read_at[num_turns - 2] if num_turns > 1 else ahead.begins_at
+    if prompt is not None:
+        prompt.num_confirmed = end
+        prompt.num_computed = prompt.num_given = end + (ahead.parts[num_turns] if is_ahead else 0)
+        scheduler.cache.publish(prompt)
     if ahead.step is not None:
-        for chunk in ahead.step.batch.chunks:
-            chunk.start += num_turns
-            chunk.num_generated += num_turns
+        _move_on(ahead.step, num_turns, count, end, ahead.parts[num_turns])
     runner.skip_to(previous, ahead.step, ahead.read_at[num_turns - (ahead.step is None)])
-    return ahead.read_at[num_turns - 2] if num_turns > 1 else ahead.begins_at
+    return launched_at
+
+
+def _draft(scheduler: Scheduler, num_decodes: int) -> StepDraft:
+    """A step of which so many decodes have their token."""
+    draft = scheduler.empty_draft()
+    draft.budget -= num_decodes
+    if num_decodes:
+        draft.cost = scheduler.prompt_cost
+    return draft
+
+
+def _parts(
+    scheduler: Scheduler, prompt: Sequence | None, num_decodes: int, most: int
+) -> tuple[list[int], StepDraft]:
+    """What a prompt gets, beside so many decodes, of at most so many steps, 0 without one; nothing of a step
+    whose draft is unlike the first one, which is returned as whoever waits finds it."""
+    seen = draft = _draft(scheduler, num_decodes)
+    if prompt is None:
+        return [0] * most if draft.budget >= 0 else [], seen
+    kept, parts = prompt.num_computed, list[int]()
+    while len(parts) < most and draft.takes_prompts:
+        draft.give_prompt(prompt)
+        if not parts:
+            seen = replace(draft)
+        elif (draft.long_budget <= 0, draft.is_full) != (seen.long_budget <= 0, seen.is_full):
+            break
+        draft.give_rest()
+        part = draft.shares[prompt]
+        if part < LEAST_PART or prompt.num_pending - part < LEAST_PART:
+            break
+        parts.append(part)
+        prompt.num_computed += part
+        draft = _draft(scheduler, num_decodes)
+    keys = scheduler.cache.keys_of_step(prompt, 0)
+    prompt.num_computed = kept
+    return ([] if scheduler.cache.is_any_entered(keys) else parts), seen
+
+
+def _is_closed(scheduler: Scheduler, draft: StepDraft, prompt: Sequence | None, end: int) -> bool:
+    """Whether nobody comes in, of a step with this draft and of those like it, in which a prompt is computed
+    up to `end`."""
+    num_running, cache = scheduler.num_running, scheduler.cache
+    if not draft.takes_prompts or num_running >= scheduler.limits.max_num_seqs:
+        return True
+    num_free = scheduler.pool.num_free
+    for one in scheduler.waiting[:MAX_OVERTAKEN]:
+        num_tokens, num_found = len(one.token_ids), cache.most_found(one)
+        shares = prompt is not None and _may_share(scheduler, one, prompt, num_found // cache.block_size)
+        if shares:
+            num_found = max(num_found, min(num_tokens - 1, end) // cache.block_size * cache.block_size)
+        if draft.part_for(num_found, num_tokens - num_found) == 0:
+            # Nor with less found.
+            continue
+        if shares:
+            return False
+        found = cache.find(one)
+        if prompt is not None and _may_share(scheduler, one, prompt, len(found)):
+            # What it would have found has been forgotten, and is computed again.
+            return False
+        # Decodes may take what it finds: it must have a part even without. Then nobody overtakes it while it
+        # waits for blocks.
+        return draft.part_for(0, num_tokens) > 0 and cache.num_taken(one, found) + num_running > num_free
+    return True
+
+
+def _may_share(scheduler: Scheduler, one: Sequence, prompt: Sequence, index: int) -> bool:
+    """Whether the block of this index will be found once it is computed for a prompt."""
+    cache = scheduler.cache
+    last = (min(len(one.token_ids) - 1, len(prompt.token_ids))) // cache.block_size
+    if index >= last or not cache.is_read_by(one):
+        return False
+    for sequence in (one, prompt):
+        cache.extend_keys(sequence, index + 1)
+    return one.block_keys[index] == prompt.block_keys[index]
 
 
 def _advance(
     one: Sequence, num_turns: int, scheduler: Scheduler, runner: SimulatedRunner, *, is_ahead: bool
 ) -> None:
+    """A decode."""
     token = runner.answers[one.request.request_id].token_id
     assert token is not None
     one.token_ids[len(one.token_ids) - is_ahead :] = [token] * num_turns + [UNREAD] * is_ahead
@@ -139,6 +254,17 @@ def _advance(
         scheduler.cache.allocate(one, missing)
     scheduler.cache.publish(one)
     scheduler.cache.prove(one)
+
+
+def _move_on(step: Step, num_turns: int, num_decodes: int, start: int, part: int) -> None:
+    """The step under way is now another one, with a part of the prompt from `start` on."""
+    batch = step.batch
+    for chunk in batch.chunks[:num_decodes]:
+        chunk.start += num_turns
+        chunk.num_generated += num_turns
+    for chunk in batch.chunks[num_decodes:]:
+        chunk.start, chunk.num_tokens = start, part
+    batch.num_tokens = num_decodes + part
 
 
 def _with_blocks(scheduler: Scheduler, sequences: list[Sequence], num_turns: int) -> int:

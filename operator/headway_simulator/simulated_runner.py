@@ -101,7 +101,7 @@ def step_seconds(model: StepModel, batch: Batch) -> float:
     decodes, prompts = batch.chunks[:num_decodes], batch.chunks[num_decodes:]
     return model.seconds(
         batch.num_prefill_tokens,
-        sum(_pairs(chunk) for chunk in prompts),
+        sum(pairs(chunk.start, chunk.num_tokens) for chunk in prompts),
         num_decodes + batch.num_drafts,
         decode_context(decodes),
     )
@@ -112,5 +112,6 @@ def decode_context(decodes: tuple[Chunk, ...]) -> int:
     return sum(chunk.start for chunk in decodes) + len(decodes)
 
 
-def _pairs(chunk: Chunk) -> int:
-    return chunk.num_tokens * chunk.start + chunk.num_tokens * (chunk.num_tokens + 1) // 2
+def pairs(start: int, num_tokens: int) -> int:
+    """Of a token at these positions and one that it attends to, itself included."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2

@@ -68,9 +68,10 @@ class Chunk:
         return [*self.token_ids[first:num_own], *self.ahead[max(0, first - num_own) : last - num_own]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """One step's work. Chunks of a single token (decodes, nearly always) come first.
+    """One step's work. Chunks of a single token (decodes, nearly always) come first. Not frozen for the same
+    reason as `Chunk`.
 
     num_decodes: how many of them there are.
     num_tokens: tokens of all chunks together, and of what may be guessed for them; never above the limit that

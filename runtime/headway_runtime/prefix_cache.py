@@ -58,7 +58,7 @@ class PrefixCache:
         assert is_enabled or offload is None, "what is not entered is not kept"
         self._pool = pool
         self._offload = offload
-        self._block_size = block_size
+        self.block_size = block_size
         self._proof_reach = proof_reach
         # Whether a sample proves at least all that a block has room for.
         self.proves_blocks = proof_reach is None or proof_reach >= block_size
@@ -96,7 +96,7 @@ class PrefixCache:
         while index < end and self._place_at(sequence, index) is not None:
             index += 1
         sequence.most_found = index
-        return index * self._block_size
+        return index * self.block_size
 
     def is_awaited(self, sequence: Sequence, found: list[int], now: float) -> bool:
         """Whether more of a sequence's beginning is being read from a disk, and worth waiting for.
@@ -115,7 +115,7 @@ class PrefixCache:
 
     def _num_findable(self, sequence: Sequence) -> int:
         """Full blocks of a sequence's tokens, the last one left out."""
-        return (len(sequence.token_ids) - 1) // self._block_size
+        return (len(sequence.token_ids) - 1) // self.block_size
 
     def _place_at(self, sequence: Sequence, index: int) -> int | None:
         """Where its block of this index lies, as `find` says it; None if nowhere."""
@@ -131,13 +131,17 @@ class PrefixCache:
     def _is_anywhere(self, key: bytes) -> bool:
         return key in self._block_of or (self._offload is not None and key in self._offload)
 
+    def is_any_entered(self, keys: Iterable[bytes]) -> bool:
+        """Whether a block lies under one of these keys."""
+        return not self._block_of.keys().isdisjoint(keys)
+
     def keys_of_step(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
         """Keys of the blocks that are complete, and not entered yet, once those steps have run that are under
         way, and one that computes `num_tokens` of a sequence."""
         if not self._is_enabled or not sequence.is_cacheable:
             return []
         num_read = len(sequence.token_ids) - sequence.num_unread
-        end = min(sequence.num_computed + num_tokens, num_read) // self._block_size
+        end = min(sequence.num_computed + num_tokens, num_read) // self.block_size
         self.extend_keys(sequence, end)
         return sequence.block_keys[sequence.num_published : end]
 
@@ -148,11 +152,11 @@ class PrefixCache:
         index = len(found)
         while index < end and sequence.block_keys[index] in keys:
             index += 1
-        return (index - len(found)) * self._block_size
+        return (index - len(found)) * self.block_size
 
     def num_taken(self, sequence: Sequence, found: list[int]) -> int:
         """Free blocks that `take` would use up, some of `found` perhaps among them."""
-        num_blocks = -(-len(sequence.token_ids) // self._block_size)
+        num_blocks = -(-len(sequence.token_ids) // self.block_size)
         return num_blocks - sum(place > 0 and self._pool.num_references(place) > 0 for place in found)
 
     def take(self, sequence: Sequence, found: list[int]) -> None:
@@ -164,20 +168,20 @@ class PrefixCache:
                 self.num_reusable -= self._pool.share(block)
         if self._offload is not None:
             self._offload.pin([sequence.block_keys[index] for index, place in enumerate(found) if place < 0])
-        num_blocks = -(-len(sequence.token_ids) // self._block_size)
+        num_blocks = -(-len(sequence.token_ids) // self.block_size)
         fresh = iter(self._hand_out(num_blocks - sum(place > 0 for place in found)))
         for index, place in enumerate(found):
             sequence.block_table.append(place if place > 0 else self._load(sequence, index, next(fresh)))
         sequence.block_table.extend(fresh)
         table, unproven = sequence.block_table, self._unproven
         proven = next((index for index in range(len(found)) if table[index] in unproven), len(found))
-        sequence.num_computed = sequence.num_confirmed = sequence.num_given = len(found) * self._block_size
+        sequence.num_computed = sequence.num_confirmed = sequence.num_given = len(found) * self.block_size
         sequence.num_published = len(found)
         # What was found after a preemption is no hit, but not computed either.
         sequence.num_prompt_counted = max(
             sequence.num_prompt_counted, min(sequence.num_computed, sequence.num_prompt)
         )
-        sequence.num_proven = proven * self._block_size
+        sequence.num_proven = proven * self.block_size
 
     def allocate(self, sequence: Sequence, count: int) -> None:
         """Append `count` blocks of unknown contents to a sequence's table."""
@@ -209,7 +213,7 @@ class PrefixCache:
 
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence, the last first: its head is what another one may want again."""
-        size = self._block_size
+        size = self.block_size
         table, key_of, release = sequence.block_table, self._key_of, self._pool.release
         first_unproven = sequence.num_proven // size
         end = -(-sequence.num_given // size) if sequence.num_given > sequence.num_proven else 0
@@ -227,7 +231,7 @@ class PrefixCache:
 
     def publish(self, sequence: Sequence) -> None:
         """Enter the blocks that were confirmed to their end since the last call, unproven as yet."""
-        start, end = sequence.num_published, sequence.num_confirmed // self._block_size
+        start, end = sequence.num_published, sequence.num_confirmed // self.block_size
         sequence.num_published = end
         if not self._is_enabled or not sequence.is_cacheable:
             return
@@ -241,7 +245,7 @@ class PrefixCache:
 
     def prove(self, sequence: Sequence) -> None:
         """Take note that a finite sample has followed all confirmed tokens."""
-        size, start = self._block_size, sequence.num_proven
+        size, start = self.block_size, sequence.num_proven
         if self._proof_reach is not None:
             start = max(start, sequence.num_confirmed - self._proof_reach)
         if start > sequence.num_proven:
@@ -300,7 +304,7 @@ class PrefixCache:
 
     def extend_keys(self, sequence: Sequence, count: int) -> None:
         """Compute the keys of a sequence's first `count` blocks, as far as it has none."""
-        keys, size = sequence.block_keys, self._block_size
+        keys, size = sequence.block_keys, self.block_size
         if len(keys) >= count:
             return
         first = len(keys)
@@ -325,7 +329,7 @@ class PrefixCache:
             self._offload.check_integrity()
 
     def _check_sequence(self, one: Sequence) -> None:
-        name, size = one.request.request_id, self._block_size
+        name, size = one.request.request_id, self.block_size
         assert 0 <= one.num_proven <= one.num_confirmed <= one.num_computed <= one.num_given, name
         assert one.num_published == one.num_confirmed // size, f"{name}: a full block is not entered"
         want = [root_key(one.request.cache_salt, one.adapter.digest)]

@@ -62,16 +62,17 @@ class Promptness:
         self._in_time.pop(request_id, None)
         self._late.discard(request_id)
 
+    def is_any_late(self, now: float) -> bool:
+        """Whether `take_late` would tell of one."""
+        if self._target_seconds is None or not self.late_yield_seconds or not self._in_time:
+            return False
+        first = next(iter(self._in_time.values()))
+        return now - first.request.received_at > self._most_waiting_seconds(self._target_seconds)
+
     def take_late(self, now: float) -> Iterator[Sequence]:
         """Those that are late by now, each told once."""
-        if self._target_seconds is None or not self.late_yield_seconds:
-            return
-        most = self._most_waiting_seconds(self._target_seconds)
-        while self._in_time:
-            sequence = next(iter(self._in_time.values()))
-            if now - sequence.request.received_at <= most:
-                return
-            self._in_time.popitem(last=False)
+        while self.is_any_late(now):
+            _, sequence = self._in_time.popitem(last=False)
             self._late.add(sequence.request.request_id)
             yield sequence
 

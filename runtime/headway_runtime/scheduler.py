@@ -61,6 +61,7 @@ from headway_runtime.config import Limits
 from headway_runtime.draft_policy import DraftPolicy
 from headway_runtime.guessing import give_guesses
 from headway_runtime.offload.tiers import Copies, KVOffload
+from headway_runtime.overtaking import MAX_OVERTAKEN, has_no_part, is_overtaken
 from headway_runtime.prefix_cache import PrefixCache
 from headway_runtime.prompt_cost import EVEN, PromptCost
 from headway_runtime.promptness import Promptness
@@ -72,11 +73,6 @@ if TYPE_CHECKING:
     from headway_runtime.grammar_matcher import TokenMatcher
 
 __all__ = ["Committed", "Progress", "Schedule", "Scheduler"]
-
-# A sequence waits a step for another one's blocks only if they spare it so many tokens, by cost.
-LEAST_TOKENS_WORTH_WAITING = 64
-# How many sequences of the queue may be overtaken in a step; bounds the time that looking at them takes.
-MAX_OVERTAKEN = 64
 
 
 @dataclass(slots=True)
@@ -154,6 +150,11 @@ class Scheduler:
         return self._running
 
     @property
+    def waiting(self) -> list[Sequence]:
+        """Those that hold none, by rank; not to be changed."""
+        return self._queue
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -224,9 +225,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Schedule:
         """Decide the next step. Blocks are taken and given back at once; tokens count from `launch`."""
-        budget = self.limits.max_num_batched_tokens
-        largest = max(1, int(self._long_prefill_share * budget))
-        draft = StepDraft(budget, largest, largest)
+        draft = self.empty_draft()
         prompts = self._schedule_decodes(draft)
         if draft.shares:
             draft.cost = self.prompt_cost
@@ -245,6 +244,12 @@ class Scheduler:
             )
         to_clear, copies = self.cache.blocks_to_clear(), self.cache.copies()
         return Schedule(draft.batch(), draft.admitted, draft.preempted, to_clear, copies)
+
+    def empty_draft(self) -> StepDraft:
+        """A step of which nothing is given yet."""
+        budget = self.limits.max_num_batched_tokens
+        largest = max(1, int(self._long_prefill_share * budget))
+        return StepDraft(budget, largest, largest)
 
     def launch(self, batch: Batch) -> None:
         """A step was launched: the next one may be scheduled before it is read, unless `needs_reading`."""
@@ -340,11 +345,11 @@ class Scheduler:
             if adapters is not None and adapters.holds_back(sequence):
                 position += 1
                 continue
-            if draft.long_budget <= 0 and self._has_no_part(sequence, draft):
+            if has_no_part(sequence, self.cache, draft):
                 position += 1
                 continue
             found = self.cache.find(sequence)
-            if self._is_overtaken(sequence, found, under_way, draft) or self.cache.is_awaited(
+            if is_overtaken(sequence, found, under_way, self.cache, draft) or self.cache.is_awaited(
                 sequence, found, now
             ):
                 position += 1
@@ -364,25 +369,6 @@ class Scheduler:
             served_as_of, arrival = sequence.rank
             sequence.rank = (served_as_of + self.promptness.late_yield_seconds, arrival)
             bisect.insort(self._queue, sequence, key=rank_of)
-
-    def _has_no_part(self, sequence: Sequence, draft: StepDraft) -> bool:
-        """Whether it is a long prompt for certain, of which the share is spent: `find` would look at all of
-        its blocks, in each step anew."""
-        most = self.cache.most_found(sequence)
-        return draft.part_for(most, len(sequence.token_ids) - most) == 0
-
-    def _is_overtaken(
-        self, sequence: Sequence, found: list[int], under_way: set[bytes], draft: StepDraft
-    ) -> bool:
-        num_found = len(found) * self.block_size
-        num_tokens = draft.part_for(num_found, len(sequence.token_ids) - num_found)
-        if num_tokens == 0:
-            return True
-        cost = draft.cost.of(num_found, num_tokens)
-        if not under_way or cost < LEAST_TOKENS_WORTH_WAITING:
-            return False
-        spared = draft.cost.of(num_found, self.cache.num_tokens_under_way(sequence, found, under_way))
-        return spared >= max(LEAST_TOKENS_WORTH_WAITING, cost / 2)
 
     def _start(self, sequence: Sequence, found: list[int], draft: StepDraft, now: float) -> None:
         self.cache.take(sequence, found)

@@ -211,7 +211,7 @@ def test_blocks_of_a_preempted_sequence_that_was_not_finite_leave_the_cache() ->
 
 
 def test_who_begins_alike_waits_for_a_beginning_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway_runtime.scheduler.LEAST_TOKENS_WORTH_WAITING", 2 * BLOCK_SIZE)
+    monkeypatch.setattr("headway_runtime.overtaking.LEAST_TOKENS_WORTH_WAITING", 2 * BLOCK_SIZE)
     steps = Steps(limits=Limits(8, 64))
     steps.add("first", range(24))
     launched = [steps.launch()]

@@ -27,6 +27,7 @@ from tests.runtime_core.judged_trajectory import (
     WaveringPolicy,
 )
 
+from headway_runtime import overtaking
 from headway_runtime import scheduler as scheduler_module
 from headway_runtime.offload.counters import OffloadCounters
 from headway_runtime.prefix_cache import root_key
@@ -77,7 +78,7 @@ SHAPES = st.builds(
 def _small_thresholds() -> Iterator[None]:
     """What is worth waiting for, at the size of these requests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler_module, "LEAST_TOKENS_WORTH_WAITING", 2 * BLOCK_SIZE)
+        patch.setattr(overtaking, "LEAST_TOKENS_WORTH_WAITING", 2 * BLOCK_SIZE)
         patch.setattr(scheduler_module, "MAX_OVERTAKEN", 3)
         yield
 

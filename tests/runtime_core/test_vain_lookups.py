@@ -6,6 +6,7 @@ import pytest
 
 from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import Limits
+from headway_runtime.overtaking import has_no_part
 from headway_runtime.prefix_cache import PrefixCache
 from headway_runtime.request import Request, SamplingParams
 from headway_runtime.scheduler import Scheduler
@@ -80,11 +81,11 @@ def test_nobody_is_served_otherwise_for_that(seed: int, monkeypatch: pytest.Monk
     rng = random.Random(seed)
     limits, share = Limits(rng.randint(4, 8), rng.choice([12, 20])), rng.choice([0.2, 0.5])
     quick, plain = (World(limits, num_blocks=110, share=share) for _ in range(2))
-    has_no_part, num_passed_over = Scheduler._has_no_part, 0
+    num_passed_over = 0
 
-    def counted(self: Scheduler, sequence: Sequence, draft: StepDraft) -> bool:
+    def counted(sequence: Sequence, cache: PrefixCache, draft: StepDraft) -> bool:
         nonlocal num_passed_over
-        is_passed_over = has_no_part(self, sequence, draft)
+        is_passed_over = has_no_part(sequence, cache, draft)
         num_passed_over += is_passed_over
         return is_passed_over
 
@@ -96,9 +97,9 @@ def test_nobody_is_served_otherwise_for_that(seed: int, monkeypatch: pytest.Monk
             for world in (quick, plain):
                 world.add(str(step), prompt, 1 + step % 7)
         with monkeypatch.context() as patch:
-            patch.setattr(Scheduler, "_has_no_part", lambda *_: False)
+            patch.setattr("headway_runtime.scheduler.has_no_part", lambda *_: False)
             want = given(plain.step())
         with monkeypatch.context() as patch:
-            patch.setattr(Scheduler, "_has_no_part", counted)
+            patch.setattr("headway_runtime.scheduler.has_no_part", counted)
             assert given(quick.step()) == want
     assert num_passed_over > 0

@@ -2,16 +2,19 @@
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from headway_operator.slo import decide, resume
 from headway_runtime.config import Limits, Targets
+from headway_simulator.cluster import Simulation
+from headway_simulator.control import Controller
 from headway_simulator.engine import EngineSettings, SimulatedEngine
 from headway_simulator.prompts import Prompts
 from headway_simulator.simulated_runner import Speculation
-from headway_simulator.trace import Arrival
+from headway_simulator.trace import Arrival, Trace
 
 
 @dataclass
@@ -108,6 +111,25 @@ def crowding_script(seed: int) -> Script:
     return Script(tuple(sorted(arrivals, key=lambda one: one.at_seconds)), samples=(3.0, 7.7, 11.0))
 
 
+def long_script(seed: int) -> Script:
+    """Prompts of hundreds of chunks among short ones, of which some begin like others, more than can be
+    served, limits that move, samples."""
+    chance = random.Random(seed)
+    at, arrivals = 0.0, []
+    for _ in range(30):
+        at += chance.choice([0.0, 0.5, 4.0]) * chance.random()
+        tokens = chance.choice([40, 700, 3_000, 3_001, 9_000, 12_000])
+        hash_ids = tuple(range(chance.choice([0, 0, 5, 40, 100])))
+        if hash_ids and chance.random() < 0.5:
+            hash_ids = (*hash_ids, 1000 + chance.randrange(100))
+        arrivals.append(Arrival(at, tokens, chance.choice([1, 2, 40, 400]), hash_ids, 64))
+    limits = tuple(
+        (2 * at * chance.random(), Limits(chance.choice([2, 8, 32]), chance.choice([16, 64, 256, 1024])))
+        for _ in range(5)
+    )
+    return Script(tuple(arrivals), limits, tuple(3 * at * chance.random() for _ in range(15)))
+
+
 def assert_same(fast: Lived, slow: Lived) -> None:
     assert fast.firsts == slow.firsts
     assert fast.ends == slow.ends
@@ -137,7 +159,7 @@ def test_with_too_little_memory_the_same_requests_are_preempted(
     build: Any, seed: int, *, overlaps: bool
 ) -> None:
     """A cache of 2,000 tokens, of which a single request takes up to 620."""
-    model = build.model.__class__(**{**_fields(build.model), "kv_cache_tokens": 2_000})
+    model = replace(build.model, kv_cache_tokens=2_000)
     settings = {"model": model, "max_model_len": 1_900, "overlaps": overlaps}
     script = crowding_script(seed)
     fast = live(build.engine(**settings), script, checks=True)
@@ -147,8 +169,72 @@ def test_with_too_little_memory_the_same_requests_are_preempted(
     assert_same(fast, slow)
 
 
-def _fields(model: Any) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in model.__dataclass_fields__}
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("tokens", [15_000, 64_000])
+@pytest.mark.parametrize("seed", range(6))
+def test_long_prompts_end_at_the_same_times_with_the_same_metrics(
+    build: Any, seed: int, tokens: int, *, overlaps: bool
+) -> None:
+    """In a cache that holds all, or little more than the longest; targets that many miss."""
+    model = replace(build.model, kv_cache_tokens=tokens, prefill_context_milliseconds=2e-5)
+    settings = {"model": model, "max_model_len": 12_500, "overlaps": overlaps}
+    script = long_script(seed)
+    fast = live(build.engine(**settings), script, checks=True)
+    slow = live(build.engine(**settings, fast_forwards=False), script)
+    assert_same(fast, slow)
+    assert len(fast.ends) == len(script.arrivals)
+    assert fast.wakes < slow.wakes / 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_becomes_late_while_a_prompt_is_computed_yields_at_the_same_moment(build: Any, seed: int) -> None:
+    """All wait for one prompt of ten seconds; the order in which they follow it changes meanwhile."""
+    chance = random.Random(seed)
+    arrivals = [Arrival(0.0, 10, 900), Arrival(0.1, 12_000, 5)]
+    arrivals += [Arrival(0.2 + chance.random(), chance.choice([200, 2_000]), 5) for _ in range(40)]
+    script = Script(tuple(sorted(arrivals, key=lambda one: one.at_seconds)), ((0.05, Limits(32, 64)),))
+    model = replace(build.model, kv_cache_tokens=13_000)
+    settings = {"model": model, "max_model_len": 12_500, "targets": Targets(500.0, 30.0)}
+    fast, slow = (live(build.engine(**settings, fast_forwards=one), script) for one in (True, False))
+    assert_same(fast, slow)
+    assert fast.wakes < slow.wakes / 3
+
+
+def test_a_service_met_by_many_at_the_same_moment_does_the_same_with_and_without(build: Any) -> None:
+    """Whole simulations, with a controller that moves limits and replicas."""
+    chance = random.Random(1)
+    arrivals = [
+        Arrival(
+            3.0 * (number // 6),
+            chance.choice([40, 700, 3_000, 12_000]),
+            chance.choice([1, 20, 200]),
+            tuple(range(chance.choice([0, 0, 40, 100]))),
+            64,
+        )
+        for number in range(240)
+    ]
+    fast, slow = (
+        Simulation(
+            Trace("bunches", tuple(arrivals), 120.0),
+            build.setting(engine={"fast_forwards": fast_forwards}),
+            Controller("headway", lambda sample, now: resume(None, sample, now), decide),
+        ).result()
+        for fast_forwards in (True, False)
+    )
+    assert fast.flights == slow.flights
+    assert fast.pods == slow.pods
+    assert fast.passes == slow.passes
+    assert {one.replicas for one in fast.passes} > {1}
+    assert len({one.limits for one in fast.passes}) > 1
+
+
+def test_a_long_prompt_alone_takes_few_wakes(build: Any) -> None:
+    script = Script((Arrival(0.0, 16_000, 2),), limits=((0.0, Limits(4, 16)),))
+    fast = live(build.engine(), script)
+    slow = live(build.engine(fast_forwards=False), script)
+    assert_same(fast, slow)
+    assert slow.wakes > 1_000
+    assert fast.wakes < slow.wakes / 40
 
 
 @pytest.mark.parametrize("seed", range(3))
