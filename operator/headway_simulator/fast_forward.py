@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from headway_runtime.batch import UNREAD
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.overtaking import MAX_OVERTAKEN
+from headway_runtime.prefix_cache import PrefixCache
 from headway_runtime.scheduler import Scheduler
 from headway_runtime.sequence import Sequence
 from headway_runtime.step_draft import StepDraft
@@ -177,8 +178,9 @@ def _draft(scheduler: Scheduler, num_decodes: int) -> StepDraft:
 def _parts(
     scheduler: Scheduler, prompt: Sequence | None, num_decodes: int, most: int
 ) -> tuple[list[int], StepDraft]:
-    """What a prompt gets, beside so many decodes, of at most so many steps, 0 without one; nothing of a step
-    whose draft is unlike the first one, which is returned as whoever waits finds it."""
+    """What a prompt gets, beside so many decodes, of at most so many steps, 0 without one; and the draft of
+    the first, as whoever waits finds it. The others' are like it: a prompt that is cut short has spent the
+    same budget, whether it still counts as long or not."""
     seen = draft = _draft(scheduler, num_decodes)
     if prompt is None:
         return [0] * most if draft.budget >= 0 else [], seen
@@ -187,8 +189,6 @@ def _parts(
         draft.give_prompt(prompt)
         if not parts:
             seen = replace(draft)
-        elif (draft.long_budget <= 0, draft.is_full) != (seen.long_budget <= 0, seen.is_full):
-            break
         draft.give_rest()
         part = draft.shares[prompt]
         if part < LEAST_PART or prompt.num_pending - part < LEAST_PART:
@@ -207,36 +207,35 @@ def _is_closed(scheduler: Scheduler, draft: StepDraft, prompt: Sequence | None, 
     num_running, cache = scheduler.num_running, scheduler.cache
     if not draft.takes_prompts or num_running >= scheduler.limits.max_num_seqs:
         return True
-    num_free = scheduler.pool.num_free
     for one in scheduler.waiting[:MAX_OVERTAKEN]:
         num_tokens, num_found = len(one.token_ids), cache.most_found(one)
-        shares = prompt is not None and _may_share(scheduler, one, prompt, num_found // cache.block_size)
-        if shares:
+        finds_more = prompt is not None and _begins_alike(one, prompt, cache)
+        if finds_more:
             num_found = max(num_found, min(num_tokens - 1, end) // cache.block_size * cache.block_size)
         if draft.part_for(num_found, num_tokens - num_found) == 0:
             # Nor with less found.
             continue
-        if shares:
-            return False
-        found = cache.find(one)
-        if prompt is not None and _may_share(scheduler, one, prompt, len(found)):
-            # What it would have found has been forgotten, and is computed again.
-            return False
         # Decodes may take what it finds: it must have a part even without. Then nobody overtakes it while it
         # waits for blocks.
-        return draft.part_for(0, num_tokens) > 0 and cache.num_taken(one, found) + num_running > num_free
+        if finds_more or draft.part_for(0, num_tokens) == 0:
+            return False
+        return cache.num_taken(one, cache.find(one)) + num_running > scheduler.pool.num_free
     return True
 
 
-def _may_share(scheduler: Scheduler, one: Sequence, prompt: Sequence, index: int) -> bool:
-    """Whether the block of this index will be found once it is computed for a prompt."""
-    cache = scheduler.cache
-    last = (min(len(one.token_ids) - 1, len(prompt.token_ids))) // cache.block_size
-    if index >= last or not cache.is_read_by(one):
+def _begins_alike(one: Sequence, prompt: Sequence, cache: PrefixCache) -> bool:
+    """Whether it will find the next block that is entered of a prompt. A key tells of all blocks before."""
+    index = prompt.num_published
+    num_tokens = min(len(one.token_ids) - 1, len(prompt.token_ids))
+    if index >= num_tokens // cache.block_size or not cache.is_read_by(one):
         return False
-    for sequence in (one, prompt):
-        cache.extend_keys(sequence, index + 1)
-    return one.block_keys[index] == prompt.block_keys[index]
+    cache.extend_keys(prompt, index + 1)
+    # Mostly the first key that is known tells them apart.
+    for count in (1, index + 1):
+        cache.extend_keys(one, count)
+        if one.block_keys[count - 1] != prompt.block_keys[count - 1]:
+            return False
+    return True
 
 
 def _advance(

@@ -130,6 +130,24 @@ def long_script(seed: int) -> Script:
     return Script(tuple(arrivals), limits, tuple(3 * at * chance.random() for _ in range(15)))
 
 
+def pressed_script(chance: random.Random) -> Script:
+    """Prompts of all lengths, most of which begin alike, in steps so small that a chunk may be a token."""
+    at, arrivals = 0.0, []
+    for _ in range(30):
+        at += chance.choice([0, 0.2, 2.0]) * chance.random()
+        tokens = chance.choice([30, 200, 700, 3_000, 9_000, 12_000])
+        hash_ids = tuple(range(chance.choice([0, 5, 40, 100, 180])))
+        if hash_ids and chance.random() < 0.5:
+            hash_ids = (*hash_ids, 1000 + chance.randrange(100))
+        arrivals.append(Arrival(at, tokens, chance.choice([1, 40, 400]), hash_ids, 64))
+    budgets = (8, 16, 17, 33, 64, 256)
+    limits = tuple(
+        (2 * at * chance.random(), Limits(chance.choice([2, 8, 32]), chance.choice(budgets)))
+        for _ in range(5)
+    )
+    return Script(tuple(arrivals), limits, tuple(3 * at * chance.random() for _ in range(8)))
+
+
 def assert_same(fast: Lived, slow: Lived) -> None:
     assert fast.firsts == slow.firsts
     assert fast.ends == slow.ends
@@ -184,6 +202,67 @@ def test_long_prompts_end_at_the_same_times_with_the_same_metrics(
     assert_same(fast, slow)
     assert len(fast.ends) == len(script.arrivals)
     assert fast.wakes < slow.wakes / 3
+
+
+# Among hundreds, those that met what is rare: chunks of a single token, one that waits for blocks while so
+# much of its beginning is overwritten that it becomes a long prompt.
+@pytest.mark.parametrize("seed", [27, 28, 30, 54, 108, 137, 165, 183])
+def test_where_memory_is_short_and_chunks_are_tiny_nothing_changes_either(build: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    model = replace(
+        build.model,
+        kv_cache_tokens=chance.choice([12_800, 13_500, 15_000, 20_000]),
+        prefill_context_milliseconds=chance.choice([0, 2e-5, 1e-4]),
+    )
+    settings = {
+        "model": model,
+        "max_model_len": 12_500,
+        "overlaps": chance.random() < 0.7,
+        "long_prefill_share": chance.choice([0.2, 0.5, 1.0]),
+    }
+    script = pressed_script(random.Random(seed))
+    fast, slow = (live(build.engine(**settings, fast_forwards=one), script) for one in (True, False))
+    assert_same(fast, slow)
+    assert fast.wakes < slow.wakes / 2
+
+
+def test_blocks_of_a_prompt_that_are_in_the_cache_without_its_beginning_are_overwritten_in_time(
+    build: Any,
+) -> None:
+    """Two with the same first blocks are computed together, of which those of one are entered. They are
+    overwritten, and what follows them in the other prompt is left; it comes again, beside decodes that
+    overwrite more and more of that."""
+    first, second = (0, 900, 901), tuple(range(65))
+    arrivals = (
+        Arrival(0.0, 96, 1, first, 48),
+        Arrival(0.0, 3_000, 1, second, 48),
+        Arrival(20.0, 9_900, 1),
+        *(Arrival(40.0, 40, 1_200) for _ in range(3)),
+        Arrival(40.5, 1_600, 1, second, 48),
+    )
+    samples = tuple(39.0 + second for second in range(9))
+    script = Script(arrivals, ((30.0, Limits(8, 24)),), samples)
+    settings = {"model": replace(build.model, kv_cache_tokens=12_800), "max_model_len": 12_500}
+    fast, slow = (live(build.engine(**settings, fast_forwards=one), script) for one in (True, False))
+    assert slow.engine is not None
+    assert slow.engine.metrics.snapshot().counters["cached_tokens"] == 0
+    assert_same(fast, slow)
+
+
+def test_one_that_waits_for_a_beginning_under_way_keeps_nobody_out_for_want_of_blocks(build: Any) -> None:
+    """The second begins like the long prompt and has no room; the third, which has, comes a step later."""
+    beginning = tuple(range(8))
+    arrivals = (
+        Arrival(0.0, 380, 600),
+        Arrival(1.0, 12_000, 1, beginning, 64),
+        Arrival(1.0, 400, 1, beginning, 64),
+        Arrival(1.0115, 40, 1),
+    )
+    settings = {"model": replace(build.model, kv_cache_tokens=12_800), "max_model_len": 12_500}
+    script = Script(arrivals)
+    fast, slow = (live(build.engine(**settings, fast_forwards=one), script) for one in (True, False))
+    assert_same(fast, slow)
+    assert slow.firsts["3"] < 0.3 < slow.firsts["2"]
 
 
 @pytest.mark.parametrize("seed", range(6))
