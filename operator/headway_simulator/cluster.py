@@ -39,7 +39,7 @@ from headway_simulator.engine import EngineSettings, SimulatedEngine
 from headway_simulator.gateway import Gateway, RoutingRule
 from headway_simulator.pods import Deployment, Pod
 from headway_simulator.prompts import Prompts
-from headway_simulator.records import Flight, Run, pass_of
+from headway_simulator.records import Allowance, Flight, Run, pass_of
 from headway_simulator.trace import Trace
 
 BEGIN_SECONDS = 86400.0
@@ -105,6 +105,7 @@ class Simulation(Generic[AnyMemory]):
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._num_ended = 0
+        self._allowance: Allowance | None = None
         self._prompts = Prompts()
         self._cold_starts = random.Random(f"cold starts {conditions.seed}")
         self._missing = random.Random(f"missing samples {conditions.seed}")
@@ -121,8 +122,10 @@ class Simulation(Generic[AnyMemory]):
             self.run.flights, lambda: self.deployment.living, self._send, conditions.routing
         )
 
-    def result(self, stops_after: range | None = None) -> Run:
-        """Run it to its end; with stops_after, until the requests of these numbers have ended."""
+    def result(self, stops_after: range | None = None, allowance: Allowance | None = None) -> Run:
+        """Run it to its end. With stops_after: until each request of these numbers has ended, or is too late
+        for the TTFT target. With an allowance: until that is spent."""
+        self._allowance = allowance
         self.deployment.start_ready(self._conditions.initial_replicas, BEGIN_SECONDS)
         if self._controller is not None:
             self._later(BEGIN_SECONDS, self._sample)
@@ -134,17 +137,21 @@ class Simulation(Generic[AnyMemory]):
             act(now)
             if now >= self.run.ends_at and self._gateway.num_open == 0:
                 break
-            if stops_after is not None and not self._is_any_open(stops_after):
+            if stops_after is not None and not self._is_any_open(stops_after, now):
+                break
+            if allowance is not None and allowance.is_spent:
                 break
         self.run.pods = [life for pod in self._all_pods if (life := pod.life()) is not None]
         for pod in self._all_pods:
             self._count(pod)
         return self.run
 
-    def _is_any_open(self, numbers: range) -> bool:
-        """Whether one of them is still to come or under way. They come in order, and mostly end so."""
+    def _is_any_open(self, numbers: range, now: float) -> bool:
+        """Whether what becomes of one of them is not known yet. They come in order, and mostly end so."""
+        flights, target = self.run.flights, self._target.targets.ttft_milliseconds
         while self._num_ended < len(numbers):
-            if self.run.flights[numbers[self._num_ended]].fate == "unfinished":
+            flight = flights[numbers[self._num_ended]]
+            if flight.fate == "unfinished" and not flight.is_late(now, target):
                 return True
             self._num_ended += 1
         return False
@@ -190,6 +197,8 @@ class Simulation(Generic[AnyMemory]):
         for name, tpot_seconds in emitted.ended:
             self.run.flights[int(name)].tpot_seconds = tpot_seconds
             self._gateway.finished(int(name), now)
+            if self._allowance is not None:
+                self._allowance.ended(int(name), self.run.flights[int(name)])
         if emitted.ended and pod.phase == "draining" and pod.in_flight == 0:
             self.deployment.drained(pod, now)
         self._wake_later(pod, engine)

@@ -10,6 +10,7 @@ else with half as many. It ends where each single step from the best schedule ha
 `tried` refuses.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,10 @@ class Tried:
 
     replica_hours: float
     spare: float
+
+
+# What does not attain it, whatever it costs.
+FAILED = Tried(math.inf, -1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from headway_runtime.request import Request, RequestOutput
 from headway_runtime.scheduler import Scheduler
 from headway_runtime.step_accounts import StepAccounts
 from headway_runtime.step_loop import StepLoop
-from headway_simulator.fast_forward import Plan, plan, take_over
+from headway_simulator.fast_forward import Plan, plan, take_over, tell
 from headway_simulator.simulated_runner import SimulatedRunner, Speculation, Step
 from headway_simulator.step_model import StepModel
+from headway_simulator.unread_metrics import UnreadMetrics
 
 BLOCK_SIZE = 16
 
@@ -39,6 +40,7 @@ class EngineSettings:
     overlaps: a step is launched while the one before it runs. max_model_len: the longest prompt with answer.
     fast_forwards: uneventful steps are taken over at once; off only to prove that this changes nothing.
     targets: that are known from the start; a controller's come by PATCH. None: none.
+    is_sampled: whether somebody reads its metrics; where not, they hold less, sooner.
     """
 
     model: StepModel
@@ -52,6 +54,7 @@ class EngineSettings:
     speculation: Speculation | None = None
     fast_forwards: bool = True
     targets: Targets | None = None
+    is_sampled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,8 @@ class SimulatedEngine:
         speculation = settings.speculation
         num_guesses = 0 if speculation is None else speculation.num_speculative_tokens
         self._runner = SimulatedRunner(settings.model, now, speculation, seed)
-        self.metrics = EngineMetrics(clock=lambda: self._runner.now)
+        is_sampled = settings.is_sampled
+        self.metrics = EngineMetrics(clock=lambda: self._runner.now) if is_sampled else UnreadMetrics()
         self.scheduler = Scheduler(
             num_blocks=settings.model.kv_cache_tokens // settings.block_size,
             block_size=settings.block_size,
@@ -172,9 +176,10 @@ class SimulatedEngine:
         ahead, self._plan = self._plan, None
         if ahead is None:
             return
-        launched_at = take_over(
-            ahead, ahead.turns_before(now), self.scheduler, self._runner, self.metrics, self._step_time_error
-        )
+        num_turns = ahead.turns_before(now)
+        if self.settings.is_sampled:
+            tell(ahead, num_turns, self.scheduler.prompt_cost, self.metrics, self._step_time_error)
+        launched_at = take_over(ahead, num_turns, self.scheduler, self._runner, self.metrics)
         self._loop.skip_to(launched_at, self._runner.now)
         self.wakes_at = self._runner.now
 

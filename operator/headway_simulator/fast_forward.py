@@ -22,11 +22,14 @@ to the last digit.
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import sub
 
 from headway_runtime.batch import UNREAD
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.overtaking import MAX_OVERTAKEN
 from headway_runtime.prefix_cache import PrefixCache
+from headway_runtime.prompt_cost import PromptCost
 from headway_runtime.scheduler import Scheduler
 from headway_runtime.sequence import Sequence
 from headway_runtime.step_draft import StepDraft
@@ -118,39 +121,44 @@ def plan(
     return Plan(runner.now, step, decodes, prompt, start, parts, read_at, num_turns, num_kv_tokens)
 
 
-def take_over(
-    ahead: Plan,
-    num_turns: int,
-    scheduler: Scheduler,
-    runner: SimulatedRunner,
-    metrics: EngineMetrics,
-    step_time_error: float = 1.0,
-) -> float:
-    """Do the first turns of a plan, at least one; returns when the last of them began.
+def tell(
+    ahead: Plan, num_turns: int, cost: PromptCost, metrics: EngineMetrics, step_time_error: float
+) -> None:
+    """Count the first turns of a plan, before they are taken over; but for their tokens.
 
     step_time_error: steps are counted as so many times as long as they are.
     """
-    count, prompt, cost = len(ahead.decodes), ahead.prompt, scheduler.prompt_cost
-    previous = ahead.begins_at
-    num_kv_tokens, end = ahead.num_kv_tokens, ahead.start
+    count = len(ahead.decodes)
+    read_at, parts = ahead.read_at[:num_turns], ahead.parts[:num_turns]
+    seconds = list(map(sub, read_at, [ahead.begins_at, *read_at]))
+    told = [step_time_error * one for one in seconds]
     num_beginners = sum(one.num_generated == 1 for one in ahead.decodes)
     if num_beginners:
-        metrics.first_decoded(ahead.read_at[0] - previous, num_beginners)
-    num_computed = 0
-    for now, part in zip(ahead.read_at[:num_turns], ahead.parts, strict=False):
-        seconds = now - previous
-        runner.now = now
-        told_seconds = step_time_error * seconds
-        metrics.step(told_seconds, part, count, prompt is not None)
-        metrics.moments.step(1000.0 * told_seconds, cost.of(end, part) if part else 0, count, num_kv_tokens)
+        metrics.first_decoded(seconds[0], num_beginners)
+    metrics.steps(told, parts, count)
+    if count:
+        metrics.inter_tokens(seconds, count)
+    at, num_kv_tokens = ahead.start, ahead.num_kv_tokens
+    for one, part in zip(told, parts, strict=True):
+        metrics.moments.step(1000.0 * one, cost.of(at, part) if part else 0, count, num_kv_tokens)
+        at += part
         num_kv_tokens += count
-        if prompt is not None:
-            end += part
-            num_computed = prompt.count_prompt_tokens(end)
-        metrics.tokens(num_computed, generated=count)
-        if count:
-            metrics.inter_token(seconds, count)
-        previous = now
+
+
+def take_over(
+    ahead: Plan, num_turns: int, scheduler: Scheduler, runner: SimulatedRunner, metrics: EngineMetrics
+) -> float:
+    """Do the first turns of a plan, at least one; returns when the last of them began."""
+    count, prompt, end = len(ahead.decodes), ahead.prompt, ahead.start
+    turns = zip(ahead.read_at[:num_turns], ahead.parts, strict=False)
+    # Rates tell no moments apart within a second.
+    for _, within in groupby(turns, lambda turn: int(turn[0])):
+        times, parts = zip(*within, strict=True)
+        runner.now = times[-1]
+        end += sum(parts)
+        num_computed = 0 if prompt is None else prompt.count_prompt_tokens(end)
+        metrics.tokens(num_computed, generated=count * len(times))
+    previous = runner.now
     is_ahead = ahead.step is not None
     for one in ahead.decodes:
         _advance(one, num_turns, scheduler, runner, is_ahead=is_ahead)

@@ -17,8 +17,9 @@ Algorithm.
 3. For a price of a miss, `courses` has the cheapest course: of replica time, cold starts and priced misses.
    The price is bisected, without a simulation, for the cheapest course whose misses are by step 2 no more
    than a share of those that the objective leaves.
-4. That course is simulated whole. If it attains the objective, a larger share is tried, else a smaller one,
-   NUM_COURSES in all; where none is small enough, replicas are added throughout.
+4. That course is simulated whole, or until more have missed than may. If it attains the objective, a larger
+   share is tried, else a smaller one, NUM_COURSES in all; where none is small enough, replicas are added
+   throughout.
 5. `descent` takes replicas from the cheapest that attains it, for as long as what is left attains it, too.
 
 Steps 4 and 5 have a budget of whole simulations; which course comes next depends on nothing but what came
@@ -37,8 +38,9 @@ limits that change.
 import gc
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, overload
 
 from headway_operator.samples import Limits
 from headway_operator.slo import Target, target_of
@@ -46,11 +48,11 @@ from headway_runtime.config import Limits as EngineLimits
 from headway_runtime.config import Targets as EngineTargets
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, Table, cheapest_course, missed
-from headway_simulator.descent import Course, Ground, Tried, descend
+from headway_simulator.descent import FAILED, Course, Ground, Tried, descend
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, judged_from, measures
-from headway_simulator.records import Flight
+from headway_simulator.records import Allowance, Flight
 from headway_simulator.schedules import INTERVAL_SECONDS, WarmUp, ahead_seconds, schedule
 from headway_simulator.table_processes import tables_of
 from headway_simulator.trace import Trace, part_of
@@ -83,6 +85,8 @@ MARGINS = (1, 2, 4)
 ENOUGH_SHARE = 0.25
 # Above this share of an interval's arrivals that miss, still fewer replicas are not tried.
 HOPELESS_SHARE = 0.15
+# Of how many may miss.
+ROUNDING = 1e-6
 
 Told = Callable[[float], None]
 # What became of an interval's arrivals, by limits, interval and number of replicas.
@@ -160,13 +164,15 @@ class _Search:
     def __init__(self, trace: Trace, setting: Setting, target: Target, ends: Ends, begin: float) -> None:
         self._ends = ends
         self._trace = trace
-        self._setting = setting
+        # Nobody reads what replicas would tell.
+        self._setting = replace(setting, engine=replace(setting.engine, is_sampled=False))
         self._target = target
         self._times = [one.at_seconds for one in trace.arrivals]
         self._begin = begin
         self.num_intervals = max(1, math.ceil((trace.duration_seconds - begin) / INTERVAL_SECONDS))
         self._num_judged = len(trace.arrivals) - bisect_left(self._times, begin)
         self._allowed = self._num_judged * (1 - target.percentile / 100)
+        self._most_missed = math.floor(self._allowed + ROUNDING)
         self.limits = target.highest
 
     def choose_limits(self) -> Limits:
@@ -210,38 +216,43 @@ class _Search:
 
     def cheapest(self, tables: Sequence[Table], budget: int, told: Told) -> Oracle:
         """Steps 3 to 5."""
-        seen: dict[Course, Measures] = {}
+        # None: more missed than may.
+        seen: dict[Course, Measures | None] = {}
 
         def tried(course: Course) -> Tried | None:
             if course not in seen:
                 if len(seen) >= budget:
                     return None
-                seen[course] = self._simulated(course)
+                seen[course] = self._simulated(course, gives_up=True)
                 told(len(seen) / budget)
             found = seen[course]
+            if found is None:
+                return FAILED
             spare = self._allowed - round(self._num_judged * (1 - found.joint_attainment))
-            return Tried(found.replica_hours, max(0.0, spare) if self._attains(found) else min(-1.0, spare))
+            return Tried(found.replica_hours, max(0.0, spare))
 
         courses = self._courses(tables)
         course = next(courses)
         while course is not None and (judged := tried(course)) is not None:
             course = courses.send(judged.spare >= 0)
         is_done = course is None
-        if attaining := [one for one in seen if self._attains(seen[one])]:
+        if attaining := _attaining(seen):
             counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
             ahead = ahead_seconds(self._setting.conditions)
             ground = Ground(tables, counts, self._target.min_replicas, ahead)
-            is_done = descend(min(attaining, key=lambda one: seen[one].replica_hours), ground, tried)
-        told(1.0)
-        attained = [one for one in seen if self._attains(seen[one])]
-        if attained:
-            best = min(attained, key=lambda one: seen[one].replica_hours)
+            is_done = descend(min(attaining, key=lambda one: attaining[one].replica_hours), ground, tried)
+        if attained := _attaining(seen):
+            best = min(attained, key=lambda one: attained[one].replica_hours)
+            found = attained[best]
         else:
-            best = max(seen, key=lambda one: seen[one].joint_attainment)
+            whole = {one: self._simulated(one, gives_up=False) for one in seen}
+            best = max(whole, key=lambda one: whole[one].joint_attainment)
+            found = whole[best]
+        told(1.0)
         return Oracle(
             best,
             self.limits,
-            seen[best],
+            found,
             is_attained=bool(attained),
             num_simulated=len(seen),
             ended_by_budget=not is_done,
@@ -296,21 +307,31 @@ class _Search:
         assert best is not None
         return tuple(min(self._most(), number + margin) for number in best)
 
-    def _attains(self, found: Measures) -> bool:
-        return found.joint_attainment * 100 >= self._target.percentile
+    @overload
+    def _simulated(self, course: Course, *, gives_up: Literal[False]) -> Measures: ...
 
-    def _simulated(self, course: Course) -> Measures:
-        """A course, run whole."""
-        before = self._warm_up()
+    @overload
+    def _simulated(self, course: Course, *, gives_up: Literal[True]) -> Measures | None: ...
+
+    def _simulated(self, course: Course, *, gives_up: bool) -> Measures | None:
+        """A course, run whole. gives_up: unless it does not attain the objective, for which it is None."""
+        before, target = self._warm_up(), self._target
         initial = max(course[0], before.replicas)
         conditions = replace(self._setting.conditions, initial_replicas=initial)
         setting = replace(self._setting, conditions=conditions)
         controller = schedule(course, self.limits, conditions, before)
+        first, wanted = len(self._trace.arrivals) - self._num_judged, target.targets
+        allowance = Allowance(first, wanted.ttft_milliseconds, wanted.tpot_milliseconds, self._most_missed)
         _let_go()
-        run = judged_from(Simulation(self._trace, self._limited(setting), controller).result(), self._begin)
+        run = Simulation(self._trace, self._limited(setting), controller).result(
+            allowance=allowance if gives_up else None
+        )
+        if gives_up and allowance.is_spent:
+            return None
         step_at = self._trace.step_at_seconds
         jump = None if step_at is None or step_at < self._begin else step_at - self._begin
-        return measures(run, self._target, setting.engine.model.gpus, jump)
+        found = measures(judged_from(run, self._begin), target, setting.engine.model.gpus, jump)
+        return None if gives_up and found.joint_attainment * 100 < target.percentile else found
 
     def _warm_up(self) -> WarmUp:
         """Served with what its work needs."""
@@ -384,6 +405,10 @@ class _Search:
 
     def _most(self) -> int:
         return min(self._target.max_replicas, self._setting.conditions.most_pods)
+
+
+def _attaining(seen: Mapping[Course, Measures | None]) -> dict[Course, Measures]:
+    return {course: found for course, found in seen.items() if found is not None}
 
 
 def _let_go() -> None:

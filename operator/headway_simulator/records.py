@@ -34,6 +34,31 @@ class Flight:
             and _is_within(self.tpot_seconds, tpot_milliseconds)
         )
 
+    def is_late(self, now: float, ttft_milliseconds: float | None) -> bool:
+        """Whether its first byte came too late, or will."""
+        seconds = now - self.arrived_at if self.ttft_seconds is None else self.ttft_seconds
+        return not _is_within(seconds, ttft_milliseconds)
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How many requests from number `first` on may end without meeting both targets."""
+
+    first: int
+    ttft_milliseconds: float | None
+    tpot_milliseconds: float | None
+    left: float
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether there were more."""
+        return self.left < 0
+
+    def ended(self, number: int, flight: Flight) -> None:
+        """This one has, well or not."""
+        if number >= self.first and not flight.meets(self.ttft_milliseconds, self.tpot_milliseconds):
+            self.left -= 1
+
 
 def _is_within(seconds: float | None, milliseconds: float | None) -> bool:
     return seconds is None or milliseconds is None or 1000 * seconds <= milliseconds

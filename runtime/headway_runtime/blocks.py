@@ -36,6 +36,11 @@ class BlockPool:
     def num_references(self, block: int) -> int:
         return self._num_references[block]
 
+    def num_in_use(self, blocks: Iterable[int]) -> int:
+        """How many of these somebody refers to."""
+        num_references = self._num_references
+        return sum([num_references[block] > 0 for block in blocks])
+
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, each with one reference. The caller has checked num_free."""
         assert count <= self.num_free, (count, self.num_free)
@@ -61,23 +66,30 @@ class BlockPool:
         self._num_references[block] += 1
         return was_free
 
-    def release(self, block: int, *, is_wanted: bool) -> bool:
-        """Give back one reference; True if it was the last and the block is free now.
+    def release(self, blocks: Iterable[int], are_wanted: Iterable[bool]) -> list[bool]:
+        """Give back one reference of each block, in this order; says of each whether it was the last, and the
+        block is free now.
 
-        is_wanted: its contents may be used again, so that other free blocks are to be taken before it.
+        are_wanted: whether the contents of each may be used again, so that other free blocks are to be taken
+        before it.
         """
-        references = self._num_references[block] - 1
-        assert references >= 0, f"block {block} is released more often than it was taken"
-        self._num_references[block] = references
-        if references > 0:
-            return False
-        before = self._previous[NULL_BLOCK] if is_wanted else NULL_BLOCK
-        after = self._next[before]
-        self._next[before] = self._previous[after] = block
-        self._previous[block] = before
-        self._next[block] = after
-        self.num_free += 1
-        return True
+        following, previous, num_references = self._next, self._previous, self._num_references
+        freed = []
+        for block, is_wanted in zip(blocks, are_wanted, strict=True):
+            references = num_references[block] - 1
+            assert references >= 0, f"block {block} is released more often than it was taken"
+            num_references[block] = references
+            if references:
+                freed.append(False)
+                continue
+            before = previous[NULL_BLOCK] if is_wanted else NULL_BLOCK
+            after = following[before]
+            following[before] = previous[after] = block
+            previous[block] = before
+            following[block] = after
+            freed.append(True)
+        self.num_free += sum(freed)
+        return freed
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
         """AssertionError unless, given every live block table, no block is leaked or wrongly shared."""

@@ -5,7 +5,7 @@ percentile read from them is that exact; sizes (tokens, sequences) into powers o
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,6 +51,15 @@ class Histogram:
         self._counts[bisect_left(EDGES_MILLISECONDS, milliseconds)] += count
         self._sum_milliseconds += milliseconds * count
 
+    def observe_each(self, values: Iterable[float], count: int = 1) -> None:
+        """`observe` each of these; of many it takes half the time."""
+        counts, total = self._counts, self._sum_milliseconds
+        for seconds in values:
+            milliseconds = max(0.0, seconds * 1000.0)
+            counts[bisect_left(EDGES_MILLISECONDS, milliseconds)] += count
+            total += milliseconds * count
+        self._sum_milliseconds = total
+
     def snapshot(self) -> HistogramSnapshot:
         return HistogramSnapshot(tuple(self._counts), self._sum_milliseconds)
 
@@ -64,9 +73,9 @@ class SizeHistogram:
         self._counts = [0] * (len(SIZE_EDGES) + 1)
         self._sum = 0
 
-    def observe(self, size: int) -> None:
-        self._counts[bisect_left(SIZE_EDGES, size)] += 1
-        self._sum += size
+    def observe(self, size: int, count: int = 1) -> None:
+        self._counts[bisect_left(SIZE_EDGES, size)] += count
+        self._sum += size * count
 
     def snapshot(self) -> SizeSnapshot:
         return SizeSnapshot(tuple(self._counts), self._sum)

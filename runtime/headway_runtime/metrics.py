@@ -15,7 +15,8 @@ Three things here are decided on purpose:
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -215,6 +216,10 @@ class EngineMetrics:
         """`count` gaps of `seconds` each between consecutive tokens of one request."""
         self._inter_token.observe(seconds, count)
 
+    def inter_tokens(self, seconds: Iterable[float], count: int) -> None:
+        """`inter_token` for each of these."""
+        self._inter_token.observe_each(seconds, count)
+
     def step(
         self,
         seconds: float,
@@ -232,6 +237,20 @@ class EngineMetrics:
         self._step.observe(seconds)
         self._step_tokens.observe(num_prefill_tokens + num_decode_seqs)
         self._step_sequences.observe(num_prefill_seqs + num_decode_seqs)
+
+    def steps(
+        self, seconds: Sequence[float], num_prefill_tokens: Sequence[int], num_decode_seqs: int
+    ) -> None:
+        """`step` for each of several steps of the same sequences, which computed so many tokens of a prompt,
+        or 0 without one. A simulation knows them all at once."""
+        num_steps, num_prefill_seqs = len(seconds), int(num_prefill_tokens[0] > 0)
+        self._steps += num_steps
+        self._prefill_step_tokens += sum(num_prefill_tokens)
+        self._decode_step_sequences += num_steps * num_decode_seqs
+        self._step.observe_each(seconds)
+        for num_tokens, count in Counter(num_prefill_tokens).items():
+            self._step_tokens.observe(num_tokens + num_decode_seqs, count)
+        self._step_sequences.observe(num_prefill_seqs + num_decode_seqs, num_steps)
 
     def sizes(self, num_prompt: int, num_generated: int) -> None:
         """How long an accepted request's prompt was, and its answer when it ended, however it ended."""

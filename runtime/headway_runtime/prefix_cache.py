@@ -30,7 +30,7 @@ entered at once, like others. `undo` takes back what a failed step may not have 
 from array import array
 from collections.abc import Iterable
 from hashlib import sha256
-from itertools import pairwise, takewhile
+from itertools import pairwise, repeat, takewhile
 
 from headway_runtime.blocks import BlockPool
 from headway_runtime.offload.tiers import Copies, KVOffload
@@ -82,6 +82,9 @@ class PrefixCache:
         found: list[int] = []
         if self.is_read_by(sequence):
             end = self._num_findable(sequence)
+            if self._offload is None:
+                # All that is known already, without a call for each.
+                found = list(takewhile(bool, map(self._block_of.get, sequence.block_keys[:end], repeat(0))))
             while len(found) < end and (place := self._place_at(sequence, len(found))) is not None:
                 found.append(place)
         sequence.most_found = len(found)
@@ -120,7 +123,8 @@ class PrefixCache:
     def _place_at(self, sequence: Sequence, index: int) -> int | None:
         """Where its block of this index lies, as `find` says it; None if nowhere."""
         if index == len(sequence.block_keys):
-            self.extend_keys(sequence, index + 1)
+            # Several at once take half the time for each.
+            self.extend_keys(sequence, min(2 * index + 1, self._num_findable(sequence)))
         key = sequence.block_keys[index]
         block = self._block_of.get(key)
         if block is not None or self._offload is None:
@@ -157,7 +161,7 @@ class PrefixCache:
     def num_taken(self, sequence: Sequence, found: list[int]) -> int:
         """Free blocks that `take` would use up, some of `found` perhaps among them."""
         num_blocks = -(-len(sequence.token_ids) // self.block_size)
-        return num_blocks - sum(place > 0 and self._pool.num_references(place) > 0 for place in found)
+        return num_blocks - self._pool.num_in_use(place for place in found if place > 0)
 
     def take(self, sequence: Sequence, found: list[int]) -> None:
         """Give a sequence without blocks those for all its known tokens; what `found` holds is computed."""
@@ -189,16 +193,20 @@ class PrefixCache:
 
     def _hand_out(self, count: int) -> list[int]:
         blocks = self._pool.allocate(count)
-        for block in blocks:
-            key = self._key_of[block]
-            if key is not None:
-                if self._offload is not None and block not in self._unproven:
-                    self._offload.keep(key, block)
-                self._forget(block)
-                self.num_reusable -= 1
-            if block in self._unproven:
-                self._unproven.remove(block)
-                self._to_clear.append(block)
+        key_of, unproven = self._key_of, self._unproven
+        entered = [block for block in blocks if key_of[block] is not None]
+        for block in entered:
+            key = key_of[block]
+            assert key is not None
+            if self._offload is not None and block not in unproven:
+                self._offload.keep(key, block)
+            del self._block_of[key]
+            key_of[block] = None
+        self.num_reusable -= len(entered)
+        if not unproven.isdisjoint(blocks):
+            to_clear = [block for block in blocks if block in unproven]
+            unproven.difference_update(to_clear)
+            self._to_clear += to_clear
         return blocks
 
     def _load(self, sequence: Sequence, index: int, block: int) -> int:
@@ -213,19 +221,16 @@ class PrefixCache:
 
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence, the last first: its head is what another one may want again."""
-        size = self.block_size
-        table, key_of, release = sequence.block_table, self._key_of, self._pool.release
-        first_unproven = sequence.num_proven // size
-        end = -(-sequence.num_given // size) if sequence.num_given > sequence.num_proven else 0
-        for index in range(len(table) - 1, -1, -1):
-            block = table[index]
-            is_entered = key_of[block] is not None
-            if not release(block, is_wanted=is_entered):
-                continue
-            if is_entered:
-                self.num_reusable += 1
-            elif first_unproven <= index < end:
-                self._unproven.add(block)
+        size, key_of = self.block_size, self._key_of
+        blocks = sequence.block_table[::-1]
+        are_entered = [key_of[block] is not None for block in blocks]
+        freed = self._pool.release(blocks, are_entered)
+        self.num_reusable += sum([first and second for first, second in zip(freed, are_entered, strict=True)])
+        if sequence.num_given > sequence.num_proven:
+            first, end = sequence.num_proven // size, min(len(blocks), -(-sequence.num_given // size))
+            for position in range(len(blocks) - end, len(blocks) - first):
+                if freed[position] and not are_entered[position]:
+                    self._unproven.add(blocks[position])
         # A new table, because a batch under way may still refer to the old one.
         sequence.block_table = array("q")
 
@@ -236,11 +241,11 @@ class PrefixCache:
         if not self._is_enabled or not sequence.is_cacheable:
             return
         self.extend_keys(sequence, end)
-        for index in range(start, end):
-            key, block = sequence.block_keys[index], sequence.block_table[index]
-            if key not in self._block_of:
-                self._block_of[key] = block
-                self._key_of[block] = key
+        block_of, key_of = self._block_of, self._key_of
+        for key, block in zip(sequence.block_keys[start:end], sequence.block_table[start:end], strict=True):
+            if key not in block_of:
+                block_of[key] = block
+                key_of[block] = key
                 self._unproven.add(block)
 
     def prove(self, sequence: Sequence) -> None:

@@ -9,8 +9,7 @@ from headway_runtime.blocks import NULL_BLOCK, BlockPool
 
 def give_back(pool: BlockPool, table: list[int]) -> None:
     """As a sequence does: the last block first, because the head of it is what another one may want."""
-    for block in reversed(table):
-        pool.release(block, is_wanted=True)
+    pool.release(table[::-1], [True] * len(table))
 
 
 def test_wanted_blocks_are_taken_again_when_they_were_free_longest() -> None:
@@ -25,8 +24,7 @@ def test_wanted_blocks_are_taken_again_when_they_were_free_longest() -> None:
 def test_blocks_that_nobody_wants_are_taken_again_before_all_others() -> None:
     pool = BlockPool(4)
     pool.allocate(3)
-    assert pool.release(1, is_wanted=True)
-    assert pool.release(3, is_wanted=False)
+    assert pool.release([1, 3], [True, False]) == [True, True]
     assert pool.allocate(3) == [3, 4, 1]
 
 
@@ -36,7 +34,9 @@ def test_shared_block_is_free_only_after_its_last_release() -> None:
     pool.share(first[0])
     second = [first[0]]
     pool.check_integrity([first, second])
-    give_back(pool, first)
+    assert pool.num_in_use([1, 2]) == 2
+    assert pool.release(first, [True, True]) == [False, True]
+    assert pool.num_in_use([1, 2]) == 1
     assert pool.num_free == 1
     pool.check_integrity([second])
     assert pool.num_references(first[0]) == 1
