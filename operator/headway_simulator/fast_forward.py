@@ -21,7 +21,7 @@ to the last digit.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from operator import sub
 
@@ -189,24 +189,22 @@ def _parts(
     """What a prompt gets, beside so many decodes, of at most so many steps, 0 without one; and the draft of
     the first, as whoever waits finds it. The others' are like it: a prompt that is cut short has spent the
     same budget, whether it still counts as long or not."""
-    seen = draft = _draft(scheduler, num_decodes)
+    draft = _draft(scheduler, num_decodes)
     if prompt is None:
-        return [0] * most if draft.budget >= 0 else [], seen
-    kept, parts = prompt.num_computed, list[int]()
+        return [0] * most if draft.budget >= 0 else [], draft
+    start, num_tokens = prompt.num_computed, len(prompt.token_ids)
+    at, parts = start, list[int]()
     while len(parts) < most and draft.takes_prompts:
-        draft.give_prompt(prompt)
-        if not parts:
-            seen = replace(draft)
-        draft.give_rest()
-        part = draft.shares[prompt]
-        if part < LEAST_PART or prompt.num_pending - part < LEAST_PART:
+        part = draft.part_alone(at, num_tokens - at)
+        if part < LEAST_PART or num_tokens - at - part < LEAST_PART:
             break
         parts.append(part)
-        prompt.num_computed += part
-        draft = _draft(scheduler, num_decodes)
-    keys = scheduler.cache.keys_of_step(prompt, 0)
-    prompt.num_computed = kept
-    return ([] if scheduler.cache.is_any_entered(keys) else parts), seen
+        at += part
+    if scheduler.cache.is_any_entered(scheduler.cache.keys_of_step(prompt, at - start)):
+        return [], draft
+    if parts:
+        draft.give_prompt(prompt)
+    return parts, draft
 
 
 def _is_closed(scheduler: Scheduler, draft: StepDraft, prompt: Sequence | None, end: int) -> bool:

@@ -14,12 +14,10 @@ Algorithm.
 2. misses[i][n]: simulate the arrivals of interval i, after WARM_UP_SECONDS of those before it, on n replicas
    that know the targets, until they have ended, and count those that miss. Numbers are tried from what its
    work needs, upward until none misses, downward until most do. Beyond these, n misses nothing, or all.
-3. For a price of a miss, `courses` has the cheapest course: of replica time, cold starts and priced misses.
-   The price is bisected, without a simulation, for the cheapest course whose misses are by step 2 no more
-   than a share of those that the objective leaves.
+3. `priced_courses` has the cheapest course whose misses are by step 2 no more than a share of those that the
+   objective leaves.
 4. That course is simulated whole, or until more have missed than may. If it attains the objective, a larger
-   share is tried, else a smaller one, NUM_COURSES in all; where none is small enough, replicas are added
-   throughout.
+   share is tried, else a smaller one; where none is small enough, replicas are added throughout.
 5. `descent` takes replicas from the cheapest that attains it, for as long as what is left attains it, too.
 
 Steps 4 and 5 have a budget of whole simulations; which course comes next depends on nothing but what came
@@ -38,49 +36,38 @@ limits that change.
 import gc
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, overload
 
 from headway_operator.samples import Limits
 from headway_operator.slo import Target, target_of
 from headway_runtime.config import Limits as EngineLimits
 from headway_runtime.config import Targets as EngineTargets
 from headway_simulator.cluster import Setting, Simulation
-from headway_simulator.courses import Costs, Table, cheapest_course, missed
+from headway_simulator.courses import Table
 from headway_simulator.descent import FAILED, Course, Ground, Tried, descend
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, judged_from, measures
+from headway_simulator.priced_courses import PricedCourses
 from headway_simulator.records import Allowance, Flight
 from headway_simulator.schedules import INTERVAL_SECONDS, WarmUp, ahead_seconds, schedule
 from headway_simulator.table_processes import tables_of
 from headway_simulator.trace import Trace, part_of
-from headway_simulator.work import guessed_batch, guessed_replicas, work_seconds
+from headway_simulator.work import guessed_batch, guessed_replicas, simulated_seconds, work_seconds
 
-__all__ = ["BUDGET", "INTERVAL_SECONDS", "Ends", "Oracle", "find_oracle"]
+__all__ = ["INTERVAL_SECONDS", "Ends", "Oracle", "budget_for", "find_oracle"]
 
 WARM_UP_SECONDS = 30.0
 # After an interval its last arrivals are still served beside new ones.
 COOL_DOWN_SECONDS = 60.0
 # Of sequences: the most, a half and a quarter of them.
 NUM_SEQUENCE_CANDIDATES = 3
-# Whole simulations of steps 4 and 5.
-BUDGET = 12
-# Courses of step 4, where one of them attains the objective.
-NUM_COURSES = 4
-# Prices of the search without simulations: enough to tell apart any two courses that matter.
-NUM_PRICES = 24
-# Bounds of the price of a miss, in replica-seconds.
-LEAST_PRICE, MOST_PRICE = 0.01, 10_000.0
+# Whole simulations of steps 4 and 5: the most, and the least where they would take longer than this.
+BUDGET, LEAST_BUDGET = 12, 5
+BUDGET_SECONDS = 240.0
 # So many more replicas that help nobody end the upward search.
 VAIN_REPLICAS = 2
-# Of the misses that the objective leaves: what step 4 begins with, and the largest and smallest share tried.
-FIRST_SHARE, MOST_SHARE, LEAST_SHARE = 0.5, 4.0, 0.01
-# Shares closer than this ratio are not told apart.
-SHARE_RESOLUTION = 1.05
-# Where not even a course without predicted misses attains it, so many replicas more are had all the time.
-MARGINS = (1, 2, 4)
 # Numbers with fewer misses than this share of those allowed need no larger one beside them.
 ENOUGH_SHARE = 0.25
 # Above this share of an interval's arrivals that miss, still fewer replicas are not tried.
@@ -114,7 +101,7 @@ def find_oracle(
     setting: Setting,
     told: Told = lambda share: None,
     ends: Ends | None = None,
-    budget: int = BUDGET,
+    budget: int | None = None,
     judged_from_seconds: float = 0.0,
     num_processes: int = 1,
 ) -> Oracle:
@@ -122,9 +109,11 @@ def find_oracle(
 
     ends: what searches of the same load and setting, but for the percentile, have found already; added to.
     budget: whole simulations, at least 1; with more it may be found to cost a little less, and never more.
+    None: `budget_for` the load.
     judged_from_seconds: what is before only warms caches up. num_processes: for step 2; with more than one,
     `ends` does not learn of it.
     """
+    budget = budget_for(trace) if budget is None else budget
     assert budget >= 1, f"budget={budget!r} is below 1"
     assert judged_from_seconds < trace.duration_seconds, f"nothing is left after {judged_from_seconds!r} s"
     setting = _free(_without_faults(setting))
@@ -137,6 +126,12 @@ def find_oracle(
         tables.append(table)
         told(0.5 * len(tables) / search.num_intervals)
     return search.cheapest(tables, budget, lambda share: told(0.5 + 0.5 * share))
+
+
+def budget_for(trace: Trace) -> int:
+    """Whole simulations that take some minutes: fewer of a larger load. It is guessed from the load alone, so
+    that the same one has the same oracle everywhere."""
+    return max(LEAST_BUDGET, min(BUDGET, int(BUDGET_SECONDS / max(1.0, simulated_seconds(trace)))))
 
 
 def _without_faults(setting: Setting) -> Setting:
@@ -172,7 +167,6 @@ class _Search:
         self.num_intervals = max(1, math.ceil((trace.duration_seconds - begin) / INTERVAL_SECONDS))
         self._num_judged = len(trace.arrivals) - bisect_left(self._times, begin)
         self._allowed = self._num_judged * (1 - target.percentile / 100)
-        self._most_missed = math.floor(self._allowed + ROUNDING)
         self.limits = target.highest
 
     def choose_limits(self) -> Limits:
@@ -216,43 +210,45 @@ class _Search:
 
     def cheapest(self, tables: Sequence[Table], budget: int, told: Told) -> Oracle:
         """Steps 3 to 5."""
-        # None: more missed than may.
+        # Of what attains the objective its measures; the others were not run to their end.
         seen: dict[Course, Measures | None] = {}
 
         def tried(course: Course) -> Tried | None:
             if course not in seen:
                 if len(seen) >= budget:
                     return None
-                seen[course] = self._simulated(course, gives_up=True)
+                allowance = self._allowance()
+                found = self._simulated(course, allowance)
+                seen[course] = None if allowance.is_spent or not self._attains(found) else found
                 told(len(seen) / budget)
-            found = seen[course]
-            if found is None:
+            if (known := seen[course]) is None:
                 return FAILED
-            spare = self._allowed - round(self._num_judged * (1 - found.joint_attainment))
-            return Tried(found.replica_hours, max(0.0, spare))
+            spare = self._allowed - round(self._num_judged * (1 - known.joint_attainment))
+            return Tried(known.replica_hours, max(0.0, spare))
 
-        courses = self._courses(tables)
+        counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
+        lowest, conditions = self._target.min_replicas, self._setting.conditions
+        cold = conditions.cold_start_seconds
+        courses = PricedCourses(tables, counts, lowest, self._most(), cold, self._allowed).in_turn()
         course = next(courses)
         while course is not None and (judged := tried(course)) is not None:
             course = courses.send(judged.spare >= 0)
         is_done = course is None
         if attaining := _attaining(seen):
-            counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
-            ahead = ahead_seconds(self._setting.conditions)
-            ground = Ground(tables, counts, self._target.min_replicas, ahead)
+            ground = Ground(tables, counts, lowest, ahead_seconds(conditions))
             is_done = descend(min(attaining, key=lambda one: attaining[one].replica_hours), ground, tried)
         if attained := _attaining(seen):
             best = min(attained, key=lambda one: attained[one].replica_hours)
-            found = attained[best]
+            measured = attained[best]
         else:
-            whole = {one: self._simulated(one, gives_up=False) for one in seen}
+            whole = {one: self._simulated(one) for one in seen}
             best = max(whole, key=lambda one: whole[one].joint_attainment)
-            found = whole[best]
+            measured = whole[best]
         told(1.0)
         return Oracle(
             best,
             self.limits,
-            found,
+            measured,
             is_attained=bool(attained),
             num_simulated=len(seen),
             ended_by_budget=not is_done,
@@ -260,78 +256,27 @@ class _Search:
             / 3600,
         )
 
-    def _courses(self, tables: Sequence[Table]) -> Generator[Course | None, bool, None]:
-        """Step 4's courses, one after another, each sent back whether it attains the objective; then None."""
-        share, attaining, failing = FIRST_SHARE, 0.0, math.inf
-        num_tried = 1
-        is_attained = yield self._course(tables, share)
-        if not is_attained:
-            failing, num_tried = share, 2
-            is_attained = yield self._course(tables, 0.0)
-            for margin in () if is_attained else MARGINS:
-                if (yield self._course(tables, 0.0, margin)):
-                    break
-        else:
-            attaining = share
-        while is_attained and num_tried < NUM_COURSES:
-            num_tried += 1
-            if failing == math.inf:
-                share = min(MOST_SHARE, 2 * attaining)
-            else:
-                share = math.sqrt(max(attaining, LEAST_SHARE) * failing)
-            if share <= max(attaining, LEAST_SHARE) * SHARE_RESOLUTION:
-                break
-            if (yield self._course(tables, share)):
-                attaining = share
-            else:
-                failing = share
-        yield None
-
-    def _course(self, tables: Sequence[Table], share: float, margin: int = 0) -> Course:
-        """Step 3: the cheapest found that misses, by the tables, at most `share` of what may be missed."""
-        counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
-        allowed = share * self._allowed
-        cold = self._setting.conditions.cold_start_seconds
-        numbers = range(self._target.min_replicas, max(max(table) for table in tables) + 1)
-        low, high = math.log(LEAST_PRICE), math.log(MOST_PRICE)
-        best: Course | None = None
-        for _ in range(NUM_PRICES):
-            price = high if best is None else (low + high) / 2
-            course = cheapest_course(tables, counts, numbers, Costs(INTERVAL_SECONDS, cold, math.exp(price)))
-            if best is None:
-                best = course
-            elif sum(map(missed, tables, course, counts)) <= allowed:
-                best, high = course, price
-            else:
-                low = price
-        assert best is not None
-        return tuple(min(self._most(), number + margin) for number in best)
-
-    @overload
-    def _simulated(self, course: Course, *, gives_up: Literal[False]) -> Measures: ...
-
-    @overload
-    def _simulated(self, course: Course, *, gives_up: Literal[True]) -> Measures | None: ...
-
-    def _simulated(self, course: Course, *, gives_up: bool) -> Measures | None:
-        """A course, run whole. gives_up: unless it does not attain the objective, for which it is None."""
-        before, target = self._warm_up(), self._target
+    def _simulated(self, course: Course, allowance: Allowance | None = None) -> Measures:
+        """A course, run whole, or until the allowance is spent."""
+        before = self._warm_up()
         initial = max(course[0], before.replicas)
         conditions = replace(self._setting.conditions, initial_replicas=initial)
         setting = replace(self._setting, conditions=conditions)
         controller = schedule(course, self.limits, conditions, before)
-        first, wanted = len(self._trace.arrivals) - self._num_judged, target.targets
-        allowance = Allowance(first, wanted.ttft_milliseconds, wanted.tpot_milliseconds, self._most_missed)
         _let_go()
-        run = Simulation(self._trace, self._limited(setting), controller).result(
-            allowance=allowance if gives_up else None
-        )
-        if gives_up and allowance.is_spent:
-            return None
+        run = Simulation(self._trace, self._limited(setting), controller).result(allowance=allowance)
         step_at = self._trace.step_at_seconds
         jump = None if step_at is None or step_at < self._begin else step_at - self._begin
-        found = measures(judged_from(run, self._begin), target, setting.engine.model.gpus, jump)
-        return None if gives_up and found.joint_attainment * 100 < target.percentile else found
+        return measures(judged_from(run, self._begin), self._target, setting.engine.model.gpus, jump)
+
+    def _allowance(self) -> Allowance:
+        """What may miss in a run that attains the objective."""
+        first, targets = len(self._trace.arrivals) - self._num_judged, self._target.targets
+        most_missed = math.floor(self._allowed + ROUNDING)
+        return Allowance(first, targets.ttft_milliseconds, targets.tpot_milliseconds, most_missed)
+
+    def _attains(self, found: Measures) -> bool:
+        return found.joint_attainment * 100 >= self._target.percentile
 
     def _warm_up(self) -> WarmUp:
         """Served with what its work needs."""

@@ -13,6 +13,9 @@ GUESSED_BATCH = 16
 # Steps without prompts may take so much of a TPOT target; the rest is for prompts between them.
 GUESSED_TPOT_USE = 0.8
 BUSIEST_SECONDS = 60.0
+# Of a simulation, without a controller that reads metrics.
+SECONDS_PER_REQUEST = 0.4e-3
+SECONDS_PER_PROMPT_TOKEN = 0.25e-6
 
 
 def work_seconds(model: StepModel, trace: Trace, batch: int = GUESSED_BATCH) -> float:
@@ -46,6 +49,11 @@ def guessed_batch(model: StepModel, target: Target) -> int:
         1000.0 * model.seconds(0, 0, batch, 0) <= GUESSED_TPOT_USE * wanted for batch in range(2, most + 1)
     )
     return 1 + sum(takewhile(bool, fits))
+
+
+def simulated_seconds(trace: Trace) -> float:
+    """Processor time that its whole simulation takes, as measured on a core of 2026's servers; a guess."""
+    return sum(SECONDS_PER_REQUEST + SECONDS_PER_PROMPT_TOKEN * one.prompt_tokens for one in trace.arrivals)
 
 
 def peak_replicas(model: StepModel, trace: Trace) -> float:

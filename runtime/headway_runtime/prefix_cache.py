@@ -242,11 +242,13 @@ class PrefixCache:
             return
         self.extend_keys(sequence, end)
         block_of, key_of = self._block_of, self._key_of
-        for key, block in zip(sequence.block_keys[start:end], sequence.block_table[start:end], strict=True):
-            if key not in block_of:
-                block_of[key] = block
-                key_of[block] = key
-                self._unproven.add(block)
+        new = dict(zip(sequence.block_keys[start:end], sequence.block_table[start:end], strict=True))
+        if not block_of.keys().isdisjoint(new):
+            new = {key: block for key, block in new.items() if key not in block_of}
+        block_of.update(new)
+        self._unproven.update(new.values())
+        for key, block in new.items():
+            key_of[block] = key
 
     def prove(self, sequence: Sequence) -> None:
         """Take note that a finite sample has followed all confirmed tokens."""

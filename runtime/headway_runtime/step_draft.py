@@ -41,6 +41,12 @@ class StepDraft:
         limit = self.budget if self._is_short(start, num_pending) else min(self.budget, self.long_budget)
         return min(num_pending, max(1, self.cost.most_tokens(start, limit))) if limit > 0 else 0
 
+    def part_alone(self, start: int, num_pending: int) -> int:
+        """All that a prompt gets, first and last, if it is the only one."""
+        first = self.part_for(start, num_pending)
+        left = self.budget - self.cost.of(start, first)
+        return first + min(num_pending - first, self.cost.most_tokens(start + first, left))
+
     def give_decode(self, sequence: Sequence) -> None:
         """Its one token."""
         self.shares[sequence] = 1

@@ -15,7 +15,7 @@ from headway_operator.state import Attainment, Decision, Observed, Start
 from headway_simulator.cluster import BEGIN_SECONDS, Simulation
 from headway_simulator.control import Controller, headway
 from headway_simulator.measures import measures
-from headway_simulator.records import Run
+from headway_simulator.records import Allowance, Run
 from headway_simulator.trace import Arrival, Trace
 
 UNKNOWN = Attainment(None, None, 0, 0, "unknown")
@@ -342,3 +342,21 @@ def test_replicas_of_a_schedule_are_ready_as_it_begins_and_leave_one_by_one_afte
     assert min(count for at, count in ready if 311 <= at < 600) == 4
     assert wanted[-1][1] == 1
     assert all(before - after <= 1 for (_, before), (_, after) in pairwise(wanted))
+
+
+def test_a_run_ends_with_the_miss_that_is_one_too_many(build: Any) -> None:
+    """Thirty requests a second are far more than one replica serves. The first 20 do not count."""
+    trace = build.load("poisson", rate=30.0, seconds=60.0)
+    setting = build.setting(initial_replicas=1)
+    whole = Simulation(trace, setting, None).result()
+    missed = [number for number, one in enumerate(whole.flights) if not one.meets(1000.0, None)]
+    assert len(missed) > 40
+    allowance = Allowance(20, 1000.0, None, 10)
+    run = Simulation(trace, setting, None).result(allowance=allowance)
+    assert allowance.is_spent
+    ended = [one for one in run.flights[20:] if one.fate == "finished" and not one.meets(1000.0, None)]
+    assert len(ended) == 11
+    assert sum(one.fate == "unfinished" for one in run.flights) > len(trace.arrivals) / 4
+    enough = Allowance(20, 1000.0, None, len(missed))
+    assert Simulation(trace, setting, None).result(allowance=enough).flights == whole.flights
+    assert not enough.is_spent

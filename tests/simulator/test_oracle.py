@@ -9,14 +9,16 @@ import pytest
 from headway_operator.samples import Targets
 from headway_operator.slo import target_of
 from headway_runtime.config import Targets as EngineTargets
+from headway_runtime.metrics import EngineMetrics
 from headway_simulator import oracle as oracle_module
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course
-from headway_simulator.engine import SimulatedEngine
+from headway_simulator.engine import Emitted, SimulatedEngine
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, measures
-from headway_simulator.oracle import Ends, Oracle, find_oracle
+from headway_simulator.oracle import BUDGET, LEAST_BUDGET, Ends, Oracle, budget_for, find_oracle
+from headway_simulator.records import Allowance, Flight
 from headway_simulator.schedules import asked_seconds, schedule
 from headway_simulator.trace import Arrival, Trace, part_of
 from headway_simulator.work import guessed_batch, guessed_replicas
@@ -273,3 +275,39 @@ def test_a_tighter_tpot_is_guessed_to_need_more_replicas(build: Any) -> None:
     )
     # A step takes 10 ms and one more for each sequence, and may take 0.8 of the target.
     assert (loose, tight, impossible) == (min(38, target.highest.max_num_seqs), 6, 1)
+
+
+def test_what_is_known_sooner_is_not_found_otherwise(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules that have failed and minutes in which the rest is late are cut short, and replicas keep no
+    metrics: without all that the oracle is the same, and takes longer."""
+    slow = replace(build.model, prefill_token_milliseconds=0.4, decode_milliseconds=2.0)
+    trace = build.load("flash", rate=1.6, seconds=300.0)
+    setting = build.setting(engine={"model": slow})
+    num_wakes = [0]
+    wake = SimulatedEngine.wake
+
+    def counted(self: SimulatedEngine) -> Emitted:
+        num_wakes[-1] += 1
+        return wake(self)
+
+    monkeypatch.setattr(SimulatedEngine, "wake", counted)
+    found = [find_oracle(trace, setting)]
+    for what, name in ((Allowance, "is_spent"), (Flight, "is_late")):
+        num_wakes.append(0)
+        monkeypatch.setattr(what, name, False if what is Allowance else lambda *_: False)
+        found.append(find_oracle(trace, setting))
+    monkeypatch.setattr("headway_simulator.engine.UnreadMetrics", EngineMetrics)
+    found.append(find_oracle(trace, setting))
+    assert found == found[:1] * 4
+    assert num_wakes[0] < 0.95 * num_wakes[1]
+    assert num_wakes[1] < 0.99 * num_wakes[2]
+
+
+def test_a_larger_load_has_a_smaller_budget_of_whole_runs(build: Any) -> None:
+    def budget(count: int, prompt_tokens: int) -> int:
+        return budget_for(Trace("t", (Arrival(0.0, prompt_tokens, 100),) * count, 60.0))
+
+    assert budget(1000, 500) == BUDGET
+    assert LEAST_BUDGET < budget(50_000, 500) < BUDGET
+    assert budget(50_000, 500) > budget(50_000, 1_000) > LEAST_BUDGET
+    assert budget(50_000, 100_000) == LEAST_BUDGET
