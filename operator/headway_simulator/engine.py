@@ -9,7 +9,7 @@ Knows no pods and no gateway. TTFT is counted here, since no HTTP process stands
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headway_runtime.batch import Batch, Sample, StepResult
 from headway_runtime.config import Limits, Targets
@@ -40,7 +40,8 @@ class EngineSettings:
     overlaps: a step is launched while the one before it runs. max_model_len: the longest prompt with answer.
     fast_forwards: uneventful steps are taken over at once; off only to prove that this changes nothing.
     targets: that are known from the start; a controller's come by PATCH. None: none.
-    is_sampled: whether somebody reads its metrics; where not, they hold less, sooner.
+    is_sampled: whether somebody reads its metrics; where not, they hold less, sooner. It alters nothing that
+        is simulated, and is left out of what settings read as.
     """
 
     model: StepModel
@@ -54,7 +55,7 @@ class EngineSettings:
     speculation: Speculation | None = None
     fast_forwards: bool = True
     targets: Targets | None = None
-    is_sampled: bool = True
+    is_sampled: bool = field(default=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
