@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         run(plan, files, options.out, options.jobs, () if options.report else kinds, options.carry)
+        if options.prune:
+            _prune(plan, files, options.out / "results.jsonl")
     except carry.CarryError as error:
         print(error, file=sys.stderr)
         return 2
@@ -98,6 +100,11 @@ def _parser() -> argparse.ArgumentParser:
         "--carry",
         metavar="REVISION",
         help="take over what the code of this revision found, if some of it, simulated again, is the same",
+    )
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="at last, forget what other versions of the code, or other plans, found",
     )
     parser.add_argument("--out", type=Path, default=FOLDER)
     return parser
@@ -152,6 +159,12 @@ def _carry(plan: Plan, files: Mapping[str, Path], lines: Path, num_processes: in
         return _worked_off(plan, samples, files, num_processes)
 
     print(f"{len(carry.over(plan, files, lines, revision, simulate))} tasks carried over", flush=True)
+
+
+def _prune(plan: Plan, files: Mapping[str, Path], lines: Path) -> None:
+    fingerprints = store.Fingerprints(plan, files)
+    count = store.prune(lines, {fingerprints.of(task) for task in tasks(plan)})
+    print(f"{count} results of other code, or of another plan, are forgotten")
 
 
 def _write(plan: Plan, keys: Mapping[Task, str], known: Mapping[str, list[Row]], folder: Path) -> float:

@@ -13,7 +13,7 @@ import ast
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ BASELINES = ("operator/headway_simulator/baselines",)
 ORACLE = tuple(
     f"operator/headway_simulator/{name}.py"
     for name in (
-        *("oracle", "courses", "descent", "least_work", "limit_candidates", "schedules"),
+        *("oracle", "courses", "descent", "least_work", "limit_candidates", "priced_courses", "schedules"),
         "table_processes",
     )
 )
@@ -172,6 +172,18 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
             continue
         found[entry["fingerprint"]] = entry["rows"]
     return found
+
+
+def prune(path: Path, fingerprints: Collection[str]) -> int:
+    """Keep what stands under these fingerprints, of each the newest; how many other lines there were."""
+    kept = {key: rows for key, rows in read(path).items() if key in fingerprints}
+    num_lines = len(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else 0
+    whole = path.with_suffix(".whole")
+    whole.write_text("", encoding="utf-8")
+    for key, rows in kept.items():
+        add(whole, key, rows)
+    whole.replace(path)
+    return num_lines - len(kept)
 
 
 def add(path: Path, fingerprint: str, rows: list[dict[str, Any]]) -> None:

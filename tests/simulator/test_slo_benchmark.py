@@ -396,3 +396,24 @@ def test_jobs_that_are_no_number_are_refused(jobs: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["--jobs", jobs])
     assert f"{jobs!r} is no number of at least 1" in capsys.readouterr().err
+
+
+def test_pruning_forgets_what_is_not_of_todays_code_and_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, fingerprints = tmp_path / "results.jsonl", store.Fingerprints(TINY, {})
+    wanted = [fingerprints.of(task) for task in tasks(TINY)]
+    for number, fingerprint in enumerate(["other", *wanted, *wanted[:2], "another"]):
+        store.add(lines, fingerprint, [{"number": number}])
+    with lines.open("a", encoding="utf-8") as file:
+        file.write("half a li")
+    before = store.read(lines)
+    monkeypatch.setattr("benchmarks.slo.run.Plan", lambda names: TINY)
+    monkeypatch.setattr("benchmarks.slo.run.run", lambda *of_whom: None)
+    assert main(["--prune", "--out", str(tmp_path)]) == 0
+    assert store.read(lines) == {key: before[key] for key in wanted}
+    assert before[wanted[0]] == [{"number": 1 + len(wanted)}]
+    assert len(lines.read_text(encoding="utf-8").splitlines()) == len(wanted)
+    # Two of other code, two that were found again, and half a line.
+    assert "5 results of other code" in capsys.readouterr().out
+    assert [one.name for one in tmp_path.iterdir()] == ["results.jsonl"]
