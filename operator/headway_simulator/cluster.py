@@ -102,7 +102,7 @@ class Simulation(Generic[AnyMemory]):
         self._target: Target = target_of(setting.service.spec, conditions.cold_start_seconds)
         self.run = Run(BEGIN_SECONDS, BEGIN_SECONDS + trace.duration_seconds)
         self.run.flights = [Flight(one, BEGIN_SECONDS + one.at_seconds) for one in trace.arrivals]
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._order = count()
         self._num_ended = 0
         self._allowance: Allowance | None = None
@@ -132,9 +132,11 @@ class Simulation(Generic[AnyMemory]):
         if self.run.flights:
             self._later(self.run.flights[0].arrived_at, lambda now: self._arrive(0, now))
         last_at = self.run.ends_at + GRACE_SECONDS
+        ended_at = BEGIN_SECONDS
         while self._events and self._events[0][0] <= last_at:
-            now, _, act = heapq.heappop(self._events)
+            now, _, _, act = heapq.heappop(self._events)
             act(now)
+            ended_at = now
             if now >= self.run.ends_at and self._gateway.num_open == 0:
                 break
             if stops_after is not None and not self._is_any_open(stops_after, now):
@@ -142,6 +144,9 @@ class Simulation(Generic[AnyMemory]):
             if allowance is not None and allowance.is_spent:
                 break
         self.run.pods = [life for pod in self._all_pods if (life := pod.life()) is not None]
+        for pod in self.deployment.living:
+            if pod.engine is not None:
+                pod.engine.catch_up(ended_at)
         for pod in self._all_pods:
             self._count(pod)
         return self.run
@@ -160,8 +165,9 @@ class Simulation(Generic[AnyMemory]):
     def _all_pods(self) -> list[Pod]:
         return [*self.deployment.gone, *self.deployment.living]
 
-    def _later(self, at: float, act: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (at, next(self._order), act))
+    def _later(self, at: float, act: Callable[[float], None], rank: int = 0) -> None:
+        """Of what happens at the same moment, engines wake last: what comes then comes before their turns."""
+        heapq.heappush(self._events, (at, rank, next(self._order), act))
 
     def _arrive(self, number: int, now: float) -> None:
         following = number + 1
@@ -184,7 +190,7 @@ class Simulation(Generic[AnyMemory]):
         wakes_at = engine.wakes_at
         if wakes_at < math.inf and wakes_at != pod.event_at:
             pod.event_at = wakes_at
-            self._later(wakes_at, lambda now: self._wake(pod, engine, now))
+            self._later(wakes_at, lambda now: self._wake(pod, engine, now), rank=1)
 
     def _wake(self, pod: Pod, engine: SimulatedEngine, now: float) -> None:
         if pod.phase == "gone" or now != pod.event_at:
@@ -221,6 +227,7 @@ class Simulation(Generic[AnyMemory]):
 
     def _pod_gone(self, pod: Pod, now: float) -> None:
         if pod.engine is not None:
+            pod.engine.catch_up(now)
             self._gateway.lost(pod, [int(name) for name in pod.engine.live_requests])
 
     def _cold_start(self) -> float:

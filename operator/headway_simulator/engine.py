@@ -40,8 +40,8 @@ class EngineSettings:
     overlaps: a step is launched while the one before it runs. max_model_len: the longest prompt with answer.
     fast_forwards: uneventful steps are taken over at once; off only to prove that this changes nothing.
     targets: that are known from the start; a controller's come by PATCH. None: none.
-    is_sampled: whether somebody reads its metrics; where not, they hold less, sooner. It alters nothing that
-        is simulated, and is left out of what settings read as.
+    is_sampled: whether somebody reads its metrics; where not, those of single steps are left out
+        (`UnreadMetrics`). It alters nothing that is simulated, and is no part of the settings' repr.
     """
 
     model: StepModel
@@ -89,8 +89,8 @@ class SimulatedEngine:
         speculation = settings.speculation
         num_guesses = 0 if speculation is None else speculation.num_speculative_tokens
         self._runner = SimulatedRunner(settings.model, now, speculation, seed)
-        is_sampled = settings.is_sampled
-        self.metrics = EngineMetrics(clock=lambda: self._runner.now) if is_sampled else UnreadMetrics()
+        kind = EngineMetrics if settings.is_sampled else UnreadMetrics
+        self.metrics = kind(clock=lambda: self._runner.now)
         self.scheduler = Scheduler(
             num_blocks=settings.model.kv_cache_tokens // settings.block_size,
             block_size=settings.block_size,

@@ -4,11 +4,12 @@ Between two events of a replica (a request comes, one ends, a limit changes) its
 their times and the tokens they add. This does to sequences, blocks, prefix cache and metrics in one go what
 the scheduler and the accounts would do step by step; the tests hold one against the other.
 
-Uneventful are the next steps if the last one launched has a part for every running sequence, all of them
-decodes but at most one prompt, and as long as
+Uneventful are the next steps if nobody guesses, the last one launched has a part for every running sequence,
+all of them decodes but at most one prompt, and as long as
 
 - no decode gets its last token, and there are free blocks for all, so that nobody is preempted;
-- the prompt is cut short each time. How many tokens it gets is found out by the scheduler's own rules;
+- the prompt is cut short each time, and it gets and leaves two tokens at least, as a single one is scheduled
+  as a decode. How many it gets is found out by the scheduler's own rules;
 - nobody is admitted: all places are taken, or steps take no further prompt, or whoever waits has no part of
   them, or comes after one that waits for blocks. All of this stays so. Decodes only take blocks, answers are
   like no other, so that what the cache has for somebody grows by nothing but blocks of the prompt under way,
@@ -46,10 +47,11 @@ LEAST_PART = 2
 class Plan:
     """The next turns of the loop.
 
-    step: the one under way, None where steps do not overlap. read_at: when each turn's step is read, and one
-    time more where steps overlap: when the one that is under way after the last turn ends. parts: the tokens
-    of these steps that are the prompt's, the first of them from `start` on. num_kv_tokens: that the first
-    turn's decodes attend to.
+    begins_at: when the first one does. num_turns: how many there are. decodes, prompt: what runs. step: the
+    one under way, None where steps do not overlap. read_at: when each turn's step is read, and one time more
+    where steps overlap: when the one that is under way after the last turn ends. parts: the tokens of these
+    steps that are the prompt's, the first of them from `start` on. num_kv_tokens: that the first turn's
+    decodes attend to.
     """
 
     begins_at: float
@@ -187,11 +189,11 @@ def _parts(
     scheduler: Scheduler, prompt: Sequence | None, num_decodes: int, most: int
 ) -> tuple[list[int], StepDraft]:
     """What a prompt gets, beside so many decodes, of at most so many steps, 0 without one; and the draft of
-    the first, as whoever waits finds it. The others' are like it: a prompt that is cut short has spent the
-    same budget, whether it still counts as long or not."""
+    the first, as whoever waits finds it. The others' are like it in what `_is_closed` looks at: a prompt that
+    is cut short leaves no room each time, or each time none for long ones."""
     draft = _draft(scheduler, num_decodes)
     if prompt is None:
-        return [0] * most if draft.budget >= 0 else [], draft
+        return [0] * most, draft
     start, num_tokens = prompt.num_computed, len(prompt.token_ids)
     at, parts = start, list[int]()
     while len(parts) < most and draft.takes_prompts:

@@ -63,7 +63,7 @@ WARM_UP_SECONDS = 30.0
 COOL_DOWN_SECONDS = 60.0
 # Of sequences: the most, a half and a quarter of them.
 NUM_SEQUENCE_CANDIDATES = 3
-# Whole simulations of steps 4 and 5: the most, and the least where they would take longer than this.
+# Whole simulations of steps 4 and 5: as many as take so many seconds of processor time, within these bounds.
 BUDGET, LEAST_BUDGET = 12, 5
 BUDGET_SECONDS = 240.0
 # So many more replicas that help nobody end the upward search.
@@ -109,7 +109,7 @@ def find_oracle(
 
     ends: what searches of the same load and setting, but for the percentile, have found already; added to.
     budget: whole simulations, at least 1; with more it may be found to cost a little less, and never more.
-    None: `budget_for` the load.
+    None: `budget_for` the load. Where nothing attains the objective those given up are run once more, whole.
     judged_from_seconds: what is before only warms caches up. num_processes: for step 2; with more than one,
     `ends` does not learn of it.
     """
@@ -210,7 +210,7 @@ class _Search:
 
     def cheapest(self, tables: Sequence[Table], budget: int, told: Told) -> Oracle:
         """Steps 3 to 5."""
-        # Of what attains the objective its measures; the others were not run to their end.
+        # None: given up, as more had missed than may.
         seen: dict[Course, Measures | None] = {}
 
         def tried(course: Course) -> Tried | None:
@@ -219,9 +219,10 @@ class _Search:
                     return None
                 allowance = self._allowance()
                 found = self._simulated(course, allowance)
-                seen[course] = None if allowance.is_spent or not self._attains(found) else found
+                seen[course] = None if allowance.is_spent else found
                 told(len(seen) / budget)
-            if (known := seen[course]) is None:
+            known = seen[course]
+            if known is None or not self._attains(known):
                 return FAILED
             spare = self._allowed - round(self._num_judged * (1 - known.joint_attainment))
             return Tried(known.replica_hours, max(0.0, spare))
@@ -234,14 +235,15 @@ class _Search:
         while course is not None and (judged := tried(course)) is not None:
             course = courses.send(judged.spare >= 0)
         is_done = course is None
-        if attaining := _attaining(seen):
+        if attaining := self._attaining(seen):
             ground = Ground(tables, counts, lowest, ahead_seconds(conditions))
             is_done = descend(min(attaining, key=lambda one: attaining[one].replica_hours), ground, tried)
-        if attained := _attaining(seen):
+        if attained := self._attaining(seen):
             best = min(attained, key=lambda one: attained[one].replica_hours)
             measured = attained[best]
         else:
-            whole = {one: self._simulated(one) for one in seen}
+            # Which of them attains most is known once they have been run whole, beyond the budget.
+            whole = {one: known or self._simulated(one) for one, known in seen.items()}
             best = max(whole, key=lambda one: whole[one].joint_attainment)
             measured = whole[best]
         told(1.0)
@@ -274,6 +276,9 @@ class _Search:
         first, targets = len(self._trace.arrivals) - self._num_judged, self._target.targets
         most_missed = math.floor(self._allowed + ROUNDING)
         return Allowance(first, targets.ttft_milliseconds, targets.tpot_milliseconds, most_missed)
+
+    def _attaining(self, seen: Mapping[Course, Measures | None]) -> dict[Course, Measures]:
+        return {course: found for course, found in seen.items() if found is not None and self._attains(found)}
 
     def _attains(self, found: Measures) -> bool:
         return found.joint_attainment * 100 >= self._target.percentile
@@ -350,10 +355,6 @@ class _Search:
 
     def _most(self) -> int:
         return min(self._target.max_replicas, self._setting.conditions.most_pods)
-
-
-def _attaining(seen: Mapping[Course, Measures | None]) -> dict[Course, Measures]:
-    return {course: found for course, found in seen.items() if found is not None}
 
 
 def _let_go() -> None:

@@ -42,7 +42,8 @@ class Flight:
 
 @dataclass(slots=True)
 class Allowance:
-    """How many requests from number `first` on may end without meeting both targets."""
+    """How many requests from number `first` on may be answered to their end without meeting both targets; of
+    those that are refused or lost whoever gives it knows afterwards."""
 
     first: int
     ttft_milliseconds: float | None

@@ -113,5 +113,5 @@ def decode_context(decodes: tuple[Chunk, ...]) -> int:
 
 
 def pairs(start: int, num_tokens: int) -> int:
-    """Of a token at these positions and one that it attends to, itself included."""
+    """How often a token out of `num_tokens` from `start` on attends to one, itself included."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2

@@ -1,14 +1,17 @@
-"""The metrics of a replica that nobody samples: what each step would add to them is left out."""
+"""The metrics of a replica that nobody samples: what each step would add to them is left out, but for counts
+of tokens. What a request adds, when it begins and ends, is kept."""
+
+from collections.abc import Callable
 
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.step_moments import StepMoments
 
 
 class UnreadMetrics(EngineMetrics):
-    """Counts requests and their tokens alone, which a simulation's own account has."""
+    """Without times and sizes of steps, gaps between tokens, rates and moments of steps. clock: seconds."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock=clock)
         self.moments = _NoMoments()
 
     def tokens(self, prompt_computed: int = 0, cached: int = 0, generated: int = 0) -> None:
@@ -36,4 +39,4 @@ class _NoMoments(StepMoments):
     __slots__ = ()
 
     def step(self, milliseconds: float, prompt_cost: int, num_decodes: int, num_kv_tokens: int) -> None:
-        pass
+        """Left out."""

@@ -13,7 +13,7 @@ GUESSED_BATCH = 16
 # Steps without prompts may take so much of a TPOT target; the rest is for prompts between them.
 GUESSED_TPOT_USE = 0.8
 BUSIEST_SECONDS = 60.0
-# Of a simulation, without a controller that reads metrics.
+# Of processor time, that a simulation takes without a controller that reads metrics.
 SECONDS_PER_REQUEST = 0.4e-3
 SECONDS_PER_PROMPT_TOKEN = 0.25e-6
 

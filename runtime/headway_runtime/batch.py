@@ -22,8 +22,8 @@ UNREAD = -1
 class Chunk:
     """One sequence's share of a step: compute the tokens at positions [start, start + num_tokens).
 
-    Nobody changes one once it is made. It is not frozen because that makes making it three times as slow, and
-    each step makes one per sequence.
+    No engine changes one once it is made. It is not frozen because that makes making it three times as slow,
+    and each step makes one per sequence.
 
     token_ids: all known tokens of the sequence, prompt and generated; the last one may be UNREAD, if the step
         before samples it. They are more once the step has been launched.
@@ -70,8 +70,8 @@ class Chunk:
 
 @dataclass(slots=True)
 class Batch:
-    """One step's work. Chunks of a single token (decodes, nearly always) come first. Not frozen for the same
-    reason as `Chunk`.
+    """One step's work. Chunks of a single token (decodes, nearly always) come first. Not frozen because a
+    simulation that takes many steps at once makes one out of another.
 
     num_decodes: how many of them there are.
     num_tokens: tokens of all chunks together, and of what may be guessed for them; never above the limit that

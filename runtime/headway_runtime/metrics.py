@@ -241,8 +241,8 @@ class EngineMetrics:
     def steps(
         self, seconds: Sequence[float], num_prefill_tokens: Sequence[int], num_decode_seqs: int
     ) -> None:
-        """`step` for each of several steps of the same sequences, which computed so many tokens of a prompt,
-        or 0 without one. A simulation knows them all at once."""
+        """`step` for each of several steps of the same sequences, at least one, which a simulation knows all
+        at once. num_prefill_tokens: of each step, all of them 0 or none."""
         num_steps, num_prefill_seqs = len(seconds), int(num_prefill_tokens[0] > 0)
         self._steps += num_steps
         self._prefill_step_tokens += sum(num_prefill_tokens)

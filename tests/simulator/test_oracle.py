@@ -9,11 +9,10 @@ import pytest
 from headway_operator.samples import Targets
 from headway_operator.slo import target_of
 from headway_runtime.config import Targets as EngineTargets
-from headway_runtime.metrics import EngineMetrics
 from headway_simulator import oracle as oracle_module
 from headway_simulator.cluster import Setting, Simulation
 from headway_simulator.courses import Costs, cheapest_course
-from headway_simulator.engine import Emitted, SimulatedEngine
+from headway_simulator.engine import Emitted, EngineSettings, SimulatedEngine
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, measures
@@ -296,8 +295,16 @@ def test_what_is_known_sooner_is_not_found_otherwise(build: Any, monkeypatch: py
         num_wakes.append(0)
         monkeypatch.setattr(what, name, False if what is Allowance else lambda *_: False)
         found.append(find_oracle(trace, setting))
-    monkeypatch.setattr("headway_simulator.engine.UnreadMetrics", EngineMetrics)
+    sampled = []
+
+    def init(self: SimulatedEngine, settings: EngineSettings, *others: Any) -> None:
+        sampled.append(settings.is_sampled)
+        begin(self, replace(settings, is_sampled=True), *others)
+
+    begin = SimulatedEngine.__init__
+    monkeypatch.setattr(SimulatedEngine, "__init__", init)
     found.append(find_oracle(trace, setting))
+    assert not any(sampled)
     assert found == found[:1] * 4
     assert num_wakes[0] < 0.95 * num_wakes[1]
     assert num_wakes[1] < 0.99 * num_wakes[2]
