@@ -14,12 +14,15 @@ from headway_operator.cluster.local_template import process_template
 from headway_operator.state import Evaluation
 
 NAME = "demo-quality-1a2b3c4d"
-# Counts its starts in the file of the first argument; the second says what each start does.
+# Counts its starts in the file of the first argument, which is never seen half written; the second says what
+# each start does.
 SCRIPT = """
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 starts, plan, result = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), pathlib.Path(sys.argv[3])
 number = int(starts.read_text()) if starts.exists() else 0
-starts.write_text(str(number + 1))
+written = starts.with_name("written")
+written.write_text(str(number + 1))
+os.replace(written, starts)
 step = plan[min(number, len(plan) - 1)]
 print(step.get("says", ""), flush=True)
 if "leaves" in step:
@@ -118,7 +121,7 @@ async def test_one_that_is_removed_or_left_behind_is_killed(
     start({"seconds": 600})
     await eventually(lambda: (tmp_path / "starts").exists())
     start({"seconds": 0})  # the same name: it is left alone
-    assert [one.phase for one in jobs.evaluations] == ["running"]
+    await eventually(lambda: [one.phase for one in jobs.evaluations] == ["running"])
     jobs.remove(NAME)
     assert jobs.evaluations == ()
     await eventually(lambda: children() == [])
