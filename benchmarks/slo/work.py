@@ -252,7 +252,7 @@ def _excerpt(
     engine = replace(
         made.engine,
         max_model_len=max(made.engine.max_model_len, longest),
-        limits=EngineLimits(*made.service.spec.batching.initial),
+        limits=EngineLimits(*made.service.spec.initial_limits),
     )
     return Excerpt(part, replace(made, conditions=conditions, engine=engine), warm_up_seconds)
 

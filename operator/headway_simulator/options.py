@@ -172,7 +172,7 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
         EngineSettings(
             model=model,
             max_model_len=longest_of(trace),
-            limits=Limits(*service.spec.batching.initial),
+            limits=Limits(*service.spec.initial_limits),
             enable_prefix_caching=service.spec.prefix_caching,
             speculation=_speculation(options, service.spec.speculative),
         ),

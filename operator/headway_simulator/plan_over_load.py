@@ -20,11 +20,11 @@ from tqdm import tqdm
 
 from headway.argument_types import share_or_none
 from headway_operator.slo import Target, target_of
+from headway_runtime.batch_options import DEFAULT_MAX_NUM_BATCHED_TOKENS
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
 from headway_runtime.fit.bounds import DEFAULT_EFFICIENCY
 from headway_runtime.fit.gpu_kinds import GPU_KINDS
 from headway_runtime.fit.plan_command import (
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
     EXIT_STATUS_BAD_INPUT,
     EXIT_STATUS_FITS,
     EXIT_STATUS_TOO_LARGE,

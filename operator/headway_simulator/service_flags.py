@@ -161,6 +161,7 @@ def _default_manifest() -> dict[str, Any]:
         "metadata": {"name": "simulated"},
         "spec": {
             "model": {"source": "/simulated"},
+            "device": "cuda",
             "slo": {"percentile": DEFAULT_PERCENTILE, "ttftMilliseconds": 1, "tpotMilliseconds": 1},
             "scaling": {"minReplicas": 1, "maxReplicas": DEFAULT_MAX_REPLICAS},
         },

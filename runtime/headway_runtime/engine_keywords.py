@@ -19,7 +19,7 @@ class EngineKeywords(TypedDict, total=False):
     memory_check: Literal["enforce", "warn"]
     generation_config: Literal["auto", "none", "vllm"]
     max_model_len: int | None
-    max_num_seqs: int
+    max_num_seqs: int | None
     max_num_batched_tokens: int
     initial_max_num_seqs: int | None
     initial_max_num_batched_tokens: int | None

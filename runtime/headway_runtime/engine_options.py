@@ -15,6 +15,7 @@ from typing import get_args
 
 from headway.argument_types import integer, not_negative, positive, share, size, sizes, tokens
 from headway_runtime.adapters.options import add_lora_arguments, lora_config
+from headway_runtime.batch_options import CPU_NUM_SEQS, GPU_NUM_SEQS, add_batch_arguments, batch_limits
 from headway_runtime.config import (
     Envelope,
     KVCacheDtype,
@@ -29,7 +30,7 @@ from headway_runtime.config import (
 )
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.doubling_context import estimated_doubling_context
-from headway_runtime.errors import ConfigError, LimitRangeError
+from headway_runtime.errors import ConfigError
 from headway_runtime.generation_defaults import CHOICES, GenerationDefaults, generation_defaults
 from headway_runtime.memory import num_active_weights
 from headway_runtime.model_config import ModelConfig, read_model_config
@@ -48,7 +49,8 @@ FEWEST_WEIGHTS_TO_SHARE = 32_000_000
 class EngineOptions:
     """What the engine process is told. None: it chooses by the device that it finds.
 
-    quantization: what is in force, never "auto".
+    quantization: what is in force, never "auto". envelope, limits: on a CPU; gpu_envelope, gpu_limits: on a
+    GPU, which differ where nothing says how many sequences.
     """
 
     model_path: str
@@ -61,6 +63,8 @@ class EngineOptions:
     kv_cache_memory_bytes: int | None
     envelope: Envelope
     limits: Limits
+    gpu_envelope: Envelope
+    gpu_limits: Limits
     targets: Targets
     max_waiting: int
     max_logprobs: int
@@ -133,16 +137,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of prompt plus answer, such as 8192, 8k (8000) or 8K (8192) (default: the model's own)",
     )
-    add("--max-num-seqs", type=integer(1), default=64, help="upper end of the live limit")
-    add(
-        "--max-num-batched-tokens",
-        type=tokens(1),
-        default=2048,
-        metavar="N",
-        help="upper end of the live limit",
-    )
-    add("--initial-max-num-seqs", type=integer(1), help="live limit at start (default: the upper end)")
-    add("--initial-max-num-batched-tokens", type=integer(1), help="likewise")
+    add_batch_arguments(parser)
     add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
     add(
         "--kv-cache-memory-bytes",
@@ -274,18 +269,8 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         getattr(arguments, "lifeline_fd", None),  # of a server alone
     )
     num_speculative_tokens = 0 if speculative is None else speculative.num_speculative_tokens
-    envelope = Envelope(arguments.max_num_seqs, arguments.max_num_batched_tokens, num_speculative_tokens)
-    initial_speculative_tokens = arguments.initial_num_speculative_tokens
-    limits = Limits(
-        arguments.initial_max_num_seqs or envelope.max_num_seqs,
-        arguments.initial_max_num_batched_tokens or envelope.max_num_batched_tokens,
-        num_speculative_tokens if initial_speculative_tokens is None else initial_speculative_tokens,
-    )
-    try:
-        envelope.check(limits)
-    except LimitRangeError as error:
-        prefix = "--initial-" if getattr(arguments, f"initial_{error.field}") is not None else "--"
-        raise ConfigError(f"{prefix}{error.field.replace('_', '-')}: {error}") from error
+    envelope, limits = batch_limits(arguments, CPU_NUM_SEQS, num_speculative_tokens)
+    gpu_envelope, gpu_limits = batch_limits(arguments, GPU_NUM_SEQS, num_speculative_tokens)
     parallel = parallel_config(arguments, model)
     longest = model.longest_context
     if arguments.max_model_len is not None and arguments.max_model_len > longest:
@@ -304,6 +289,8 @@ def engine_options(arguments: argparse.Namespace, model_path: Path, model: Model
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
         envelope=envelope,
         limits=limits,
+        gpu_envelope=gpu_envelope,
+        gpu_limits=gpu_limits,
         targets=Targets(
             arguments.ttft_target_milliseconds,
             arguments.tpot_target_milliseconds,

@@ -204,10 +204,10 @@ def test_flags_of_a_load_are_told_what_they_need(
 
 def test_as_many_sequences_as_fit_at_once_have_a_cost(plan: Any) -> None:
     flags = ("--gpu", "l4", "--max-model-len", "8192", "--price", "1")
-    status, got = plan("llama-3.1-8b", *flags, "--concurrency", "6")
+    status, got = plan("llama-3.1-8b", *flags, "--concurrency", "5")
     assert status == 0
     assert got["estimated_usd_per_million_output_tokens"] > 0
-    assert plan("llama-3.1-8b", *flags, "--concurrency", "7")[0] == 1
+    assert plan("llama-3.1-8b", *flags, "--concurrency", "6")[0] == 1
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -268,7 +268,7 @@ def test_the_arithmetic_is_shown_line_by_line(
         "MLP              10.50 GiB  5,637,144,576 x bfloat16",
         "2 x 32 layers x 8 KV heads x (128 x 2 B bfloat16) = 131,072 B",
         "lower bounds, not predictions, of L4: 300 GB/s",
-        "does not fit: 32.26 GiB are needed, 22.49 GiB are there, 9.76 GiB too few",
+        "does not fit: 32.72 GiB are needed, 22.49 GiB are there, 10.23 GiB too few",
     ):
         assert line in told
 

@@ -197,7 +197,7 @@ def test_the_operator_leaves_a_service_with_another_scaler_alone() -> None:
 
     trace = Trace("crowd", tuple(Arrival(index / 20, 400, 40) for index in range(2400)), 120.0)
     engine = EngineSettings(
-        PROFILES["llama-2-70b-h100-tp8"], 1536, EngineLimits(*service.spec.batching.initial)
+        PROFILES["llama-2-70b-h100-tp8"], 1536, EngineLimits(*service.spec.initial_limits)
     )
     conditions = Conditions(initial_replicas=2)
     controller = Controller(WAITING, lambda sample, now: resume(None, sample, now), watched)

@@ -140,7 +140,7 @@ def test_an_object_filled_in_by_default_is_what_the_model_would_fill_in(root: di
         "maxReplicas": 4,
         "stabilizationSeconds": 120,
     }
-    assert defaults["batching"]["maxNumSeqs"] == {"min": 1, "max": 64}
+    assert defaults["batching"]["maxNumSeqs"] == {"min": 1}
 
 
 def test_replicas_have_no_default_so_that_unset_stays_unset(root: dict[str, Any]) -> None:

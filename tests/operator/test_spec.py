@@ -16,10 +16,30 @@ def test_reads_identity_and_fills_in_defaults(build: Any) -> None:
     assert (service.uid, service.generation, service.status) == ("0000-uid", 3, {})
     spec = service.spec
     assert (spec.scaling.min_replicas, spec.scaling.max_replicas) == (1, 4)
-    assert spec.batching.initial == (64, 2048)
+    assert spec.initial_limits == spec.highest_limits == (64, 2048)
     assert (spec.replicas, spec.dtype, spec.device, spec.drain_timeout_seconds) == (None, "auto", "auto", 60)
     assert spec.slo is not None
     assert (spec.slo.ttft_milliseconds, spec.slo.tpot_milliseconds, spec.slo.percentile) == (300, None, 95)
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ({}, 64),
+        ({"device": "cpu", "resources": {"limits": {"nvidia.com/gpu": 1}}}, 64),
+        ({"device": "cuda"}, 256),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, 256),
+        ({"device": "cuda", "batching": {"maxNumSeqs": {"max": 64}}}, 64),
+        ({"device": "cuda", "batching": {"maxNumBatchedTokens": {"max": 128}}}, 128),
+        ({"batching": {"maxNumBatchedTokens": {"initial": 40}}}, 40),
+        ({"batching": {"maxNumSeqs": {"initial": 90}}}, 90),
+        ({"batching": {"maxNumSeqs": {"min": 80}}}, 80),
+    ],
+)
+def test_more_sequences_run_at_once_on_a_gpu(build: Any, spec: dict[str, Any], want: int) -> None:
+    found = parse(build.manifest(spec)).spec
+    assert found.highest_limits[0] == want
+    assert found.initial_limits[0] == want
 
 
 def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any) -> None:
@@ -82,22 +102,28 @@ def test_a_manifest_without_namespace_or_generation_gets_the_defaults(build: Any
             id="limit range upside down",
         ),
         pytest.param(
-            {"batching": {"maxNumSeqs": {"initial": 65}}},
+            {"batching": {"maxNumSeqs": {"initial": 65, "max": 64}}},
             "spec.batching.maxNumSeqs",
             "initial 65 must lie between min 1 and max 64",
             id="initial outside",
         ),
         pytest.param(
-            {"batching": {"maxNumBatchedTokens": {"max": 63}}},
+            {"batching": {"maxNumSeqs": {"max": 64}, "maxNumBatchedTokens": {"max": 63}}},
             "spec.batching",
-            "raise maxNumBatchedTokens.max",
+            "raise maxNumBatchedTokens.max or lower maxNumSeqs.max",
             id="tokens do not cover sequences",
         ),
         pytest.param(
-            {"batching": {"maxNumBatchedTokens": {"initial": 63}}},
+            {"batching": {"maxNumSeqs": {"max": 64}, "maxNumBatchedTokens": {"initial": 63}}},
             "spec.batching",
-            "raise maxNumBatchedTokens.initial",
+            "raise maxNumBatchedTokens.initial or lower maxNumSeqs.max",
             id="initial tokens do not cover initial sequences",
+        ),
+        pytest.param(
+            {"batching": {"maxNumSeqs": {"min": 64}, "maxNumBatchedTokens": {"max": 63}}},
+            "spec.batching",
+            "raise maxNumBatchedTokens.max or lower maxNumSeqs.min",
+            id="tokens do not cover the fewest sequences",
         ),
         pytest.param(
             {"kvCacheMemory": "12Q"}, "spec.kvCacheMemory", "'12Q' is not a Kubernetes", id="not a quantity"

@@ -95,7 +95,7 @@ def build_slow(
         batching,
         **{"ttftMilliseconds": 4000, "tpotMilliseconds": 240, **(slo or {})},
     )
-    limits = Limits(*service.spec.batching.initial)
+    limits = Limits(*service.spec.initial_limits)
     engine = EngineSettings(model=model, max_model_len=3072, limits=limits)
     return Setting(service, engine, Conditions(**{"cold_start_seconds": 20.0, **conditions}))
 

@@ -200,7 +200,7 @@ def test_fixed_limits_are_what_tpot_allows_where_no_more_are_better() -> None:
     plan = replace(TINY, promises=(promise,), baseline_factors=(1.5,))
     tuning = work._tuning(plan, "step", loads.Halves("step", {}, plan), promise)
     limits = work._fixed_limits(tuning, promise, {})
-    assert limits.max_num_seqs < tuning.setting.service.spec.batching.max_num_seqs.max
+    assert limits.max_num_seqs < tuning.setting.service.spec.highest_limits[0]
     (row_of_it,) = work.done(plan, task, {})
     assert row_of_it["parameters"]["limits"] == asdict(limits)
 

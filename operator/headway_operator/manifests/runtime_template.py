@@ -125,8 +125,8 @@ def _shares_memory(spec: InferenceServiceSpec, site: Site) -> bool:
 def runtime_arguments(service: Service, site: Site) -> list[str]:
     """The arguments of `headway serve`."""
     spec = service.spec
-    seqs, tokens = spec.batching.max_num_seqs, spec.batching.max_num_batched_tokens
-    initial_seqs, initial_tokens = spec.batching.initial
+    seqs, tokens = spec.highest_limits
+    initial_seqs, initial_tokens = spec.initial_limits
     arguments = ["serve", model_source.served_source(spec, spec.model.revised_source)]
     arguments += ["--host", pod.host(site), "--port", str(site.bind_port)]
     arguments += ["--served-model-name", spec.model.served_name or service.name]
@@ -137,7 +137,7 @@ def runtime_arguments(service: Service, site: Site) -> list[str]:
         arguments += ["--weight-compression", spec.weight_compression]
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
-    arguments += ["--max-num-seqs", str(seqs.max), "--max-num-batched-tokens", str(tokens.max)]
+    arguments += ["--max-num-seqs", str(seqs), "--max-num-batched-tokens", str(tokens)]
     arguments += ["--initial-max-num-seqs", str(initial_seqs)]
     arguments += ["--initial-max-num-batched-tokens", str(initial_tokens)]
     if spec.tensor_parallel_size > 1:

@@ -22,12 +22,10 @@ UNKNOWN = Build()
 
 
 def build_of(spec: InferenceServiceSpec) -> Build:
-    """Read it from a spec. A GPU is there where it is asked for: a pod that asks for none sees none."""
-    named = {*spec.resources.limits, *spec.resources.requests}
-    asks = spec.gpu is not None or bool(spec.resources.claims) or any("gpu" in name for name in named)
+    """Read it from a spec."""
     return Build(
         quantization="int4" if spec.quantization in FOUR_BITS else spec.quantization,
         kv_cache_dtype=spec.kv_cache_dtype,
         tensor_parallel_size=spec.tensor_parallel_size,
-        has_gpu=spec.device == "cuda" or (spec.device == "auto" and asks),
+        has_gpu=spec.has_gpu,
     )

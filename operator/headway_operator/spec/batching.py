@@ -6,34 +6,46 @@ from pydantic import ConfigDict, Field, model_validator
 
 from headway_operator.spec.base import PositiveTokens, SpecModel, with_empty_default
 
-STEP_RULE = "self.maxNumBatchedTokens.max >= self.maxNumSeqs.max"
+# Of sequences, where nothing says how many; as `headway serve` has it. A GPU gives three times the tokens a
+# second with 256 that it gives with 32 (docs/gpu.md, Llama-3.1-8B); a CPU is at its most long before 64.
+GPU_NUM_SEQS, CPU_NUM_SEQS = 256, 64
+STEP_RULE = (
+    "self.maxNumBatchedTokens.max >= (has(self.maxNumSeqs.max) ? self.maxNumSeqs.max : self.maxNumSeqs.min)"
+)
 STEP_MESSAGE = (
     "a step must have room for one token of each sequence: "
-    "raise maxNumBatchedTokens.max or lower maxNumSeqs.max"
+    "raise maxNumBatchedTokens.max or lower maxNumSeqs.max (without it: min)"
 )
 INITIAL_RULE = (
     "(has(self.maxNumBatchedTokens.initial) ? "
     "self.maxNumBatchedTokens.initial : self.maxNumBatchedTokens.max) >= "
-    "(has(self.maxNumSeqs.initial) ? self.maxNumSeqs.initial : self.maxNumSeqs.max)"
+    "(has(self.maxNumSeqs.initial) ? self.maxNumSeqs.initial : "
+    "has(self.maxNumSeqs.max) ? self.maxNumSeqs.max : self.maxNumSeqs.min)"
 )
 INITIAL_MESSAGE = (
     "at start too a step must have room for one token of each sequence: "
-    "raise maxNumBatchedTokens.initial or lower maxNumSeqs.initial"
+    "raise maxNumBatchedTokens.initial or lower maxNumSeqs.initial (without it: max, or min)"
 )
 
 
 def _range_rules(name: str) -> tuple[tuple[str, str], ...]:
+    within = "self.min <= self.initial && (!has(self.max) || self.initial <= self.max)"
     return (
-        ("self.min <= self.max", f"min must not exceed max: lower {name}.min or raise {name}.max"),
         (
-            "!has(self.initial) || (self.min <= self.initial && self.initial <= self.max)",
+            "!has(self.max) || self.min <= self.max",
+            f"min must not exceed max: lower {name}.min or raise {name}.max",
+        ),
+        (
+            f"!has(self.initial) || ({within})",
             f"initial must lie between min and max: change {name}.initial, or leave it out to start at max",
         ),
     )
 
 
 class _LimitRange(SpecModel):
-    def _check_order(self, name: str, low: int, high: int, initial: int | None) -> None:
+    def _check_order(self, name: str, low: int, high: int | None, initial: int | None) -> None:
+        if high is None:
+            high = max(low, initial or 1)
         if low > high:
             raise ValueError(f"min {low} must not exceed max {high}: lower {name}.min or raise {name}.max")
         if initial is not None and not low <= initial <= high:
@@ -49,8 +61,9 @@ class MaxNumSeqs(_LimitRange):
     model_config = ConfigDict(json_schema_extra=with_empty_default(*_range_rules("maxNumSeqs")))
     min: Annotated[int, Field(ge=1, le=4096)] = 1
     """Lowest value, in sequences (1 to 4096). Default 1."""
-    max: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Highest value, in sequences (1 to 4096); memory is set aside for it. Default 64."""
+    max: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Highest value, in sequences (1 to 4096); memory is set aside for it. Default: 256 on GPUs and 64 on
+    CPUs, or as many as the token budget has room for, but no fewer than min and initial."""
     initial: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Value at start, in sequences (1 to 4096), between min and max. Default: max."""
 
@@ -91,25 +104,33 @@ class Batching(SpecModel):
 
     @model_validator(mode="after")
     def _tokens_cover_sequences(self) -> Self:
-        initial_seqs, initial_tokens = self.initial
+        # What is not said is made to fit.
+        seqs = self.max_num_seqs
+        end = ("min", seqs.min) if seqs.max is None else ("max", seqs.max)
+        first = end if seqs.initial is None else ("initial", seqs.initial)
         pairs = (
-            ("max", self.max_num_batched_tokens.max, self.max_num_seqs.max),
-            ("initial", initial_tokens, initial_seqs),
+            ("max", self.max_num_batched_tokens.max, *end),
+            ("initial", self.initial_tokens, *first),
         )
-        for label, tokens, seqs in pairs:
-            if tokens < seqs:
+        for label, tokens, field, number in pairs:
+            if tokens < number:
                 raise ValueError(
-                    f"maxNumBatchedTokens.{label} {tokens} is less than maxNumSeqs.{label} {seqs}: "
+                    f"maxNumBatchedTokens.{label} {tokens} is less than maxNumSeqs.{field} {number}: "
                     "a step must have room for one token of each sequence; "
-                    f"raise maxNumBatchedTokens.{label} or lower maxNumSeqs.{label}"
+                    f"raise maxNumBatchedTokens.{label} or lower maxNumSeqs.{field}"
                 )
         return self
 
     @property
-    def initial(self) -> tuple[int, int]:
-        """Sequences and tokens at start, defaults applied."""
-        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
-        return (
-            seqs.max if seqs.initial is None else seqs.initial,
-            tokens.max if tokens.initial is None else tokens.initial,
-        )
+    def initial_tokens(self) -> int:
+        """The token budget at start, defaults applied."""
+        tokens = self.max_num_batched_tokens
+        return tokens.max if tokens.initial is None else tokens.initial
+
+    def most_seqs(self, *, has_gpu: bool) -> int:
+        """The upper end of the limit on sequences, defaults applied."""
+        seqs = self.max_num_seqs
+        if seqs.max is not None:
+            return seqs.max
+        default = min(GPU_NUM_SEQS if has_gpu else CPU_NUM_SEQS, self.initial_tokens)
+        return max(seqs.min, seqs.initial or 1, default)

@@ -264,6 +264,25 @@ class InferenceServiceSpec(SpecModel):
         return self
 
     @property
+    def has_gpu(self) -> bool:
+        """A GPU is there where it is asked for: a pod that asks for none sees none."""
+        if self.device != "auto":
+            return self.device == "cuda"
+        named = {*self.resources.limits, *self.resources.requests}
+        return self.gpu is not None or bool(self.resources.claims) or any("gpu" in name for name in named)
+
+    @property
+    def highest_limits(self) -> tuple[int, int]:
+        """The upper ends of the batch limits, of sequences and tokens, defaults applied."""
+        return self.batching.most_seqs(has_gpu=self.has_gpu), self.batching.max_num_batched_tokens.max
+
+    @property
+    def initial_limits(self) -> tuple[int, int]:
+        """The batch limits at start, of sequences and tokens, defaults applied."""
+        seqs = self.batching.max_num_seqs.initial
+        return self.highest_limits[0] if seqs is None else seqs, self.batching.initial_tokens
+
+    @property
     def processes_per_node(self) -> int:
         """Processes in each pod of a replica."""
         return self.tensor_parallel_size // self.nodes_per_replica

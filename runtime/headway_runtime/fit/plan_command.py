@@ -17,6 +17,7 @@ from headway.argument_types import gibibytes, integer, not_negative, share, size
 from headway.command_parser import CommandParser
 from headway_runtime.adapters.options import MOST_LORAS, lora_bounds
 from headway_runtime.adapters.peft_config import MAX_RANK
+from headway_runtime.batch_options import CPU_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS, GPU_NUM_SEQS
 from headway_runtime.config import KVCacheDtype, WeightCompression
 from headway_runtime.cpus import usable_cpus
 from headway_runtime.errors import ConfigError, HeadwayRuntimeError
@@ -57,7 +58,6 @@ EXIT_STATUS_FITS, EXIT_STATUS_TOO_LARGE, EXIT_STATUS_BAD_INPUT = 0, 1, 2
 # Who simulates a plan over a load: one of these flags -> function(argv: list[str]) -> int.
 LOAD_GROUP = "headway.plan"
 LOAD_FLAGS = ("--trace", "--generate")
-DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS = 64, 2048
 
 
 def main(argv: list[str]) -> int:
@@ -151,8 +151,8 @@ def build_parser(*, is_model_needed: bool = True) -> CommandParser:
         "--max-num-seqs",
         type=integer(1),
         metavar="N",
-        help=f"if given, so many sequences must fit at once (default: {DEFAULT_MAX_NUM_SEQS} in a step, of "
-        "which one must)",
+        help=f"if given, so many sequences must fit at once (default: {GPU_NUM_SEQS} in a step of a GPU and "
+        f"{CPU_NUM_SEQS} in one of a CPU, of which one must)",
     )
     add("--max-num-batched-tokens", type=integer(1), default=DEFAULT_MAX_NUM_BATCHED_TOKENS, metavar="N")
     add("--block-size", type=integer(1, 256), default=16, help="tokens per KV block")
@@ -267,6 +267,7 @@ def _question(
     )
     lora = lora_bounds(arguments)
     most, together = arguments.max_num_seqs, arguments.concurrency or 1
+    default = CPU_NUM_SEQS if is_cpu else GPU_NUM_SEQS
     return Question(
         model=loaded,
         placement=this_processor(dtype, max(1, usable_cpus() // ranks), arguments.weight_compression)
@@ -274,7 +275,7 @@ def _question(
         else gpu_placement(dtype, kind),
         kv_cache_dtype=chosen_kv_cache_dtype(arguments.kv_cache_dtype, folder),
         max_model_len=length,
-        max_num_seqs=most or max(DEFAULT_MAX_NUM_SEQS, together),
+        max_num_seqs=most or max(min(default, arguments.max_num_batched_tokens), together),
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         context=context,
         num_sequences=most or together,
