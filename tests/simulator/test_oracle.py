@@ -280,7 +280,7 @@ def test_what_is_known_sooner_is_not_found_otherwise(build: Any, monkeypatch: py
     """Schedules that have failed and minutes in which the rest is late are cut short, and replicas keep no
     metrics: without all that the oracle is the same, and takes longer."""
     slow = replace(build.model, prefill_token_milliseconds=0.4, decode_milliseconds=2.0)
-    trace = build.load("flash", rate=1.6, seconds=120.0)
+    trace = build.load("flash", rate=1.6, seconds=90.0)
     setting = build.setting(engine={"model": slow})
     num_wakes = [0]
     wake = SimulatedEngine.wake
@@ -290,11 +290,11 @@ def test_what_is_known_sooner_is_not_found_otherwise(build: Any, monkeypatch: py
         return wake(self)
 
     monkeypatch.setattr(SimulatedEngine, "wake", counted)
-    found = [find_oracle(trace, setting, budget=4)]
+    found = [find_oracle(trace, setting, budget=3)]
     for what, name in ((Allowance, "is_spent"), (Flight, "is_late")):
         num_wakes.append(0)
         monkeypatch.setattr(what, name, False if what is Allowance else lambda *_: False)
-        found.append(find_oracle(trace, setting, budget=4))
+        found.append(find_oracle(trace, setting, budget=3))
     sampled = []
 
     def init(self: SimulatedEngine, settings: EngineSettings, *others: Any) -> None:
@@ -303,7 +303,7 @@ def test_what_is_known_sooner_is_not_found_otherwise(build: Any, monkeypatch: py
 
     begin = SimulatedEngine.__init__
     monkeypatch.setattr(SimulatedEngine, "__init__", init)
-    found.append(find_oracle(trace, setting, budget=4))
+    found.append(find_oracle(trace, setting, budget=3))
     assert not any(sampled)
     assert found == found[:1] * 4
     assert num_wakes[0] < num_wakes[1] < num_wakes[2]
