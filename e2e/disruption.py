@@ -97,7 +97,9 @@ def gateway_pods(kubernetes: Kubernetes) -> list[Object]:
 
 
 def is_ready(pod: Object) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"]["conditions"])
+    return any(
+        one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ())
+    )
 
 
 def lives(pods: list[Object]) -> dict[str, int]:

@@ -89,6 +89,21 @@ def test_renders_the_golden_manifests(
     assert list(yaml.safe_load_all(got)) == list(yaml.safe_load_all(path.read_text()))
 
 
+def test_a_stored_default_of_sequences_rolls_nothing(build: Any) -> None:
+    """An API server keeps the defaults of its time, and on GPUs 64 was one. The name is of a version that had
+    it."""
+    site = build.site(optional_kinds=frozenset(names.OPTIONAL_KINDS))
+    stored = SEVERAL_NODES | {"batching": {"maxNumSeqs": {"min": 1, "max": 64}}}
+    kept, fresh = (rendered(build, spec, site).revision for spec in (stored, SEVERAL_NODES))
+    assert kept.name == "demo-7d7a1e56"
+    assert fresh.name != kept.name
+    on_cpu, said = (
+        rendered(build, spec, build.site()).revision
+        for spec in ({}, {"batching": {"maxNumSeqs": {"max": 64}}})
+    )
+    assert on_cpu.name == said.name
+
+
 @pytest.mark.parametrize("spec", [{}, FULL_SPEC], ids=["smallest", "full"])
 def test_every_child_is_owned_labelled_and_kept(build: Any, spec: dict[str, Any]) -> None:
     result = rendered(build, spec)
